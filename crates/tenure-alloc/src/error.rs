@@ -1,0 +1,53 @@
+use tenure_core::StreamId;
+
+use crate::{Address, BackingError, PoolId};
+
+/// Why an allocator refused. A failed call changed nothing that a caller can see.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AllocError {
+    /// No memory, after everything that could be given back was.
+    #[error(
+        "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {reserved} \
+         reserved, {free} of {total} bytes are free on the device, {allowed} allowed to this process; free tensors \
+         that are no longer needed, or raise the limit"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// The stream asked for.
+        stream: StreamId,
+        /// Bytes in live blocks.
+        allocated: u64,
+        /// Bytes this allocator holds from the backing.
+        reserved: u64,
+        /// Bytes free on the device.
+        free: u64,
+        /// Bytes of the device.
+        total: u64,
+        /// Bytes this allocator may hold.
+        allowed: u64,
+    },
+    /// The request is larger than any device.
+    #[error("a request of {0} bytes is larger than any device: check the shape it was computed from")]
+    TooLarge(u64),
+    /// Freed twice, or never allocated here.
+    #[error("address {0:#x} is not a live block of this allocator: it was freed before, or came from elsewhere")]
+    UnknownAddress(Address),
+    /// The pool is not there.
+    #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
+    UnknownPool(PoolId),
+    /// A setting makes no sense.
+    #[error("{setting} = {value}: {expected}")]
+    InvalidSetting {
+        /// The setting's name.
+        setting: &'static str,
+        /// The value given.
+        value: String,
+        /// What it must be.
+        expected: &'static str,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
+}
