@@ -1,8 +1,50 @@
 //! The vocabulary every room of Tenure shares: where bytes are, what they are, and who owns them.
+//!
+//! - [`Device`] and [`DType`] say where and what; [`Layout`] says which bytes of a storage a tensor's elements are.
+//! - An [`Allocator`] gives a [`DataPtr`], which a [`Storage`] owns and views share.
+//! - [`StreamId`], [`Tag`] and [`Key`] say on which stream, for what, and which one.
+//! - Every subsystem has an error enum of its own; all convert into [`Error`].
+//!
+//! The behaviour is that of PyTorch's `c10/core`, without its globals.
+//!
+//! ```
+//! use tenure_core::{AllocatorRegistry, DType, DeviceKind, Layout, Storage};
+//!
+//! let layout = Layout::contiguous(&[2, 3, 4])?;
+//! let bytes = layout.required_bytes(DType::F32)?;
+//! let storage = Storage::new(bytes, AllocatorRegistry::global().allocator(DeviceKind::Cpu)?)?;
+//! assert_eq!(storage.bytes(), 96);
+//!
+//! let column = layout.select(2, 1)?; // a view: the same storage, another layout
+//! assert_eq!((column.sizes(), column.strides(), column.offset()), (&[2, 3][..], &[12, 4][..], 1));
+//! # Ok::<(), tenure_core::Error>(())
+//! ```
 #![warn(missing_docs)]
 
+mod allocator;
+mod data_ptr;
+#[forbid(unsafe_code)]
+mod device;
+#[forbid(unsafe_code)]
+mod dtype;
+#[forbid(unsafe_code)]
+mod error;
+#[forbid(unsafe_code)]
+mod layout;
+mod storage;
+#[forbid(unsafe_code)]
 mod stream;
+#[forbid(unsafe_code)]
 mod tag;
 
+pub use allocator::{
+    Allocator, AllocatorRegistry, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory, move_to_numa_node,
+};
+pub use data_ptr::{DataPtr, Deleter};
+pub use device::{Device, DeviceKind};
+pub use dtype::{DType, Operand, result_type};
+pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
+pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
+pub use storage::{Generation, Storage, StorageGuard};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};

@@ -1,0 +1,71 @@
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::RwLock;
+
+use super::{Allocator, CpuAllocator};
+use crate::{AllocatorError, DeviceKind};
+
+/// One allocator for each kind of device: c10's `SetAllocator` and `GetAllocator`.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tenure_core::{AllocatorRegistry, CpuAllocator, DeviceKind};
+///
+/// let registry = AllocatorRegistry::new();
+/// assert!(registry.register(DeviceKind::Cpu, Arc::new(CpuAllocator::new().with_junk()), 1));
+/// assert!(!registry.register(DeviceKind::Cpu, Arc::new(CpuAllocator::new()), 0)); // the first one stays
+/// assert!(registry.allocator(DeviceKind::Cuda).is_err());
+/// ```
+#[derive(Default)]
+pub struct AllocatorRegistry {
+    entries: RwLock<[Option<Entry>; DeviceKind::ALL.len()]>,
+}
+
+struct Entry {
+    allocator: Arc<dyn Allocator>,
+    priority: u8,
+}
+
+static GLOBAL: LazyLock<AllocatorRegistry> = LazyLock::new(|| {
+    let registry = AllocatorRegistry::new();
+    registry.register(DeviceKind::Cpu, Arc::new(CpuAllocator::new()), 0);
+    registry
+});
+
+impl AllocatorRegistry {
+    /// An empty registry.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The process's registry. It begins with a [`CpuAllocator`] of priority 0.
+    pub fn global() -> &'static Self {
+        &GLOBAL
+    }
+
+    /// Makes `allocator` the one for `kind`, unless there is one of a higher priority, and says whether it did.
+    ///
+    /// Memory that the one before has given stays valid: its deleters keep what they need.
+    pub fn register(&self, kind: DeviceKind, allocator: Arc<dyn Allocator>, priority: u8) -> bool {
+        let mut entries = self.entries.write();
+        let entry = &mut entries[kind as usize];
+        if entry.as_ref().is_some_and(|entry| entry.priority > priority) {
+            return false;
+        }
+        let replaced = entry.replace(Entry { allocator, priority });
+        drop(entries);
+        drop(replaced); // with no lock held: this may run an allocator's destructor
+        true
+    }
+
+    /// The allocator for `kind`.
+    ///
+    /// # Errors
+    /// [`AllocatorError::NotRegistered`].
+    pub fn allocator(&self, kind: DeviceKind) -> Result<Arc<dyn Allocator>, AllocatorError> {
+        match &self.entries.read()[kind as usize] {
+            Some(entry) => Ok(Arc::clone(&entry.allocator)),
+            None => Err(AllocatorError::NotRegistered { kind }),
+        }
+    }
+}

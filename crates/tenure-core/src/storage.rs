@@ -1,0 +1,268 @@
+#![deny(unsafe_op_in_unsafe_fn)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, slice};
+
+use parking_lot::{RwLock, RwLockReadGuard};
+
+use crate::{Allocator, DataPtr, Device, StorageError};
+
+/// Bytes with an owner, shared by every tensor that is a view of them. c10's `StorageImpl`.
+///
+/// A `Storage` is a handle: clones share the bytes, and the last one frees them. Where the bytes are may change, by
+/// [`resize`](Self::resize) and [`set_data_ptr`](Self::set_data_ptr), and each such change gives the storage another
+/// [`Generation`]. While a [`StorageGuard`] is held, it does not change.
+///
+/// ```
+/// use tenure_core::{AllocatorRegistry, DeviceKind, Storage};
+///
+/// let storage = Storage::new(4, AllocatorRegistry::global().allocator(DeviceKind::Cpu)?)?;
+/// // SAFETY: four bytes of host memory that nobody else uses.
+/// unsafe { storage.lock().as_ptr().cast::<[u8; 4]>().write([1, 2, 3, 4]) };
+///
+/// let view = storage.clone();
+/// let before = view.generation();
+/// storage.resize(2)?;
+/// assert_ne!(view.generation(), before);
+/// let guard = view.lock();
+/// // SAFETY: written above, and nobody writes meanwhile.
+/// assert_eq!(unsafe { guard.as_slice() }, [1, 2]);
+/// # Ok::<(), tenure_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Storage {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: RwLock<State>,
+    allocator: Option<Arc<dyn Allocator>>,
+}
+
+struct State {
+    data: DataPtr,
+    bytes: usize,
+    generation: Generation,
+    resizable: bool,
+}
+
+/// Which bytes a storage has: no two storages, and no two places that one storage's bytes have had, share a
+/// generation. Unlike an address, which is reused, it tells saved data from what took its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Generation(u64);
+
+impl Storage {
+    /// A resizable storage of `bytes` bytes, not initialised.
+    ///
+    /// # Errors
+    /// Those of [`Allocator::allocate`].
+    pub fn new(bytes: usize, allocator: Arc<dyn Allocator>) -> Result<Self, StorageError> {
+        let data = allocator.allocate(bytes)?;
+        Ok(Self::with_state(data, bytes, Some(allocator)))
+    }
+
+    /// A storage of bytes that exist already. It is resizable if there is an `allocator` to take new ones from.
+    ///
+    /// # Safety
+    /// `data` is valid for reads and writes of `bytes` bytes, from its device, until its deleter is called; it may be
+    /// null if there are none.
+    pub unsafe fn from_data_ptr(data: DataPtr, bytes: usize, allocator: Option<Arc<dyn Allocator>>) -> Self {
+        Self::with_state(data, bytes, allocator)
+    }
+
+    fn with_state(data: DataPtr, bytes: usize, allocator: Option<Arc<dyn Allocator>>) -> Self {
+        let state = State { data, bytes, generation: Generation::next(), resizable: allocator.is_some() };
+        Self { shared: Arc::new(Shared { state: RwLock::new(state), allocator }) }
+    }
+
+    /// Keeps the bytes where they are, for as long as the guard lives. Any number of guards may be held.
+    ///
+    /// On the same thread, [`resize`](Self::resize), [`set_data_ptr`](Self::set_data_ptr) and
+    /// [`set_resizable`](Self::set_resizable) then wait for ever.
+    pub fn lock(&self) -> StorageGuard<'_> {
+        // Recursive: a thread that holds a guard may take another, even while a resize waits for the first.
+        StorageGuard { state: self.shared.state.read_recursive() }
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.lock().bytes()
+    }
+
+    /// The device the bytes are on.
+    pub fn device(&self) -> Device {
+        self.lock().device()
+    }
+
+    /// Which bytes these are.
+    pub fn generation(&self) -> Generation {
+        self.lock().generation()
+    }
+
+    /// Whether [`resize`](Self::resize) is allowed.
+    pub fn is_resizable(&self) -> bool {
+        self.lock().state.resizable
+    }
+
+    /// Where a resize takes new bytes from.
+    pub fn allocator(&self) -> Option<&Arc<dyn Allocator>> {
+        self.shared.allocator.as_ref()
+    }
+
+    /// Whether both are handles of one storage, so that a write to one is a write to the other.
+    pub fn is_alias_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Allows or forbids [`resize`](Self::resize), such as while others have the address.
+    ///
+    /// # Errors
+    /// [`StorageError::NoAllocator`] if there is none to resize with.
+    pub fn set_resizable(&self, resizable: bool) -> Result<(), StorageError> {
+        if resizable && self.shared.allocator.is_none() {
+            return Err(StorageError::NoAllocator);
+        }
+        self.shared.state.write().resizable = resizable;
+        Ok(())
+    }
+
+    /// Moves to `bytes` new bytes, of which the first are the old ones, as many as there are of both; the rest is not
+    /// initialised. The old memory is freed.
+    ///
+    /// Waits until no [`StorageGuard`] is held. A pointer from one is invalid afterwards.
+    ///
+    /// # Errors
+    /// [`StorageError::NotResizable`]; [`StorageError::DeviceMismatch`] if the bytes are not where the allocator's
+    /// are; those of [`Allocator::allocate`] and [`Allocator::copy`]. The storage is then as it was.
+    pub fn resize(&self, bytes: usize) -> Result<(), StorageError> {
+        let refuse = |state: &State| StorageError::NotResizable { bytes: state.bytes, requested: bytes };
+        let allocator = match &self.shared.allocator {
+            Some(allocator) if self.is_resizable() => allocator,
+            _ => return Err(refuse(&self.lock().state)),
+        };
+        // With no lock held: an allocator may call back into whoever can give memory up.
+        let data = allocator.allocate(bytes)?;
+
+        let mut state = self.shared.state.write();
+        if !state.resizable {
+            return Err(refuse(&state));
+        }
+        let kept = state.bytes.min(bytes);
+        if kept > 0 {
+            if state.data.device() != allocator.device() {
+                let (data, allocator) = (state.data.device(), allocator.device());
+                return Err(StorageError::DeviceMismatch { data, allocator });
+            }
+            // SAFETY: both have `kept` bytes on the allocator's device: the old by the contract of whoever set them,
+            // the new by the allocator's. The write lock keeps guards away, and the new bytes are known here only.
+            unsafe { allocator.copy(state.data.as_ptr(), data.as_ptr(), kept)? };
+        }
+        let replaced = state.replace(data, bytes);
+        drop(state);
+        drop(replaced); // with no lock held: a deleter may do anything
+        Ok(())
+    }
+
+    /// Replaces the bytes by others and returns the old owner, whose deleter has not been called. The new bytes may be
+    /// on another device.
+    ///
+    /// Waits until no [`StorageGuard`] is held.
+    ///
+    /// # Safety
+    /// As for [`from_data_ptr`](Self::from_data_ptr).
+    pub unsafe fn set_data_ptr(&self, data: DataPtr, bytes: usize) -> DataPtr {
+        self.shared.state.write().replace(data, bytes)
+    }
+}
+
+impl State {
+    fn replace(&mut self, data: DataPtr, bytes: usize) -> DataPtr {
+        self.bytes = bytes;
+        self.generation = Generation::next();
+        std::mem::replace(&mut self.data, data)
+    }
+}
+
+impl Generation {
+    fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StorageGuard { state } = self.lock();
+        f.debug_struct("Storage")
+            .field("data", &state.data)
+            .field("bytes", &state.bytes)
+            .field("generation", &state.generation)
+            .field("resizable", &state.resizable)
+            .finish()
+    }
+}
+
+/// A storage whose bytes stay where they are while this lives. They can still be written to, by whoever holds another.
+pub struct StorageGuard<'a> {
+    state: RwLockReadGuard<'a, State>,
+}
+
+impl StorageGuard<'_> {
+    /// The first byte, on the storage's device; null if there are none. Valid while the guard lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.state.data.as_ptr()
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes
+    }
+
+    /// The device the bytes are on.
+    pub fn device(&self) -> Device {
+        self.state.data.device()
+    }
+
+    /// Which bytes these are.
+    pub fn generation(&self) -> Generation {
+        self.state.generation
+    }
+
+    /// The bytes, for reading on the host.
+    ///
+    /// # Panics
+    /// If they are not on the CPU.
+    ///
+    /// # Safety
+    /// All of them have been written to, and nobody writes to them while the slice lives.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        let (data, bytes) = self.host_bytes();
+        // SAFETY: valid for as long as the guard lives; the rest is the caller's promise.
+        unsafe { slice::from_raw_parts(data, bytes) }
+    }
+
+    /// The bytes, for reading and writing on the host.
+    ///
+    /// # Panics
+    /// If they are not on the CPU.
+    ///
+    /// # Safety
+    /// All of them have been written to, by [`as_ptr`](Self::as_ptr) if they are fresh, and nobody else reads or writes
+    /// them while the slice lives: the guard does not keep other guards away.
+    #[expect(clippy::mut_from_ref, reason = "a guard is shared as the storage is; the caller promises exclusive use")]
+    pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
+        let (data, bytes) = self.host_bytes();
+        // SAFETY: valid for as long as the guard lives; the rest is the caller's promise.
+        unsafe { slice::from_raw_parts_mut(data, bytes) }
+    }
+
+    fn host_bytes(&self) -> (*mut u8, usize) {
+        let device = self.device();
+        assert!(device.is_cpu(), "the host cannot read bytes on {device}: copy them to the CPU first");
+        match self.bytes() {
+            0 => (std::ptr::dangling_mut(), 0),
+            bytes => (self.as_ptr(), bytes),
+        }
+    }
+}
