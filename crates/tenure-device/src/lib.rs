@@ -1,1 +1,19 @@
-//! In progress.
+//! Devices, behind one trait.
+//!
+//! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies,
+//! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
+//! once in a thousand runs there goes wrong every time here, and says why. [`DeviceBacking`] puts an allocator of
+//! `tenure-alloc` on any driver.
+
+mod backing;
+mod call;
+pub mod cost;
+mod driver;
+mod error;
+pub mod sim;
+
+pub use backing::DeviceBacking;
+pub use call::Call;
+pub use cost::Counters;
+pub use driver::{Driver, EventId, HostFunction};
+pub use error::{CallError, DriverError, ErrorKind, Launch};

@@ -1,0 +1,84 @@
+use std::fmt;
+
+/// A call of a [`Driver`](crate::Driver), named after the CUDA driver function it stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+#[expect(missing_docs, reason = "each variant is the driver function that `name` gives")]
+pub enum Call {
+    MemoryInfo,
+    Malloc,
+    Free,
+    Reserve,
+    Unreserve,
+    Create,
+    Release,
+    Map,
+    SetAccess,
+    Unmap,
+    CreateStream,
+    DestroyStream,
+    QueryStream,
+    SynchronizeStream,
+    Synchronize,
+    CreateEvent,
+    DestroyEvent,
+    RecordEvent,
+    QueryEvent,
+    WaitEvent,
+    SynchronizeEvent,
+    Elapsed,
+    CopyToDevice,
+    CopyFromDevice,
+    CopyToDeviceAsync,
+    CopyFromDeviceAsync,
+    CopyOnDevice,
+    Memset,
+    HostFunction,
+    Launch,
+}
+
+impl Call {
+    pub(crate) const COUNT: usize = Self::Launch as usize + 1;
+
+    /// The driver function's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MemoryInfo => "cuMemGetInfo",
+            Self::Malloc => "cuMemAlloc",
+            Self::Free => "cuMemFree",
+            Self::Reserve => "cuMemAddressReserve",
+            Self::Unreserve => "cuMemAddressFree",
+            Self::Create => "cuMemCreate",
+            Self::Release => "cuMemRelease",
+            Self::Map => "cuMemMap",
+            Self::SetAccess => "cuMemSetAccess",
+            Self::Unmap => "cuMemUnmap",
+            Self::CreateStream => "cuStreamCreate",
+            Self::DestroyStream => "cuStreamDestroy",
+            Self::QueryStream => "cuStreamQuery",
+            Self::SynchronizeStream => "cuStreamSynchronize",
+            Self::Synchronize => "cuCtxSynchronize",
+            Self::CreateEvent => "cuEventCreate",
+            Self::DestroyEvent => "cuEventDestroy",
+            Self::RecordEvent => "cuEventRecord",
+            Self::QueryEvent => "cuEventQuery",
+            Self::WaitEvent => "cuStreamWaitEvent",
+            Self::SynchronizeEvent => "cuEventSynchronize",
+            Self::Elapsed => "cuEventElapsedTime",
+            Self::CopyToDevice => "cuMemcpyHtoD",
+            Self::CopyFromDevice => "cuMemcpyDtoH",
+            Self::CopyToDeviceAsync => "cuMemcpyHtoDAsync",
+            Self::CopyFromDeviceAsync => "cuMemcpyDtoHAsync",
+            Self::CopyOnDevice => "cuMemcpyDtoDAsync",
+            Self::Memset => "cuMemsetD8Async",
+            Self::HostFunction => "cuLaunchHostFunc",
+            Self::Launch => "cuLaunchKernel",
+        }
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

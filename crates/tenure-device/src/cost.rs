@@ -1,0 +1,96 @@
+//! What driver calls cost: the model that replays are judged by, fitted to one NVIDIA H200 (driver 580, CUDA 13.0).
+//!
+//! Mapping calls cost per chunk, not per call: one `cuMemSetAccess` over 512 chunks takes as long as 512 of them.
+
+use std::ops::Sub;
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// The modelled time of one driver call: a fixed part, and one that grows with size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// µs of any such call.
+    pub call_us: f64,
+    /// µs more for each GiB.
+    pub gib_us: f64,
+}
+
+impl Cost {
+    /// Time of one call on `bytes` bytes, in µs.
+    pub fn us(self, bytes: u64) -> f64 {
+        self.call_us + self.gib_us * (bytes as f64 / GIB)
+    }
+}
+
+/// `cuMemAlloc`.
+pub const MALLOC: Cost = Cost { call_us: 36.0, gib_us: 150.0 };
+/// `cuMemFree`. That it also waits for the device is not in the figure.
+pub const FREE: Cost = Cost { call_us: 36.0, gib_us: 150.0 };
+/// `cuMemCreate`.
+pub const CREATE: Cost = Cost { call_us: 14.0, gib_us: 25.0 };
+/// `cuMemMap`.
+pub const MAP: Cost = Cost { call_us: 1.0, gib_us: 0.0 };
+/// `cuMemSetAccess`, for each chunk.
+pub const SET_ACCESS: Cost = Cost { call_us: 24.0, gib_us: 40.0 };
+/// `cuMemUnmap`, for each chunk.
+pub const UNMAP: Cost = Cost { call_us: 17.0, gib_us: 16.0 };
+/// `cuMemRelease`.
+pub const RELEASE: Cost = Cost { call_us: 15.0, gib_us: 300.0 };
+
+/// What a host synchronisation costs beside the time it waits, in µs: the pipeline that has to fill again. A guess.
+pub const HOST_SYNC_US: f64 = 300.0;
+
+/// What a driver was asked to do so far. Failed calls are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Segments allocated.
+    pub malloc: u64,
+    /// Segments freed.
+    pub free: u64,
+    /// Chunks created.
+    pub create: u64,
+    /// Chunks mapped.
+    pub map: u64,
+    /// Chunks made accessible, each time.
+    pub set_access: u64,
+    /// Chunks unmapped.
+    pub unmap: u64,
+    /// Chunks released.
+    pub release: u64,
+    /// Times that the host waited for an event, a stream or the device, blocking copies included.
+    pub host_syncs: u64,
+    /// Times that a stream was made to wait for an event of another.
+    pub stream_waits: u64,
+    /// Physical bytes obtained, by allocating segments and creating chunks.
+    pub created_bytes: u64,
+    /// Modelled time of all the calls above, in µs: the costs of this module, and the time the host waited.
+    pub driver_us: f64,
+}
+
+impl Counters {
+    /// Calls that change what memory is where: all but synchronisations and waits.
+    pub fn memory_calls(&self) -> u64 {
+        self.malloc + self.free + self.create + self.map + self.set_access + self.unmap + self.release
+    }
+}
+
+impl Sub for Counters {
+    type Output = Self;
+
+    /// What was done since `earlier` was taken.
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            malloc: self.malloc - earlier.malloc,
+            free: self.free - earlier.free,
+            create: self.create - earlier.create,
+            map: self.map - earlier.map,
+            set_access: self.set_access - earlier.set_access,
+            unmap: self.unmap - earlier.unmap,
+            release: self.release - earlier.release,
+            host_syncs: self.host_syncs - earlier.host_syncs,
+            stream_waits: self.stream_waits - earlier.stream_waits,
+            created_bytes: self.created_bytes - earlier.created_bytes,
+            driver_us: self.driver_us - earlier.driver_us,
+        }
+    }
+}

@@ -1,0 +1,131 @@
+use tenure_alloc::{Address, ChunkId, MemoryInfo};
+use tenure_core::StreamId;
+
+use crate::CallError;
+
+/// An event of a driver: a point in a stream that can be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId(pub u64);
+
+/// A function run on the host in a stream's order. It must not call the driver.
+pub type HostFunction = Box<dyn FnOnce() + Send>;
+
+/// One device, as its driver shows it. The shape is the CUDA driver API's.
+///
+/// A failed call changed nothing, unless it [lost the context](crate::ErrorKind::loses_context): then every later
+/// call fails. Calls may come from any thread. Addresses, sizes and chunk sizes of the mapping calls are multiples of
+/// [`granularity`](Self::granularity). Streams do not wait for the null stream, nor it for them.
+///
+/// Errors carry no call site, since a call through `dyn Driver` cannot know it: `?` in a function that returns
+/// [`DriverError`](crate::DriverError) adds it.
+pub trait Driver: Send + Sync {
+    /// Smallest physical chunk, in bytes; a power of two.
+    fn granularity(&self) -> u64;
+
+    /// Free and total physical memory.
+    fn memory_info(&self) -> Result<MemoryInfo, CallError>;
+
+    /// Physical memory with an address of its own, readable and writable.
+    fn malloc(&self, bytes: u64) -> Result<Address, CallError>;
+
+    /// Gives back memory of [`malloc`](Self::malloc), after everything put on the device has completed.
+    fn free(&self, address: Address) -> Result<(), CallError>;
+
+    /// Address space with no memory under it.
+    fn reserve(&self, bytes: u64) -> Result<Address, CallError>;
+
+    /// Gives back a whole range of [`reserve`](Self::reserve) under which nothing is mapped.
+    fn unreserve(&self, address: Address, bytes: u64) -> Result<(), CallError>;
+
+    /// Physical memory with no address.
+    fn create(&self, bytes: u64) -> Result<ChunkId, CallError>;
+
+    /// Gives back a chunk that is mapped nowhere.
+    fn release(&self, chunk: ChunkId) -> Result<(), CallError>;
+
+    /// Maps a whole chunk at `address`, in reserved space where nothing is mapped. A chunk may be mapped at several
+    /// addresses. It is not accessible yet.
+    fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError>;
+
+    /// Makes whole mapped chunks, without a gap, readable and writable.
+    fn set_access(&self, address: Address, bytes: u64) -> Result<(), CallError>;
+
+    /// Unmaps whole mapped chunks, without a gap. Waits for nothing: work that uses the addresses must be known to
+    /// have completed, or the context is lost.
+    fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError>;
+
+    /// A new stream.
+    fn create_stream(&self) -> Result<StreamId, CallError>;
+
+    /// Ends a stream's name. Work already put on it still runs.
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
+    /// Whether everything put on `stream` has completed. Never waits.
+    fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
+
+    /// Blocks the host until everything put on `stream` has completed.
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
+    /// Blocks the host until everything put on the device has completed.
+    fn synchronize(&self) -> Result<(), CallError>;
+
+    /// A new event. Until it is recorded it counts as completed.
+    fn create_event(&self) -> Result<EventId, CallError>;
+
+    /// Ends an event's name. Waits already put on streams still hold.
+    fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
+
+    /// Moves `event` to the end of what is on `stream` now. Waits put on streams before stay with the old point.
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError>;
+
+    /// Whether the device has passed `event`. Never waits.
+    fn query_event(&self, event: EventId) -> Result<bool, CallError>;
+
+    /// Makes later work of `stream` wait, on the device, until `event` is passed.
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
+
+    /// Blocks the host until `event` is passed.
+    fn synchronize_event(&self, event: EventId) -> Result<(), CallError>;
+
+    /// Device time between two passed events, in µs.
+    fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError>;
+
+    /// Copies `source` to the device in the order of `stream`, and blocks the host until that is done.
+    fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError>;
+
+    /// Copies from the device to `target` in the order of `stream`, and blocks the host until that is done.
+    fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError>;
+
+    /// Puts a copy from the host on `stream`.
+    ///
+    /// # Safety
+    /// `source..source + bytes` stays readable, and nobody writes it, until `stream` has passed the copy.
+    unsafe fn copy_to_device_async(
+        &self,
+        target: Address,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError>;
+
+    /// Puts a copy to the host on `stream`.
+    ///
+    /// # Safety
+    /// `target..target + bytes` stays writable, and nobody else touches it, until `stream` has passed the copy.
+    unsafe fn copy_from_device_async(
+        &self,
+        target: *mut u8,
+        source: Address,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError>;
+
+    /// Puts a copy from device memory to device memory on `stream`.
+    fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError>;
+
+    /// Puts a fill of `bytes` bytes with `value` on `stream`.
+    fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError>;
+
+    /// Puts a function of the host on `stream`.
+    fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError>;
+}

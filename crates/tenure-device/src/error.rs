@@ -1,0 +1,237 @@
+use std::fmt;
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+
+use tenure_alloc::{Address, BackingError, ChunkId};
+use tenure_core::StreamId;
+
+use crate::Call;
+
+/// A driver call that failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{call}: error {}: {kind}", .kind.code())]
+pub struct CallError {
+    /// The call.
+    pub call: Call,
+    /// Why it failed.
+    pub kind: ErrorKind,
+}
+
+/// A [`CallError`] and the place in the source that made the call.
+///
+/// `?` on a [`CallError`] fills the place in.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{error} (called at {at})")]
+pub struct DriverError {
+    /// The failed call.
+    pub error: CallError,
+    /// Where it was made.
+    pub at: &'static Location<'static>,
+}
+
+impl From<CallError> for DriverError {
+    #[track_caller]
+    fn from(error: CallError) -> Self {
+        Self { error, at: Location::caller() }
+    }
+}
+
+impl From<DriverError> for BackingError {
+    fn from(error: DriverError) -> Self {
+        let call = error.error.call.name();
+        match error.error.kind {
+            ErrorKind::OutOfMemory { requested, free } => Self::OutOfMemory { call, requested, free },
+            ref kind => {
+                Self::Failed { call, reason: format!("error {}: {kind} (called at {})", kind.code(), error.at) }
+            }
+        }
+    }
+}
+
+impl From<CallError> for BackingError {
+    #[track_caller]
+    fn from(error: CallError) -> Self {
+        DriverError::from(error).into()
+    }
+}
+
+/// Why a driver call failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Not enough physical memory.
+    #[error("out of device memory: asked for {requested} bytes, {free} are free")]
+    OutOfMemory {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes free on the device.
+        free: u64,
+    },
+    /// An address or size that is zero, or not a multiple of the granularity.
+    #[error("{what} {value:#x} is zero or not a multiple of the granularity, {granularity:#x}")]
+    Misaligned {
+        /// What is wrong: `size` or `address`.
+        what: &'static str,
+        /// The value given.
+        value: u64,
+        /// What it must be a multiple of.
+        granularity: u64,
+    },
+    /// Freed or destroyed before, or never made by this driver.
+    #[error("{what} {handle:#x} does not exist: it was given back before, or came from elsewhere")]
+    UnknownHandle {
+        /// What kind of thing: `chunk`, `segment`, `reservation`, `stream` or `event`.
+        what: &'static str,
+        /// Its handle or address.
+        handle: u64,
+    },
+    /// A mapping outside reserved address space.
+    #[error("{} is not inside one reservation", hex(.0))]
+    NotReserved(Range<Address>),
+    /// Something is at these addresses already.
+    #[error("{} overlaps {}, which is in use", hex(.range), hex(.existing))]
+    Overlap {
+        /// The range asked for.
+        range: Range<Address>,
+        /// What is there.
+        existing: Range<Address>,
+    },
+    /// No chunk is mapped in a part of the range.
+    #[error("nothing is mapped in {}", hex(.0))]
+    NotMapped(Range<Address>),
+    /// The range cuts through a mapped chunk.
+    #[error("{} covers only a part of the chunk mapped at {}", hex(.range), hex(.mapping))]
+    PartialChunk {
+        /// The range asked for.
+        range: Range<Address>,
+        /// The mapping that it cuts.
+        mapping: Range<Address>,
+    },
+    /// A chunk is released that is mapped. A real driver would keep it until the last unmap.
+    #[error("chunk {:#x} is still mapped at {count} addresses: unmap it first", .chunk.0)]
+    ChunkMapped {
+        /// The chunk.
+        chunk: ChunkId,
+        /// At how many addresses.
+        count: usize,
+    },
+    /// A reservation is given back in which a chunk is mapped.
+    #[error("a chunk is still mapped at {}: unmap it first", hex(.0))]
+    RangeMapped(Range<Address>),
+    /// Time was asked of an event that was not recorded, or not passed.
+    #[error("event {0:#x} was not passed yet")]
+    NotPassed(u64),
+    /// The driver was called from work that runs on a stream.
+    #[error("called from a host function or kernel, which must not call the driver")]
+    CalledFromWork,
+    /// A failure asked for by a test.
+    #[error("injected failure")]
+    Injected,
+    /// Work touches an address where nothing is mapped.
+    #[error("illegal address: {launch} touches {}, where nothing is mapped", hex(.range))]
+    IllegalAddress {
+        /// The work.
+        launch: Arc<Launch>,
+        /// The first part of its range that is not mapped.
+        range: Range<Address>,
+    },
+    /// Work touches a mapped chunk that was not made accessible.
+    #[error("illegal address: {launch} touches {}, which is mapped but not accessible: set access first", hex(.range))]
+    NoAccess {
+        /// The work.
+        launch: Arc<Launch>,
+        /// The mapping.
+        range: Range<Address>,
+    },
+    /// A kernel touched memory that it did not declare.
+    #[error("{launch} touched {}, which it did not declare", hex(.range))]
+    Undeclared {
+        /// The kernel.
+        launch: Arc<Launch>,
+        /// What it touched.
+        range: Range<Address>,
+    },
+    /// A range is unmapped while the host cannot know that work which uses it has completed.
+    #[error("{} is unmapped while {launch} may still use it: wait for an event recorded after it first", hex(.range))]
+    UnmappedInUse {
+        /// The mapping.
+        range: Range<Address>,
+        /// The work that uses it.
+        launch: Arc<Launch>,
+    },
+    /// Two pieces of work touch the same physical bytes, one of them writes, and nothing orders them.
+    #[error(
+        "race: {first} and {second} both touch the memory at {}, at least one writes it, and neither waits for the \
+         other: wait on an event, or record the second stream on the block",
+        hex(.range)
+    )]
+    Race {
+        /// The earlier work.
+        first: Arc<Launch>,
+        /// The later work.
+        second: Arc<Launch>,
+        /// What both touch, at the addresses that the later one uses.
+        range: Range<Address>,
+    },
+    /// An earlier error lost the context.
+    #[error("the context was lost before, by {0}")]
+    ContextLost(Arc<CallError>),
+}
+
+impl ErrorKind {
+    /// The CUDA driver's number for it.
+    pub fn code(&self) -> u32 {
+        match self {
+            Self::OutOfMemory { .. } => 2,
+            Self::Overlap { .. } => 208,
+            Self::UnknownHandle { .. } => 400,
+            Self::NotPassed(_) => 600,
+            Self::IllegalAddress { .. } | Self::NoAccess { .. } | Self::UnmappedInUse { .. } => 700,
+            Self::Undeclared { .. } | Self::Race { .. } => 719,
+            Self::CalledFromWork => 800,
+            Self::Injected => 999,
+            Self::ContextLost(first) => first.kind.code(),
+            _ => 1,
+        }
+    }
+
+    /// Whether every later call fails too, as after an illegal address on a real device.
+    pub fn loses_context(&self) -> bool {
+        matches!(
+            self,
+            Self::IllegalAddress { .. }
+                | Self::NoAccess { .. }
+                | Self::UnmappedInUse { .. }
+                | Self::Undeclared { .. }
+                | Self::Race { .. }
+        )
+    }
+}
+
+/// Which piece of work an error speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The kernel's name, or the driver call's.
+    pub name: String,
+    /// The stream it was put on.
+    pub stream: StreamId,
+    /// How many pieces of work the device was given before.
+    pub number: u64,
+    /// Where a kernel was made; copies and fills do not know.
+    pub at: Option<&'static Location<'static>>,
+}
+
+impl fmt::Display for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` (launch {} on stream {}", self.name, self.number, self.stream)?;
+        if let Some(at) = self.at {
+            write!(f, ", {at}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+fn hex(range: &Range<Address>) -> String {
+    format!("{:#x}..{:#x}", range.start, range.end)
+}

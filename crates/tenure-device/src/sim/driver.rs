@@ -1,0 +1,334 @@
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_alloc::{Address, ChunkId, MemoryInfo};
+use tenure_core::StreamId;
+
+use super::SimDriver;
+use super::kernel::Touches;
+use super::memory::Memory;
+use super::state::State;
+use crate::{Call, CallError, Driver, ErrorKind, EventId, HostFunction, Launch, cost};
+
+impl Driver for SimDriver {
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, CallError> {
+        self.call(Call::MemoryInfo, |state| Ok(state.memory.info()))
+    }
+
+    fn malloc(&self, bytes: u64) -> Result<Address, CallError> {
+        self.call(Call::Malloc, |state| {
+            let address = state.memory.malloc(bytes)?;
+            state.counters.malloc += 1;
+            state.counters.created_bytes += bytes;
+            state.counters.driver_us += cost::MALLOC.us(bytes);
+            Ok(address)
+        })
+        .map_err(|error| as_out_of_memory(error, bytes))
+    }
+
+    fn free(&self, address: Address) -> Result<(), CallError> {
+        self.call(Call::Free, |state| {
+            state.memory.check_segment(address)?;
+            state.drain()?;
+            let bytes = state.memory.free(address)?;
+            state.counters.free += 1;
+            state.counters.driver_us += cost::FREE.us(bytes);
+            Ok(())
+        })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Address, CallError> {
+        self.call(Call::Reserve, |state| state.memory.reserve(bytes))
+    }
+
+    fn unreserve(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+        self.call(Call::Unreserve, |state| state.memory.unreserve(address, bytes))
+    }
+
+    fn create(&self, bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Create, |state| {
+            let chunk = state.memory.create(bytes)?;
+            state.counters.create += 1;
+            state.counters.created_bytes += bytes;
+            state.counters.driver_us += cost::CREATE.us(bytes);
+            Ok(chunk)
+        })
+        .map_err(|error| as_out_of_memory(error, bytes))
+    }
+
+    fn release(&self, chunk: ChunkId) -> Result<(), CallError> {
+        self.call(Call::Release, |state| {
+            let bytes = state.memory.release(chunk)?;
+            state.counters.release += 1;
+            state.counters.driver_us += cost::RELEASE.us(bytes);
+            Ok(())
+        })
+    }
+
+    fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError> {
+        self.call(Call::Map, |state| {
+            let bytes = state.memory.map(address, chunk)?;
+            state.counters.map += 1;
+            state.counters.driver_us += cost::MAP.us(bytes);
+            Ok(())
+        })
+    }
+
+    fn set_access(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+        self.call(Call::SetAccess, |state| {
+            for bytes in state.memory.set_access(address, bytes)? {
+                state.counters.set_access += 1;
+                state.counters.driver_us += cost::SET_ACCESS.us(bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+        self.call(Call::Unmap, |state| {
+            for bytes in state.memory.unmap(address, bytes, state.order.host())? {
+                state.counters.unmap += 1;
+                state.counters.driver_us += cost::UNMAP.us(bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn create_stream(&self) -> Result<StreamId, CallError> {
+        self.call(Call::CreateStream, |state| Ok(state.timeline.create_stream()))
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::DestroyStream, |state| state.timeline.destroy_stream(stream))
+    }
+
+    fn query_stream(&self, stream: StreamId) -> Result<bool, CallError> {
+        self.call(Call::QueryStream, |state| {
+            let stream = state.timeline.stream(stream)?;
+            state.query(state.timeline.tail(stream), &state.order.stamp(stream))
+        })
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::SynchronizeStream, |state| finish(state, stream))
+    }
+
+    fn synchronize(&self) -> Result<(), CallError> {
+        self.call(Call::Synchronize, State::synchronize_all)
+    }
+
+    fn create_event(&self) -> Result<EventId, CallError> {
+        self.call(Call::CreateEvent, |state| Ok(state.timeline.create_event()))
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), CallError> {
+        self.call(Call::DestroyEvent, |state| state.timeline.destroy_event(event))
+    }
+
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::RecordEvent, |state| {
+            let stream = state.timeline.stream(stream)?;
+            state.timeline.record_event(event, stream, state.order.stamp(stream))
+        })
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, CallError> {
+        self.call(Call::QueryEvent, |state| match state.recorded(event)? {
+            Some((point, stamp)) => state.query(point, &stamp),
+            None => Ok(true),
+        })
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {
+        self.call(Call::WaitEvent, |state| {
+            let stream = state.timeline.stream(stream)?;
+            if let Some((point, stamp)) = state.recorded(event)?
+                && point.stream() != stream
+            {
+                state.order.wait(stream, &stamp);
+                state.timeline.push_wait(stream, point);
+                state.counters.stream_waits += 1;
+            }
+            Ok(())
+        })
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), CallError> {
+        self.call(Call::SynchronizeEvent, |state| match state.recorded(event)? {
+            Some((point, stamp)) => state.synchronize(point, &stamp),
+            None => Ok(()),
+        })
+    }
+
+    fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError> {
+        self.call(Call::Elapsed, |state| {
+            Ok(state.timeline.passed_us(end)? as f64 - state.timeline.passed_us(start)? as f64)
+        })
+    }
+
+    fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
+        let source = source.to_vec();
+        self.call(Call::CopyToDevice, |state| {
+            let touches = Touches::new(None, Some(target..target.saturating_add(source.len() as u64)));
+            state.submit_call(Call::CopyToDevice, stream, touches, move |memory, launch| {
+                memory.write(target, &source, launch)
+            })?;
+            finish(state, stream)
+        })
+    }
+
+    fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
+        let len = target.len();
+        // The work owns what it writes to: it may outlive this call, if other work panics on the way.
+        let copy = Arc::new(Mutex::new(Vec::new()));
+        let copied = Arc::clone(&copy);
+        self.call(Call::CopyFromDevice, |state| {
+            let touches = Touches::new(Some(source..source.saturating_add(len as u64)), None);
+            state.submit_call(Call::CopyFromDevice, stream, touches, move |memory, launch| {
+                let mut copied = copied.lock();
+                copied.resize(len, 0);
+                memory.read(source, &mut copied, launch)
+            })?;
+            finish(state, stream)
+        })?;
+        target.copy_from_slice(&copy.lock());
+        Ok(())
+    }
+
+    unsafe fn copy_to_device_async(
+        &self,
+        target: Address,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        let source = HostSource(source, bytes as usize);
+        self.call(Call::CopyToDeviceAsync, |state| {
+            let touches = Touches::new(None, Some(target..target.saturating_add(bytes)));
+            state.submit_call(Call::CopyToDeviceAsync, stream, touches, move |memory, launch| {
+                // SAFETY: the caller keeps the bytes readable and unwritten until the stream has passed this copy.
+                let source = unsafe { source.bytes() };
+                memory.write(target, source, launch)
+            })
+        })
+    }
+
+    unsafe fn copy_from_device_async(
+        &self,
+        target: *mut u8,
+        source: Address,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        let target = HostTarget(target, bytes as usize);
+        self.call(Call::CopyFromDeviceAsync, |state| {
+            let touches = Touches::new(Some(source..source.saturating_add(bytes)), None);
+            state.submit_call(Call::CopyFromDeviceAsync, stream, touches, move |memory, launch| {
+                // SAFETY: the caller leaves the bytes to this copy until the stream has passed it.
+                let target = unsafe { target.bytes() };
+                memory.read(source, target, launch)
+            })
+        })
+    }
+
+    fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::CopyOnDevice, |state| {
+            let reads = source..source.saturating_add(bytes);
+            let touches = Touches::new(Some(reads), Some(target..target.saturating_add(bytes)));
+            state.submit_call(Call::CopyOnDevice, stream, touches, move |memory, launch| {
+                copy(memory, target, source, bytes, launch)
+            })
+        })
+    }
+
+    fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::Memset, |state| {
+            let touches = Touches::new(None, Some(target..target.saturating_add(bytes)));
+            state.submit_call(Call::Memset, stream, touches, move |memory, launch| {
+                for (offset, len) in blocks(bytes) {
+                    memory.write(target + offset, &vec![value; len], launch)?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError> {
+        self.call(Call::HostFunction, |state| {
+            state.submit_call(Call::HostFunction, stream, Touches::default(), move |_, _| {
+                function();
+                Ok(())
+            })
+        })
+    }
+}
+
+/// An injected failure of a call that gets memory, as its callers must expect it.
+fn as_out_of_memory(error: CallError, requested: u64) -> CallError {
+    match error.kind {
+        ErrorKind::Injected => CallError { kind: ErrorKind::OutOfMemory { requested, free: 0 }, ..error },
+        _ => error,
+    }
+}
+
+/// Memory of the host that a queued copy reads.
+struct HostSource(*const u8, usize);
+
+// SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
+unsafe impl Send for HostSource {}
+
+impl HostSource {
+    /// # Safety
+    /// The memory is readable, and nobody writes it, until the slice is dropped.
+    unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
+        if self.1 == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.0, self.1) } }
+    }
+}
+
+/// Memory of the host that a queued copy writes.
+struct HostTarget(*mut u8, usize);
+
+// SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
+unsafe impl Send for HostTarget {}
+
+impl HostTarget {
+    /// # Safety
+    /// The memory is writable, and nobody else touches it, until the slice is dropped.
+    unsafe fn bytes<'a>(self) -> &'a mut [u8] {
+        // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
+        if self.1 == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(self.0, self.1) } }
+    }
+}
+
+/// Blocks the host until `stream` has done what is on it.
+fn finish(state: &mut State, stream: StreamId) -> Result<(), ErrorKind> {
+    let stream = state.timeline.stream(stream)?;
+    state.synchronize(state.timeline.tail(stream), &state.order.stamp(stream))
+}
+
+fn copy(
+    memory: &mut Memory,
+    target: Address,
+    source: Address,
+    bytes: u64,
+    launch: &Arc<Launch>,
+) -> Result<(), ErrorKind> {
+    let mut block = Vec::new();
+    for (offset, len) in blocks(bytes) {
+        block.resize(len, 0);
+        memory.read(source + offset, &mut block, launch)?;
+        memory.write(target + offset, &block, launch)?;
+    }
+    Ok(())
+}
+
+/// Cuts `bytes` into pieces that fit into a buffer: offset and length of each.
+fn blocks(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    const BLOCK: usize = 1 << 20;
+    (0..bytes).step_by(BLOCK).map(move |offset| (offset, (bytes - offset).min(BLOCK as u64) as usize))
+}

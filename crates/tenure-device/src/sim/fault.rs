@@ -1,0 +1,78 @@
+use crate::Call;
+
+/// A failure for a test: a call that changes nothing and reports an error.
+///
+/// `cuMemAlloc` and `cuMemCreate` fail with [`OutOfMemory`](crate::ErrorKind::OutOfMemory), as their callers must
+/// expect; other calls with [`Injected`](crate::ErrorKind::Injected).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    call: Option<Call>,
+    /// Calls of the kind until the failing one, itself included.
+    countdown: u64,
+    lasting: bool,
+}
+
+impl Failure {
+    /// The `n`-th call of any kind from now on fails, once. The next call is the first.
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn of_any(n: u64) -> Self {
+        assert!(n > 0, "calls are counted from 1");
+        Self { call: None, countdown: n, lasting: false }
+    }
+
+    /// The `n`-th `call` from now on fails, once. The next one is the first.
+    ///
+    /// # Panics
+    /// If `n` is 0.
+    pub fn of(call: Call, n: u64) -> Self {
+        Self { call: Some(call), ..Self::of_any(n) }
+    }
+
+    /// The same failure, and every matching call after it fails too.
+    pub fn lasting(self) -> Self {
+        Self { lasting: true, ..self }
+    }
+}
+
+/// The calls made so far, and the failures to come.
+#[derive(Default)]
+pub(super) struct Failures {
+    /// By call.
+    made: [u64; Call::COUNT],
+    planned: Vec<Failure>,
+}
+
+impl Failures {
+    pub(super) fn plan(&mut self, failure: Failure) {
+        self.planned.push(failure);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.planned.clear();
+    }
+
+    pub(super) fn made(&self, call: Option<Call>) -> u64 {
+        call.map_or_else(|| self.made.iter().sum(), |call| self.made[call as usize])
+    }
+
+    /// Counts a call; whether it fails.
+    pub(super) fn strikes(&mut self, call: Call) -> bool {
+        self.made[call as usize] += 1;
+        if self.planned.is_empty() {
+            return false;
+        }
+        let mut strikes = false;
+        self.planned.retain_mut(|failure| {
+            if failure.call.is_some_and(|only| only != call) {
+                return true;
+            }
+            failure.countdown = failure.countdown.saturating_sub(1);
+            let now = failure.countdown == 0;
+            strikes |= now;
+            !now || failure.lasting
+        });
+        strikes
+    }
+}

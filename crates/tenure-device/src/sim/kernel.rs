@@ -1,0 +1,117 @@
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+
+use tenure_alloc::Address;
+use tenure_core::StreamId;
+
+use super::memory::Memory;
+use crate::{ErrorKind, Launch};
+
+pub(super) type Body = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
+
+/// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
+pub struct Kernel {
+    pub(super) name: String,
+    pub(super) stream: StreamId,
+    pub(super) at: &'static Location<'static>,
+    pub(super) touches: Touches,
+    pub(super) body: Option<Body>,
+}
+
+/// Address ranges that work reads and writes.
+#[derive(Default)]
+pub(super) struct Touches {
+    pub(super) reads: Vec<Range<Address>>,
+    pub(super) writes: Vec<Range<Address>>,
+}
+
+impl Touches {
+    /// At most one range of each kind.
+    pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
+        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect() }
+    }
+}
+
+impl Kernel {
+    /// A kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
+    #[track_caller]
+    pub fn new(name: impl Into<String>, stream: StreamId) -> Self {
+        let (at, touches) = (Location::caller(), Touches::default());
+        Self { name: name.into(), stream, at, touches, body: None }
+    }
+
+    /// The same kernel, which also reads `bytes` bytes at `address`.
+    pub fn reads(mut self, address: Address, bytes: u64) -> Self {
+        self.touches.reads.push(address..address.saturating_add(bytes));
+        self
+    }
+
+    /// The same kernel, which also writes `bytes` bytes at `address`, and may read them.
+    pub fn writes(mut self, address: Address, bytes: u64) -> Self {
+        self.touches.writes.push(address..address.saturating_add(bytes));
+        self
+    }
+
+    /// The same kernel, doing `body`. Without one it only counts as having touched what it declares.
+    pub fn body(mut self, body: impl FnOnce(&mut KernelMemory<'_>) + Send + 'static) -> Self {
+        self.body = Some(Box::new(body));
+        self
+    }
+}
+
+/// Device memory, as a running kernel sees it.
+///
+/// An access must lie within one declared range. Another one does nothing, ends the context when the kernel ends, and
+/// is reported by the call that made the kernel run.
+pub struct KernelMemory<'a> {
+    memory: &'a mut Memory,
+    launch: &'a Arc<Launch>,
+    touches: &'a Touches,
+    fault: Option<ErrorKind>,
+}
+
+impl<'a> KernelMemory<'a> {
+    /// Runs `body`, and reports the first undeclared access.
+    pub(super) fn run(
+        memory: &'a mut Memory,
+        launch: &'a Arc<Launch>,
+        touches: &'a Touches,
+        body: Body,
+    ) -> Result<(), ErrorKind> {
+        let mut view = Self { memory, launch, touches, fault: None };
+        body(&mut view);
+        view.fault.map_or(Ok(()), Err)
+    }
+
+    /// Reads `target.len()` bytes at `address`.
+    pub fn read(&mut self, address: Address, target: &mut [u8]) {
+        let declared = [&self.touches.reads, &self.touches.writes];
+        self.access(address, target.len(), &declared, |memory, launch| memory.read(address, target, launch));
+    }
+
+    /// Writes `source` at `address`.
+    pub fn write(&mut self, address: Address, source: &[u8]) {
+        let declared = [&self.touches.writes];
+        self.access(address, source.len(), &declared, |memory, launch| memory.write(address, source, launch));
+    }
+
+    fn access(
+        &mut self,
+        address: Address,
+        len: usize,
+        declared: &[&Vec<Range<Address>>],
+        action: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind>,
+    ) {
+        let range = address..address.saturating_add(len as u64);
+        let covered = |given: &Range<Address>| given.start <= range.start && range.end <= given.end;
+        let result = if declared.iter().any(|ranges| ranges.iter().any(covered)) {
+            action(self.memory, self.launch)
+        } else {
+            Err(ErrorKind::Undeclared { launch: Arc::clone(self.launch), range })
+        };
+        if let Err(fault) = result {
+            self.fault.get_or_insert(fault);
+        }
+    }
+}

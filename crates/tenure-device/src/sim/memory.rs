@@ -1,0 +1,362 @@
+//! Physical memory, address space, and which of the one lies under which of the other.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tenure_alloc::{Address, ChunkId, MemoryInfo};
+
+use super::kernel::Touches;
+use super::pages::Pages;
+use super::race::{Access, Clock, Shadow};
+use crate::{ErrorKind, Launch};
+
+/// Where the device looks for addresses of its own, upwards.
+const FIRST_ADDRESS: Address = 0x10_0000_0000;
+
+pub(super) struct Memory {
+    granularity: u64,
+    total_bytes: u64,
+    used_bytes: u64,
+    peak_bytes: u64,
+    /// Addresses that the next segments get.
+    script: VecDeque<Address>,
+    /// Addresses are never given twice, so that a stale one is always caught.
+    next_address: Address,
+    next_physical: u64,
+    /// Reserved ranges: first byte, end.
+    reservations: BTreeMap<Address, Address>,
+    /// Mapped chunks in reservations, and segments outside of them, by address.
+    mappings: BTreeMap<Address, Mapping>,
+    physical: FxHashMap<u64, Physical>,
+}
+
+struct Mapping {
+    bytes: u64,
+    physical: u64,
+    accessible: bool,
+    /// The last work of each stream through this address.
+    uses: Vec<Access>,
+}
+
+struct Physical {
+    bytes: u64,
+    /// A segment has one mapping for life; a chunk has any number.
+    segment: bool,
+    mapped: usize,
+    pages: Pages,
+    shadow: Shadow,
+}
+
+/// A part of an accessed range that lies on one physical allocation.
+struct Piece {
+    address: Range<Address>,
+    mapping: Address,
+    physical: u64,
+    offset: u64,
+}
+
+impl Piece {
+    /// The bytes of the physical allocation.
+    fn bytes(&self) -> Range<u64> {
+        self.offset..self.offset + (self.address.end - self.address.start)
+    }
+}
+
+impl Memory {
+    /// `used_bytes` of `total_bytes` belong to others.
+    pub(super) fn new(granularity: u64, total_bytes: u64, used_bytes: u64) -> Self {
+        Self {
+            granularity,
+            total_bytes,
+            used_bytes,
+            peak_bytes: used_bytes,
+            script: VecDeque::new(),
+            next_address: FIRST_ADDRESS,
+            next_physical: 1,
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            physical: FxHashMap::default(),
+        }
+    }
+
+    pub(super) fn info(&self) -> MemoryInfo {
+        MemoryInfo { free: self.total_bytes.saturating_sub(self.used_bytes), total: self.total_bytes }
+    }
+
+    pub(super) fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
+    }
+
+    pub(super) fn script(&mut self, addresses: impl IntoIterator<Item = Address>) {
+        self.script.extend(addresses);
+    }
+
+    pub(super) fn malloc(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
+        if bytes == 0 {
+            return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
+        }
+        self.check_room(bytes)?;
+        let address = match self.script.front() {
+            Some(&address) => {
+                let range = address..address.saturating_add(bytes);
+                if let Some(existing) = self.occupant(&range) {
+                    return Err(ErrorKind::Overlap { range, existing });
+                }
+                self.script.pop_front();
+                address
+            }
+            None => self.fresh_range(bytes),
+        };
+        let physical = self.add_physical(bytes, true);
+        self.mappings.insert(address, Mapping { bytes, physical, accessible: true, uses: Vec::new() });
+        Ok(address)
+    }
+
+    /// Frees the segment at `address`, which no unfinished work uses. Returns its size.
+    pub(super) fn free(&mut self, address: Address) -> Result<u64, ErrorKind> {
+        self.check_segment(address)?;
+        let mapping = self.mappings.remove(&address);
+        Ok(mapping.map_or(0, |mapping| self.remove_physical(mapping.physical)))
+    }
+
+    pub(super) fn check_segment(&self, address: Address) -> Result<(), ErrorKind> {
+        let mapping = self.mappings.get(&address).filter(|mapping| self.physical[&mapping.physical].segment);
+        mapping.map(|_| ()).ok_or(ErrorKind::UnknownHandle { what: "segment", handle: address })
+    }
+
+    pub(super) fn reserve(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
+        self.check_aligned("size", bytes)?;
+        let address = self.fresh_range(bytes);
+        self.reservations.insert(address, address + bytes);
+        Ok(address)
+    }
+
+    pub(super) fn unreserve(&mut self, address: Address, bytes: u64) -> Result<(), ErrorKind> {
+        let range = address..address.saturating_add(bytes);
+        if self.reservations.get(&address) != Some(&range.end) {
+            return Err(ErrorKind::UnknownHandle { what: "reservation", handle: address });
+        }
+        if let Some((&start, mapping)) = self.mappings.range(range).next() {
+            return Err(ErrorKind::RangeMapped(start..start + mapping.bytes));
+        }
+        self.reservations.remove(&address);
+        Ok(())
+    }
+
+    pub(super) fn create(&mut self, bytes: u64) -> Result<ChunkId, ErrorKind> {
+        self.check_aligned("size", bytes)?;
+        self.check_room(bytes)?;
+        Ok(ChunkId(self.add_physical(bytes, false)))
+    }
+
+    /// Releases a chunk. Returns its size.
+    pub(super) fn release(&mut self, chunk: ChunkId) -> Result<u64, ErrorKind> {
+        match self.chunk(chunk)?.mapped {
+            0 => Ok(self.remove_physical(chunk.0)),
+            count => Err(ErrorKind::ChunkMapped { chunk, count }),
+        }
+    }
+
+    /// Maps a chunk. Returns its size.
+    pub(super) fn map(&mut self, address: Address, chunk: ChunkId) -> Result<u64, ErrorKind> {
+        self.check_aligned("address", address)?;
+        let bytes = self.chunk(chunk)?.bytes;
+        let range = address..address.saturating_add(bytes);
+        let reservation = self.reservations.range(..=address).next_back();
+        if reservation.is_none_or(|(_, &end)| range.end > end) {
+            return Err(ErrorKind::NotReserved(range));
+        }
+        if let Some(existing) = self.mapping_in(&range) {
+            return Err(ErrorKind::Overlap { range, existing });
+        }
+        self.chunk(chunk)?.mapped += 1;
+        self.mappings.insert(address, Mapping { bytes, physical: chunk.0, accessible: false, uses: Vec::new() });
+        Ok(bytes)
+    }
+
+    /// Makes the chunks mapped in a range accessible. Returns their sizes.
+    pub(super) fn set_access(&mut self, address: Address, bytes: u64) -> Result<Vec<u64>, ErrorKind> {
+        let mappings = self.whole_chunks(address, bytes)?;
+        let accessible = |start: Address| {
+            self.mappings.get_mut(&start).map(|mapping| {
+                mapping.accessible = true;
+                mapping.bytes
+            })
+        };
+        Ok(mappings.into_iter().filter_map(accessible).collect())
+    }
+
+    /// Unmaps the chunks in a range, given what the host knows to be complete. Returns their sizes.
+    pub(super) fn unmap(&mut self, address: Address, bytes: u64, host: &Clock) -> Result<Vec<u64>, ErrorKind> {
+        let mappings = self.whole_chunks(address, bytes)?;
+        for start in &mappings {
+            let mapping = &self.mappings[start];
+            if let Some(used) = mapping.uses.iter().find(|used| !host.covers(used)) {
+                let range = *start..start + mapping.bytes;
+                return Err(ErrorKind::UnmappedInUse { range, launch: Arc::clone(&used.launch) });
+            }
+        }
+        let mut sizes = Vec::with_capacity(mappings.len());
+        for start in mappings {
+            if let Some(mapping) = self.mappings.remove(&start) {
+                self.chunk(ChunkId(mapping.physical))?.mapped -= 1;
+                sizes.push(mapping.bytes);
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Checks everything that a piece of work touches, and notes that it does. `clock` is what came before it.
+    pub(super) fn touch(&mut self, touches: &Touches, access: &Access, clock: &Clock) -> Result<(), ErrorKind> {
+        let reads = touches.reads.iter().map(|range| (range, false));
+        let ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
+        for (range, write) in ranges.clone() {
+            for piece in self.resolve(range, &access.launch)? {
+                let shadow = &self.physical[&piece.physical].shadow;
+                if let Some((first, bytes)) = shadow.conflict(&piece.bytes(), write, clock) {
+                    let at = |offset: u64| piece.address.start + (offset - piece.offset);
+                    let (second, range) = (Arc::clone(&access.launch), at(bytes.start)..at(bytes.end));
+                    return Err(ErrorKind::Race { first, second, range });
+                }
+            }
+        }
+        for (range, write) in ranges {
+            for piece in self.resolve(range, &access.launch)? {
+                if let Some(physical) = self.physical.get_mut(&piece.physical) {
+                    physical.shadow.note(&piece.bytes(), write, access);
+                }
+                if let Some(mapping) = self.mappings.get_mut(&piece.mapping) {
+                    mapping.uses.retain(|earlier| !earlier.is_superseded_by(access));
+                    mapping.uses.push(access.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self, address: Address, target: &mut [u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
+        for piece in self.resolve(&(address..address + target.len() as u64), launch)? {
+            let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
+            self.physical[&piece.physical].pages.read(piece.offset, &mut target[within]);
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(&mut self, address: Address, source: &[u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
+        for piece in self.resolve(&(address..address + source.len() as u64), launch)? {
+            let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
+            if let Some(physical) = self.physical.get_mut(&piece.physical) {
+                physical.pages.write(piece.offset, &source[within]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The physical bytes under `range`, in order, all of them accessible.
+    fn resolve(&self, range: &Range<Address>, launch: &Arc<Launch>) -> Result<Vec<Piece>, ErrorKind> {
+        let mut pieces = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let below = self.mappings.range(..=at).next_back();
+            let Some((&start, mapping)) = below.filter(|(start, mapping)| at < *start + mapping.bytes) else {
+                let end = self.mappings.range(at..range.end).next().map_or(range.end, |(&start, _)| start);
+                return Err(ErrorKind::IllegalAddress { launch: Arc::clone(launch), range: at..end });
+            };
+            let end = start + mapping.bytes;
+            if !mapping.accessible {
+                return Err(ErrorKind::NoAccess { launch: Arc::clone(launch), range: start..end });
+            }
+            let address = at..end.min(range.end);
+            at = address.end;
+            let offset = address.start - start;
+            pieces.push(Piece { address, mapping: start, physical: mapping.physical, offset });
+        }
+        Ok(pieces)
+    }
+
+    /// The addresses of the chunks mapped in a range, which covers each of them whole and has no gap.
+    fn whole_chunks(&self, address: Address, bytes: u64) -> Result<Vec<Address>, ErrorKind> {
+        self.check_aligned("address", address)?;
+        self.check_aligned("size", bytes)?;
+        let range = address..address.saturating_add(bytes);
+        let mut starts = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let below = self.mappings.range(..=at).next_back();
+            let chunk = below
+                .filter(|(start, mapping)| at < *start + mapping.bytes && !self.physical[&mapping.physical].segment);
+            let Some((&start, mapping)) = chunk else {
+                let end = self.mappings.range(at..range.end).next().map_or(range.end, |(&start, _)| start);
+                return Err(ErrorKind::NotMapped(at..end.max(at + self.granularity)));
+            };
+            let mapping = start..start + mapping.bytes;
+            if mapping.start < at || mapping.end > range.end {
+                return Err(ErrorKind::PartialChunk { range, mapping });
+            }
+            starts.push(start);
+            at = mapping.end;
+        }
+        Ok(starts)
+    }
+
+    fn chunk(&mut self, chunk: ChunkId) -> Result<&mut Physical, ErrorKind> {
+        let physical = self.physical.get_mut(&chunk.0).filter(|physical| !physical.segment);
+        physical.ok_or(ErrorKind::UnknownHandle { what: "chunk", handle: chunk.0 })
+    }
+
+    fn add_physical(&mut self, bytes: u64, segment: bool) -> u64 {
+        let id = self.next_physical;
+        self.next_physical += 1;
+        self.used_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.used_bytes);
+        let mapped = usize::from(segment);
+        let (pages, shadow) = (Pages::new(id << 32), Shadow::default());
+        self.physical.insert(id, Physical { bytes, segment, mapped, pages, shadow });
+        id
+    }
+
+    fn remove_physical(&mut self, id: u64) -> u64 {
+        let bytes = self.physical.remove(&id).map_or(0, |physical| physical.bytes);
+        self.used_bytes -= bytes;
+        bytes
+    }
+
+    fn check_room(&self, requested: u64) -> Result<(), ErrorKind> {
+        let free = self.info().free;
+        if requested > free { Err(ErrorKind::OutOfMemory { requested, free }) } else { Ok(()) }
+    }
+
+    fn check_aligned(&self, what: &'static str, value: u64) -> Result<(), ErrorKind> {
+        let granularity = self.granularity;
+        if value == 0 || !value.is_multiple_of(granularity) {
+            return Err(ErrorKind::Misaligned { what, value, granularity });
+        }
+        Ok(())
+    }
+
+    /// Addresses that nothing has, with a gap after them, so that what runs over its end hits nothing.
+    fn fresh_range(&mut self, bytes: u64) -> Address {
+        let bytes = bytes.next_multiple_of(self.granularity);
+        while let Some(occupant) = self.occupant(&(self.next_address..self.next_address + bytes)) {
+            self.next_address = occupant.end.next_multiple_of(self.granularity) + self.granularity;
+        }
+        let address = self.next_address;
+        self.next_address += bytes + self.granularity;
+        address
+    }
+
+    /// A reservation or mapping that overlaps `range`.
+    fn occupant(&self, range: &Range<Address>) -> Option<Range<Address>> {
+        let reservation = self.reservations.range(..range.end).next_back().map(|(&start, &end)| start..end);
+        reservation.filter(|reservation| reservation.end > range.start).or_else(|| self.mapping_in(range))
+    }
+
+    /// A mapping that overlaps `range`.
+    fn mapping_in(&self, range: &Range<Address>) -> Option<Range<Address>> {
+        let (&start, mapping) = self.mappings.range(..range.end).next_back()?;
+        let end = start + mapping.bytes;
+        (end > range.start).then_some(start..end)
+    }
+}

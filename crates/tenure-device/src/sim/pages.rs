@@ -1,0 +1,60 @@
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+use super::random::mix;
+
+const PAGE_BYTES: u64 = 64 << 10;
+
+/// Bytes of one physical allocation, held only where they were written.
+///
+/// Bytes that were not written read as junk, so that a missing initialisation shows.
+pub(super) struct Pages {
+    seed: u64,
+    pages: FxHashMap<u64, Box<[u8]>>,
+}
+
+impl Pages {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, pages: FxHashMap::default() }
+    }
+
+    pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
+        for (page, within, piece) in pieces(offset, target.len()) {
+            let target = &mut target[piece];
+            match self.pages.get(&page) {
+                Some(bytes) => target.copy_from_slice(&bytes[within..within + target.len()]),
+                None => junk(self.seed, page * PAGE_BYTES + within as u64, target),
+            }
+        }
+    }
+
+    pub(super) fn write(&mut self, offset: u64, source: &[u8]) {
+        for (page, within, piece) in pieces(offset, source.len()) {
+            let source = &source[piece];
+            let bytes = self.pages.entry(page).or_insert_with(|| {
+                let mut bytes = vec![0; PAGE_BYTES as usize].into_boxed_slice();
+                junk(self.seed, page * PAGE_BYTES, &mut bytes);
+                bytes
+            });
+            bytes[within..within + source.len()].copy_from_slice(source);
+        }
+    }
+}
+
+fn junk(seed: u64, offset: u64, target: &mut [u8]) {
+    for (offset, byte) in (offset..).zip(target) {
+        *byte = mix(seed ^ (offset / 8)).to_le_bytes()[(offset % 8) as usize];
+    }
+}
+
+/// The pages that `len` bytes from `offset` lie on: page, first byte within it, and which of the bytes.
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let (page, within) = ((offset + done as u64) / PAGE_BYTES, (offset + done as u64) % PAGE_BYTES);
+        let start = done;
+        done = len.min(start + (PAGE_BYTES - within) as usize);
+        (start < done).then_some((page, within as usize, start..done))
+    })
+}

@@ -1,0 +1,183 @@
+//! Who happens before whom, by vector clocks: streams order their own work, events order streams, and the host orders
+//! everything it has seen completed before everything it puts on a stream afterwards.
+//!
+//! Nothing here depends on when work runs. What is found is found for every schedule.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Launch;
+
+/// For each stream, by its index, how many of its pieces of work are known to be complete.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Clock(Vec<u64>);
+
+impl Clock {
+    fn join(&mut self, other: &Self) {
+        if self.0.len() < other.0.len() {
+            self.0.resize(other.0.len(), 0);
+        }
+        for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
+            *mine = (*mine).max(*theirs);
+        }
+    }
+
+    fn tick(&mut self, stream: usize) -> u64 {
+        if self.0.len() <= stream {
+            self.0.resize(stream + 1, 0);
+        }
+        self.0[stream] += 1;
+        self.0[stream]
+    }
+
+    /// Whether work is complete for whoever has this clock.
+    pub(super) fn covers(&self, access: &Access) -> bool {
+        self.0.get(access.stream).is_some_and(|&known| known >= access.epoch)
+    }
+}
+
+/// A clock that an event keeps. `None` knows of no work: a program that declares none pays nothing.
+pub(super) type Stamp = Option<Arc<Clock>>;
+
+/// The clocks of the streams and of the host.
+///
+/// The host is one actor: what one of its threads has seen, all have seen.
+#[derive(Default)]
+pub(super) struct Order {
+    streams: Vec<Stamp>,
+    host: Clock,
+}
+
+impl Order {
+    /// What is known at the end of `stream` now.
+    pub(super) fn stamp(&self, stream: usize) -> Stamp {
+        self.streams.get(stream).cloned().flatten()
+    }
+
+    /// Later work of `stream` comes after `stamp`.
+    pub(super) fn wait(&mut self, stream: usize, stamp: &Stamp) {
+        if let Some(stamp) = stamp {
+            Arc::make_mut(clock(&mut self.streams, stream)).join(stamp);
+        }
+    }
+
+    /// The host has seen `stamp` pass.
+    pub(super) fn observe(&mut self, stamp: &Stamp) {
+        if let Some(stamp) = stamp {
+            self.host.join(stamp);
+        }
+    }
+
+    /// The host has seen everything pass.
+    pub(super) fn observe_all(&mut self) {
+        for stamp in self.streams.iter().flatten() {
+            self.host.join(stamp);
+        }
+    }
+
+    /// Puts a piece of work on `stream`. Returns what comes before it, too.
+    pub(super) fn launch(&mut self, stream: usize, launch: Arc<Launch>) -> (Access, Arc<Clock>) {
+        let shared = clock(&mut self.streams, stream);
+        let clock = Arc::make_mut(shared);
+        clock.join(&self.host);
+        let epoch = clock.tick(stream);
+        (Access { stream, epoch, launch }, Arc::clone(shared))
+    }
+
+    /// What the host has seen pass.
+    pub(super) fn host(&self) -> &Clock {
+        &self.host
+    }
+}
+
+/// The clock of `stream`, from now on there.
+fn clock(streams: &mut Vec<Stamp>, stream: usize) -> &mut Arc<Clock> {
+    if streams.len() <= stream {
+        streams.resize(stream + 1, None);
+    }
+    streams[stream].get_or_insert_default()
+}
+
+/// One piece of work, as the clocks count it.
+#[derive(Clone)]
+pub(super) struct Access {
+    stream: usize,
+    epoch: u64,
+    pub(super) launch: Arc<Launch>,
+}
+
+impl Access {
+    /// Whether `later` is on the same stream, so that it stands for both.
+    pub(super) fn is_superseded_by(&self, later: &Self) -> bool {
+        self.stream == later.stream
+    }
+}
+
+/// Who last touched which bytes of one physical allocation.
+#[derive(Default)]
+pub(super) struct Shadow {
+    /// Ranges by their first byte; they do not overlap.
+    cells: BTreeMap<u64, Cell>,
+}
+
+#[derive(Clone, Default)]
+struct Cell {
+    end: u64,
+    write: Option<Access>,
+    /// Reads since the write, the last of each stream.
+    reads: Vec<Access>,
+}
+
+impl Shadow {
+    /// The first access to a part of `range` that `clock` does not cover and that conflicts, and what part that is.
+    pub(super) fn conflict(&self, range: &Range<u64>, write: bool, clock: &Clock) -> Option<(Arc<Launch>, Range<u64>)> {
+        let first = self.cells.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
+        self.cells.range(first..range.end).filter(|(_, cell)| cell.end > range.start).find_map(|(&start, cell)| {
+            let reads = if write { cell.reads.as_slice() } else { &[] };
+            let access = cell.write.iter().chain(reads).find(|access| !clock.covers(access))?;
+            Some((Arc::clone(&access.launch), start.max(range.start)..cell.end.min(range.end)))
+        })
+    }
+
+    /// Notes that `access` touches `range`, which conflicts with nothing.
+    pub(super) fn note(&mut self, range: &Range<u64>, write: bool, access: &Access) {
+        self.split(range.start);
+        self.split(range.end);
+        if write {
+            while let Some((&start, _)) = self.cells.range(range.clone()).next() {
+                self.cells.remove(&start);
+            }
+            let cell = Cell { end: range.end, write: Some(access.clone()), reads: Vec::new() };
+            self.cells.insert(range.start, cell);
+            return;
+        }
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for (&start, cell) in self.cells.range_mut(range.clone()) {
+            if at < start {
+                gaps.push(at..start);
+            }
+            at = cell.end;
+            cell.reads.retain(|earlier| !earlier.is_superseded_by(access));
+            cell.reads.push(access.clone());
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        for gap in gaps {
+            self.cells.insert(gap.start, Cell { end: gap.end, write: None, reads: vec![access.clone()] });
+        }
+    }
+
+    /// Makes `at` a border between cells.
+    fn split(&mut self, at: u64) {
+        if let Some((_, cell)) = self.cells.range_mut(..at).next_back()
+            && cell.end > at
+        {
+            let right = cell.clone();
+            cell.end = at;
+            self.cells.insert(at, right);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+use std::cell::Cell;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_core::StreamId;
+
+use super::fault::Failures;
+use super::kernel::{Kernel, KernelMemory, Touches};
+use super::memory::Memory;
+use super::race::{Order, Stamp};
+use super::timeline::{Point, Timeline, Work};
+use super::{SimConfig, SimDriver};
+use crate::cost::HOST_SYNC_US;
+use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch};
+
+/// Everything about a device.
+pub(super) struct State {
+    pub(super) memory: Memory,
+    pub(super) timeline: Timeline,
+    pub(super) order: Order,
+    pub(super) failures: Failures,
+    pub(super) counters: Counters,
+    launches: u64,
+    lost: Option<Arc<CallError>>,
+}
+
+impl State {
+    pub(super) fn new(config: SimConfig) -> Self {
+        Self {
+            memory: Memory::new(config.granularity_bytes, config.capacity_bytes, config.other_bytes),
+            timeline: Timeline::new(config.seed),
+            order: Order::default(),
+            failures: Failures::default(),
+            counters: Counters::default(),
+            launches: 0,
+            lost: None,
+        }
+    }
+
+    pub(super) fn fault(&self) -> Option<Arc<CallError>> {
+        self.lost.clone()
+    }
+
+    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<(), ErrorKind> {
+        let Kernel { name, stream, at, touches, body } = kernel;
+        let launch = Launch { name, stream, number: self.launches, at: Some(at) };
+        self.submit(launch, touches, |launch, touches| {
+            Box::new(move |memory| match body {
+                Some(body) => KernelMemory::run(memory, &launch, &touches, body),
+                None => Ok(()),
+            })
+        })
+    }
+
+    /// Puts the work of a driver call on a stream.
+    pub(super) fn submit_call(
+        &mut self,
+        call: Call,
+        stream: StreamId,
+        touches: Touches,
+        work: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + 'static,
+    ) -> Result<(), ErrorKind> {
+        let launch = Launch { name: call.name().to_owned(), stream, number: self.launches, at: None };
+        self.submit(launch, touches, |launch, _| Box::new(move |memory| work(memory, &launch)))
+    }
+
+    fn submit(
+        &mut self,
+        launch: Launch,
+        mut touches: Touches,
+        work: impl FnOnce(Arc<Launch>, Touches) -> Work,
+    ) -> Result<(), ErrorKind> {
+        let stream = self.timeline.stream(launch.stream)?;
+        let launch = Arc::new(launch);
+        touches.reads.retain(|range| !range.is_empty());
+        touches.writes.retain(|range| !range.is_empty());
+        let (access, clock) = self.order.launch(stream, Arc::clone(&launch));
+        self.memory.touch(&touches, &access, &clock)?;
+        self.launches += 1;
+        self.timeline.push_work(stream, work(launch, touches));
+        Ok(())
+    }
+
+    /// Runs one thing that may run now; whether there was one.
+    pub(super) fn step(&mut self) -> Result<bool, ErrorKind> {
+        match self.timeline.step() {
+            None => Ok(false),
+            Some(None) => Ok(true),
+            Some(Some(work)) => {
+                let _in_work = InWork::enter();
+                work(&mut self.memory).map(|()| true)
+            }
+        }
+    }
+
+    /// Whether `point` is passed, after letting the device run for as long as it likes. If so the host knows.
+    pub(super) fn query(&mut self, point: Point, stamp: &Stamp) -> Result<bool, ErrorKind> {
+        while !self.timeline.passed(point) && !self.timeline.is_idle() && self.timeline.flips_heads() {
+            self.step()?;
+        }
+        let passed = self.timeline.passed(point);
+        if passed {
+            self.order.observe(stamp);
+        }
+        Ok(passed)
+    }
+
+    /// Blocks the host until `point` is passed.
+    pub(super) fn synchronize(&mut self, point: Point, stamp: &Stamp) -> Result<(), ErrorKind> {
+        self.stall([point])?;
+        self.order.observe(stamp);
+        Ok(())
+    }
+
+    /// Blocks the host until everything is passed.
+    pub(super) fn synchronize_all(&mut self) -> Result<(), ErrorKind> {
+        self.stall(self.timeline.tails())?;
+        self.order.observe_all();
+        Ok(())
+    }
+
+    /// Waits for everything, as a part of a call that has its own cost.
+    pub(super) fn drain(&mut self) -> Result<(), ErrorKind> {
+        self.run_until(self.timeline.tails())?;
+        self.order.observe_all();
+        Ok(())
+    }
+
+    /// Blocks the host until `points` are passed, and counts that.
+    fn stall(&mut self, points: impl IntoIterator<Item = Point>) -> Result<(), ErrorKind> {
+        let start_us = self.timeline.now_us();
+        self.run_until(points)?;
+        self.counters.host_syncs += 1;
+        self.counters.driver_us += HOST_SYNC_US + (self.timeline.now_us() - start_us) as f64;
+        Ok(())
+    }
+
+    fn run_until(&mut self, points: impl IntoIterator<Item = Point>) -> Result<(), ErrorKind> {
+        for point in points {
+            while !self.timeline.passed(point) {
+                if !self.step()? {
+                    self.timeline.skip_ahead(point);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where `event` was recorded and what came before, if it was recorded.
+    pub(super) fn recorded(&self, event: EventId) -> Result<Option<(Point, Stamp)>, ErrorKind> {
+        let (point, stamp) = self.timeline.recorded(event)?;
+        Ok(point.map(|point| (point, stamp.clone())))
+    }
+
+    /// An error as the caller sees it. Some end the context.
+    fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
+        let error = CallError { call, kind };
+        if error.kind.loses_context() {
+            self.lost = Some(Arc::new(error.clone()));
+            let _in_work = InWork::enter();
+            self.timeline.abandon();
+        }
+        error
+    }
+}
+
+impl SimDriver {
+    /// Makes a driver call: counted, refused when the context is lost, failed when that was asked for.
+    pub(super) fn call<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce(&mut State) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        let Some(mut state) = self.state.try_enter() else {
+            return Err(CallError { call, kind: ErrorKind::CalledFromWork });
+        };
+        let strikes = state.failures.strikes(call);
+        let result = match &state.lost {
+            Some(first) => Err(ErrorKind::ContextLost(Arc::clone(first))),
+            None if strikes => Err(ErrorKind::Injected),
+            None => action(&mut state),
+        };
+        result.map_err(|kind| state.fail(call, kind))
+    }
+
+    /// Does something that is no driver call, but finds errors.
+    pub(super) fn check<T>(&self, action: impl FnOnce(&mut State) -> Result<T, ErrorKind>) -> Result<T, CallError> {
+        let mut state = self.state.lock();
+        if let Some(first) = state.fault() {
+            return Err(CallError { call: Call::Launch, kind: ErrorKind::ContextLost(first) });
+        }
+        action(&mut state).map_err(|kind| state.fail(Call::Launch, kind))
+    }
+}
+
+thread_local! {
+    static IN_WORK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While it lives, this thread runs work of a stream with the device locked.
+struct InWork;
+
+impl InWork {
+    fn enter() -> Self {
+        IN_WORK.set(true);
+        Self
+    }
+}
+
+impl Drop for InWork {
+    fn drop(&mut self) {
+        IN_WORK.set(false);
+    }
+}
+
+/// The state, behind a lock that work running under it cannot take again.
+pub(super) struct Guarded(Mutex<State>);
+
+impl Guarded {
+    pub(super) fn new(state: State) -> Self {
+        Self(Mutex::new(state))
+    }
+
+    /// `None` when called from work.
+    pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
+        (!IN_WORK.get()).then(|| self.0.lock())
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.try_enter().expect("host functions and kernels do not call the driver")
+    }
+}

@@ -1,0 +1,296 @@
+//! Streams, events and the virtual clock: what has run, what may run next, and what waits.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+use tenure_core::StreamId;
+
+use super::memory::Memory;
+use super::race::Stamp;
+use super::random::Random;
+use crate::{ErrorKind, EventId};
+
+/// Work on real bytes.
+pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
+
+/// The first handle that a new stream gets; CUDA keeps the lowest for streams of its own.
+const FIRST_STREAM: u64 = 0x10;
+
+/// A point in a stream, passed when the work before it has run and the clock has reached its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    stream: usize,
+    /// Items of the stream before the point.
+    position: u64,
+    /// µs.
+    at_us: u64,
+}
+
+impl Point {
+    /// The index of the stream it is on.
+    pub(super) fn stream(self) -> usize {
+        self.stream
+    }
+}
+
+enum Item {
+    Work(Work),
+    /// Until a point of another stream is passed.
+    Wait(Point),
+    /// Until the clock has come to a time, in µs.
+    Busy(u64),
+    /// Notes the time at which an event's record of that number was passed.
+    Note(EventId, u64),
+}
+
+/// One stream. Programs that only tell the time never queue anything: `ready_us` says it all.
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<Item>,
+    executed: u64,
+    /// What is queued does not start before, in µs.
+    ready_us: u64,
+}
+
+#[derive(Default)]
+struct Event {
+    /// Grows when the slot changes hands, so that an old handle is known.
+    generation: u32,
+    live: bool,
+    /// How often it was recorded.
+    records: u64,
+    point: Option<Point>,
+    stamp: Stamp,
+    /// When the point was passed, in µs, if that is known.
+    passed_us: Option<u64>,
+}
+
+pub(super) struct Timeline {
+    now_us: u64,
+    streams: Vec<Stream>,
+    by_id: FxHashMap<StreamId, usize>,
+    next_stream: u64,
+    events: Vec<Event>,
+    spare_events: Vec<u32>,
+    /// Items on all streams.
+    queued: usize,
+    random: Random,
+}
+
+impl Timeline {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            now_us: 0,
+            streams: vec![Stream::default()],
+            by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
+            next_stream: FIRST_STREAM,
+            events: Vec::new(),
+            spare_events: Vec::new(),
+            queued: 0,
+            random: Random::new(seed),
+        }
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    pub(super) fn set_time(&mut self, us: u64) {
+        self.now_us = self.now_us.max(us);
+    }
+
+    pub(super) fn create_stream(&mut self) -> StreamId {
+        while self.by_id.contains_key(&StreamId(self.next_stream)) {
+            self.next_stream += 1;
+        }
+        let stream = StreamId(self.next_stream);
+        self.next_stream += 1;
+        self.adopt_stream(stream);
+        stream
+    }
+
+    pub(super) fn adopt_stream(&mut self, stream: StreamId) {
+        self.by_id.entry(stream).or_insert_with(|| {
+            self.streams.push(Stream::default());
+            self.streams.len() - 1
+        });
+    }
+
+    pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
+        if stream == StreamId::NULL || self.by_id.remove(&stream).is_none() {
+            return Err(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 });
+        }
+        Ok(())
+    }
+
+    /// The index of a stream, never used for another.
+    pub(super) fn stream(&self, stream: StreamId) -> Result<usize, ErrorKind> {
+        self.by_id.get(&stream).copied().ok_or(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 })
+    }
+
+    /// The end of what is on a stream now.
+    pub(super) fn tail(&self, stream: usize) -> Point {
+        let Stream { queue, executed, ready_us } = &self.streams[stream];
+        Point { stream, position: executed + queue.len() as u64, at_us: *ready_us }
+    }
+
+    /// The ends of all streams, of destroyed ones too.
+    pub(super) fn tails(&self) -> Vec<Point> {
+        (0..self.streams.len()).map(|stream| self.tail(stream)).collect()
+    }
+
+    pub(super) fn passed(&self, point: Point) -> bool {
+        self.streams[point.stream].executed >= point.position && point.at_us <= self.now_us
+    }
+
+    pub(super) fn push_work(&mut self, stream: usize, work: Work) {
+        self.push(stream, Item::Work(work));
+    }
+
+    /// Keeps `stream` busy until the clock comes to `until_us`.
+    pub(super) fn push_busy(&mut self, stream: usize, until_us: u64) {
+        let idle = self.streams[stream].queue.is_empty();
+        if idle {
+            let ready_us = &mut self.streams[stream].ready_us;
+            *ready_us = until_us.max(*ready_us);
+        } else if until_us > self.now_us {
+            self.push(stream, Item::Busy(until_us));
+        }
+    }
+
+    /// Makes `stream` wait for `point`.
+    pub(super) fn push_wait(&mut self, stream: usize, point: Point) {
+        if self.passed(point) {
+            return;
+        }
+        if self.streams[point.stream].executed >= point.position {
+            self.push_busy(stream, point.at_us);
+        } else {
+            self.push(stream, Item::Wait(point));
+        }
+    }
+
+    fn push(&mut self, stream: usize, item: Item) {
+        self.streams[stream].queue.push_back(item);
+        self.queued += 1;
+    }
+
+    pub(super) fn create_event(&mut self) -> EventId {
+        let index = self.spare_events.pop().unwrap_or_else(|| {
+            self.events.push(Event::default());
+            (self.events.len() - 1) as u32
+        });
+        let event = &mut self.events[index as usize];
+        *event = Event { generation: event.generation + 1, live: true, ..Event::default() };
+        EventId(u64::from(event.generation) << 32 | u64::from(index))
+    }
+
+    pub(super) fn destroy_event(&mut self, event: EventId) -> Result<(), ErrorKind> {
+        let index = self.event(event)?;
+        self.events[index] = Event { generation: self.events[index].generation, ..Event::default() };
+        self.spare_events.push(index as u32);
+        Ok(())
+    }
+
+    /// Records `event` at the end of `stream`, where `stamp` is what came before.
+    pub(super) fn record_event(&mut self, event: EventId, stream: usize, stamp: Stamp) -> Result<(), ErrorKind> {
+        let index = self.event(event)?;
+        let records = self.events[index].records + 1;
+        let mut passed_us = None;
+        if self.streams[stream].queue.is_empty() {
+            passed_us = Some(self.streams[stream].ready_us.max(self.now_us));
+        } else {
+            self.push(stream, Item::Note(event, records));
+        }
+        let point = Some(self.tail(stream));
+        let event = &mut self.events[index];
+        *event = Event { generation: event.generation, live: true, records, point, stamp, passed_us };
+        Ok(())
+    }
+
+    /// Where `event` was recorded, if it was, and what came before.
+    pub(super) fn recorded(&self, event: EventId) -> Result<(Option<Point>, &Stamp), ErrorKind> {
+        let event = &self.events[self.event(event)?];
+        Ok((event.point, &event.stamp))
+    }
+
+    /// When `event` was passed, in µs.
+    pub(super) fn passed_us(&self, event: EventId) -> Result<u64, ErrorKind> {
+        let passed_us = self.events[self.event(event)?].passed_us;
+        passed_us.filter(|&us| us <= self.now_us).ok_or(ErrorKind::NotPassed(event.0))
+    }
+
+    fn event(&self, event: EventId) -> Result<usize, ErrorKind> {
+        let (generation, index) = ((event.0 >> 32) as u32, event.0 as u32 as usize);
+        match self.events.get(index) {
+            Some(slot) if slot.live && slot.generation == generation => Ok(index),
+            _ => Err(ErrorKind::UnknownHandle { what: "event", handle: event.0 }),
+        }
+    }
+
+    /// Whether anything is queued on any stream.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queued == 0
+    }
+
+    /// Forgets everything that is queued. What waits for it never passes.
+    pub(super) fn abandon(&mut self) {
+        self.queued = 0;
+        self.streams.iter_mut().for_each(|stream| stream.queue.clear());
+    }
+
+    /// Whether a query should let the device run a little before it answers.
+    pub(super) fn flips_heads(&mut self) -> bool {
+        self.random.below(2) == 0
+    }
+
+    /// Takes the first item of some stream on which one may run now. `None`: there is none; `Some(None)`: the item
+    /// was no work.
+    pub(super) fn step(&mut self) -> Option<Option<Work>> {
+        let starts = |&stream: &usize| self.starts_us(stream).is_some_and(|us| us <= self.now_us);
+        let runnable: Vec<usize> = (0..self.streams.len()).filter(starts).collect();
+        if runnable.is_empty() {
+            return None;
+        }
+        let stream = &mut self.streams[runnable[self.random.below(runnable.len())]];
+        let item = stream.queue.pop_front()?;
+        stream.executed += 1;
+        self.queued -= 1;
+        match item {
+            Item::Work(work) => return Some(Some(work)),
+            Item::Note(event, record) => {
+                if let Ok(index) = self.event(event)
+                    && self.events[index].records == record
+                {
+                    self.events[index].passed_us = Some(self.now_us);
+                }
+            }
+            Item::Wait(_) | Item::Busy(_) => {}
+        }
+        Some(None)
+    }
+
+    /// Moves the clock to the next time at which something can happen that brings `point` nearer, when nothing can
+    /// run before.
+    pub(super) fn skip_ahead(&mut self, point: Point) {
+        let starts = (0..self.streams.len()).filter_map(|stream| self.starts_us(stream));
+        let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
+        let next = starts.chain(passes).min();
+        // Waits are for points recorded before them, so the oldest item of all can run once its time has come.
+        self.now_us = next.expect("waits form no circle").max(self.now_us);
+    }
+
+    /// When the first item of a stream can run, if it waits for nothing but the clock.
+    fn starts_us(&self, stream: usize) -> Option<u64> {
+        let stream = &self.streams[stream];
+        let own_us = match stream.queue.front()? {
+            Item::Work(_) | Item::Note(..) => 0,
+            Item::Busy(until_us) => *until_us,
+            Item::Wait(point) => {
+                let ran = self.streams[point.stream].executed >= point.position;
+                ran.then_some(point.at_us)?
+            }
+        };
+        Some(own_us.max(stream.ready_us))
+    }
+}

@@ -1,0 +1,37 @@
+//! What the suites share: devices to test on, and a chunk to work with.
+
+use std::sync::Arc;
+
+use tenure_alloc::{Address, ChunkId};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::{Driver, ErrorKind};
+
+/// One granule of the small device.
+pub(crate) const GRANULE: u64 = 64 << 10;
+
+/// A simulated device with room for 64 granules.
+pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
+    let config = SimConfig { capacity_bytes: 64 * GRANULE, granularity_bytes: GRANULE, seed, other_bytes: 0 };
+    Arc::new(SimDriver::new(config))
+}
+
+/// A chunk of `bytes` bytes, mapped and accessible at an address of its own.
+pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
+    let address = driver.reserve(bytes).unwrap();
+    let chunk = driver.create(bytes).unwrap();
+    driver.map(address, chunk).unwrap();
+    driver.set_access(address, bytes).unwrap();
+    (address, chunk)
+}
+
+/// `count` bytes at `address`, after everything on the null stream.
+pub(crate) fn read(driver: &dyn Driver, address: Address, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    driver.copy_from_device(&mut bytes, address, tenure_core::StreamId::NULL).unwrap();
+    bytes
+}
+
+/// Why a call failed.
+pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, tenure_device::CallError>) -> ErrorKind {
+    result.unwrap_err().kind
+}

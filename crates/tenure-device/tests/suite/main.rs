@@ -1,0 +1,11 @@
+//! The suite of drivers. [`drivers`] holds what every driver does, [`backing`] what allocators stand on; the rest is
+//! what only the simulated driver does.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod backing;
+mod checks;
+mod common;
+mod costs;
+mod drivers;
+mod races;
+mod schedule;

@@ -1,0 +1,257 @@
+//! The race detector: what is unordered is found with every seed, what is ordered never reported.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tenure_alloc::Address;
+use tenure_core::StreamId;
+use tenure_device::sim::{Kernel, SimDriver};
+use tenure_device::{CallError, Driver, ErrorKind, EventId};
+
+use crate::common::{GRANULE, kind, mapped_chunk, sim};
+
+const SEEDS: std::ops::Range<u64> = 0..32;
+
+/// As small as an allocator can be that knows streams: blocks of one size, free lists per stream.
+struct TinyAllocator {
+    driver: Arc<SimDriver>,
+    free: HashMap<StreamId, Vec<Address>>,
+    recorded: HashMap<Address, Vec<StreamId>>,
+    /// Freed blocks and the events that must be passed before they are reused.
+    pending: Vec<(StreamId, Address, Vec<EventId>)>,
+}
+
+impl TinyAllocator {
+    const BLOCK: u64 = 512;
+
+    fn new(driver: &Arc<SimDriver>) -> Self {
+        Self { driver: Arc::clone(driver), free: HashMap::new(), recorded: HashMap::new(), pending: Vec::new() }
+    }
+
+    fn allocate(&mut self, stream: StreamId) -> Address {
+        let driver = &self.driver;
+        let passed = |events: &Vec<EventId>| events.iter().all(|&event| driver.query_event(event).unwrap());
+        for (stream, address, _) in self.pending.extract_if(.., |(_, _, events)| passed(events)) {
+            self.free.entry(stream).or_default().push(address);
+        }
+        let block = self.free.entry(stream).or_default().pop();
+        block.unwrap_or_else(|| driver.malloc(Self::BLOCK).unwrap())
+    }
+
+    fn record_stream(&mut self, address: Address, stream: StreamId) {
+        self.recorded.entry(address).or_default().push(stream);
+    }
+
+    fn free(&mut self, address: Address, stream: StreamId) {
+        let record = |user| {
+            let event = self.driver.create_event().unwrap();
+            self.driver.record_event(event, user).unwrap();
+            event
+        };
+        let events = self.recorded.remove(&address).unwrap_or_default().into_iter().map(record).collect();
+        self.pending.push((stream, address, events));
+    }
+}
+
+/// A tensor made on one stream is read on another, and freed there and then; the next one is made.
+fn producer_and_consumer(seed: u64, record_stream: bool) -> Result<(), CallError> {
+    let driver = sim(seed);
+    let mut allocator = TinyAllocator::new(&driver);
+    let (compute, side) = (driver.create_stream()?, driver.create_stream()?);
+    let made = driver.create_event()?;
+    for _ in 0..10 {
+        let tensor = allocator.allocate(compute);
+        driver.launch(Kernel::new("produce", compute).writes(tensor, TinyAllocator::BLOCK))?;
+        driver.record_event(made, compute)?;
+        driver.wait_event(side, made)?;
+        driver.launch(Kernel::new("consume", side).reads(tensor, TinyAllocator::BLOCK))?;
+        if record_stream {
+            allocator.record_stream(tensor, side);
+        }
+        allocator.free(tensor, compute);
+    }
+    driver.synchronize()
+}
+
+#[test]
+fn a_forgotten_record_stream_is_caught_with_every_seed() {
+    for seed in SEEDS {
+        let error = producer_and_consumer(seed, false).unwrap_err();
+        let ErrorKind::Race { first, second, .. } = &error.kind else { panic!("seed {seed}: {error}") };
+        assert_eq!((first.name.as_str(), second.name.as_str()), ("consume", "produce"));
+        assert!(error.to_string().contains(file!()), "{error}");
+    }
+}
+
+#[test]
+fn with_record_stream_the_same_program_passes_with_every_seed() {
+    for seed in SEEDS {
+        producer_and_consumer(seed, true).unwrap();
+    }
+}
+
+#[test]
+fn a_race_is_reported_though_the_first_work_has_run() {
+    let driver = sim(0);
+    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+    driver.memset(address, 0, 16, a).unwrap();
+    driver.run().unwrap();
+    assert!(matches!(kind(driver.memset(address + 15, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
+}
+
+#[test]
+fn a_race_names_the_bytes_both_touch() {
+    let driver = sim(0);
+    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(64).unwrap());
+    driver.launch(Kernel::new("first", a).writes(address, 40)).unwrap();
+    let error = kind(driver.launch(Kernel::new("second", StreamId::NULL).reads(address + 30, 30)));
+    assert!(matches!(&error, ErrorKind::Race { range, .. } if *range == (address + 30..address + 40)), "{error}");
+}
+
+#[test]
+fn two_reads_do_not_race() {
+    let driver = sim(0);
+    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+    for stream in [a, StreamId::NULL, a] {
+        driver.launch(Kernel::new("read", stream).reads(address, 16)).unwrap();
+    }
+}
+
+#[test]
+fn a_write_races_with_the_reads_of_every_stream() {
+    let driver = sim(0);
+    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+    driver.launch(Kernel::new("read", a).reads(address, 16)).unwrap();
+    driver.launch(Kernel::new("read", b).reads(address, 16)).unwrap();
+    driver.record_event(event, b).unwrap();
+    driver.wait_event(StreamId::NULL, event).unwrap();
+    let error = kind(driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 16)));
+    assert!(matches!(&error, ErrorKind::Race { first, .. } if first.stream == a), "{error}");
+}
+
+#[test]
+fn an_event_orders_only_what_came_before_its_record() {
+    let driver = sim(0);
+    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+    let event = driver.create_event().unwrap();
+    driver.record_event(event, a).unwrap();
+    driver.memset(address, 0, 16, a).unwrap();
+    driver.wait_event(StreamId::NULL, event).unwrap();
+    assert!(matches!(kind(driver.memset(address, 1, 16, StreamId::NULL)), ErrorKind::Race { .. }));
+}
+
+#[test]
+fn a_wait_keeps_to_the_record_it_was_put_after() {
+    let driver = sim(0);
+    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
+    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+    driver.memset(address, 0, 16, a).unwrap();
+    driver.record_event(event, a).unwrap();
+    driver.wait_event(b, event).unwrap();
+    driver.record_event(event, StreamId::NULL).unwrap();
+    driver.memset(address, 1, 16, b).unwrap();
+    driver.synchronize().unwrap();
+}
+
+#[test]
+fn order_passes_through_a_third_stream_and_through_the_host() {
+    for seed in SEEDS {
+        let driver = sim(seed);
+        let streams: Vec<_> = (0..4).map(|_| driver.create_stream().unwrap()).collect();
+        let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+        driver.memset(address, 0, 16, streams[0]).unwrap();
+        for hop in [0, 1] {
+            driver.record_event(event, streams[hop]).unwrap();
+            driver.wait_event(streams[hop + 1], event).unwrap();
+        }
+        driver.memset(address, 1, 16, streams[2]).unwrap();
+        driver.synchronize_stream(streams[2]).unwrap();
+        driver.memset(address, 2, 16, streams[3]).unwrap();
+    }
+}
+
+#[test]
+fn addresses_of_one_chunk_race_with_each_other() {
+    let driver = sim(0);
+    let (first, chunk) = mapped_chunk(&*driver, GRANULE);
+    let second = driver.reserve(GRANULE).unwrap();
+    driver.map(second, chunk).unwrap();
+    driver.set_access(second, GRANULE).unwrap();
+    let a = driver.create_stream().unwrap();
+    driver.memset(first, 0, 16, a).unwrap();
+    assert!(matches!(kind(driver.memset(second + 8, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
+}
+
+/// One step of a random program of two events, three streams and sixteen bytes.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Touch { stream: usize, start: u64, len: u64, write: bool },
+    Record { event: usize, stream: usize },
+    Wait { stream: usize, event: usize },
+    Synchronize { stream: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3usize, 0..12u64, 1..5u64, any::<bool>())
+            .prop_map(|(stream, start, len, write)| Step::Touch { stream, start, len, write }),
+        2 => (0..2usize, 0..3usize).prop_map(|(event, stream)| Step::Record { event, stream }),
+        2 => (0..3usize, 0..2usize).prop_map(|(stream, event)| Step::Wait { stream, event }),
+        1 => (0..3usize).prop_map(|stream| Step::Synchronize { stream }),
+    ]
+}
+
+/// Which of the steps is the first to race, found from the definition: sets of everything that came before.
+fn first_race(steps: &[Step]) -> Option<usize> {
+    let (mut streams, mut events, mut host) = ([0u64; 3], [0u64; 2], 0u64);
+    for (index, &step) in steps.iter().enumerate() {
+        match step {
+            Step::Touch { stream, start, len, write } => {
+                streams[stream] |= host;
+                let races = steps[..index].iter().enumerate().any(|(earlier, &other)| match other {
+                    Step::Touch { start: from, len: count, write: wrote, .. } => {
+                        let overlap = start < from + count && from < start + len;
+                        overlap && (write || wrote) && streams[stream] >> earlier & 1 == 0
+                    }
+                    _ => false,
+                });
+                if races {
+                    return Some(index);
+                }
+                streams[stream] |= 1 << index;
+            }
+            Step::Record { event, stream } => events[event] = streams[stream],
+            Step::Wait { stream, event } => streams[stream] |= events[event],
+            Step::Synchronize { stream } => host |= streams[stream],
+        }
+    }
+    None
+}
+
+proptest! {
+    #[test]
+    fn exactly_what_the_definition_calls_a_race_is_reported(
+        steps in prop::collection::vec(step(), 1..50),
+        seed: u64,
+    ) {
+        let driver = sim(seed);
+        let address = driver.malloc(16).unwrap();
+        let streams: Vec<_> = (0..3).map(|_| driver.create_stream().unwrap()).collect();
+        let events: Vec<_> = (0..2).map(|_| driver.create_event().unwrap()).collect();
+        let run = |&step: &Step| match step {
+            Step::Touch { stream, start, len, write: true } => {
+                driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len))
+            }
+            Step::Touch { stream, start, len, write: false } => {
+                driver.launch(Kernel::new("read", streams[stream]).reads(address + start, len))
+            }
+            Step::Record { event, stream } => driver.record_event(events[event], streams[stream]),
+            Step::Wait { stream, event } => driver.wait_event(streams[stream], events[event]),
+            Step::Synchronize { stream } => driver.synchronize_stream(streams[stream]),
+        };
+        let failed = steps.iter().map(run).position(|result| result.is_err());
+        prop_assert_eq!(failed, first_race(&steps));
+    }
+}
