@@ -21,7 +21,8 @@ pub type FreeMemoryCallback = Box<dyn Fn() -> bool + Send + Sync>;
 /// Told of every out-of-memory error, before it is returned and with no lock held.
 pub type OutOfMemoryObserver = Box<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-/// Says whether an allocation on a stream goes to a private pool.
+/// Says whether an allocation on a stream goes to a private pool. Called on the allocating thread with the allocator's
+/// lock held: it must not call the allocator.
 pub type StreamFilter = Box<dyn Fn(StreamId) -> bool + Send + Sync>;
 
 /// A device's caching allocator: PyTorch's `DeviceCachingAllocator`, as its users see it.

@@ -1,13 +1,24 @@
 //! Block allocators over a [`Backing`].
 //!
 //! Nothing here knows a device: a backing hands out physical chunks, address space and stream marks, and an
-//! allocator decides which block lives where. [`native`] and [`expandable`] are PyTorch's own policies, exactly;
-//! [`paged`] is Tenure's.
+//! allocator decides which block lives where. [`native`] is PyTorch's own allocator, exactly, with and without
+//! expandable segments.
 
 mod backing;
+mod caching;
 mod error;
+mod history;
+mod hooks;
+pub mod native;
 mod resource;
+pub mod snapshot;
+mod statistics;
 
 pub use backing::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+pub use caching::{CachingAllocator, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, StreamFilter};
 pub use error::AllocError;
+pub use history::{Action, Clock, Event, History};
+pub use native::NativeAllocator;
 pub use resource::{Block, PoolId, Request, Resource};
+pub use snapshot::Snapshot;
+pub use statistics::{PoolKind, PoolStatistics, Stat, Statistics, TagStatistics};

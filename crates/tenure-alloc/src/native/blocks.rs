@@ -1,0 +1,170 @@
+//! Blocks: an arena of them, linked into segments by index.
+
+use std::ops::{Index, IndexMut};
+
+use tenure_core::{KeyId, StreamId, Tag};
+
+use crate::{Address, PoolKind};
+
+/// Where a block is in [`Blocks`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct BlockId(u32);
+
+/// A common or private pair of pools, by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PoolRef {
+    pub(super) owner: usize,
+    pub(super) kind: PoolKind,
+}
+
+/// What a block is doing. Neighbours merge when both are `Free` or both are `Unmapped`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// In its pool's free set.
+    Free,
+    /// In its pool's unmapped set: reserved addresses with nothing under them.
+    Unmapped,
+    /// Handed out.
+    Allocated,
+    /// Freed, and awaited on this many marks; 0 until the marks are recorded, after a capture.
+    Pending(u32),
+}
+
+/// A stream other than the block's own that used the block.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Use {
+    pub(super) stream: StreamId,
+    /// Recorded only while allocations went to a private pool.
+    pub(super) only_in_capture: bool,
+}
+
+/// A range of a segment.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) address: Address,
+    pub(super) bytes: u64,
+    pub(super) requested: u64,
+    pub(super) stream: StreamId,
+    pub(super) pool: PoolRef,
+    pub(super) state: State,
+    /// Neighbours in the segment, by address.
+    pub(super) prev: Option<BlockId>,
+    pub(super) next: Option<BlockId>,
+    /// The expandable segment that it lies in, by index.
+    pub(super) segment: Option<usize>,
+    pub(super) uses: Vec<Use>,
+    /// The pool's count of lookups when it became free.
+    pub(super) free_since: u64,
+    pub(super) tag: Tag,
+    pub(super) key: KeyId,
+}
+
+impl Block {
+    pub(super) fn new(address: Address, bytes: u64, stream: StreamId, pool: PoolRef, state: State) -> Self {
+        Self {
+            address,
+            bytes,
+            requested: 0,
+            stream,
+            pool,
+            state,
+            prev: None,
+            next: None,
+            segment: None,
+            uses: Vec::new(),
+            free_since: 0,
+            tag: Tag::Unknown,
+            key: KeyId::NONE,
+        }
+    }
+
+    /// Whether it is a part of a segment.
+    pub(super) fn is_split(&self) -> bool {
+        self.prev.is_some() || self.next.is_some()
+    }
+}
+
+/// Every block of an allocator.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    slots: Vec<Option<Block>>,
+    vacant: Vec<BlockId>,
+}
+
+impl Blocks {
+    pub(super) fn insert(&mut self, block: Block) -> BlockId {
+        if let Some(id) = self.vacant.pop() {
+            self.slots[id.0 as usize] = Some(block);
+            return id;
+        }
+        let id = BlockId(u32::try_from(self.slots.len()).expect("fewer than 2^32 blocks of at least 512 bytes"));
+        self.slots.push(Some(block));
+        id
+    }
+
+    /// Forgets a block that no other block is linked to.
+    pub(super) fn remove(&mut self, id: BlockId) {
+        self.slots[id.0 as usize] = None;
+        self.vacant.push(id);
+    }
+
+    /// Every block, in no useful order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Block> {
+        self.slots.iter().flatten()
+    }
+
+    /// Cuts `id` after its first `bytes`; returns the rest, which is like it and linked in after it.
+    pub(super) fn cut(&mut self, id: BlockId, bytes: u64) -> BlockId {
+        let block = &mut self[id];
+        debug_assert!(0 < bytes && bytes < block.bytes);
+        let rest = Block {
+            prev: Some(id),
+            next: block.next,
+            segment: block.segment,
+            ..Block::new(block.address + bytes, block.bytes - bytes, block.stream, block.pool, block.state)
+        };
+        block.bytes = bytes;
+        let after = block.next;
+        let rest = self.insert(rest);
+        self[id].next = Some(rest);
+        if let Some(after) = after {
+            self[after].prev = Some(rest);
+        }
+        rest
+    }
+
+    /// Joins `id` with its neighbour `other`, which is forgotten.
+    pub(super) fn join(&mut self, id: BlockId, other: BlockId) {
+        let Block { address, bytes, prev, next, .. } = self[other];
+        self[id].bytes += bytes;
+        if self[id].prev == Some(other) {
+            self[id].address = address;
+            self[id].prev = prev;
+            if let Some(prev) = prev {
+                self[prev].next = Some(id);
+            }
+        } else {
+            self[id].next = next;
+            if let Some(next) = next {
+                self[next].prev = Some(id);
+            }
+        }
+        self.remove(other);
+    }
+}
+
+impl Index<BlockId> for Blocks {
+    type Output = Block;
+
+    #[inline]
+    fn index(&self, id: BlockId) -> &Block {
+        self.slots[id.0 as usize].as_ref().expect("an id is forgotten with its block")
+    }
+}
+
+impl IndexMut<BlockId> for Blocks {
+    #[inline]
+    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+        self.slots[id.0 as usize].as_mut().expect("an id is forgotten with its block")
+    }
+}

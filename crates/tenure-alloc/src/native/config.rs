@@ -1,0 +1,187 @@
+//! Settings, and the sizes that follow from them.
+
+use crate::snapshot::Setting;
+use crate::{AllocError, PoolKind};
+
+/// Every block is a multiple of this.
+pub(super) const MIN_BLOCK: u64 = 512;
+/// The largest request of the small pool.
+pub(super) const SMALL_LIMIT: u64 = 1 << 20;
+/// Segments and chunks of the small pool.
+pub(super) const SMALL_SEGMENT: u64 = 2 << 20;
+/// Segments that share large requests, and chunks of the large pool.
+pub(super) const LARGE_SEGMENT: u64 = 20 << 20;
+/// Requests from here on get a segment of their own size.
+const OWN_SEGMENT: u64 = 10 << 20;
+/// Segments of their own size are multiples of this.
+const SEGMENT_ROUNDING: u64 = 2 << 20;
+/// Beyond this no size is rounded without overflow, and no device has as much.
+const MAX_REQUEST: u64 = 1 << 62;
+
+/// How a [`NativeAllocator`](super::NativeAllocator) behaves: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Config {
+    /// The device's number in snapshots.
+    pub device: u32,
+    /// Blocks of at least this many bytes are neither split nor given to smaller requests; more than 20 MiB. `None`
+    /// sets no limit.
+    pub max_split_size: Option<u64>,
+    /// How many steps a request is rounded to between a power of two and the next: for requests below 2 MiB, below
+    /// 4 MiB, and so on, the last for all others. Powers of two; 0 and 1 mean multiples of 512 bytes.
+    pub roundup_power2_divisions: [u64; 16],
+    /// With a memory fraction set, the part of it (0 to 1) beyond which old cached segments are released before new
+    /// ones are made; 0 turns this off.
+    pub garbage_collection_threshold: f64,
+    /// Maps chunks into large reserved ranges instead of making segments of fixed size.
+    pub expandable_segments: bool,
+}
+
+impl Config {
+    /// PyTorch's `expandable_segments:True`.
+    pub fn expandable() -> Self {
+        Self { expandable_segments: true, ..Self::default() }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), AllocError> {
+        if let Some(bytes) = self.max_split_size
+            && bytes <= LARGE_SEGMENT
+        {
+            return Err(invalid("max_split_size", bytes, "it must be more than 20 MiB (20971520)"));
+        }
+        if let Some(divisions) = self.roundup_power2_divisions.iter().find(|&&d| d != 0 && !d.is_power_of_two()) {
+            return Err(invalid("roundup_power2_divisions", divisions, "it must be 0 or a power of two"));
+        }
+        let threshold = self.garbage_collection_threshold;
+        if !(0.0..1.0).contains(&threshold) {
+            return Err(invalid("garbage_collection_threshold", threshold, "it must be at least 0 and less than 1"));
+        }
+        Ok(())
+    }
+
+    /// Bytes of the block for a request (PyTorch's `round_size`): a multiple of 512, or the next of equal steps between
+    /// two powers of two.
+    pub(super) fn round(&self, requested: u64) -> Result<u64, AllocError> {
+        if requested > MAX_REQUEST {
+            return Err(AllocError::TooLarge(requested));
+        }
+        if requested < MIN_BLOCK {
+            return Ok(MIN_BLOCK);
+        }
+        let divisions = self.roundup_power2_divisions[size_class(requested)];
+        // Divided rather than multiplied, so that no number of divisions overflows.
+        if divisions > 1 && requested.div_ceil(divisions) > MIN_BLOCK {
+            let step = (1_u64 << requested.ilog2()) / divisions;
+            Ok(requested.next_multiple_of(step))
+        } else {
+            Ok(requested.next_multiple_of(MIN_BLOCK))
+        }
+    }
+
+    /// Whether blocks of `bytes` are kept whole.
+    pub(super) fn is_oversize(&self, bytes: u64) -> bool {
+        self.max_split_size.is_some_and(|limit| bytes >= limit)
+    }
+
+    pub(super) fn describe(&self) -> Vec<(&'static str, Setting)> {
+        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let divisions = self.roundup_power2_divisions.iter().enumerate();
+        vec![
+            ("PYTORCH_CUDA_ALLOC_CONF", Setting::Text(String::new())),
+            ("max_split_size", Setting::Integer(self.max_split_size.map_or(-1, signed))),
+            ("garbage_collection_threshold", Setting::Number(self.garbage_collection_threshold)),
+            ("expandable_segments", Setting::Flag(self.expandable_segments)),
+            ("pinned_num_register_threads", Setting::Integer(1)),
+            ("release_lock_on_cudamalloc", Setting::Flag(false)),
+            ("pinned_use_cuda_host_register", Setting::Flag(false)),
+            ("graph_capture_record_stream_reuse", Setting::Flag(false)),
+            (
+                "roundup_power2_divisions",
+                Setting::Table(divisions.map(|(i, &d)| ((1_u64 << i).to_string(), signed(d))).collect()),
+            ),
+        ]
+    }
+}
+
+/// The pool that serves blocks of `bytes`.
+pub(super) fn pool_kind(bytes: u64) -> PoolKind {
+    if bytes <= SMALL_LIMIT { PoolKind::Small } else { PoolKind::Large }
+}
+
+/// Bytes of the segment that is made for a block of `bytes`.
+pub(super) fn segment_size(bytes: u64) -> u64 {
+    if bytes <= SMALL_LIMIT {
+        SMALL_SEGMENT
+    } else if bytes < OWN_SEGMENT {
+        LARGE_SEGMENT
+    } else {
+        bytes.next_multiple_of(SEGMENT_ROUNDING)
+    }
+}
+
+/// Bytes of the chunks that a pool is made of, with expandable segments.
+pub(super) fn chunk_size(kind: PoolKind) -> u64 {
+    match kind {
+        PoolKind::Small => SMALL_SEGMENT,
+        PoolKind::Large => LARGE_SEGMENT,
+    }
+}
+
+pub(super) fn invalid(setting: &'static str, value: impl ToString, expected: &'static str) -> AllocError {
+    AllocError::InvalidSetting { setting, value: value.to_string(), expected }
+}
+
+/// Index into `roundup_power2_divisions`: 0 below 2 MiB, then one for every power of two, up to 15.
+fn size_class(requested: u64) -> usize {
+    (requested.ilog2().saturating_sub(20) as usize).min(15)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_round_to_512_bytes() {
+        let config = Config::default();
+        assert_eq!([1, 511, 512, 513, 1 << 20].map(|n| config.round(n).unwrap()), [512, 512, 512, 1024, 1 << 20]);
+        assert_eq!(config.round(u64::MAX), Err(AllocError::TooLarge(u64::MAX)));
+    }
+
+    #[test]
+    fn sizes_round_to_steps_between_powers_of_two() {
+        let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
+        // Up to 512 bytes a division, sizes still round to 512.
+        assert_eq!([1200, 2048, 2049].map(|n| config.round(n).unwrap()), [1536, 2048, 2560]);
+        let mib = 1 << 20;
+        assert_eq!([4 * mib + 1, 5 * mib, 7 * mib + 1].map(|n| config.round(n).unwrap()), [5 * mib, 5 * mib, 8 * mib]);
+    }
+
+    #[test]
+    fn divisions_are_chosen_by_size_class() {
+        let mut divisions = [0; 16];
+        divisions[3] = 2;
+        let config = Config { roundup_power2_divisions: divisions, ..Config::default() };
+        let mib = 1 << 20;
+        assert_eq!(config.round(7 * mib + 1).unwrap(), 7 * mib + 512);
+        assert_eq!(config.round(8 * mib + 1).unwrap(), 12 * mib);
+        assert_eq!(config.round(16 * mib + 1).unwrap(), 16 * mib + 512);
+    }
+
+    #[test]
+    fn segments_are_2_mib_20_mib_or_the_request_rounded_to_2_mib() {
+        let mib = 1 << 20;
+        assert_eq!(
+            [512, mib, mib + 512, 10 * mib - 512, 10 * mib, 31 * mib].map(segment_size),
+            [2 * mib, 2 * mib, 20 * mib, 20 * mib, 10 * mib, 32 * mib]
+        );
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused() {
+        let small = Config { max_split_size: Some(LARGE_SEGMENT), ..Config::default() };
+        let odd = Config { roundup_power2_divisions: [3; 16], ..Config::default() };
+        let full = Config { garbage_collection_threshold: 1.0, ..Config::default() };
+        for config in [small, odd, full] {
+            assert!(matches!(config.validate(), Err(AllocError::InvalidSetting { .. })));
+        }
+    }
+}

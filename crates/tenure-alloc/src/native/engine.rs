@@ -1,0 +1,329 @@
+//! Serving requests: best fit, split, merge.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tenure_core::{KeyId, StreamId, Tag};
+
+use super::blocks::{Block, BlockId, Blocks, PoolRef, State, Use};
+use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, invalid, pool_kind, segment_size};
+use super::expandable::ExpandableSegment;
+use super::pending::Pending;
+use super::pool::Pools;
+use super::private::Captures;
+use crate::{Action, Address, AllocError, Backing, Event, History, OutOfMemory, PoolKind, Request, Stat, Statistics};
+
+/// Everything that the allocator's lock guards.
+pub(super) struct Engine {
+    pub(super) config: Config,
+    pub(super) backing: Arc<dyn Backing>,
+    pub(super) history: Arc<History>,
+    pub(super) statistics: Statistics,
+    pub(super) blocks: Blocks,
+    pub(super) pools: Pools,
+    /// Blocks handed out, by address.
+    live: FxHashMap<Address, BlockId>,
+    pub(super) pending: Pending,
+    pub(super) captures: Captures,
+    pub(super) segments: Vec<Option<ExpandableSegment>>,
+    /// Bytes of the device.
+    pub(super) device_bytes: u64,
+    /// Bytes that this allocator may hold, if a memory fraction was set.
+    pub(super) allowed: Option<u64>,
+}
+
+/// A request, rounded, and the pool that it goes to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) request: Request,
+    pub(super) bytes: u64,
+    pub(super) pool: PoolRef,
+}
+
+impl Engine {
+    pub(super) fn new(backing: Arc<dyn Backing>, config: Config, history: Arc<History>) -> Result<Self, AllocError> {
+        config.validate()?;
+        let granularity = backing.granularity();
+        if config.expandable_segments && !SMALL_SEGMENT.is_multiple_of(granularity) {
+            return Err(invalid("expandable_segments", true, "the backing's granularity must divide 2 MiB"));
+        }
+        let device_bytes = backing.memory_info()?.total;
+        let statistics = Statistics { max_split_size: config.max_split_size, ..Statistics::default() };
+        Ok(Self {
+            config,
+            backing,
+            history,
+            statistics,
+            blocks: Blocks::default(),
+            pools: Pools::default(),
+            live: FxHashMap::default(),
+            pending: Pending::default(),
+            captures: Captures::default(),
+            segments: Vec::new(),
+            device_bytes,
+            allowed: None,
+        })
+    }
+
+    /// A free block for `request`, if there is one.
+    #[inline]
+    pub(super) fn allocate_free(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = self.want(request)?;
+        Ok(self.take_free(&wanted).map(|id| self.hand_out(&wanted, id)))
+    }
+
+    /// A block for `request` in new memory, or in memory that can still be reclaimed; `None` if there is none.
+    pub(super) fn allocate_new(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = self.want(request)?;
+        if self.collects_garbage() {
+            self.collect_garbage()?;
+        }
+        let mut found = self.add_segment(&wanted)?;
+        if found.is_none() {
+            if let Some((wanted, id)) = self.take_from_private_pools(&wanted) {
+                return Ok(Some(self.hand_out(&wanted, id)));
+            }
+            if self.release_oversize(&wanted)? {
+                found = self.add_segment(&wanted)?;
+            }
+        }
+        if found.is_none() && !self.captures.any() {
+            self.release_cached()?;
+            self.statistics.num_alloc_retries += 1;
+            found = self.add_segment(&wanted)?;
+        }
+        Ok(found.map(|id| self.hand_out(&wanted, id)))
+    }
+
+    /// Counts and records that there is no memory for `request`, and says so to the caller and the observers.
+    pub(super) fn out_of_memory(&mut self, request: Request) -> Result<(AllocError, OutOfMemory), AllocError> {
+        let bytes = self.config.round(request.bytes)?;
+        let info = self.backing.memory_info()?;
+        let allowed = self.allowed.unwrap_or(info.total);
+        self.statistics.num_ooms += 1;
+        let Request { stream, tag, key, .. } = request;
+        let address = info.free;
+        self.history.record(|time_us| Event { action: Action::OutOfMemory, address, bytes, stream, time_us, tag, key });
+        let seen = OutOfMemory { requested: segment_size(bytes), allowed, total: info.total, free: info.free };
+        let error = AllocError::OutOfMemory {
+            requested: request.bytes,
+            stream,
+            allocated: self.statistics.all.allocated_bytes.current,
+            reserved: self.reserved(),
+            free: info.free,
+            total: info.total,
+            allowed,
+        };
+        Ok((error, seen))
+    }
+
+    pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
+        let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let must_wait = !self.blocks[id].uses.is_empty();
+        let capturing = self.captures.any();
+        let marks = if must_wait && !capturing { self.await_streams(id, |_| true)? } else { 0 };
+        self.live.remove(&address);
+        let block = &mut self.blocks[id];
+        block.state = State::Pending(marks);
+        self.statistics.block_freed(block.pool.kind, block.tag, block.requested, block.bytes);
+        if self.config.is_oversize(block.bytes) {
+            self.statistics.oversize_allocations.decrease(1);
+        }
+        self.record_block(Action::FreeRequested, id);
+        if !must_wait {
+            self.complete(id);
+        } else if capturing {
+            self.pending.deferred.push(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let in_capture = self.captures.any();
+        let block = &mut self.blocks[id];
+        // Stream order protects uses on the block's own stream.
+        if stream != block.stream {
+            match block.uses.iter_mut().find(|known| known.stream == stream) {
+                Some(known) => known.only_in_capture &= in_capture,
+                None => block.uses.push(Use { stream, only_in_capture: in_capture }),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(invalid("memory fraction", fraction, "it must be between 0 and 1"));
+        }
+        self.allowed = Some((fraction * self.device_bytes as f64) as u64);
+        Ok(())
+    }
+
+    /// Returns a block that every stream has passed to its pool, merged with its free neighbours.
+    pub(super) fn complete(&mut self, id: BlockId) {
+        self.record_block(Action::FreeCompleted, id);
+        let block = &mut self.blocks[id];
+        block.state = State::Free;
+        let Block { pool, bytes, tag, segment, .. } = *block;
+        self.statistics.block_completed(pool.kind, tag, bytes);
+        let (merged, merged_bytes) = self.merge(id);
+        self.insert_free(id);
+        // Pages of expandable segments can be released whatever their neighbours do.
+        if segment.is_none() {
+            let block = &self.blocks[id];
+            let (split, split_bytes) = if block.is_split() { (1, block.bytes) } else { (0, 0) };
+            for pool in self.statistics.both(pool.kind) {
+                change(&mut pool.inactive_split, merged, split);
+                change(&mut pool.inactive_split_bytes, merged_bytes, split_bytes);
+            }
+        }
+    }
+
+    /// Joins `id`, which is in no set, with neighbours in the same state. Returns how many, and their bytes.
+    pub(super) fn merge(&mut self, id: BlockId) -> (u64, u64) {
+        let mut merged = (0, 0);
+        let Block { prev, next, state, pool, .. } = self.blocks[id];
+        for other in [prev, next].into_iter().flatten() {
+            let neighbour = &self.blocks[other];
+            if neighbour.state != state {
+                continue;
+            }
+            if state == State::Unmapped {
+                self.pools.get_mut(pool).remove_unmapped(neighbour);
+            } else {
+                self.pools.get_mut(pool).remove_free(neighbour);
+            }
+            merged = (merged.0 + 1, merged.1 + neighbour.bytes);
+            self.blocks.join(id, other);
+        }
+        merged
+    }
+
+    pub(super) fn insert_free(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id];
+        self.pools.get_mut(block.pool).insert_free(id, block);
+    }
+
+    pub(super) fn remove_free(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.pools.get_mut(block.pool).remove_free(block);
+    }
+
+    /// Takes the best fitting block out of the pool.
+    pub(super) fn take_free(&mut self, wanted: &Wanted) -> Option<BlockId> {
+        if self.collects_garbage() {
+            self.pools.get_mut(wanted.pool).lookups += 1;
+        }
+        let found = self.best_fit(wanted)?;
+        self.remove_free(found);
+        Some(found)
+    }
+
+    /// The smallest free block that fits, and of equal ones the lowest.
+    fn best_fit(&self, wanted: &Wanted) -> Option<BlockId> {
+        let mut fitting = self.pools.get(wanted.pool).fitting(wanted.request.stream, wanted.bytes);
+        let mut found = fitting.next()?;
+        if self.config.expandable_segments {
+            // A block that can grow counts as large as it can become.
+            for next in fitting {
+                if self.reach(next) >= self.reach(found) {
+                    break;
+                }
+                found = next;
+            }
+        }
+        self.serves(wanted.bytes, self.blocks[found].bytes).then_some(found)
+    }
+
+    /// Hands out a block that is in no set, less what can be split off it.
+    fn hand_out(&mut self, wanted: &Wanted, id: BlockId) -> crate::Block {
+        let kind = wanted.pool.kind;
+        let was_split = self.blocks[id].is_split();
+        let expandable = self.blocks[id].segment.is_some();
+        let whole = self.blocks[id].bytes;
+        let rest = if self.should_split(wanted, whole - wanted.bytes) {
+            let rest = self.blocks.cut(id, wanted.bytes);
+            self.blocks[rest].state = State::Free;
+            self.insert_free(rest);
+            whole - wanted.bytes
+        } else {
+            0
+        };
+        if !expandable {
+            let inactive_before = if was_split { (1, whole) } else { (0, 0) };
+            for pool in self.statistics.both(kind) {
+                change(&mut pool.inactive_split, inactive_before.0, u64::from(rest > 0));
+                change(&mut pool.inactive_split_bytes, inactive_before.1, rest);
+            }
+        }
+        let block = &mut self.blocks[id];
+        block.state = State::Allocated;
+        block.requested = wanted.request.bytes;
+        block.tag = wanted.request.tag;
+        block.key = wanted.request.key;
+        let Block { address, bytes, .. } = *block;
+        self.live.insert(address, id);
+        self.statistics.block_allocated(kind, wanted.request.tag, wanted.request.bytes, bytes);
+        if self.config.is_oversize(bytes) {
+            self.statistics.oversize_allocations.increase(1);
+        }
+        self.record_block(Action::Alloc, id);
+        crate::Block { address, bytes }
+    }
+
+    fn should_split(&self, wanted: &Wanted, rest: u64) -> bool {
+        if wanted.pool.kind == PoolKind::Small || self.config.expandable_segments {
+            rest >= MIN_BLOCK
+        } else {
+            rest > SMALL_LIMIT && !self.config.is_oversize(wanted.bytes)
+        }
+    }
+
+    /// Whether a block of `found` bytes may serve `bytes`: an oversize one serves only what is oversize itself, and not
+    /// much smaller.
+    fn serves(&self, bytes: u64, found: u64) -> bool {
+        match (self.config.is_oversize(bytes), self.config.is_oversize(found)) {
+            (false, oversize) => !oversize,
+            (true, _) => found < bytes + LARGE_SEGMENT,
+        }
+    }
+
+    /// Bytes of a free block and of the unmapped range after it.
+    fn reach(&self, id: BlockId) -> u64 {
+        let block = &self.blocks[id];
+        let next = block.next.map(|next| &self.blocks[next]).filter(|next| next.state == State::Unmapped);
+        block.bytes + next.map_or(0, |next| next.bytes)
+    }
+
+    fn want(&self, request: Request) -> Result<Wanted, AllocError> {
+        let bytes = self.config.round(request.bytes)?;
+        let pool = PoolRef { owner: self.captures.owner_for(request.stream), kind: pool_kind(bytes) };
+        Ok(Wanted { request, bytes, pool })
+    }
+
+    pub(super) fn reserved(&self) -> u64 {
+        self.statistics.all.reserved_bytes.current
+    }
+
+    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId) {
+        let (tag, key) = (Tag::Unknown, KeyId::NONE);
+        self.history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    }
+
+    fn record_block(&self, action: Action, id: BlockId) {
+        self.history.record(|time_us| {
+            let Block { address, requested: bytes, stream, tag, key, .. } = self.blocks[id];
+            Event { action, address, bytes, stream, time_us, tag, key }
+        });
+    }
+}
+
+/// Moves a figure by what goes and what comes, as one step.
+fn change(stat: &mut Stat, gone: u64, come: u64) {
+    if come > gone {
+        stat.increase(come - gone);
+    } else {
+        stat.decrease(gone - come);
+    }
+}

@@ -1,0 +1,270 @@
+//! Expandable segments: reserved ranges larger than the device, with chunks mapped where blocks need them.
+//!
+//! A segment's blocks are free, unmapped or in use; a free and an unmapped one side by side grow into one as chunks
+//! are mapped. Physical memory goes back chunk by chunk, whatever else lives in the segment.
+
+use std::ops::Range;
+
+use super::blocks::{Block, BlockId, PoolRef, State};
+use super::config::chunk_size;
+use super::engine::{Engine, Wanted};
+use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId};
+
+/// A reserved range, in slots of one chunk each.
+#[derive(Debug)]
+pub(super) struct ExpandableSegment {
+    base: Address,
+    bytes: u64,
+    chunk_bytes: u64,
+    /// Slots beyond its end are vacant.
+    slots: Vec<Slot>,
+    /// Chunks held.
+    held: u64,
+}
+
+/// What is under a chunk's worth of addresses. Under a mapped block every slot is mapped and accessible; under an
+/// unmapped one a chunk may be left over from a call that failed and could not be undone, and is used first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Vacant,
+    Created(ChunkId),
+    Mapped(ChunkId),
+}
+
+impl ExpandableSegment {
+    fn reserve(backing: &dyn Backing, device_bytes: u64, chunk_bytes: u64) -> Result<Self, BackingError> {
+        // An eighth more than the device has, so that chunks unmapped early on can be mapped at the end.
+        let bytes = (device_bytes + device_bytes / 8).next_multiple_of(chunk_bytes);
+        let base = backing.reserve(bytes)?;
+        Ok(Self { base, bytes, chunk_bytes, slots: Vec::new(), held: 0 })
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.held * self.chunk_bytes
+    }
+
+    /// Slots of a range of whole chunks.
+    fn slots_of(&self, address: Address, bytes: u64) -> Range<usize> {
+        let first = (address - self.base) / self.chunk_bytes;
+        first as usize..(first + bytes / self.chunk_bytes) as usize
+    }
+
+    fn address_of(&self, slot: usize) -> Address {
+        self.base + slot as u64 * self.chunk_bytes
+    }
+
+    /// The whole chunks inside a range.
+    fn whole_chunks(&self, address: Address, bytes: u64) -> Range<usize> {
+        let first = (address - self.base).div_ceil(self.chunk_bytes);
+        let end = (address + bytes - self.base) / self.chunk_bytes;
+        first as usize..end.max(first) as usize
+    }
+
+    /// Puts chunks under `slots` and makes them accessible; on failure takes away what it can of them again.
+    fn map(&mut self, backing: &dyn Backing, slots: Range<usize>) -> Result<(), BackingError> {
+        if self.slots.len() < slots.end {
+            self.slots.resize(slots.end, Slot::Vacant);
+        }
+        let mapped = self.try_map(backing, slots.clone());
+        if mapped.is_err() {
+            // What cannot be undone stays in its slot, counted as held, for the next call.
+            let _ = slots.into_iter().try_for_each(|slot| self.vacate(backing, slot));
+        }
+        mapped
+    }
+
+    fn try_map(&mut self, backing: &dyn Backing, slots: Range<usize>) -> Result<(), BackingError> {
+        for slot in slots.clone() {
+            if self.slots[slot] == Slot::Vacant {
+                self.slots[slot] = Slot::Created(backing.create(self.chunk_bytes)?);
+                self.held += 1;
+            }
+        }
+        for slot in slots.clone() {
+            if let Slot::Created(chunk) = self.slots[slot] {
+                backing.map(self.address_of(slot), chunk)?;
+                self.slots[slot] = Slot::Mapped(chunk);
+            }
+        }
+        backing.set_access(self.address_of(slots.start), slots.len() as u64 * self.chunk_bytes)
+    }
+
+    /// Takes whatever is under `slot` away.
+    fn vacate(&mut self, backing: &dyn Backing, slot: usize) -> Result<(), BackingError> {
+        if let Some(&Slot::Mapped(chunk)) = self.slots.get(slot) {
+            backing.unmap(self.address_of(slot), self.chunk_bytes)?;
+            self.slots[slot] = Slot::Created(chunk);
+        }
+        if let Some(&Slot::Created(chunk)) = self.slots.get(slot) {
+            backing.release(chunk)?;
+            self.slots[slot] = Slot::Vacant;
+            self.held -= 1;
+        }
+        Ok(())
+    }
+
+    /// Slots in `slots` from the first on that are no longer mapped.
+    fn unmapped_prefix(&self, slots: Range<usize>) -> usize {
+        slots.take_while(|&slot| !matches!(self.slots[slot], Slot::Mapped(_))).count()
+    }
+}
+
+impl Engine {
+    /// A block of at least `wanted.bytes`, in no set, at the lowest address where chunks can be mapped for it.
+    pub(super) fn map_for(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
+        let mut id = match self.find_room(wanted) {
+            Some(id) => id,
+            None => self.reserve_segment(wanted)?,
+        };
+        if self.blocks[id].state == State::Unmapped {
+            id = self.map_block(id, wanted.bytes)?;
+        }
+        // A free block that is too small has an unmapped range after it: there was room.
+        while let Block { bytes, next: Some(next), .. } = self.blocks[id]
+            && bytes < wanted.bytes
+        {
+            id = self.map_block(next, wanted.bytes - bytes)?;
+        }
+        self.remove_free(id);
+        Ok(id)
+    }
+
+    /// Unmaps the whole chunks of a free block, once its stream has passed what it may use them for.
+    pub(super) fn unmap_block(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let Block { address, bytes, stream, pool, segment, .. } = self.blocks[id];
+        let segment = segment.expect("only blocks of expandable segments are unmapped");
+        let slots = self.segment(segment).whole_chunks(address, bytes);
+        if slots.is_empty() {
+            return Ok(());
+        }
+        let mark = self.backing.record(stream)?;
+        self.backing.synchronize(mark)?;
+        let result = self.on_segment(segment, pool, |segment, backing| {
+            slots.clone().try_for_each(|slot| segment.vacate(backing, slot))
+        });
+        let gone = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
+        if gone > 0 {
+            let first = self.segment(segment).address_of(slots.start);
+            self.mark_unmapped(id, first, gone * chunk_size(pool.kind));
+        }
+        Ok(result?)
+    }
+
+    /// Releases chunks left over under an unmapped range, and the whole segment if that is all there is of it.
+    pub(super) fn release_unmapped(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let Block { address, bytes, pool, segment, .. } = self.blocks[id];
+        let index = segment.expect("only expandable segments have unmapped ranges");
+        let slots = self.segment(index).slots_of(address, bytes);
+        let slots = slots.start..slots.end.min(self.segment(index).slots.len());
+        self.on_segment(index, pool, |segment, backing| {
+            slots.into_iter().try_for_each(|slot| segment.vacate(backing, slot))
+        })?;
+        if !self.blocks[id].is_split() {
+            self.backing.unreserve(address, bytes)?;
+            self.pools.get_mut(pool).remove_unmapped(&self.blocks[id]);
+            self.blocks.remove(id);
+            self.segments[index] = None;
+        }
+        Ok(())
+    }
+
+    /// The lowest run of free and unmapped blocks of the pool, with an unmapped one among the first two, that has room.
+    fn find_room(&self, wanted: &Wanted) -> Option<BlockId> {
+        let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
+        self.pools.get(wanted.pool).unmapped_of(wanted.request.stream).find_map(|unmapped| {
+            let first = self.blocks[unmapped].prev.filter(usable).unwrap_or(unmapped);
+            let run = std::iter::successors(Some(first), |&id| self.blocks[id].next.filter(usable));
+            let mut room = 0;
+            run.map(|id| self.blocks[id].bytes)
+                .any(|bytes| {
+                    room += bytes;
+                    room >= wanted.bytes
+                })
+                .then_some(first)
+        })
+    }
+
+    /// A new segment: one unmapped block.
+    fn reserve_segment(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
+        let chunk_bytes = chunk_size(wanted.pool.kind);
+        let segment = ExpandableSegment::reserve(&*self.backing, self.device_bytes, chunk_bytes)?;
+        let index = self.segments.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.segments.push(None);
+            self.segments.len() - 1
+        });
+        let block = Block::new(segment.base, segment.bytes, wanted.request.stream, wanted.pool, State::Unmapped);
+        let id = self.blocks.insert(Block { segment: Some(index), ..block });
+        self.pools.get_mut(wanted.pool).insert_unmapped(id, &self.blocks[id]);
+        self.segments[index] = Some(segment);
+        Ok(id)
+    }
+
+    /// Maps chunks under the first `bytes` of an unmapped block, or under all of it; returns the free block that they
+    /// become part of.
+    fn map_block(&mut self, id: BlockId, bytes: u64) -> Result<BlockId, BackingError> {
+        let Block { address, bytes: available, stream, pool, segment, .. } = self.blocks[id];
+        let index = segment.expect("only expandable segments have unmapped ranges");
+        let bytes = bytes.next_multiple_of(chunk_size(pool.kind)).min(available);
+        let slots = self.segment(index).slots_of(address, bytes);
+        self.on_segment(index, pool, |segment, backing| segment.map(backing, slots))?;
+        self.statistics.num_device_alloc += 1;
+        self.record_segment(Action::SegmentMap, address, bytes, stream);
+
+        self.pools.get_mut(pool).remove_unmapped(&self.blocks[id]);
+        if bytes < available {
+            let rest = self.blocks.cut(id, bytes);
+            self.pools.get_mut(pool).insert_unmapped(rest, &self.blocks[rest]);
+        }
+        self.blocks[id].state = State::Free;
+        self.merge(id);
+        self.insert_free(id);
+        Ok(id)
+    }
+
+    /// Turns `bytes` at `first` of a free block, whose chunks are gone, into an unmapped block.
+    fn mark_unmapped(&mut self, id: BlockId, first: Address, bytes: u64) {
+        let Block { address, bytes: whole, stream, pool, .. } = self.blocks[id];
+        self.remove_free(id);
+        let mut unmapped = id;
+        if address < first {
+            unmapped = self.blocks.cut(id, first - address);
+            self.insert_free(id);
+        }
+        if first + bytes < address + whole {
+            let rest = self.blocks.cut(unmapped, bytes);
+            self.insert_free(rest);
+        }
+        self.blocks[unmapped].state = State::Unmapped;
+        self.merge(unmapped);
+        self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
+        self.statistics.num_device_free += 1;
+        self.record_segment(Action::SegmentUnmap, first, bytes, stream);
+    }
+
+    fn segment(&self, index: usize) -> &ExpandableSegment {
+        self.segments[index].as_ref().expect("a segment outlives its blocks")
+    }
+
+    /// Changes a segment, and counts the chunks that came or went, whether the change failed or not.
+    fn on_segment(
+        &mut self,
+        index: usize,
+        pool: PoolRef,
+        change: impl FnOnce(&mut ExpandableSegment, &dyn Backing) -> Result<(), BackingError>,
+    ) -> Result<(), BackingError> {
+        let segment = self.segments[index].as_mut().expect("a segment outlives its blocks");
+        let before = segment.held_bytes();
+        let result = change(segment, &*self.backing);
+        let after = segment.held_bytes();
+        let reserved = &mut self.pools.pair_mut(pool.owner).reserved;
+        *reserved = *reserved + after - before;
+        for pool in self.statistics.both(pool.kind) {
+            if after > before {
+                pool.reserved_bytes.increase(after - before);
+            } else {
+                pool.reserved_bytes.decrease(before - after);
+            }
+        }
+        result
+    }
+}

@@ -1,0 +1,151 @@
+//! PyTorch's caching allocator (c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11), native and with expandable segments.
+//!
+//! Requests are rounded and served from two pools, small and large, by the best fitting free block of their stream;
+//! blocks are split off segments and merged again. The same requests over the same segment addresses get the same
+//! addresses as they do from PyTorch.
+
+mod blocks;
+mod config;
+mod engine;
+mod expandable;
+mod pending;
+mod pool;
+mod private;
+mod reclaim;
+mod report;
+mod segments;
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_core::StreamId;
+
+pub use config::Config;
+
+use crate::hooks::Hooks;
+use crate::{
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemoryObserver, PoolId,
+    Request, Resource, Snapshot, Statistics, StreamFilter,
+};
+use engine::Engine;
+
+/// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks and observers run without it.
+///
+/// A failing call of the backing fails the request that it was made for and nothing else: what was reclaimed before
+/// stays reclaimed, everything else is as before, and every counter is exact.
+pub struct NativeAllocator {
+    engine: Mutex<Engine>,
+    history: Arc<History>,
+    hooks: Hooks,
+}
+
+impl NativeAllocator {
+    /// An allocator over `backing`.
+    ///
+    /// # Errors
+    /// A setting of `config` makes no sense, or the backing cannot tell its memory.
+    pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
+        Self::with_history(backing, config, History::default())
+    }
+
+    /// The same, with a history of a clock of its own.
+    pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
+        let history = Arc::new(history);
+        let engine = Engine::new(backing, config, Arc::clone(&history))?;
+        Ok(Self { engine: Mutex::new(engine), history, hooks: Hooks::default() })
+    }
+
+    /// A block when the pool has none: asks the callbacks, then the engine for new memory.
+    #[cold]
+    fn allocate_slow(&self, mut engine: MutexGuard<'_, Engine>, request: Request) -> Result<Block, AllocError> {
+        if self.hooks.has_callbacks() && MutexGuard::unlocked(&mut engine, || self.hooks.free_memory()) {
+            // The pools may be others by now.
+            if let Some(block) = engine.allocate_free(request)? {
+                return Ok(block);
+            }
+        }
+        if let Some(block) = engine.allocate_new(request)? {
+            return Ok(block);
+        }
+        let (error, seen) = engine.out_of_memory(request)?;
+        drop(engine);
+        self.hooks.out_of_memory(&seen);
+        Err(error)
+    }
+}
+
+impl Resource for NativeAllocator {
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        if request.bytes == 0 {
+            return Ok(Block { address: 0, bytes: 0 });
+        }
+        let mut engine = self.engine.lock();
+        engine.finish_completed()?;
+        match engine.allocate_free(request)? {
+            Some(block) => Ok(block),
+            None => self.allocate_slow(engine, request),
+        }
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        if address == 0 { Ok(()) } else { self.engine.lock().free(address) }
+    }
+}
+
+impl CachingAllocator for NativeAllocator {
+    fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        if address == 0 { Ok(()) } else { self.engine.lock().record_stream(address, stream) }
+    }
+
+    fn release_cached(&self) -> Result<(), AllocError> {
+        self.engine.lock().release_cached()
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.engine.lock().statistics.clone()
+    }
+
+    fn reset_peak_statistics(&self) {
+        self.engine.lock().statistics.reset_peak();
+    }
+
+    fn reset_accumulated_statistics(&self) {
+        self.engine.lock().statistics.reset_accumulated();
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.engine.lock().snapshot()
+    }
+
+    fn record_history(&self, limit: Option<usize>) {
+        self.history.keep(limit);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        self.engine.lock().set_memory_fraction(fraction)
+    }
+
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
+        self.hooks.add_observer(observer);
+    }
+
+    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
+        self.engine.lock().begin_pool(pool, filter)
+    }
+
+    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.engine.lock().end_pool(pool)
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.engine.lock().release_pool(pool)
+    }
+
+    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.engine.lock().use_pool_on_oom(pool)
+    }
+}

@@ -1,0 +1,97 @@
+//! Freed blocks that other streams may still use.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tenure_core::StreamId;
+
+use super::blocks::{BlockId, State, Use};
+use super::engine::Engine;
+use crate::{AllocError, BackingError, Mark};
+
+/// Freed blocks by what they wait for.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    /// Marks in the order they were recorded, by stream, so that a slow stream delays its own blocks only.
+    awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
+    /// Freed during a capture, when recording and asking for marks would break the capture.
+    pub(super) deferred: Vec<BlockId>,
+}
+
+impl Engine {
+    /// Returns freed blocks that every stream has passed to their pools. Asks nothing while a capture may be underway.
+    #[inline]
+    pub(super) fn finish_completed(&mut self) -> Result<(), AllocError> {
+        let nothing = self.pending.awaited.is_empty() && self.pending.deferred.is_empty();
+        if nothing || self.captures.any() {
+            return Ok(());
+        }
+        self.finish(false)
+    }
+
+    /// Waits until every freed block has been passed by every stream, and returns it to its pool.
+    pub(super) fn finish_all(&mut self) -> Result<(), AllocError> {
+        self.statistics.num_sync_all_streams += 1;
+        self.finish(true)
+    }
+
+    fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
+        self.settle_deferred()?;
+        let streams: Vec<StreamId> = self.pending.awaited.keys().copied().collect();
+        for stream in streams {
+            while let Some((mark, id)) = self.first_awaited(stream) {
+                if wait {
+                    self.backing.synchronize(mark)?;
+                } else if !self.backing.completed(mark)? {
+                    break;
+                }
+                self.passed(stream, id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes `id` wait for every stream that used it and passes `filter`; returns how many. All or nothing.
+    pub(super) fn await_streams(&mut self, id: BlockId, filter: fn(&Use) -> bool) -> Result<u32, BackingError> {
+        let uses = self.blocks[id].uses.iter().filter(|used| filter(used));
+        let marks: Vec<Mark> = uses.map(|used| self.backing.record(used.stream)).collect::<Result<_, _>>()?;
+        self.blocks[id].uses.clear();
+        for &mark in &marks {
+            self.pending.awaited.entry(mark.stream).or_default().push_back((mark, id));
+        }
+        Ok(marks.len() as u32)
+    }
+
+    /// Records the marks of blocks freed during a capture. What a stream was given during the capture has not run, and
+    /// the captured graph orders it by itself, so only streams recorded outside one are awaited. (PyTorch forgets those
+    /// that are recorded in both.)
+    fn settle_deferred(&mut self) -> Result<(), AllocError> {
+        while let Some(&id) = self.pending.deferred.last() {
+            let marks = self.await_streams(id, |used| !used.only_in_capture)?;
+            self.pending.deferred.pop();
+            self.blocks[id].state = State::Pending(marks);
+            if marks == 0 {
+                self.complete(id);
+            }
+        }
+        Ok(())
+    }
+
+    fn first_awaited(&self, stream: StreamId) -> Option<(Mark, BlockId)> {
+        self.pending.awaited.get(&stream)?.front().copied()
+    }
+
+    /// `stream` has passed the first mark awaited on it, which was for `id`.
+    fn passed(&mut self, stream: StreamId, id: BlockId) {
+        if let Some(queue) = self.pending.awaited.get_mut(&stream) {
+            queue.pop_front();
+            if queue.is_empty() {
+                self.pending.awaited.remove(&stream);
+            }
+        }
+        let State::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
+        self.blocks[id].state = State::Pending(marks - 1);
+        if marks == 1 {
+            self.complete(id);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Giving memory back: garbage collection, release before a retry, release on request.
+
+use super::blocks::{BlockId, PoolRef};
+use super::engine::{Engine, Wanted};
+use super::pool::COMMON;
+use crate::{AllocError, PoolKind};
+
+impl Engine {
+    /// Gives back every segment and chunk that no block lives on, after waiting for what is pending.
+    ///
+    /// While a capture may be underway, only private pools that nobody uses are released.
+    pub(super) fn release_cached(&mut self) -> Result<(), AllocError> {
+        if !self.captures.any() {
+            self.finish_all()?;
+            for kind in [PoolKind::Large, PoolKind::Small] {
+                self.release_free(PoolRef { owner: COMMON, kind })?;
+            }
+        }
+        self.release_unused_pools()
+    }
+
+    /// Whether block ages are kept, for [`collect_garbage`](Self::collect_garbage).
+    #[inline]
+    pub(super) fn collects_garbage(&self) -> bool {
+        self.allowed.is_some() && self.config.garbage_collection_threshold > 0.0
+    }
+
+    /// Releases large segments that have been free for at least the mean age, until what is held is under the
+    /// threshold or nothing is left to release. An age is the number of lookups since the block became free.
+    pub(super) fn collect_garbage(&mut self) -> Result<(), AllocError> {
+        let threshold = (self.config.garbage_collection_threshold * self.allowed.unwrap_or(0) as f64) as u64;
+        let large = PoolRef { owner: COMMON, kind: PoolKind::Large };
+        let mut aged = Vec::new();
+        if self.reserved() > threshold {
+            let pool = self.pools.get(large);
+            let whole = pool.free.values().copied().filter(|&id| self.is_whole_segment(id));
+            aged.extend(whole.map(|id| (pool.lookups - self.blocks[id].free_since, id)));
+        }
+        while self.reserved() > threshold && !aged.is_empty() {
+            let total: u64 = aged.iter().map(|&(age, _)| age).sum();
+            let mean = total as f64 / aged.len() as f64;
+            // The mean is reached by at least one, so that every round releases some.
+            let (old, young): (Vec<_>, Vec<_>) = aged.into_iter().partition(|&(age, _)| age as f64 >= mean);
+            for (_, id) in old {
+                self.release_segment(id)?;
+            }
+            aged = young;
+        }
+        Ok(())
+    }
+
+    /// With a split limit, makes room for `wanted` by releasing one large enough oversize segment of its stream, or
+    /// several from the largest down. Returns whether enough was released.
+    pub(super) fn release_oversize(&mut self, wanted: &Wanted) -> Result<bool, AllocError> {
+        let Some(limit) = self.config.max_split_size else { return Ok(false) };
+        let stream = wanted.request.stream;
+        let needed = wanted.bytes.max(limit);
+        let pool = self.pools.get(wanted.pool);
+        let fitting = pool.fitting(stream, needed).next();
+        if let Some(id) = fitting.filter(|&id| self.is_whole_segment(id)) {
+            self.release_segment(id)?;
+            return Ok(true);
+        }
+        let pool = self.pools.get(wanted.pool);
+        let smaller = pool.free.range((stream, limit, 0)..(stream, needed, 0)).rev().map(|(_, &id)| id);
+        let smaller: Vec<BlockId> = smaller.filter(|&id| self.is_whole_segment(id)).collect();
+        let mut released = 0;
+        for id in smaller {
+            if released >= needed {
+                break;
+            }
+            released += self.blocks[id].bytes;
+            self.release_segment(id)?;
+        }
+        Ok(released >= needed)
+    }
+
+    /// Gives back what is free in a pool: whole segments, and whole chunks of expandable ones.
+    pub(super) fn release_free(&mut self, pool: PoolRef) -> Result<(), AllocError> {
+        let free: Vec<BlockId> = self.pools.get(pool).free.values().copied().collect();
+        for id in free {
+            if self.blocks[id].segment.is_some() {
+                self.unmap_block(id)?;
+            } else if self.is_whole_segment(id) {
+                self.release_segment(id)?;
+            }
+        }
+        let unmapped: Vec<BlockId> = self.pools.get(pool).unmapped.values().copied().collect();
+        for id in unmapped {
+            self.release_unmapped(id)?;
+        }
+        Ok(())
+    }
+}

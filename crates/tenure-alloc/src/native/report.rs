@@ -1,0 +1,51 @@
+//! Snapshots.
+
+use tenure_core::StreamId;
+
+use super::blocks::{Block, State};
+use super::engine::Engine;
+use crate::Action;
+use crate::snapshot::{Segment, Snapshot, SnapshotBlock, SnapshotState};
+
+impl Engine {
+    pub(super) fn snapshot(&mut self) -> Snapshot {
+        let mut segments: Vec<Segment> =
+            self.blocks.iter().filter(|block| self.is_segment_head(block)).map(|head| self.describe(head)).collect();
+        segments.sort_by_key(|segment| segment.address);
+
+        let mut device_traces = vec![Vec::new(); self.config.device as usize];
+        device_traces.push(self.history.events());
+        self.record_segment(Action::Snapshot, 0, self.statistics.all.active_bytes.current, StreamId::NULL);
+        Snapshot { segments, device_traces, settings: self.config.describe(), annotations: Vec::new() }
+    }
+
+    /// Whether a mapped run of blocks starts with `block`.
+    fn is_segment_head(&self, block: &Block) -> bool {
+        let follows = block.prev.is_some_and(|prev| self.blocks[prev].state != State::Unmapped);
+        block.state != State::Unmapped && !follows
+    }
+
+    /// The mapped run of blocks from `head` on.
+    fn describe(&self, head: &Block) -> Segment {
+        let run = std::iter::successors(Some(head), |block| block.next.map(|next| &self.blocks[next]));
+        let blocks = run.map_while(|block| {
+            let state = match block.state {
+                State::Unmapped => return None,
+                State::Free => SnapshotState::Inactive,
+                State::Allocated => SnapshotState::Allocated,
+                State::Pending(_) => SnapshotState::PendingFree,
+            };
+            let Block { address, bytes, requested, tag, key, .. } = *block;
+            Some(SnapshotBlock { address, bytes, requested, state, tag, key })
+        });
+        Segment {
+            device: self.config.device,
+            address: head.address,
+            stream: head.stream,
+            kind: head.pool.kind,
+            pool: self.pools.pair(head.pool.owner).id,
+            is_expandable: head.segment.is_some(),
+            blocks: blocks.collect(),
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Segments: memory from the backing, and back to it whole.
+
+use super::blocks::{Block, BlockId, State};
+use super::config::segment_size;
+use super::engine::{Engine, Wanted};
+use crate::{Action, Address, AllocError, BackingError};
+
+impl Engine {
+    /// A new segment, or a larger one, with a block for `wanted` that is in no set. `None` if memory is out.
+    pub(super) fn add_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        let bytes = segment_size(wanted.bytes);
+        let forbidden = self.allowed.is_some_and(|allowed| self.reserved() + bytes > allowed);
+        if forbidden || wanted.bytes > self.device_bytes {
+            return Ok(None);
+        }
+        let added = if self.config.expandable_segments {
+            self.map_for(wanted)
+        } else {
+            self.backing.malloc(bytes).map(|address| self.insert_segment(wanted, address, bytes))
+        };
+        match added {
+            Ok(id) => Ok(Some(id)),
+            Err(BackingError::OutOfMemory { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn insert_segment(&mut self, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
+        let Wanted { request, pool, .. } = *wanted;
+        let id = self.blocks.insert(Block::new(address, bytes, request.stream, pool, State::Free));
+        self.pools.pair_mut(pool.owner).reserved += bytes;
+        for pool in self.statistics.both(pool.kind) {
+            pool.segment.increase(1);
+            pool.reserved_bytes.increase(bytes);
+        }
+        if self.config.is_oversize(bytes) {
+            self.statistics.oversize_segments.increase(1);
+        }
+        self.statistics.num_device_alloc += 1;
+        self.record_segment(Action::SegmentAlloc, address, bytes, request.stream);
+        id
+    }
+
+    /// Whether a block is all there is of a segment that is not expandable.
+    pub(super) fn is_whole_segment(&self, id: BlockId) -> bool {
+        let block = &self.blocks[id];
+        block.segment.is_none() && !block.is_split()
+    }
+
+    /// Gives a free block that is a whole segment back to the backing.
+    pub(super) fn release_segment(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let Block { address, bytes, stream, pool, .. } = self.blocks[id];
+        self.backing.free(address)?;
+        self.remove_free(id);
+        self.blocks.remove(id);
+        self.pools.pair_mut(pool.owner).reserved -= bytes;
+        for pool in self.statistics.both(pool.kind) {
+            pool.segment.decrease(1);
+            pool.reserved_bytes.decrease(bytes);
+        }
+        if self.config.is_oversize(bytes) {
+            self.statistics.oversize_segments.decrease(1);
+        }
+        self.statistics.num_device_free += 1;
+        self.record_segment(Action::SegmentFree, address, bytes, stream);
+        Ok(())
+    }
+}

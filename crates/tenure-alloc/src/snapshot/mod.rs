@@ -1,0 +1,222 @@
+//! What an allocator holds, in the shape of PyTorch's `torch.cuda.memory._snapshot()`.
+
+pub mod pickle;
+
+use std::io;
+
+use tenure_core::{KeyId, StreamId, Tag};
+
+use crate::{Action, Address, Event, PoolId, PoolKind};
+use pickle::Writer;
+
+/// Everything an allocator holds, and what happened to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Every segment, by address.
+    pub segments: Vec<Segment>,
+    /// The history of each device, oldest event first: `device_traces[device]`.
+    pub device_traces: Vec<Vec<Event>>,
+    /// The allocator's settings, by PyTorch's names where they are PyTorch's.
+    pub settings: Vec<(&'static str, Setting)>,
+    /// Marks that the program put into the history.
+    pub annotations: Vec<Annotation>,
+}
+
+/// A run of memory held from the backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The device's number.
+    pub device: u32,
+    /// First byte.
+    pub address: Address,
+    /// The stream its blocks are for.
+    pub stream: StreamId,
+    /// Small or large.
+    pub kind: PoolKind,
+    /// The private pool it belongs to; (0, 0) is the common one.
+    pub pool: PoolId,
+    /// Whether it is made of chunks mapped into reserved address space.
+    pub is_expandable: bool,
+    /// Its blocks, by address; they cover it without a gap.
+    pub blocks: Vec<SnapshotBlock>,
+}
+
+/// A block of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotBlock {
+    /// First byte.
+    pub address: Address,
+    /// Bytes.
+    pub bytes: u64,
+    /// Bytes that its last user asked for.
+    pub requested: u64,
+    /// Whether it is in use.
+    pub state: SnapshotState,
+    /// What it is for.
+    pub tag: Tag,
+    /// Which block it is.
+    pub key: KeyId,
+}
+
+/// Whether a block is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotState {
+    /// Handed out.
+    Allocated,
+    /// Freed, but other streams may still use it.
+    PendingFree,
+    /// Free.
+    Inactive,
+}
+
+/// The value of a setting.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Setting {
+    /// On or off.
+    Flag(bool),
+    /// A whole number.
+    Integer(i64),
+    /// A number.
+    Number(f64),
+    /// Words.
+    Text(String),
+    /// Numbers by name.
+    Table(Vec<(String, i64)>),
+}
+
+/// A mark that the program put into the history.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Annotation {
+    /// Whether something starts or ends here: `START` or `END`.
+    pub stage: String,
+    /// What.
+    pub name: String,
+    /// The device's number.
+    pub device: u32,
+    /// When, by the history's clock, in µs.
+    pub time_us: u64,
+}
+
+impl Segment {
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.bytes).sum()
+    }
+
+    fn bytes_where(&self, predicate: impl Fn(SnapshotState) -> bool) -> u64 {
+        self.blocks.iter().filter(|block| predicate(block.state)).map(|block| block.bytes).sum()
+    }
+}
+
+impl SnapshotState {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Allocated => "active_allocated",
+            Self::PendingFree => "active_pending_free",
+            Self::Inactive => "inactive",
+        }
+    }
+}
+
+impl Snapshot {
+    /// Writes the snapshot as the pickle that `torch.cuda.memory._dump_snapshot` writes, for PyTorch's tools to open.
+    /// The tag and the key of
+    /// an event go where PyTorch puts the program's own metadata.
+    pub fn write_pickle<W: io::Write>(&self, out: W) -> io::Result<()> {
+        let mut writer = Writer::new(out)?;
+        writer.dict(|writer| {
+            writer.text("segments")?;
+            writer.list(|writer| self.segments.iter().try_for_each(|segment| write_segment(writer, segment)))?;
+            writer.text("device_traces")?;
+            writer.list(|writer| self.device_traces.iter().try_for_each(|trace| write_trace(writer, trace)))?;
+            writer.text("allocator_settings")?;
+            writer.dict(|writer| self.settings.iter().try_for_each(|setting| write_setting(writer, setting)))?;
+            writer.text("external_annotations")?;
+            writer.list(|writer| self.annotations.iter().try_for_each(|mark| write_annotation(writer, mark)))
+        })?;
+        writer.finish().map(drop)
+    }
+}
+
+fn write_segment<W: io::Write>(writer: &mut Writer<W>, segment: &Segment) -> io::Result<()> {
+    let requested = |block: &SnapshotBlock| if block.state == SnapshotState::Inactive { 0 } else { block.requested };
+    writer.dict(|writer| {
+        writer.entry("device", segment.device)?;
+        writer.entry("address", segment.address)?;
+        writer.entry("total_size", segment.bytes())?;
+        writer.entry("allocated_size", segment.bytes_where(|state| state == SnapshotState::Allocated))?;
+        writer.entry("active_size", segment.bytes_where(|state| state != SnapshotState::Inactive))?;
+        writer.entry("requested_size", segment.blocks.iter().map(requested).sum::<u64>())?;
+        writer.entry("stream", segment.stream.0)?;
+        writer.text_entry("segment_type", if segment.kind == PoolKind::Small { "small" } else { "large" })?;
+        writer.text("segment_pool_id")?;
+        writer.pair(|writer| writer.integer(segment.pool.0), |writer| writer.integer(segment.pool.1))?;
+        writer.text("is_expandable")?;
+        writer.flag(segment.is_expandable)?;
+        writer.text("frames")?;
+        writer.list(|_| Ok(()))?;
+        writer.text("blocks")?;
+        writer.list(|writer| segment.blocks.iter().try_for_each(|block| write_block(writer, block)))
+    })
+}
+
+fn write_block<W: io::Write>(writer: &mut Writer<W>, block: &SnapshotBlock) -> io::Result<()> {
+    writer.dict(|writer| {
+        writer.entry("address", block.address)?;
+        writer.entry("size", block.bytes)?;
+        writer.entry("requested_size", block.requested)?;
+        writer.text_entry("state", block.state.name())?;
+        writer.text("frames")?;
+        writer.list(|_| Ok(()))
+    })
+}
+
+fn write_trace<W: io::Write>(writer: &mut Writer<W>, trace: &[Event]) -> io::Result<()> {
+    writer.list(|writer| trace.iter().try_for_each(|event| write_event(writer, event)))
+}
+
+fn write_event<W: io::Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()> {
+    writer.dict(|writer| {
+        writer.text_entry("action", event.action.name())?;
+        writer.entry(if event.action == Action::OutOfMemory { "device_free" } else { "addr" }, event.address)?;
+        writer.entry("size", event.bytes)?;
+        writer.entry("stream", event.stream.0)?;
+        writer.entry("time_us", event.time_us)?;
+        writer.text_entry("compile_context", "N/A")?;
+        writer.text_entry("user_metadata", &metadata(event.tag, event.key))?;
+        writer.text("frames")?;
+        writer.list(|_| Ok(()))
+    })
+}
+
+fn write_setting<W: io::Write>(writer: &mut Writer<W>, (name, value): &(&str, Setting)) -> io::Result<()> {
+    writer.text(name)?;
+    match value {
+        Setting::Flag(value) => writer.flag(*value),
+        Setting::Integer(value) => writer.integer(*value),
+        Setting::Number(value) => writer.float(*value),
+        Setting::Text(value) => writer.text(value),
+        Setting::Table(rows) => {
+            writer.dict(|writer| rows.iter().try_for_each(|(name, value)| writer.entry(name, *value)))
+        }
+    }
+}
+
+fn write_annotation<W: io::Write>(writer: &mut Writer<W>, mark: &Annotation) -> io::Result<()> {
+    writer.dict(|writer| {
+        writer.text_entry("stage", &mark.stage)?;
+        writer.text_entry("name", &mark.name)?;
+        writer.entry("device", mark.device)?;
+        writer.entry("time_us", mark.time_us)
+    })
+}
+
+/// A tag and a key in words: `weight encoder/matmul/out#0`; nothing for neither.
+fn metadata(tag: Tag, key: KeyId) -> String {
+    match (tag, key.key()) {
+        (Tag::Unknown, None) => String::new(),
+        (tag, None) => tag.to_string(),
+        (Tag::Unknown, Some(key)) => key.to_string(),
+        (tag, Some(key)) => format!("{tag} {key}"),
+    }
+}

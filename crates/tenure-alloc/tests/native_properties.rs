@@ -1,0 +1,323 @@
+//! The allocator against a naive model, under random operations and failing driver calls.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{FakeBacking, MIB};
+use proptest::prelude::*;
+use tenure_alloc::native::{Config, NativeAllocator};
+use tenure_alloc::snapshot::SnapshotState;
+use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, Request, Resource};
+use tenure_core::{StreamId, Tag};
+
+const CASES: u32 = 1000;
+const STREAMS: u64 = 3;
+const POOL: PoolId = PoolId(0, 5);
+
+#[derive(Clone, Debug)]
+enum Op {
+    Allocate { bytes: u64, stream: u64, tag: usize },
+    Free { index: usize },
+    RecordStream { index: usize, stream: u64 },
+    Pass { stream: u64 },
+    ReleaseCached,
+    BeginPool,
+    EndPool,
+    FailCalls { after: u64, count: u64 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let bytes = prop_oneof![1..2000_u64, 1..MIB, 1..12 * MIB, MIB..90 * MIB];
+    prop_oneof![
+        8 => (bytes, 0..STREAMS, 0..Tag::ALL.len())
+            .prop_map(|(bytes, stream, tag)| Op::Allocate { bytes, stream, tag }),
+        7 => any::<usize>().prop_map(|index| Op::Free { index }),
+        3 => (any::<usize>(), 0..STREAMS).prop_map(|(index, stream)| Op::RecordStream { index, stream }),
+        2 => (0..STREAMS).prop_map(|stream| Op::Pass { stream }),
+        1 => Just(Op::ReleaseCached),
+        1 => Just(Op::BeginPool),
+        1 => Just(Op::EndPool),
+        1 => (0..12_u64, 1..4_u64).prop_map(|(after, count)| Op::FailCalls { after, count }),
+    ]
+}
+
+fn config() -> impl Strategy<Value = Config> {
+    let limits = prop_oneof![Just(None), Just(Some(24 * MIB))];
+    let thresholds = prop_oneof![Just(0.0), Just(0.3)];
+    (any::<bool>(), limits, prop_oneof![Just(0), Just(8)], thresholds).prop_map(
+        |(expandable_segments, max_split_size, divisions, garbage_collection_threshold)| Config {
+            expandable_segments,
+            max_split_size,
+            roundup_power2_divisions: [divisions; 16],
+            garbage_collection_threshold,
+            ..Config::default()
+        },
+    )
+}
+
+#[derive(Clone, Copy)]
+struct Live {
+    bytes: u64,
+    requested: u64,
+    tag: Tag,
+}
+
+/// An allocator, and what it should be doing.
+struct Model {
+    config: Config,
+    backing: Arc<FakeBacking>,
+    allocator: NativeAllocator,
+    live: BTreeMap<u64, Live>,
+    /// Addresses of live blocks, oldest first.
+    order: Vec<u64>,
+    capturing: bool,
+    pool_uses: u32,
+}
+
+impl Model {
+    fn new(config: Config) -> Self {
+        let backing = Arc::new(FakeBacking::new(512 * MIB));
+        backing.hold_streams();
+        let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config.clone()).unwrap();
+        if config.garbage_collection_threshold > 0.0 {
+            allocator.set_memory_fraction(0.75).unwrap();
+        }
+        Self { config, backing, allocator, live: BTreeMap::new(), order: Vec::new(), capturing: false, pool_uses: 0 }
+    }
+
+    /// Does `op`. An error must leave what the caller sees as it was.
+    fn apply(&mut self, op: &Op) -> Result<(), AllocError> {
+        match *op {
+            Op::Allocate { bytes, stream, tag } => {
+                let (stream, tag) = (StreamId(stream), Tag::ALL[tag]);
+                let block = self.allocator.allocate(Request::new(bytes, stream).with_tag(tag))?;
+                assert!(block.bytes >= bytes);
+                let before = self.live.range(..block.address + block.bytes).next_back();
+                assert!(before.is_none_or(|(start, live)| start + live.bytes <= block.address), "blocks overlap");
+                self.backing.assert_exclusive(stream, block.address, block.bytes);
+                self.backing.launch(stream, block.address, block.bytes);
+                self.order.push(block.address);
+                self.live.insert(block.address, Live { bytes: block.bytes, requested: bytes, tag });
+            }
+            Op::Free { index } => {
+                if let Some(address) = self.pick(index) {
+                    self.allocator.free(address)?;
+                    self.live.remove(&address);
+                    self.order.retain(|&other| other != address);
+                }
+            }
+            Op::RecordStream { index, stream } => {
+                if let Some(address) = self.pick(index) {
+                    self.allocator.record_stream(address, StreamId(stream))?;
+                    // What a capture puts on a stream does not run, so it is no work to be raced with.
+                    if !self.capturing {
+                        self.backing.launch(StreamId(stream), address, self.live[&address].bytes);
+                    }
+                }
+            }
+            Op::Pass { stream } => self.backing.pass(StreamId(stream)),
+            Op::ReleaseCached => self.allocator.release_cached()?,
+            Op::BeginPool if !self.capturing => {
+                self.allocator.begin_pool(POOL, Box::new(|stream| stream == StreamId(1)))?;
+                self.capturing = true;
+                self.pool_uses += 1;
+            }
+            Op::EndPool if self.capturing => {
+                self.allocator.end_pool(POOL)?;
+                self.capturing = false;
+            }
+            Op::BeginPool | Op::EndPool => {}
+            Op::FailCalls { after, count } => self.backing.fail_calls(after..after + count),
+        }
+        Ok(())
+    }
+
+    fn pick(&self, index: usize) -> Option<u64> {
+        Some(self.order[index.checked_rem(self.order.len())?])
+    }
+
+    fn check(&self) {
+        let statistics = self.allocator.statistics();
+        let all = &statistics.all;
+        assert_eq!(all.allocation.current, self.live.len() as u64);
+        assert_eq!(all.allocated_bytes.current, self.sum(|live| live.bytes));
+        assert_eq!(all.requested_bytes.current, self.sum(|live| live.requested));
+        assert_eq!(all.reserved_bytes.current, self.backing.used());
+        if self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments {
+            assert!(all.reserved_bytes.current <= 384 * MIB);
+        }
+        for pool in [all, &statistics.small_pool, &statistics.large_pool] {
+            assert!(pool.requested_bytes.current <= pool.allocated_bytes.current);
+            assert!(pool.allocated_bytes.current <= pool.active_bytes.current);
+            assert!(pool.active_bytes.current <= pool.reserved_bytes.current);
+        }
+        let both = |figure: fn(&PoolStatistics) -> u64| {
+            assert_eq!(figure(all), figure(&statistics.small_pool) + figure(&statistics.large_pool));
+        };
+        both(|pool| pool.active_bytes.current);
+        both(|pool| pool.reserved_bytes.current);
+        both(|pool| pool.inactive_split_bytes.current);
+        for tag in Tag::ALL {
+            let figures = statistics.tags[tag as usize];
+            assert_eq!(figures.allocated_bytes.current, self.sum(|live| if live.tag == tag { live.bytes } else { 0 }));
+            assert!(figures.allocated_bytes.current <= figures.active_bytes.current);
+        }
+    }
+
+    /// Blocks of a snapshot cover their segments, and no two free ones that could be one lie side by side.
+    fn check_snapshot(&self) {
+        let snapshot = self.allocator.snapshot();
+        let mut allocated = BTreeMap::new();
+        for segment in &snapshot.segments {
+            let mut next = segment.address;
+            for block in &segment.blocks {
+                assert_eq!(block.address, next);
+                next += block.bytes;
+                if block.state == SnapshotState::Allocated {
+                    allocated.insert(block.address, block.bytes);
+                }
+            }
+            let inactive = |index: usize| segment.blocks[index].state == SnapshotState::Inactive;
+            assert!((1..segment.blocks.len()).all(|index| !(inactive(index - 1) && inactive(index))));
+        }
+        let live: BTreeMap<u64, u64> = self.live.iter().map(|(&address, live)| (address, live.bytes)).collect();
+        assert_eq!(allocated, live);
+    }
+
+    fn sum(&self, figure: impl Fn(&Live) -> u64) -> u64 {
+        self.live.values().map(figure).sum()
+    }
+
+    /// Frees everything; nothing may be left anywhere.
+    fn finish(&mut self) {
+        self.backing.fail_none();
+        self.apply(&Op::EndPool).unwrap();
+        for address in std::mem::take(&mut self.live).into_keys() {
+            self.allocator.free(address).unwrap();
+        }
+        for _ in 0..self.pool_uses {
+            self.allocator.release_pool(POOL).unwrap();
+        }
+        self.allocator.release_cached().unwrap();
+        self.check();
+        assert_eq!((self.backing.used(), self.backing.reserved_address_space()), (0, 0));
+        assert_eq!(self.allocator.statistics().all.inactive_split_bytes.current, 0);
+        assert_eq!(self.allocator.statistics().all.active.current, 0);
+        assert!(self.allocator.snapshot().segments.is_empty());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocks_never_overlap_and_figures_are_exact(config in config(), ops in prop::collection::vec(op(), 1..120)) {
+        let mut model = Model::new(config);
+        for op in &ops {
+            // Errors are expected: memory is short, and calls are made to fail.
+            let _ = model.apply(op);
+            model.check();
+        }
+        model.check_snapshot();
+        model.finish();
+    }
+}
+
+/// A workload that makes every kind of call: growth, streams, a full device, a capture, release.
+fn workload() -> Vec<Op> {
+    let allocate = |mib: u64, stream| Op::Allocate { bytes: mib * MIB, stream, tag: 0 };
+    let small = |stream| Op::Allocate { bytes: 700, stream, tag: 1 };
+    vec![
+        small(0),
+        allocate(30, 0),
+        allocate(70, 0),
+        allocate(45, 1),
+        Op::RecordStream { index: 2, stream: 1 },
+        Op::RecordStream { index: 2, stream: 2 },
+        Op::Free { index: 2 },
+        Op::BeginPool,
+        allocate(25, 1),
+        Op::RecordStream { index: 1, stream: 2 },
+        Op::Free { index: 1 },
+        Op::EndPool,
+        Op::Pass { stream: 1 },
+        small(2),
+        Op::Pass { stream: 2 },
+        Op::Free { index: 0 },
+        allocate(150, 0),
+        Op::Free { index: 3 },
+        allocate(170, 2),
+        // More than is free: everything cached is given back first.
+        allocate(220, 1),
+        Op::Free { index: 3 },
+        Op::ReleaseCached,
+        allocate(20, 0),
+    ]
+}
+
+/// Runs the workload with `count` calls failing from the `first` on. An operation that fails is repeated at once, and
+/// must then succeed.
+fn survives_failures(config: &Config, first: u64, count: u64) {
+    let mut model = Model::new(config.clone());
+    model.backing.fail_calls(first..first + count);
+    for op in workload() {
+        let before = model.live.len();
+        if let Err(error) = model.apply(&op) {
+            assert!(matches!(error, AllocError::Backing(_)), "call {first}: {op:?}: {error}");
+            assert_eq!(model.live.len(), before);
+            model.check();
+            model.backing.fail_none();
+            model.apply(&op).unwrap_or_else(|error| panic!("after call {first} failed: {op:?}: {error}"));
+        }
+        model.check();
+    }
+    model.check_snapshot();
+    model.finish();
+}
+
+fn survives_every_failure(config: &Config) {
+    let mut undisturbed = Model::new(config.clone());
+    workload().iter().for_each(|op| undisturbed.apply(op).unwrap());
+    assert!(undisturbed.allocator.statistics().num_alloc_retries > 0, "the workload must fill the device");
+    let calls = undisturbed.backing.call_count();
+
+    for count in [1, 2, 5, 1000] {
+        for first in 0..calls {
+            survives_failures(config, first, count);
+        }
+    }
+}
+
+#[test]
+fn any_failing_call_leaves_the_native_allocator_usable_and_exact() {
+    survives_every_failure(&Config::default());
+}
+
+#[test]
+fn any_failing_call_leaves_the_expandable_allocator_usable_and_exact() {
+    survives_every_failure(&Config::expandable());
+}
+
+#[test]
+fn threads_on_streams_of_their_own_share_an_allocator() {
+    let backing = Arc::new(FakeBacking::new(512 * MIB));
+    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        for stream in 0..4 {
+            let allocator = &allocator;
+            scope.spawn(move || {
+                for round in 0..500 {
+                    let sizes = [512, 4096, (round % 7 + 1) * MIB];
+                    let blocks = sizes.map(|bytes| allocator.allocate(Request::new(bytes, StreamId(stream))).unwrap());
+                    blocks.iter().for_each(|block| allocator.free(block.address).unwrap());
+                }
+            });
+        }
+    });
+    let statistics = allocator.statistics();
+    assert_eq!((statistics.all.allocation.current, statistics.all.allocation.freed), (0, 6000));
+    assert_eq!(statistics.all.reserved_bytes.current, backing.used());
+}
