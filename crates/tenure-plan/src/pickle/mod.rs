@@ -1,0 +1,19 @@
+//! Pickles that hold data and nothing else, read in bounded memory.
+//!
+//! [`op`] cuts the bytes into operations and refuses every one that could import, call or construct; [`machine`] runs
+//! them. Neither recurses. Python's `pickletools.py` documents every operation.
+
+mod machine;
+mod op;
+
+pub(crate) use machine::{Dict, Machine, Value};
+
+/// The beginning of `text`, fit for one line of an error.
+pub(crate) fn excerpt(text: &str) -> String {
+    const CHARACTERS: usize = 60;
+    let mut start: String = text.chars().take(CHARACTERS).flat_map(char::escape_debug).collect();
+    if text.chars().nth(CHARACTERS).is_some() {
+        start.push_str("...");
+    }
+    start
+}

@@ -1,0 +1,99 @@
+use std::fmt;
+
+use tenure_core::StreamId;
+
+/// One thing an allocator did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// When, in microseconds of the recorder's clock (PyTorch: since 1970). Zero where the recorder had no clock.
+    pub time_us: u64,
+    /// First byte of the block or segment. Of an [`Action::Oom`]: bytes that were free on the device.
+    pub address: u64,
+    /// Bytes of the block, as the caller asked and not yet rounded, or of the segment.
+    pub bytes: u64,
+    /// The stream the block belongs to.
+    pub stream: StreamId,
+    /// What was done.
+    pub action: Action,
+}
+
+impl Event {
+    /// First byte after the block or segment; `None` past the end of the address space.
+    pub fn end(&self) -> Option<u64> {
+        self.address.checked_add(self.bytes)
+    }
+}
+
+/// What an allocator did: PyTorch's `TraceEntry::Action` (`c10/cuda/CUDACachingAllocator.h`), by its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Action {
+    /// A block was handed out.
+    Alloc = 0,
+    /// The program freed a block. Other streams may still be using it.
+    FreeRequested = 1,
+    /// The block is reusable, in the order of its own stream. Here it stops being live.
+    FreeCompleted = 2,
+    /// A segment was taken from the driver.
+    SegmentAlloc = 3,
+    /// A segment was given back to the driver.
+    SegmentFree = 4,
+    /// Memory was mapped into an expandable segment.
+    SegmentMap = 5,
+    /// Memory was unmapped from an expandable segment.
+    SegmentUnmap = 6,
+    /// Somebody took a snapshot.
+    Snapshot = 7,
+    /// An allocation failed.
+    Oom = 8,
+    /// A mark that the program made.
+    UserDefined = 9,
+}
+
+impl Action {
+    /// Every action, in declaration order: `Action::ALL[action as usize] == action`.
+    pub const ALL: [Self; 10] = [
+        Self::Alloc,
+        Self::FreeRequested,
+        Self::FreeCompleted,
+        Self::SegmentAlloc,
+        Self::SegmentFree,
+        Self::SegmentMap,
+        Self::SegmentUnmap,
+        Self::Snapshot,
+        Self::Oom,
+        Self::UserDefined,
+    ];
+
+    /// PyTorch's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alloc => "alloc",
+            Self::FreeRequested => "free_requested",
+            Self::FreeCompleted => "free_completed",
+            Self::SegmentAlloc => "segment_alloc",
+            Self::SegmentFree => "segment_free",
+            Self::SegmentMap => "segment_map",
+            Self::SegmentUnmap => "segment_unmap",
+            Self::Snapshot => "snapshot",
+            Self::Oom => "oom",
+            Self::UserDefined => "user_defined",
+        }
+    }
+
+    /// The action that PyTorch calls `name`.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|action| action.name() == name)
+    }
+
+    /// Whether the event is about a range of addresses: a block's or a segment's.
+    pub fn has_range(self) -> bool {
+        !matches!(self, Self::Snapshot | Self::Oom | Self::UserDefined)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

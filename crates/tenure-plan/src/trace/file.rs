@@ -1,0 +1,102 @@
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::Path;
+
+use flate2::write::GzEncoder;
+use liblzma::write::XzEncoder;
+
+use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
+
+/// How a trace is written. Reading needs no format: it is told by the content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Tenure's own, `.ttrace`.
+    Compact,
+    /// A PyTorch snapshot, `.pickle`.
+    Pickle,
+    /// A PyTorch snapshot compressed with xz, `.pickle.xz`.
+    PickleXz,
+    /// A PyTorch snapshot compressed with gzip, `.pickle.gz`.
+    PickleGz,
+}
+
+impl Format {
+    /// Every format.
+    pub const ALL: [Self; 4] = [Self::Compact, Self::Pickle, Self::PickleXz, Self::PickleGz];
+
+    /// What names of such files end with.
+    pub fn extension(self) -> &'static str {
+        match self {
+            Self::Compact => ".ttrace",
+            Self::Pickle => ".pickle",
+            Self::PickleXz => ".pickle.xz",
+            Self::PickleGz => ".pickle.gz",
+        }
+    }
+
+    /// The format that the end of `path` names.
+    pub fn from_path(path: impl AsRef<Path>) -> Option<Self> {
+        let name = path.as_ref().file_name()?.to_str()?;
+        Self::ALL.into_iter().find(|format| name.ends_with(format.extension()))
+    }
+}
+
+pub(super) fn read(path: &Path, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let open = || read_from(File::open(path)?, &source_name(path), options);
+    open().map_err(|error| error.in_file(path))
+}
+
+pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let mut input = Input::open(reader, options.decoded_bytes)?;
+    if input.head() == compact::MAGIC {
+        compact::read(&mut input, options)
+    } else {
+        snapshot::read(&mut input, name, options)
+    }
+}
+
+/// The file's name without what its format adds.
+fn source_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let stem = Format::from_path(path).and_then(|format| name.strip_suffix(format.extension()));
+    stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).into()
+}
+
+pub(super) fn write(trace: &Trace, path: &Path, format: Format) -> Result<(), TraceError> {
+    let written = write_atomically(path, |out| write_to(trace, out, format));
+    written.map_err(|error| TraceError::Io(error).in_file(path))
+}
+
+pub(super) fn write_to(trace: &Trace, out: impl Write, format: Format) -> io::Result<()> {
+    match format {
+        Format::Compact => compact::write(trace, out),
+        Format::Pickle => snapshot::write(trace, out),
+        Format::PickleXz => {
+            let mut encoder = XzEncoder::new(out, 6);
+            snapshot::write(trace, &mut encoder)?;
+            encoder.finish()?.flush()
+        }
+        Format::PickleGz => {
+            let mut encoder = GzEncoder::new(out, flate2::Compression::default());
+            snapshot::write(trace, &mut encoder)?;
+            encoder.finish()?.flush()
+        }
+    }
+}
+
+/// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
+fn write_atomically(path: &Path, content: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".tenure-");
+    // Not only for the owner's eyes, as temporary files are by default: what the umask lets through.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder)?;
+    content(&mut BufWriter::new(file.as_file_mut()))?;
+    // A file that is replaced keeps its permissions.
+    if let Ok(replaced) = fs::metadata(path) {
+        file.as_file().set_permissions(replaced.permissions())?;
+    }
+    file.persist(path).map(drop).map_err(|error| error.error)
+}

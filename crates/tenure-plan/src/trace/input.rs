@@ -1,0 +1,174 @@
+use std::cell::Cell;
+use std::io::{self, BufRead, BufReader, Read};
+use std::rc::Rc;
+
+use flate2::bufread::MultiGzDecoder;
+use liblzma::bufread::XzDecoder;
+use liblzma::stream::{CONCATENATED, Stream};
+
+use super::TraceError;
+
+const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// `xz -9` needs 65 MiB.
+const XZ_MEMORY_BYTES: u64 = 128 << 20;
+const BUFFER_BYTES: usize = 64 << 10;
+/// Long enough to tell every format apart.
+const HEAD_BYTES: usize = 8;
+
+/// The decompressed bytes of a trace, counted and limited.
+pub(crate) struct Input<'a> {
+    content: Box<dyn BufRead + 'a>,
+    head: Vec<u8>,
+    offset: u64,
+    limit: u64,
+    compression: Option<&'static str>,
+    compressed_offset: Rc<Cell<u64>>,
+}
+
+impl<'a> Input<'a> {
+    /// Sees through xz and gzip, told by their magic numbers; accepts at most `limit` bytes of content.
+    pub(crate) fn open(reader: impl Read + 'a, limit: u64) -> Result<Self, TraceError> {
+        let compressed_offset = Rc::new(Cell::new(0));
+        let counted = Counted { reader, offset: Rc::clone(&compressed_offset) };
+        let (head, raw) = peek(BufReader::with_capacity(BUFFER_BYTES, counted))?;
+        let (compression, content): (_, Box<dyn BufRead + 'a>) = if head.starts_with(&XZ_MAGIC) {
+            let stream = Stream::new_stream_decoder(XZ_MEMORY_BYTES, CONCATENATED).map_err(io::Error::from)?;
+            (Some("xz"), Box::new(BufReader::with_capacity(BUFFER_BYTES, XzDecoder::new_stream(raw, stream))))
+        } else if head.starts_with(&GZIP_MAGIC) {
+            (Some("gzip"), Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(raw))))
+        } else {
+            (None, Box::new(raw))
+        };
+        let mut input = Self { content, head: Vec::new(), offset: 0, limit, compression, compressed_offset };
+        let (head, content) =
+            peek(input.content).map_err(|error| explain(error, compression, 0, input.compressed_offset.get()))?;
+        input.head = head;
+        input.content = Box::new(content);
+        Ok(input)
+    }
+
+    /// The first bytes of the content, up to eight; they are still to be read.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Bytes of content read so far.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The next byte.
+    pub(crate) fn byte(&mut self) -> Result<u8, TraceError> {
+        let byte = self.fill()?.first().copied().ok_or(TraceError::Truncated { offset: self.offset })?;
+        self.consume(1);
+        Ok(byte)
+    }
+
+    /// The next `N` bytes.
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], TraceError> {
+        let mut bytes = [0; N];
+        let mut filled = 0;
+        while filled < N {
+            let available = self.fill_some()?;
+            let taken = available.len().min(N - filled);
+            bytes[filled..filled + taken].copy_from_slice(&available[..taken]);
+            filled += taken;
+            self.consume(taken);
+        }
+        Ok(bytes)
+    }
+
+    /// Replaces `bytes` by the next `count` bytes. Memory grows with what is really there, not with `count`.
+    pub(crate) fn exactly(&mut self, count: usize, bytes: &mut Vec<u8>) -> Result<(), TraceError> {
+        bytes.clear();
+        while bytes.len() < count {
+            let missing = count - bytes.len();
+            let available = self.fill_some()?;
+            let taken = available.len().min(missing);
+            bytes.extend_from_slice(&available[..taken]);
+            self.consume(taken);
+        }
+        Ok(())
+    }
+
+    /// Replaces `bytes` by what comes before the next line feed, which is skipped; at most `limit` bytes.
+    pub(crate) fn line(&mut self, limit: usize, bytes: &mut Vec<u8>) -> Result<(), TraceError> {
+        bytes.clear();
+        loop {
+            match self.byte()? {
+                b'\n' => return Ok(()),
+                _ if bytes.len() == limit => {
+                    return Err(TraceError::TooLarge { offset: self.offset, what: "a line", limit: limit as u64 });
+                }
+                byte => bytes.push(byte),
+            }
+        }
+    }
+
+    /// Nothing may follow. Compressed data is checked to its end.
+    pub(crate) fn finish(&mut self) -> Result<(), TraceError> {
+        if self.fill()?.is_empty() {
+            return Ok(());
+        }
+        Err(TraceError::Trailing { offset: self.offset })
+    }
+
+    fn fill_some(&mut self) -> Result<&[u8], TraceError> {
+        let offset = self.offset;
+        let available = self.fill()?;
+        if available.is_empty() { Err(TraceError::Truncated { offset }) } else { Ok(available) }
+    }
+
+    fn fill(&mut self) -> Result<&[u8], TraceError> {
+        let Self { content, offset, limit, compression, compressed_offset, .. } = self;
+        if *offset > *limit {
+            return Err(TraceError::TooLarge { offset: *offset, what: "decompressed content", limit: *limit });
+        }
+        loop {
+            // The retry must not hold the borrow that is returned, hence the second call.
+            match content.fill_buf() {
+                Ok(_) => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(explain(error, *compression, *offset, compressed_offset.get())),
+            }
+        }
+        content.fill_buf().map_err(|error| explain(error, *compression, *offset, compressed_offset.get()))
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.content.consume(count);
+        self.offset += count as u64;
+    }
+}
+
+/// The first bytes of `reader`, and a reader that still has them.
+fn peek<'a>(mut reader: impl BufRead + 'a) -> io::Result<(Vec<u8>, impl BufRead + 'a)> {
+    let mut head = Vec::with_capacity(HEAD_BYTES);
+    reader.by_ref().take(HEAD_BYTES as u64).read_to_end(&mut head)?;
+    Ok((head.clone(), io::Cursor::new(head).chain(reader)))
+}
+
+fn explain(error: io::Error, compression: Option<&'static str>, offset: u64, compressed_offset: u64) -> TraceError {
+    match (compression, error.kind()) {
+        (Some(_), io::ErrorKind::UnexpectedEof) => TraceError::Truncated { offset },
+        (Some(format), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other) => {
+            TraceError::Compression { format, offset: compressed_offset, reason: error.to_string() }
+        }
+        _ => TraceError::Io(error),
+    }
+}
+
+/// Counts the bytes that a reader gave.
+struct Counted<R> {
+    reader: R,
+    offset: Rc<Cell<u64>>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        self.offset.set(self.offset.get() + count as u64);
+        Ok(count)
+    }
+}

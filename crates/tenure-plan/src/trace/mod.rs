@@ -1,0 +1,145 @@
+//! Traces: events, validation, summaries, files.
+
+mod compact;
+mod error;
+mod event;
+mod file;
+mod input;
+mod settings;
+mod snapshot;
+mod summary;
+mod validate;
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+pub use error::{EventError, TraceError};
+pub use event::{Action, Event};
+pub use file::Format;
+pub(crate) use input::Input;
+pub use settings::Settings;
+pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
+
+/// Everything one device's allocator did, from an empty device on.
+///
+/// Every trace has been validated: times never go back, no range passes the end of the address space, live blocks
+/// never overlap, every free names a live block and its size, and a free is requested once before it completes once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    source: String,
+    device: u32,
+    settings: Settings,
+    events: Vec<Event>,
+}
+
+impl Trace {
+    /// One more than the highest number a device can have: PyTorch counts them in a signed byte.
+    pub const DEVICES: u32 = 128;
+
+    /// A trace of `events` on `device`, recorded from `source` under `settings`.
+    ///
+    /// PyTorch stamps events with a clock that may be set back; a time below its predecessor's is raised to it.
+    ///
+    /// # Errors
+    /// The first event that makes no sense, and the settings if they do not.
+    pub fn new(
+        source: impl Into<String>,
+        device: u32,
+        settings: Settings,
+        mut events: Vec<Event>,
+    ) -> Result<Self, TraceError> {
+        if device >= Self::DEVICES {
+            let reason = format!("device {device} cannot be: devices are numbered from 0 to {}", Self::DEVICES - 1);
+            return Err(TraceError::NoTrace { reason });
+        }
+        settings.validate()?;
+        validate::order_times(&mut events);
+        validate::check(&events)?;
+        Ok(Self { source: source.into(), device, settings, events })
+    }
+
+    /// Reads the file at `path`, whatever its format: a PyTorch snapshot or a compact trace, plain, xz or gzip, told
+    /// apart by content. Takes the first device that has events.
+    ///
+    /// # Errors
+    /// One line that names the file and the byte or event; nothing of the file is kept.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
+        file::read(path.as_ref(), &ReadOptions::default())
+    }
+
+    /// [`read`](Self::read), with `options`.
+    pub fn read_with(path: impl AsRef<Path>, options: &ReadOptions) -> Result<Self, TraceError> {
+        file::read(path.as_ref(), options)
+    }
+
+    /// Reads from any reader, such as one that counts bytes for a progress bar. A snapshot does not say where it
+    /// comes from: `name` becomes its source.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), without the file's name; [`TraceError::in_file`] adds it.
+    pub fn read_from(reader: impl Read, name: &str, options: &ReadOptions) -> Result<Self, TraceError> {
+        file::read_from(reader, name, options)
+    }
+
+    /// Writes the trace to `path` in `format`. The file appears whole or not at all.
+    ///
+    /// # Errors
+    /// What the file system said, with the path.
+    pub fn write(&self, path: impl AsRef<Path>, format: Format) -> Result<(), TraceError> {
+        file::write(self, path.as_ref(), format)
+    }
+
+    /// Writes the trace to any writer, and flushes it.
+    ///
+    /// # Errors
+    /// What the writer said.
+    pub fn write_to(&self, writer: impl Write, format: Format) -> io::Result<()> {
+        file::write_to(self, writer, format)
+    }
+
+    /// What the trace was recorded from: usually the name of the program or of the file.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Index of the device.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// The allocator's settings while the trace was recorded.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The events, in the order they happened.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// Counts, peaks and holders.
+    pub fn summary(&self) -> Summary {
+        summary::summarize(&self.events)
+    }
+}
+
+/// Which trace of a file to read, and how much of the machine that may take.
+///
+/// The defaults read any snapshot that PyTorch writes in practice, and end a hostile file early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadOptions {
+    /// The device to read; `None` takes the first that has events.
+    pub device: Option<u32>,
+    /// Most bytes to hold while reading, events included; at most 64 GiB count. An event of a snapshot takes about
+    /// 140 bytes if its list was written in batches, as Python's pickler does, and 400 if it was written in one. The
+    /// xz decoder may take 128 MiB more.
+    pub memory_bytes: u64,
+    /// Most bytes to accept after decompression.
+    pub decoded_bytes: u64,
+}
+
+impl Default for ReadOptions {
+    fn default() -> Self {
+        Self { device: None, memory_bytes: 1 << 30, decoded_bytes: 8 << 30 }
+    }
+}

@@ -1,0 +1,179 @@
+//! PyTorch's memory snapshots (`torch/csrc/cuda/Module.cpp`, `THCPModule_memorySnapshot`): a dict whose
+//! `device_traces` holds a list of events for each device.
+
+use std::io::{self, Write};
+
+use tenure_alloc::snapshot::pickle::Writer;
+use tenure_core::StreamId;
+
+use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
+use crate::pickle::{Dict, Machine, Value, excerpt};
+
+/// Reads the device that `options` asks for.
+pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let (machine, root) = Machine::run(input, fold_event, options.memory_bytes)?;
+    let root = machine.dict(root).ok_or_else(|| not_a_snapshot("it is not a dict"))?;
+    let traces = root.find("device_traces").ok_or_else(|| not_a_snapshot("it has no device_traces"))?;
+    let (traces, left_out) = machine.list(traces).ok_or_else(|| not_a_snapshot("device_traces is not a list"))?;
+    if left_out.is_some() {
+        return Err(not_a_snapshot("device_traces holds something that is not a list"));
+    }
+    let settings = match root.find("allocator_settings") {
+        Some(settings) => read_settings(&machine, settings)?,
+        None => Settings::default(),
+    };
+    let device = choose(&machine, traces, options.device)?;
+    Trace::new(name, device as u32, settings, collect(&machine, traces[device])?)
+}
+
+/// The device asked for, or else the first one with events.
+fn choose(machine: &Machine<Event>, traces: &[Value], device: Option<u32>) -> Result<usize, TraceError> {
+    let has_events = |&index: &usize| {
+        machine.list(traces[index]).is_none_or(|(events, left_out)| !events.is_empty() || left_out.is_some())
+    };
+    let reason = match device {
+        Some(device) if (device as usize) < traces.len() => return Ok(device as usize),
+        Some(device) => format!("it has no device {device}: its devices are 0 to {}", traces.len().saturating_sub(1)),
+        None => match (0..traces.len()).find(has_events) {
+            Some(device) => return Ok(device),
+            None => {
+                "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs".into()
+            }
+        },
+    };
+    Err(TraceError::NoTrace { reason })
+}
+
+fn collect(machine: &Machine<Event>, trace: Value) -> Result<Vec<Event>, TraceError> {
+    let (items, left_out) =
+        machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
+    let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
+    if let Some(index) = left_out {
+        return Err(stray(index));
+    }
+    items.iter().enumerate().map(|(index, &item)| machine.record(item).copied().ok_or_else(|| stray(index))).collect()
+}
+
+/// Makes an event of a dict that has an action. `index` is its place in its list.
+fn fold_event(dict: &Dict<'_>, index: usize) -> Result<Option<Event>, TraceError> {
+    let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
+    for (key, value) in dict.iter() {
+        match key {
+            "action" => action = Some(value),
+            // An OOM has no address, but says what the device had free.
+            "addr" | "device_free" => address = Some(value),
+            "size" => bytes = Some(value),
+            "stream" => stream = Some(value),
+            "time_us" => time_us = Some(value),
+            _ => {}
+        }
+    }
+    let Some(action) = action else { return Ok(None) };
+    let event = || {
+        let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
+        let action = dict.strings().resolve(action);
+        let action = Action::from_name(action).ok_or_else(|| EventError::UnknownAction(excerpt(action)))?;
+        let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
+        Ok(Event {
+            action,
+            address: field(if action == Action::Oom { "device_free" } else { "addr" }, address)?,
+            bytes: field("size", bytes)?,
+            stream: StreamId(field("stream", stream)?),
+            // PyTorch before 2.2 had no clock.
+            time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
+        })
+    };
+    event().map(Some).map_err(|reason| TraceError::Event { index, reason })
+}
+
+fn read_settings(machine: &Machine<Event>, value: Value) -> Result<Settings, TraceError> {
+    let dict = machine.dict(value).ok_or_else(|| not_a_snapshot("allocator_settings is not a dict"))?;
+    let mut settings = Settings::default();
+    for (key, value) in dict.iter() {
+        let wrong = || not_a_snapshot(&format!("allocator_settings has a strange {key}"));
+        match (key, value) {
+            ("PYTORCH_CUDA_ALLOC_CONF" | "PYTORCH_ALLOC_CONF", Value::Str(conf)) => {
+                settings.conf = dict.strings().resolve(conf).into();
+            }
+            // PyTorch writes -1 for no limit.
+            ("max_split_size", Value::Int(bytes)) => settings.max_split_size_bytes = bytes.try_into().ok(),
+            ("garbage_collection_threshold", Value::Float(threshold)) => {
+                settings.garbage_collection_threshold = threshold;
+            }
+            ("expandable_segments", Value::Bool(on)) => settings.expandable_segments = on,
+            ("roundup_power2_divisions", value) => {
+                for (mebibytes, divisions) in machine.dict(value).ok_or_else(wrong)?.iter() {
+                    let interval = mebibytes.parse::<u64>().ok().and_then(u64::checked_ilog2).ok_or_else(wrong)?;
+                    let entry = settings.roundup_power2_divisions.get_mut(interval as usize).ok_or_else(wrong)?;
+                    *entry = divisions.as_u64().and_then(|divisions| divisions.try_into().ok()).ok_or_else(wrong)?;
+                }
+            }
+            (
+                "PYTORCH_CUDA_ALLOC_CONF"
+                | "PYTORCH_ALLOC_CONF"
+                | "max_split_size"
+                | "garbage_collection_threshold"
+                | "expandable_segments",
+                _,
+            ) => return Err(wrong()),
+            _ => {}
+        }
+    }
+    Ok(settings)
+}
+
+fn not_a_snapshot(reason: &str) -> TraceError {
+    TraceError::Snapshot { reason: reason.into() }
+}
+
+/// Writes a snapshot that holds `trace` as its device's history, and no segments: those are of the end, which a trace
+/// does not know.
+pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
+    let mut writer = Writer::new(out)?;
+    writer.dict(|writer| {
+        writer.text("segments")?;
+        writer.list(|_| Ok(()))?;
+        writer.text("device_traces")?;
+        writer.list(|writer| {
+            (0..trace.device).try_for_each(|_| writer.list(|_| Ok(())))?;
+            writer.list(|writer| trace.events.iter().try_for_each(|event| write_event(writer, event)))
+        })?;
+        writer.text("allocator_settings")?;
+        writer.dict(|writer| write_settings(writer, &trace.settings))?;
+        writer.text("external_annotations")?;
+        writer.list(|_| Ok(()))
+    })?;
+    writer.finish()?.flush()
+}
+
+fn write_event<W: Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()> {
+    writer.dict(|writer| {
+        writer.text_entry("action", event.action.name())?;
+        writer.entry(if event.action == Action::Oom { "device_free" } else { "addr" }, event.address)?;
+        writer.entry("size", event.bytes)?;
+        writer.entry("stream", event.stream.0)?;
+        writer.entry("time_us", event.time_us)?;
+        // PyTorch's viewer takes both for granted.
+        writer.text_entry("compile_context", "N/A")?;
+        writer.text_entry("user_metadata", "")
+    })
+}
+
+fn write_settings<W: Write>(writer: &mut Writer<W>, settings: &Settings) -> io::Result<()> {
+    writer.text_entry("PYTORCH_CUDA_ALLOC_CONF", &settings.conf)?;
+    match settings.max_split_size_bytes {
+        Some(bytes) => writer.entry("max_split_size", bytes)?,
+        None => writer.entry("max_split_size", -1)?,
+    }
+    writer.text("garbage_collection_threshold")?;
+    writer.float(settings.garbage_collection_threshold)?;
+    writer.text("expandable_segments")?;
+    writer.flag(settings.expandable_segments)?;
+    writer.text("roundup_power2_divisions")?;
+    writer.dict(|writer| {
+        let intervals = settings.roundup_power2_divisions.iter().enumerate();
+        intervals
+            .into_iter()
+            .try_for_each(|(interval, &divisions)| writer.entry(&(1u64 << interval).to_string(), divisions))
+    })
+}

@@ -1,0 +1,152 @@
+use std::collections::BTreeMap;
+use std::fmt;
+
+use rustc_hash::FxHashMap;
+use tenure_core::StreamId;
+
+use super::{Action, Event};
+
+/// Counts, peaks and holders of a trace. Bytes are as requested, not rounded; a block is live until its free completes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Events of every kind.
+    pub events: usize,
+    /// Blocks handed out.
+    pub allocations: usize,
+    /// Streams that blocks belong to, ascending.
+    pub streams: Vec<StreamId>,
+    /// From the first event to the last, in microseconds.
+    pub duration_us: u64,
+    /// Segments taken from the driver.
+    pub segments: usize,
+    /// Allocations that failed.
+    pub ooms: usize,
+    /// Most bytes that were live at once.
+    pub peak_requested_bytes: u64,
+    /// The allocation that first reached the peak; `None` if there was none.
+    pub peak_event: Option<usize>,
+    /// The blocks that were live at the peak, in the order they were allocated.
+    pub live_at_peak: Vec<LiveBlock>,
+    /// Bytes still live after the last event.
+    pub live_at_end_bytes: u64,
+    /// What was allocated, by size, ascending; only classes that occur.
+    pub size_classes: Vec<SizeClassSummary>,
+}
+
+/// A block that was live at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveBlock {
+    /// The event that allocated it.
+    pub event: usize,
+    /// Its first byte.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// The stream it belongs to.
+    pub stream: StreamId,
+}
+
+/// Sizes from one power of two up to the next: class `k` holds 2^k to 2^(k+1) - 1 bytes, class 0 also 0 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SizeClass(u8);
+
+impl SizeClass {
+    /// The class of `bytes`.
+    pub fn of(bytes: u64) -> Self {
+        // A base-two logarithm of a u64 is at most 63.
+        Self(bytes.checked_ilog2().unwrap_or(0) as u8)
+    }
+
+    /// Fewest bytes in the class.
+    pub fn lower_bytes(self) -> u64 {
+        1 << self.0
+    }
+}
+
+impl fmt::Display for SizeClass {
+    /// The lower bound in binary units, such as `512 B` or `2 MiB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        write!(f, "{} {}", 1u64 << (self.0 % 10), UNITS[usize::from(self.0 / 10)])
+    }
+}
+
+/// What was allocated in one size class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeClassSummary {
+    /// The class.
+    pub class: SizeClass,
+    /// Blocks handed out.
+    pub allocations: usize,
+    /// Bytes handed out, over the whole trace.
+    pub bytes: u64,
+    /// Bytes of the class that were live at the trace's peak.
+    pub live_at_peak_bytes: u64,
+}
+
+/// The summary of a valid trace's events.
+pub(super) fn summarize(events: &[Event]) -> Summary {
+    let mut summary = Summary { events: events.len(), ..Summary::default() };
+    let mut classes = BTreeMap::<SizeClass, SizeClassSummary>::new();
+    let mut live = 0u64;
+    for (index, event) in events.iter().enumerate() {
+        match event.action {
+            Action::Alloc => {
+                summary.allocations += 1;
+                summary.streams.push(event.stream);
+                live += event.bytes;
+                if live > summary.peak_requested_bytes {
+                    summary.peak_requested_bytes = live;
+                    summary.peak_event = Some(index);
+                }
+                let class = SizeClass::of(event.bytes);
+                let entry = classes.entry(class).or_insert(SizeClassSummary {
+                    class,
+                    allocations: 0,
+                    bytes: 0,
+                    live_at_peak_bytes: 0,
+                });
+                entry.allocations += 1;
+                entry.bytes = entry.bytes.saturating_add(event.bytes);
+            }
+            Action::FreeCompleted => live -= event.bytes,
+            Action::SegmentAlloc => summary.segments += 1,
+            Action::Oom => summary.ooms += 1,
+            _ => {}
+        }
+    }
+    summary.streams.sort_unstable();
+    summary.streams.dedup();
+    summary.live_at_end_bytes = live;
+    if let (Some(first), Some(last)) = (events.first(), events.last()) {
+        summary.duration_us = last.time_us - first.time_us;
+    }
+    if let Some(peak) = summary.peak_event {
+        summary.live_at_peak = live_after(&events[..=peak]);
+    }
+    for block in &summary.live_at_peak {
+        if let Some(entry) = classes.get_mut(&SizeClass::of(block.bytes)) {
+            entry.live_at_peak_bytes += block.bytes;
+        }
+    }
+    summary.size_classes = classes.into_values().collect();
+    summary
+}
+
+fn live_after(events: &[Event]) -> Vec<LiveBlock> {
+    let mut live = FxHashMap::default();
+    for (event, &Event { action, address, bytes, stream, .. }) in events.iter().enumerate() {
+        match action {
+            Action::Alloc => {
+                live.insert(address, LiveBlock { event, address, bytes, stream });
+            }
+            Action::FreeCompleted => {
+                live.remove(&address);
+            }
+            _ => {}
+        }
+    }
+    let mut blocks: Vec<_> = live.into_values().collect();
+    blocks.sort_unstable_by_key(|block| block.event);
+    blocks
+}

@@ -1,0 +1,97 @@
+use std::collections::BTreeMap;
+
+use super::{Action, Event, EventError, TraceError};
+
+/// Raises every time to at least its predecessor's.
+pub(super) fn order_times(events: &mut [Event]) {
+    let mut latest = 0;
+    for event in events {
+        latest = event.time_us.max(latest);
+        event.time_us = latest;
+    }
+}
+
+/// The first event that makes no sense after those before it, starting from an empty device.
+pub(super) fn check(events: &[Event]) -> Result<(), TraceError> {
+    let mut blocks = Live::default();
+    let mut segments = Live::default();
+    for (index, event) in events.iter().enumerate() {
+        step(&mut blocks, &mut segments, index, event).map_err(|reason| TraceError::Event { index, reason })?;
+    }
+    Ok(())
+}
+
+fn step(blocks: &mut Live, segments: &mut Live, index: usize, event: &Event) -> Result<(), EventError> {
+    let &Event { action, address, bytes, .. } = event;
+    if action.has_range() && event.end().is_none() {
+        return Err(EventError::Overflow { action, address, bytes });
+    }
+    match action {
+        Action::Alloc => blocks.insert(index, event),
+        Action::FreeRequested => {
+            let block = blocks.find(event)?;
+            if block.free_requested {
+                return Err(EventError::FreeOrder { action, address, state: "already requested" });
+            }
+            block.free_requested = true;
+            Ok(())
+        }
+        Action::FreeCompleted => {
+            if !blocks.find(event)?.free_requested {
+                return Err(EventError::FreeOrder { action, address, state: "not requested" });
+            }
+            blocks.0.remove(&address);
+            Ok(())
+        }
+        Action::SegmentAlloc => segments.insert(index, event),
+        Action::SegmentFree => {
+            segments.find(event)?;
+            segments.0.remove(&address);
+            Ok(())
+        }
+        // Expandable segments map and unmap any part of themselves, in pieces that need not match.
+        Action::SegmentMap | Action::SegmentUnmap => Ok(()),
+        Action::Snapshot | Action::Oom | Action::UserDefined => Ok(()),
+    }
+}
+
+/// Disjoint ranges by address.
+#[derive(Default)]
+struct Live(BTreeMap<u64, LiveRange>);
+
+struct LiveRange {
+    bytes: u64,
+    since: usize,
+    free_requested: bool,
+}
+
+impl Live {
+    fn insert(&mut self, index: usize, event: &Event) -> Result<(), EventError> {
+        // An empty block still has an address of its own.
+        let last = event.address.saturating_add(event.bytes.max(1) - 1);
+        if let Some((&other_address, other)) = self.0.range(..=last).next_back()
+            && other_address.saturating_add(other.bytes.max(1)) > event.address
+        {
+            return Err(EventError::Overlap {
+                action: event.action,
+                address: event.address,
+                bytes: event.bytes,
+                other_index: other.since,
+                other_address,
+                other_bytes: other.bytes,
+            });
+        }
+        self.0.insert(event.address, LiveRange { bytes: event.bytes, since: index, free_requested: false });
+        Ok(())
+    }
+
+    fn find(&mut self, event: &Event) -> Result<&mut LiveRange, EventError> {
+        let &Event { action, address, bytes, .. } = event;
+        let range = self.0.get_mut(&address).ok_or(EventError::UnknownAddress { action, address })?;
+        if range.bytes != bytes {
+            let LiveRange { bytes: live_bytes, since, .. } = *range;
+            return Err(EventError::SizeMismatch { action, address, bytes, live_bytes, since });
+        }
+        Ok(range)
+    }
+}
