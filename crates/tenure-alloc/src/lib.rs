@@ -2,23 +2,31 @@
 //!
 //! Nothing here knows a device: a backing hands out physical chunks, address space and stream marks, and an
 //! allocator decides which block lives where. [`native`] is PyTorch's own allocator, exactly, with and without
-//! expandable segments.
+//! expandable segments; [`paged`] is Tenure's.
 
+pub mod adaptor;
+mod arena;
 mod backing;
+mod bump;
 mod caching;
 mod error;
 mod history;
 mod hooks;
 pub mod native;
+pub mod paged;
 mod resource;
 pub mod snapshot;
 mod statistics;
+mod sync;
 
+pub use arena::Arena;
 pub use backing::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+pub use bump::BumpPool;
 pub use caching::{CachingAllocator, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, StreamFilter};
 pub use error::AllocError;
 pub use history::{Action, Clock, Event, History};
 pub use native::NativeAllocator;
+pub use paged::PagedAllocator;
 pub use resource::{Block, PoolId, Request, Resource};
 pub use snapshot::Snapshot;
 pub use statistics::{PoolKind, PoolStatistics, Stat, Statistics, TagStatistics};

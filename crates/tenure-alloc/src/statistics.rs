@@ -30,6 +30,12 @@ impl Stat {
         self.freed += amount;
     }
 
+    /// Adds or takes away what is missing to `value`.
+    pub fn set(&mut self, value: u64) {
+        self.increase(value.saturating_sub(self.current));
+        self.decrease(self.current.saturating_sub(value));
+    }
+
     /// Starts the peak again from the current value.
     pub fn reset_peak(&mut self) {
         self.peak = self.current;

@@ -1,0 +1,96 @@
+//! Free blocks of slabs by size: the smallest that fits is found in a few instructions.
+
+use super::config::{GRANULE, SLAB_BYTES};
+
+/// Sizes in granules, from 1 to a slab's.
+const SIZES: usize = (SLAB_BYTES / GRANULE) as usize;
+const WORDS: usize = SIZES / 64 + 1;
+
+/// No block.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// For each size, the first of a list of free blocks, which the blocks themselves link; and which lists are not empty.
+pub(super) struct Bins {
+    first: Box<[u32]>,
+    words: [u64; WORDS],
+    /// One bit for each of `words` that is not 0.
+    summary: u128,
+}
+
+impl Default for Bins {
+    fn default() -> Self {
+        Self { first: vec![NONE; SIZES + 1].into(), words: [0; WORDS], summary: 0 }
+    }
+}
+
+impl Bins {
+    /// The first block of the smallest size, in granules, that is at least `size`.
+    #[inline]
+    pub(super) fn best(&self, size: usize) -> Option<u32> {
+        let word = size / 64;
+        let here = self.words[word] & (u64::MAX << (size % 64));
+        let found = if here != 0 {
+            word * 64 + here.trailing_zeros() as usize
+        } else {
+            let above = self.summary & (u128::MAX << word << 1);
+            if above == 0 {
+                return None;
+            }
+            let word = above.trailing_zeros() as usize;
+            word * 64 + self.words[word].trailing_zeros() as usize
+        };
+        Some(self.first[found])
+    }
+
+    /// The first block of a size.
+    #[inline]
+    pub(super) fn first(&self, size: usize) -> u32 {
+        self.first[size]
+    }
+
+    /// Makes `block`, or none, the first of a size.
+    #[inline]
+    pub(super) fn set_first(&mut self, size: usize, block: u32) {
+        let (word, bit) = (size / 64, 1 << (size % 64));
+        self.first[size] = block;
+        if block == NONE {
+            self.words[word] &= !bit;
+            if self.words[word] == 0 {
+                self.summary &= !(1 << word);
+            }
+        } else {
+            self.words[word] |= bit;
+            self.summary |= 1 << word;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn finds_the_smallest_size_that_fits(operations in prop::collection::vec((1..=SIZES, any::<bool>()), 1..200)) {
+            let (mut bins, mut model) = (Bins::default(), BTreeMap::new());
+            for (number, (size, fill)) in operations.into_iter().enumerate() {
+                if fill {
+                    bins.set_first(size, number as u32);
+                    model.insert(size, number as u32);
+                } else {
+                    bins.set_first(size, NONE);
+                    model.remove(&size);
+                }
+                for wanted in [1, size, (size + 1).min(SIZES), SIZES] {
+                    let expected = model.range(wanted..).next().map(|(_, block)| *block);
+                    prop_assert_eq!(bins.best(wanted), expected);
+                }
+                prop_assert_eq!(bins.first(size), model.get(&size).copied().unwrap_or(NONE));
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! How memory in pieces becomes one range: the choice of the chunks that a new mapping shows side by side.
+//!
+//! A block of several chunks needs its middle chunks whole; its first bytes can be the free end of a chunk in use, and
+//! its last the free start of another. Of all such combinations the cheapest is taken: first the one that goes least
+//! beyond the allowance, then the one that maps fewest chunks and leaves the least behind in chunks partly in use.
+
+use super::space::Space;
+use crate::Address;
+
+/// Chunks to map side by side.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) start: Start,
+    pub(super) sources: Vec<Source>,
+}
+
+/// Where the block begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// At the first chunk of a new window.
+    Fresh,
+    /// In the free end of this chunk, mapped first in a new window.
+    Suffix(usize),
+    /// In the free run at the end of this window, behind which the chunks are mapped.
+    Open { window: Address, address: Address },
+}
+
+/// Where a chunk comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// It is there.
+    Chunk(usize),
+    /// It is to be created, of so many bytes.
+    New(u64),
+}
+
+/// What a plan is made for.
+pub(super) struct Need<'a> {
+    /// Bytes of the block.
+    pub(super) bytes: u64,
+    /// Whether the stream may touch a chunk's free bytes without a wait.
+    pub(super) ready: &'a dyn Fn(usize) -> bool,
+    /// Bytes that may be created.
+    pub(super) allowance: u64,
+    /// Size of chunks to create; the last one may be smaller.
+    pub(super) chunk_bytes: u64,
+    /// Chunks are multiples of this.
+    pub(super) granularity: u64,
+}
+
+/// One more mapping is worth so many bytes left behind. (25 µs; a few hundred mappings against some ten megabytes.)
+const MAPPING_BYTES: i64 = 200 << 10;
+/// One more free range in chunks partly in use is worth so many bytes left behind: pieces are harder to use.
+const PIECE_BYTES: i64 = 1 << 20;
+/// The longest runs at ends of windows that are considered; each needs a look at all its window's chunks.
+const OPEN_RUNS: usize = 8;
+
+struct Open {
+    window: Address,
+    address: Address,
+    bytes: u64,
+}
+
+struct Candidate {
+    /// (bytes beyond the allowance, cost in bytes).
+    cost: (u64, i64),
+    start: Start,
+    chunks: Vec<usize>,
+    new_bytes: u64,
+    last: Option<usize>,
+}
+
+impl Space {
+    /// The longest free run at the end of a window that can grow by the rest of `bytes`, and new chunks behind it:
+    /// the cheapest way to more memory. `None` if that passes the allowance.
+    pub(super) fn plan_growth(&self, need: &Need<'_>) -> Option<Plan> {
+        let open = self.open_runs(need).into_iter().next();
+        let start = open.as_ref().map_or(Start::Fresh, |o| Start::Open { window: o.window, address: o.address });
+        let rest = need.bytes - open.map_or(0, |open| open.bytes);
+        let exact = rest.next_multiple_of(need.granularity);
+        // A chunk larger than needed is left open for the next blocks, while the allowance lasts.
+        let full = rest.next_multiple_of(need.chunk_bytes);
+        let bytes = if full <= need.allowance { full } else { exact };
+        (bytes <= need.allowance).then(|| Plan { start, sources: new_chunks(bytes, need.chunk_bytes).collect() })
+    }
+
+    /// The best combination of free memory and, where that is not enough, of new chunks. `None` only if new chunks
+    /// would pass the allowance and `beyond` is not set.
+    pub(super) fn plan_composition(&self, need: &Need<'_>, beyond: bool) -> Option<Plan> {
+        let wholes: Vec<(u64, usize)> = self.whole.iter().rev().copied().filter(|w| (need.ready)(w.1)).collect();
+        let partial = || self.chunks.iter().filter(|(index, chunk)| !chunk.is_whole() && (need.ready)(*index));
+        let mut prefixes: Vec<(u64, usize)> =
+            partial().map(|(index, chunk)| (chunk.free_prefix(), index)).filter(|prefix| prefix.0 > 0).collect();
+        prefixes.sort_unstable();
+
+        let mut best: Option<Candidate> = None;
+        let mut consider = |candidate: Candidate| {
+            if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
+                best = Some(candidate);
+            }
+        };
+        self.complete(need, Start::Fresh, 0, &wholes, &prefixes, &mut consider);
+        for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
+            let bytes = chunk.free_suffix().min(need.bytes);
+            self.complete(need, Start::Suffix(index), bytes, &wholes, &prefixes, &mut consider);
+        }
+        let mut shown = vec![false; self.chunks.capacity()];
+        for open in self.open_runs(need).into_iter().take(OPEN_RUNS) {
+            // A window must not show a chunk twice.
+            shown.fill(false);
+            self.windows[&open.window].chunks.iter().for_each(|(_, index)| shown[*index] = true);
+            let start = Start::Open { window: open.window, address: open.address };
+            let other = |chunks: &[(u64, usize)]| -> Vec<_> {
+                chunks.iter().copied().filter(|(_, index)| !shown[*index]).collect()
+            };
+            self.complete(need, start, open.bytes, &other(&wholes), &other(&prefixes), &mut consider);
+        }
+        let best = best.filter(|best| beyond || best.cost.0 == 0)?;
+        let sources = best.chunks.into_iter().map(Source::Chunk);
+        let sources = sources.chain(new_chunks(best.new_bytes, need.chunk_bytes));
+        Some(Plan { start: best.start, sources: sources.chain(best.last.map(Source::Chunk)).collect() })
+    }
+
+    /// The free runs at ends of windows that are too short for the block but can be grown to hold it, longest first.
+    fn open_runs(&self, need: &Need<'_>) -> Vec<Open> {
+        // The last chunk mapped may reach beyond the block.
+        let reach = 2 * self.chunks.iter().map(|(_, chunk)| chunk.bytes).max().unwrap_or(0).max(need.chunk_bytes);
+        let mut open: Vec<Open> = (self.windows.iter())
+            .filter_map(|(&first, window)| {
+                let end = first + window.bytes;
+                let run = self.runs.containing(end - 1)?;
+                let growth = need.bytes.saturating_sub(run.bytes) + reach;
+                let fits = run.bytes < need.bytes && window.room(need.granularity) >= growth;
+                let ready = || self.pieces(run.address, run.bytes).iter().all(|piece| (need.ready)(piece.chunk));
+                (fits && ready()).then_some(Open { window: first, address: run.address, bytes: run.bytes })
+            })
+            .collect();
+        open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
+        open
+    }
+
+    /// The ways to complete a block of which `have` bytes are found: whole chunks, then the start of a chunk in use,
+    /// one more whole chunk, or new ones. `wholes` are sorted from the largest down, `prefixes` from the smallest up.
+    fn complete(
+        &self,
+        need: &Need<'_>,
+        start: Start,
+        have: u64,
+        wholes: &[(u64, usize)],
+        prefixes: &[(u64, usize)],
+        consider: &mut impl FnMut(Candidate),
+    ) {
+        let mut rest = need.bytes - have;
+        let mut taken = Vec::new();
+        for &(bytes, index) in wholes {
+            if bytes <= rest {
+                rest -= bytes;
+                taken.push(index);
+            }
+        }
+        let begun = self.start_cost(start, have) + MAPPING_BYTES * count(&taken);
+        let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
+            let mappings = new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
+            let cost = begun + MAPPING_BYTES * signed(mappings) + left;
+            let beyond = new_bytes.saturating_sub(need.allowance);
+            let chunks = taken.iter().copied().chain(extra).collect();
+            consider(Candidate { cost: (beyond, cost), start, chunks, new_bytes, last });
+        };
+        if rest == 0 {
+            return offer(None, 0, None, 0);
+        }
+        let usable = |index: usize| start != Start::Suffix(index);
+        let longer = prefixes.partition_point(|(bytes, _)| *bytes < rest);
+        if let Some(&(bytes, index)) = prefixes[longer..].iter().find(|(_, index)| usable(*index)) {
+            offer(None, 0, Some(index), piece_cost(bytes - rest) - piece_cost(bytes));
+        }
+        let smallest = wholes.iter().rev().find(|(bytes, index)| *bytes >= rest && !taken.contains(index));
+        if let Some(&(bytes, index)) = smallest {
+            offer(Some(index), 0, None, piece_cost(bytes - rest));
+        }
+        let new_bytes = rest.next_multiple_of(need.granularity);
+        offer(None, new_bytes, None, piece_cost(new_bytes - rest));
+        // New chunks before the start of one in use: as few new bytes as the longest start allows, from the shortest
+        // start that allows them.
+        if let Some(&(longest, _)) = prefixes[..longer].iter().rev().find(|(_, index)| usable(*index)) {
+            let new_bytes = (rest - longest).next_multiple_of(need.granularity);
+            let shortest = prefixes.partition_point(|(bytes, _)| bytes + new_bytes < rest);
+            if let Some(&(bytes, index)) = prefixes[shortest..longer].iter().find(|(_, index)| usable(*index)) {
+                let left = piece_cost(bytes + new_bytes - rest) - piece_cost(bytes);
+                offer(None, new_bytes, Some(index), left);
+            }
+        }
+    }
+
+    /// What the beginning of a block costs: the pieces of free memory it uses up are a gain.
+    fn start_cost(&self, start: Start, have: u64) -> i64 {
+        match start {
+            Start::Fresh => 0,
+            Start::Suffix(index) => MAPPING_BYTES + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have),
+            Start::Open { address, .. } => {
+                let partial = |chunk: usize| !self.chunks[chunk].is_whole();
+                let pieces = self.pieces(address, have);
+                pieces.iter().filter(|piece| partial(piece.chunk)).map(|piece| -piece_cost(piece.bytes)).sum()
+            }
+        }
+    }
+}
+
+/// The cost of a free range of `bytes` in a chunk partly in use.
+fn piece_cost(bytes: u64) -> i64 {
+    if bytes == 0 { 0 } else { signed(bytes) + PIECE_BYTES }
+}
+
+/// New chunks of `bytes` bytes together.
+fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = Source> {
+    let sizes = std::iter::repeat_n(chunk_bytes, (bytes / chunk_bytes) as usize);
+    sizes.chain(Some(bytes % chunk_bytes).filter(|rest| *rest > 0)).map(Source::New)
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX / 4)
+}
+
+fn count(chunks: &[usize]) -> i64 {
+    signed(chunks.len() as u64)
+}

@@ -1,0 +1,85 @@
+//! Settings, and what follows from them.
+
+use crate::AllocError;
+
+/// Every block is a multiple of this.
+pub(super) const GRANULE: u64 = 512;
+/// The largest request that lives in a slab.
+pub(super) const SMALL_LIMIT: u64 = 1 << 20;
+/// Bytes of a slab.
+pub(super) const SLAB_BYTES: u64 = 2 << 20;
+/// Beyond this no size is rounded without overflow, and no device has as much.
+const MAX_REQUEST: u64 = 1 << 46;
+
+/// How a [`PagedAllocator`](super::PagedAllocator) behaves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The device's number in snapshots.
+    pub device: u32,
+    /// What may be reserved beyond the most that was ever requested at once: this part of it, but at least
+    /// [`slack_bytes`](Self::slack_bytes). Within it new chunks are made before free ones are pieced together.
+    pub slack: f64,
+    /// See [`slack`](Self::slack), in bytes.
+    pub slack_bytes: u64,
+    /// The smallest chunk made while the slack lasts, in bytes. Small chunks waste less, large ones cost less.
+    pub min_chunk_bytes: u64,
+    /// The largest chunk, in bytes.
+    pub max_chunk_bytes: u64,
+    /// Between the two, a new chunk is this part of what is reserved.
+    pub chunk_share: f64,
+    /// Windows that hold no block are unmapped when there are more mappings than this for each chunk.
+    pub mappings_per_chunk: usize,
+    /// Address space to reserve, in bytes; `None` for 64 times the device's memory, and at least 1 TiB.
+    pub address_space_bytes: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            device: 0,
+            slack: 0.009,
+            slack_bytes: 62 << 20,
+            min_chunk_bytes: 8 << 20,
+            max_chunk_bytes: 48 << 20,
+            chunk_share: 1.0 / 256.0,
+            mappings_per_chunk: 16,
+            address_space_bytes: None,
+        }
+    }
+}
+
+impl Config {
+    pub(super) fn validate(&self) -> Result<(), AllocError> {
+        let invalid = |setting, value: String, expected| Err(AllocError::InvalidSetting { setting, value, expected });
+        if !(0.0..=1.0).contains(&self.slack) {
+            return invalid("slack", self.slack.to_string(), "it must lie between 0 and 1");
+        }
+        if !(0.0..=1.0).contains(&self.chunk_share) {
+            return invalid("chunk_share", self.chunk_share.to_string(), "it must lie between 0 and 1");
+        }
+        if self.min_chunk_bytes == 0 || self.min_chunk_bytes > self.max_chunk_bytes {
+            let value = self.min_chunk_bytes.to_string();
+            return invalid("min_chunk_bytes", value, "it must be more than 0 and at most max_chunk_bytes");
+        }
+        if self.mappings_per_chunk == 0 {
+            return invalid("mappings_per_chunk", "0".to_owned(), "a chunk needs at least one mapping");
+        }
+        Ok(())
+    }
+
+    /// What may be reserved when at most `requested` bytes were ever requested at once.
+    pub(super) fn budget(&self, requested: u64) -> u64 {
+        requested.saturating_add(((requested as f64 * self.slack) as u64).max(self.slack_bytes))
+    }
+
+    /// Bytes of the next chunk when so many are reserved.
+    pub(super) fn chunk_bytes(&self, reserved: u64, granularity: u64) -> u64 {
+        let share = (reserved as f64 * self.chunk_share) as u64;
+        share.clamp(self.min_chunk_bytes, self.max_chunk_bytes).next_multiple_of(granularity)
+    }
+}
+
+/// The bytes of a block for a request.
+pub(super) fn round(bytes: u64) -> Result<u64, AllocError> {
+    if bytes > MAX_REQUEST { Err(AllocError::TooLarge(bytes)) } else { Ok(bytes.next_multiple_of(GRANULE)) }
+}

@@ -1,0 +1,351 @@
+//! Tenure's own allocator: address space is free, pages are not.
+//!
+//! Small requests live in slabs of a heap per stream, behind that heap's lock alone. Slabs and larger blocks lie in
+//! *windows*: ranges of address space under which physical chunks are mapped side by side. Chunks that are free in one
+//! window are shown in another where they are needed, so that what is reserved stays close to what is asked for.
+
+mod address_space;
+mod bins;
+mod compose;
+mod config;
+mod directory;
+mod heap;
+mod heaps;
+mod progress;
+mod report;
+mod runs;
+mod space;
+mod state;
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_core::StreamId;
+
+pub use config::Config;
+
+use crate::hooks::Hooks;
+use crate::sync::{AtomicU64, Ordering};
+use crate::{
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemory,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+};
+use address_space::AddressSpace;
+use config::{SMALL_LIMIT, round};
+use directory::Directory;
+use heap::{Blocks, Freed, Heap};
+use heaps::Heaps;
+use state::{COMMON, Refusal, State};
+
+/// Tenure's allocator of a device.
+///
+/// A heap's lock is taken before the device lock, never after it. Callbacks and observers run without any.
+///
+/// A failing call of the backing fails the request that it was made for and nothing else.
+pub struct PagedAllocator {
+    heaps: Heaps,
+    directory: Directory,
+    /// Private pools that allocations are sent to now.
+    filters: AtomicU64,
+    state: Mutex<State>,
+    history: Arc<History>,
+    hooks: Hooks,
+    backing: Arc<dyn Backing>,
+    addresses: (Address, u64),
+    total: u64,
+}
+
+impl PagedAllocator {
+    /// An allocator over `backing`. It reserves its address space at once, and no memory.
+    ///
+    /// # Errors
+    /// A setting of `config` makes no sense, or the backing refuses the address space.
+    pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
+        Self::with_history(backing, config, History::default())
+    }
+
+    /// The same, with a history of a clock of its own.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
+        config.validate()?;
+        let total = backing.memory_info()?.total;
+        let granularity = backing.granularity();
+        let wanted = config.address_space_bytes.unwrap_or_else(|| (64 * total).max(1 << 40));
+        let bytes = wanted.next_multiple_of(granularity);
+        let first = backing.reserve(bytes)?;
+        let history = Arc::new(history);
+        let addresses = AddressSpace::new(first, bytes, granularity);
+        let state = State::new(Arc::clone(&backing), config, addresses, total, Arc::clone(&history));
+        Ok(Self {
+            heaps: Heaps::default(),
+            directory: Directory::new(first, bytes),
+            filters: AtomicU64::new(0),
+            state: Mutex::new(state),
+            history,
+            hooks: Hooks::default(),
+            backing,
+            addresses: (first, bytes),
+            total,
+        })
+    }
+
+    /// A small block of the stream's heap, with a new slab if need be.
+    fn allocate_small(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
+        loop {
+            let mut blocks = heap.lock();
+            if blocks.has_pending() {
+                self.settle(&mut blocks, false)?;
+            }
+            if let Some(block) = heap.allocate(&mut blocks, request, &self.history) {
+                return Ok(block);
+            }
+            drop(blocks);
+            match self.obtain(request, |state, requested| state.slab(request.stream, requested))? {
+                Found::Lent(block) => return Ok(block),
+                Found::Sought(slab) => {
+                    self.directory.enter(slab, number);
+                    heap.lock().add_slab(slab);
+                }
+            }
+        }
+    }
+
+    /// A block of any size that is not in a slab.
+    fn allocate_large(&self, request: Request) -> Result<Block, AllocError> {
+        let bytes = round(request.bytes)?;
+        let attempt = |state: &mut State, requested: u64| {
+            let space = state.private_space(request.stream).unwrap_or(COMMON);
+            state.allocate(request, bytes, space, requested)
+        };
+        Ok(match self.obtain(request, attempt)? {
+            Found::Sought(address) => Block { address, bytes },
+            Found::Lent(block) => block,
+        })
+    }
+
+    /// What `attempt` finds, if need be after everything that can be given back was.
+    fn obtain(
+        &self,
+        request: Request,
+        attempt: impl Fn(&mut State, u64) -> Result<Address, Refusal>,
+    ) -> Result<Found, AllocError> {
+        let try_once = |state: &mut State| {
+            let large = state.statistics.large_pool.requested_bytes.current;
+            match attempt(state, self.heaps.requested() + large + request.bytes) {
+                Ok(address) => Ok(Some(Found::Sought(address))),
+                Err(Refusal::Full) => Ok(None),
+                Err(Refusal::Backing(error)) => Err(AllocError::from(error)),
+            }
+        };
+        if let Some(found) = try_once(&mut self.state.lock())? {
+            return Ok(found);
+        }
+        if self.hooks.has_callbacks()
+            && self.hooks.free_memory()
+            && let Some(found) = try_once(&mut self.state.lock())?
+        {
+            return Ok(found);
+        }
+        self.obtain_at_last(request, try_once)
+    }
+
+    /// The last means before an out-of-memory error: waiting for every stream, and pools that lend.
+    #[cold]
+    fn obtain_at_last(
+        &self,
+        request: Request,
+        try_once: impl Fn(&mut State) -> Result<Option<Found>, AllocError>,
+    ) -> Result<Found, AllocError> {
+        // The host cannot wait for a stream that is being captured.
+        if !self.state.lock().progress.is_capturing() {
+            self.settle_all()?;
+            let state = &mut *self.state.lock();
+            state.statistics.num_alloc_retries += 1;
+            state.release_given_up()?;
+            if let Some(found) = try_once(state)? {
+                return Ok(found);
+            }
+        }
+        let mut state = self.state.lock();
+        let bytes = round(request.bytes)?;
+        if let Some(address) = state.borrow(request, bytes)? {
+            return Ok(Found::Lent(Block { address, bytes }));
+        }
+        let free = self.backing.memory_info()?.free;
+        let (allowed, reserved, total) = (state.allowed, state.reserved(), self.total);
+        state.note_out_of_memory(request, free);
+        drop(state);
+        self.hooks.out_of_memory(&OutOfMemory { requested: bytes, allowed, total, free });
+        let (requested, stream) = (request.bytes, request.stream);
+        let allocated = self.statistics().all.allocated_bytes.current;
+        Err(AllocError::OutOfMemory { requested, stream, allocated, reserved, free, total, allowed })
+    }
+
+    /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
+    fn settle(&self, blocks: &mut MutexGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        for slab in blocks.settle(&mut state.progress, wait, &self.history)? {
+            self.directory.remove(slab);
+            state.return_slab(slab);
+        }
+        Ok(())
+    }
+
+    /// Waits on the host for every pending free, and takes back every empty slab.
+    fn settle_all(&self) -> Result<(), AllocError> {
+        for heap in self.heaps.iter() {
+            let mut blocks = heap.lock();
+            self.settle(&mut blocks, true)?;
+            if let Some(slab) = blocks.take_spare() {
+                self.directory.remove(slab);
+                self.state.lock().return_slab(slab);
+            }
+        }
+        let mut state = self.state.lock();
+        state.statistics.num_sync_all_streams += 1;
+        Ok(state.synchronize()?)
+    }
+
+    /// The heap that owns the slab of an address.
+    #[inline]
+    fn owner(&self, address: Address) -> Option<&Heap> {
+        self.heaps.numbered(self.directory.owner(address)?)
+    }
+}
+
+/// What was found for a request.
+enum Found {
+    /// The address of what was asked for.
+    Sought(Address),
+    /// A block of a private pool that lends its free memory.
+    Lent(Block),
+}
+
+impl Resource for PagedAllocator {
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        if request.bytes == 0 {
+            return Ok(Block { address: 0, bytes: 0 });
+        }
+        let to_pool = || self.filters.load(Ordering::Acquire) > 0 && self.state.lock().sends_to_pool(request.stream);
+        if request.bytes <= SMALL_LIMIT
+            && let Some((number, heap)) = self.heaps.of(request.stream)
+            && !to_pool()
+        {
+            return self.allocate_small(heap, number, request);
+        }
+        self.allocate_large(request)
+    }
+
+    #[inline]
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        if address == 0 {
+            return Ok(());
+        }
+        let Some(heap) = self.owner(address) else { return self.state.lock().free(address) };
+        match heap.free(address, &self.history)? {
+            Freed::Done => {}
+            Freed::Emptied(slab) => {
+                self.directory.remove(slab);
+                self.state.lock().return_slab(slab);
+            }
+            Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,
+        }
+        Ok(())
+    }
+}
+
+impl CachingAllocator for PagedAllocator {
+    fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        let known = address == 0
+            || match self.owner(address) {
+                Some(heap) => heap.lock().record_stream(address, stream),
+                None => self.state.lock().record_stream(address, stream),
+            };
+        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
+    fn release_cached(&self) -> Result<(), AllocError> {
+        self.settle_all()?;
+        Ok(self.state.lock().release_whole()?)
+    }
+
+    fn statistics(&self) -> Statistics {
+        let mut statistics = self.state.lock().statistics();
+        self.heaps.iter().for_each(|heap| heap.lock().add_statistics(&mut statistics));
+        statistics
+    }
+
+    fn reset_peak_statistics(&self) {
+        self.heaps.iter().for_each(|heap| heap.lock().reset_peaks());
+        self.state.lock().statistics.reset_peak();
+    }
+
+    fn reset_accumulated_statistics(&self) {
+        self.heaps.iter().for_each(|heap| heap.lock().reset_accumulated());
+        self.state.lock().statistics.reset_accumulated();
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        report::snapshot(self)
+    }
+
+    fn record_history(&self, limit: Option<usize>) {
+        self.history.keep(limit);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            let value = fraction.to_string();
+            return Err(AllocError::InvalidSetting {
+                setting: "memory fraction",
+                value,
+                expected: "it must lie between 0 and 1",
+            });
+        }
+        self.state.lock().allowed = (fraction * self.total as f64) as u64;
+        Ok(())
+    }
+
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
+        self.hooks.add_observer(observer);
+    }
+
+    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        state.begin_pool(pool, filter);
+        self.filters.store(state.filters.len() as u64, Ordering::Release);
+        Ok(())
+    }
+
+    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        let ended = state.end_pool(pool);
+        self.filters.store(state.filters.len() as u64, Ordering::Release);
+        ended
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().release_pool(pool)
+    }
+
+    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().lend_pool(pool)
+    }
+}
+
+impl Drop for PagedAllocator {
+    /// Gives every chunk that holds no block back, and with the last one the address space. Errors have nobody to go
+    /// to.
+    fn drop(&mut self) {
+        if self.release_cached().is_ok() && self.state.lock().reserved() == 0 {
+            let _ = self.backing.unreserve(self.addresses.0, self.addresses.1);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! How far the device has come with the streams that used memory.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tenure_core::StreamId;
+
+use crate::{Backing, BackingError, Mark};
+
+/// Memory was used on `stream` until the end of its `epoch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    stream: StreamId,
+    epoch: u64,
+}
+
+/// The last use of some memory by each stream.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uses(SmallVec<[Use; 2]>);
+
+impl Uses {
+    /// Notes that the memory was used until now.
+    pub(super) fn add(&mut self, new: Use) {
+        match self.0.iter_mut().find(|old| old.stream == new.stream) {
+            Some(old) => old.epoch = new.epoch,
+            None => self.0.push(new),
+        }
+    }
+
+    /// The stream that used the memory last noted.
+    pub(super) fn stream(&self) -> Option<StreamId> {
+        self.0.last().map(|last| last.stream)
+    }
+}
+
+/// The progress of every stream, in *epochs*: the work between two marks on a stream.
+///
+/// Marks are recorded only when another stream, or an unmapping, asks for memory; work that stays on its own stream
+/// costs no event.
+pub(super) struct Progress {
+    backing: Arc<dyn Backing>,
+    streams: FxHashMap<StreamId, Stream>,
+    /// `(waiter, awaited)`: the waiter runs behind every epoch of the awaited stream below the value.
+    waited: FxHashMap<(StreamId, StreamId), u64>,
+    /// While a stream is captured into a graph, a query would break the capture: nothing is asked of the backing.
+    captures: usize,
+}
+
+#[derive(Default)]
+struct Stream {
+    /// The current epoch.
+    epoch: u64,
+    /// Every epoch below has completed.
+    completed: u64,
+    /// The mark at the end of each epoch that may not have completed, oldest first.
+    marks: VecDeque<(u64, Mark)>,
+}
+
+/// So many unfinished marks on a stream are enough: until the first completes, only a wait records another.
+const MARKS: usize = 8;
+
+impl Stream {
+    /// The first recorded mark behind a use.
+    fn covering(&self, used: Use) -> Option<(u64, Mark)> {
+        // Epochs of marks are consecutive.
+        let oldest = self.marks.front()?.0;
+        self.marks.get(usize::try_from(used.epoch.saturating_sub(oldest)).ok()?).copied()
+    }
+}
+
+impl Progress {
+    pub(super) fn new(backing: Arc<dyn Backing>) -> Self {
+        Self { backing, streams: FxHashMap::default(), waited: FxHashMap::default(), captures: 0 }
+    }
+
+    pub(super) fn capture_begins(&mut self) {
+        self.captures += 1;
+    }
+
+    pub(super) fn capture_ends(&mut self) {
+        self.captures = self.captures.saturating_sub(1);
+    }
+
+    pub(super) fn is_capturing(&self) -> bool {
+        self.captures > 0
+    }
+
+    /// A use of memory by `stream` that ends now.
+    pub(super) fn use_now(&mut self, stream: StreamId) -> Use {
+        Use { stream, epoch: self.streams.entry(stream).or_default().epoch }
+    }
+
+    /// The same, with a mark recorded at once, for memory that its own stream will want back soon.
+    pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<Use, BackingError> {
+        let now = self.use_now(stream);
+        if self.captures == 0 {
+            self.mark_after(now)?;
+        }
+        Ok(now)
+    }
+
+    /// Whether `stream` may touch the memory without a wait.
+    pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut Uses) -> Result<bool, BackingError> {
+        self.retain_unfinished(uses, |other| other == stream)?;
+        Ok(uses.0.iter().all(|unfinished| self.runs_behind(stream, *unfinished)))
+    }
+
+    /// Whether the device has finished with the memory.
+    pub(super) fn is_finished(&mut self, uses: &mut Uses) -> Result<bool, BackingError> {
+        self.retain_unfinished(uses, |_| false)?;
+        Ok(uses.0.is_empty())
+    }
+
+    /// Makes `stream` run behind every use of the memory. The host does not wait.
+    pub(super) fn wait(&mut self, stream: StreamId, uses: &Uses) -> Result<(), BackingError> {
+        for awaited in uses.0.iter().filter(|awaited| awaited.stream != stream) {
+            if self.runs_behind(stream, *awaited) {
+                continue;
+            }
+            let (epoch, mark) = self.mark_after(*awaited)?;
+            self.backing.wait(stream, mark)?;
+            self.waited.insert((stream, awaited.stream), epoch + 1);
+        }
+        Ok(())
+    }
+
+    /// Blocks the host until the device has finished with the memory.
+    pub(super) fn synchronize(&mut self, uses: &mut Uses) -> Result<(), BackingError> {
+        for unfinished in uses.0.clone() {
+            if self.completed(unfinished)? {
+                continue;
+            }
+            let (epoch, mark) = self.mark_after(unfinished)?;
+            self.backing.synchronize(mark)?;
+            let stream = self.streams.entry(unfinished.stream).or_default();
+            stream.completed = stream.completed.max(epoch + 1);
+        }
+        uses.0.clear();
+        Ok(())
+    }
+
+    fn retain_unfinished(&mut self, uses: &mut Uses, keep: impl Fn(StreamId) -> bool) -> Result<(), BackingError> {
+        let mut error = None;
+        uses.0.retain(|old| {
+            keep(old.stream) || error.is_some() || !self.completed(*old).unwrap_or_else(|e| {
+                error = Some(e);
+                false
+            })
+        });
+        error.map_or(Ok(()), Err)
+    }
+
+    fn runs_behind(&self, stream: StreamId, used: Use) -> bool {
+        used.stream == stream || self.waited.get(&(stream, used.stream)).is_some_and(|&epoch| epoch > used.epoch)
+    }
+
+    fn completed(&mut self, used: Use) -> Result<bool, BackingError> {
+        let stream = self.streams.entry(used.stream).or_default();
+        if used.epoch < stream.completed {
+            return Ok(true);
+        }
+        if self.captures > 0 {
+            return Ok(false);
+        }
+        if stream.marks.len() < MARKS || stream.covering(used).is_some() {
+            self.mark_after(used)?;
+        }
+        let stream = self.streams.entry(used.stream).or_default();
+        while let Some(&(epoch, mark)) = stream.marks.front() {
+            if !self.backing.completed(mark)? {
+                break;
+            }
+            stream.completed = epoch + 1;
+            stream.marks.pop_front();
+        }
+        Ok(used.epoch < stream.completed)
+    }
+
+    /// The first mark behind a use, recorded if there is none yet; the mark's epoch ends with it.
+    fn mark_after(&mut self, used: Use) -> Result<(u64, Mark), BackingError> {
+        let stream = self.streams.entry(used.stream).or_default();
+        if let Some(found) = stream.covering(used) {
+            return Ok(found);
+        }
+        let recorded = (stream.epoch, self.backing.record(used.stream)?);
+        stream.marks.push_back(recorded);
+        stream.epoch += 1;
+        Ok(recorded)
+    }
+}

@@ -1,0 +1,101 @@
+//! Snapshots of a paged allocator.
+//!
+//! A chunk may be shown in several windows, but a snapshot shows each byte once, so that its figures add up: bytes in
+//! use at the block that uses them, free bytes at the first place where their chunk is mapped. A segment is a range of
+//! such bytes without a gap.
+
+use std::collections::BTreeMap;
+
+use tenure_core::{KeyId, StreamId, Tag};
+
+use super::PagedAllocator;
+use super::heap::EntryState;
+use super::state::{COMMON, State};
+use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
+use crate::{Address, PoolId, PoolKind, Snapshot};
+
+/// Everything that `allocator` holds.
+pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
+    // All heaps before the device lock, in order: nothing moves meanwhile.
+    let heaps: Vec<_> = allocator.heaps.iter().map(|heap| (heap.stream, heap.lock())).collect();
+    let state = allocator.state.lock();
+    let mut segments = Vec::new();
+    for (id, space) in &state.spaces {
+        let mut blocks = free_blocks(&state, id);
+        for (&address, block) in state.blocks.iter().filter(|(_, block)| block.space == id) {
+            let shown = if block.is_freed { SnapshotState::PendingFree } else { SnapshotState::Allocated };
+            let (bytes, requested) = (block.bytes, block.requested);
+            let block_shown = SnapshotBlock { address, bytes, requested, state: shown, tag: block.tag, key: block.key };
+            blocks.insert(address, (block.stream, block_shown));
+        }
+        if id == COMMON {
+            for (&slab, &stream) in &state.slabs {
+                let heap = heaps.iter().find(|(owner, _)| *owner == stream);
+                for (address, bytes, requested, entry, tag, key) in heap.iter().flat_map(|(_, heap)| heap.blocks_of(slab)) {
+                    let state = match entry {
+                        EntryState::Live => SnapshotState::Allocated,
+                        EntryState::Pending => SnapshotState::PendingFree,
+                        EntryState::Free => SnapshotState::Inactive,
+                    };
+                    blocks.insert(address, (stream, SnapshotBlock { address, bytes, requested, state, tag, key }));
+                }
+            }
+        }
+        let pool = state.pools.iter().find(|(_, pool)| pool.space == id).map_or(PoolId::default(), |(pool, _)| *pool);
+        segments.extend(join(blocks, state.config.device, pool));
+        debug_assert!(space.reserved >= segments.iter().filter(|s| s.pool == pool).map(Segment::bytes).sum());
+    }
+    segments.sort_by_key(|segment| segment.address);
+    let device = state.config.device as usize;
+    let mut device_traces = vec![Vec::new(); device + 1];
+    device_traces[device] = allocator.history.events();
+    Snapshot { segments, device_traces, settings: settings(&state), annotations: Vec::new() }
+}
+
+/// The free bytes of a space's chunks, each at its chunk's first mapping.
+fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
+    let mut blocks = BTreeMap::new();
+    for (_, chunk) in &state.spaces[id].chunks {
+        let Some(&home) = chunk.mapped_at.first() else { continue };
+        for extent in &chunk.free {
+            let (address, bytes) = (home + extent.offset, extent.bytes);
+            let (tag, key) = (Tag::Unknown, KeyId::NONE);
+            let block = SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key };
+            blocks.insert(address, (chunk.uses.stream().unwrap_or_default(), block));
+        }
+    }
+    blocks
+}
+
+/// Blocks side by side, as segments.
+fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool: PoolId) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for (address, (stream, block)) in blocks {
+        match segments.last_mut().filter(|segment| segment.address + segment.bytes() == address) {
+            Some(segment) => segment.blocks.push(block),
+            None => segments.push(Segment {
+                device,
+                address,
+                stream,
+                kind: PoolKind::Large,
+                pool,
+                is_expandable: true,
+                blocks: vec![block],
+            }),
+        }
+    }
+    segments
+}
+
+fn settings(state: &State) -> Vec<(&'static str, Setting)> {
+    let config = &state.config;
+    let bytes = |bytes: u64| Setting::Integer(i64::try_from(bytes).unwrap_or(i64::MAX));
+    vec![
+        ("allocator", Setting::Text("tenure paged".to_owned())),
+        ("expandable_segments", Setting::Flag(true)),
+        ("slack", Setting::Number(config.slack)),
+        ("slack_bytes", bytes(config.slack_bytes)),
+        ("min_chunk_bytes", bytes(config.min_chunk_bytes)),
+        ("max_chunk_bytes", bytes(config.max_chunk_bytes)),
+    ]
+}

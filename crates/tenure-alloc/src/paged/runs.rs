@@ -1,0 +1,210 @@
+//! Address ranges in address order, merged where they touch, with a fast first fit.
+
+use crate::Address;
+
+/// A range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) address: Address,
+    pub(super) bytes: u64,
+}
+
+impl Run {
+    pub(super) fn end(&self) -> Address {
+        self.address + self.bytes
+    }
+}
+
+/// A set of disjoint runs. First fit skips whole leaves that hold nothing long enough, so that it costs little more
+/// than a binary search while there are a few thousand runs.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    /// Never empty themselves; in address order.
+    leaves: Vec<Leaf>,
+}
+
+#[derive(Debug)]
+struct Leaf {
+    /// The longest run of the leaf, in bytes.
+    longest: u64,
+    runs: Vec<Run>,
+}
+
+/// A leaf is split in two when it holds more runs than this.
+const LEAF_RUNS: usize = 64;
+
+impl Runs {
+    /// Adds a range that overlaps none of the set.
+    pub(super) fn insert(&mut self, address: Address, bytes: u64) {
+        let (leaf, at) = self.position(address);
+        let mut run = Run { address, bytes };
+        let previous = at.checked_sub(1).map(|before| self.leaves[leaf].runs[before]);
+        let next = self.run_at(leaf, at);
+        debug_assert!(previous.is_none_or(|p| p.end() <= address), "{run:?} overlaps {previous:?}");
+        debug_assert!(next.is_none_or(|(_, _, n)| run.end() <= n.address), "{run:?} overlaps {next:?}");
+        if let Some((next_leaf, next_at, next)) = next.filter(|(_, _, next)| next.address == run.end()) {
+            run.bytes += next.bytes;
+            self.take(next_leaf, next_at);
+        }
+        match previous.filter(|previous| previous.end() == address) {
+            Some(previous) => {
+                let merged = Run { address: previous.address, bytes: previous.bytes + run.bytes };
+                self.set(leaf, at - 1, merged);
+            }
+            None => self.put(leaf, at, run),
+        }
+    }
+
+    /// Takes a range out of the run that contains it.
+    ///
+    /// # Panics
+    /// If no run contains it.
+    pub(super) fn remove(&mut self, address: Address, bytes: u64) {
+        let (leaf, after) = self.position(address);
+        let at = after.checked_sub(1).expect("a removed range lies in a run");
+        let run = self.leaves[leaf].runs[at];
+        assert!(run.end() >= address + bytes, "a removed range lies in a run");
+        let tail = Run { address: address + bytes, bytes: run.end() - address - bytes };
+        match (address > run.address, tail.bytes > 0) {
+            (false, false) => self.take(leaf, at),
+            (false, true) => self.set(leaf, at, tail),
+            (true, rest) => {
+                self.set(leaf, at, Run { bytes: address - run.address, ..run });
+                if rest {
+                    self.put(leaf, at + 1, tail);
+                }
+            }
+        }
+    }
+
+    /// The first run from `from` on that holds at least `bytes`.
+    pub(super) fn first_fit(&self, bytes: u64, from: Address) -> Option<Run> {
+        let (first, at) = self.position(from.saturating_sub(1));
+        self.leaves.iter().enumerate().skip(first).filter(|(_, leaf)| leaf.longest >= bytes).find_map(|(index, leaf)| {
+            let skip = if index == first { at } else { 0 };
+            leaf.runs[skip..].iter().find(|run| run.bytes >= bytes).copied()
+        })
+    }
+
+    /// The run that contains `address`.
+    pub(super) fn containing(&self, address: Address) -> Option<Run> {
+        let (leaf, after) = self.position(address);
+        let run = *self.leaves.get(leaf)?.runs.get(after.checked_sub(1)?)?;
+        (run.end() > address).then_some(run)
+    }
+
+    #[cfg(test)]
+    fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+        self.leaves.iter().flat_map(|leaf| leaf.runs.iter().copied())
+    }
+
+    /// The leaf that holds the last run starting at or before `address` (or the first leaf), and the position in it
+    /// behind that run.
+    fn position(&self, address: Address) -> (usize, usize) {
+        let leaf = self.leaves.partition_point(|leaf| leaf.runs[0].address <= address).saturating_sub(1);
+        let at = self.leaves.get(leaf).map_or(0, |leaf| leaf.runs.partition_point(|run| run.address <= address));
+        (leaf, at)
+    }
+
+    /// The run at a position, which may be just behind a leaf's last.
+    fn run_at(&self, leaf: usize, at: usize) -> Option<(usize, usize, Run)> {
+        let here = self.leaves.get(leaf)?;
+        match here.runs.get(at) {
+            Some(&run) => Some((leaf, at, run)),
+            None => self.leaves.get(leaf + 1).map(|next| (leaf + 1, 0, next.runs[0])),
+        }
+    }
+
+    fn set(&mut self, leaf: usize, at: usize, run: Run) {
+        let leaf = &mut self.leaves[leaf];
+        let old = std::mem::replace(&mut leaf.runs[at], run);
+        leaf.replaced(old.bytes, run.bytes);
+    }
+
+    fn put(&mut self, index: usize, at: usize, run: Run) {
+        let Some(leaf) = self.leaves.get_mut(index) else {
+            self.leaves.push(Leaf { longest: run.bytes, runs: vec![run] });
+            return;
+        };
+        leaf.runs.insert(at, run);
+        leaf.replaced(0, run.bytes);
+        if leaf.runs.len() > LEAF_RUNS {
+            let runs = leaf.runs.split_off(LEAF_RUNS / 2);
+            leaf.measure();
+            let mut upper = Leaf { longest: 0, runs };
+            upper.measure();
+            self.leaves.insert(index + 1, upper);
+        }
+    }
+
+    fn take(&mut self, index: usize, at: usize) {
+        let leaf = &mut self.leaves[index];
+        let run = leaf.runs.remove(at);
+        if leaf.runs.is_empty() {
+            self.leaves.remove(index);
+        } else {
+            leaf.replaced(run.bytes, 0);
+        }
+    }
+}
+
+impl Leaf {
+    /// A run of `old` bytes is now one of `new`.
+    fn replaced(&mut self, old: u64, new: u64) {
+        if new >= self.longest {
+            self.longest = new;
+        } else if old == self.longest {
+            self.measure();
+        }
+    }
+
+    fn measure(&mut self) {
+        self.longest = self.runs.iter().map(|run| run.bytes).max().unwrap_or(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The runs of a set of unit cells.
+    fn runs_of(cells: &BTreeSet<u64>) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for &cell in cells {
+            match runs.last_mut() {
+                Some(run) if run.end() == cell => run.bytes += 1,
+                _ => runs.push(Run { address: cell, bytes: 1 }),
+            }
+        }
+        runs
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_set_of_cells(
+            operations in prop::collection::vec((0u64..2000, 1u64..12, 1u64..16), 1..1500),
+        ) {
+            let (mut runs, mut cells) = (Runs::default(), BTreeSet::new());
+            for (address, bytes, wanted) in operations {
+                let range: Vec<u64> = (address..address + bytes).collect();
+                if range.iter().all(|cell| !cells.contains(cell)) {
+                    runs.insert(address, bytes);
+                    cells.extend(range);
+                } else if range.iter().all(|cell| cells.contains(cell)) {
+                    runs.remove(address, bytes);
+                    range.iter().for_each(|cell| { cells.remove(cell); });
+                }
+                let expected = runs_of(&cells);
+                prop_assert_eq!(runs.iter().collect::<Vec<_>>(), expected.clone());
+                let first = expected.iter().copied().find(|run| run.address >= address && run.bytes >= wanted);
+                prop_assert_eq!(runs.first_fit(wanted, address), first);
+                let containing = expected.iter().copied().find(|run| run.address <= address && address < run.end());
+                prop_assert_eq!(runs.containing(address), containing);
+            }
+        }
+    }
+}
