@@ -1,4 +1,4 @@
-//! The allocator against a naive model, under random operations and failing driver calls.
+//! Every allocator against a naive model, under random operations and failing driver calls.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use common::{FakeBacking, MIB};
 use proptest::prelude::*;
-use tenure_alloc::native::{Config, NativeAllocator};
+use tenure_alloc::native::{self, NativeAllocator};
+use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, Request, Resource};
+use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, Request};
 use tenure_core::{StreamId, Tag};
 
 const CASES: u32 = 1000;
@@ -44,18 +45,69 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn config() -> impl Strategy<Value = Config> {
+/// An allocator and its settings.
+#[derive(Clone, Debug)]
+enum Engine {
+    Native(native::Config),
+    Paged(paged::Config),
+}
+
+impl Engine {
+    fn build(&self, backing: &Arc<FakeBacking>) -> Arc<dyn CachingAllocator> {
+        let backing = Arc::clone(backing) as _;
+        match self.clone() {
+            Self::Native(config) => {
+                let collects = config.garbage_collection_threshold > 0.0;
+                let allocator = NativeAllocator::new(backing, config).unwrap();
+                if collects {
+                    allocator.set_memory_fraction(0.75).unwrap();
+                }
+                Arc::new(allocator)
+            }
+            Self::Paged(config) => Arc::new(PagedAllocator::new(backing, config).unwrap()),
+        }
+    }
+
+    /// Bytes that may be reserved of a device of 512 MiB.
+    fn limit(&self) -> u64 {
+        match self {
+            Self::Native(config) if config.garbage_collection_threshold > 0.0 && !config.expandable_segments => {
+                384 * MIB
+            }
+            _ => 512 * MIB,
+        }
+    }
+}
+
+fn native() -> impl Strategy<Value = Engine> {
     let limits = prop_oneof![Just(None), Just(Some(24 * MIB))];
     let thresholds = prop_oneof![Just(0.0), Just(0.3)];
     (any::<bool>(), limits, prop_oneof![Just(0), Just(8)], thresholds).prop_map(
-        |(expandable_segments, max_split_size, divisions, garbage_collection_threshold)| Config {
-            expandable_segments,
-            max_split_size,
-            roundup_power2_divisions: [divisions; 16],
-            garbage_collection_threshold,
-            ..Config::default()
+        |(expandable_segments, max_split_size, divisions, garbage_collection_threshold)| {
+            Engine::Native(native::Config {
+                expandable_segments,
+                max_split_size,
+                roundup_power2_divisions: [divisions; 16],
+                garbage_collection_threshold,
+                ..native::Config::default()
+            })
         },
     )
+}
+
+/// Small slack and small chunks, so that memory has to be pieced together; few mappings, so that windows go.
+fn paged() -> impl Strategy<Value = Engine> {
+    let slack = prop_oneof![Just(0), Just(8 * MIB), Just(62 * MIB)];
+    (slack, 1..6_u64, 1..3_usize, any::<bool>()).prop_map(|(slack_bytes, chunk, mappings_per_chunk, crowded)| {
+        Engine::Paged(paged::Config {
+            slack_bytes,
+            min_chunk_bytes: chunk * 2 * MIB,
+            max_chunk_bytes: chunk * 4 * MIB,
+            mappings_per_chunk,
+            address_space_bytes: crowded.then_some(2048 * MIB),
+            ..paged::Config::default()
+        })
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -67,9 +119,9 @@ struct Live {
 
 /// An allocator, and what it should be doing.
 struct Model {
-    config: Config,
+    engine: Engine,
     backing: Arc<FakeBacking>,
-    allocator: NativeAllocator,
+    allocator: Arc<dyn CachingAllocator>,
     live: BTreeMap<u64, Live>,
     /// Addresses of live blocks, oldest first.
     order: Vec<u64>,
@@ -78,14 +130,11 @@ struct Model {
 }
 
 impl Model {
-    fn new(config: Config) -> Self {
+    fn new(engine: Engine) -> Self {
         let backing = Arc::new(FakeBacking::new(512 * MIB));
         backing.hold_streams();
-        let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config.clone()).unwrap();
-        if config.garbage_collection_threshold > 0.0 {
-            allocator.set_memory_fraction(0.75).unwrap();
-        }
-        Self { config, backing, allocator, live: BTreeMap::new(), order: Vec::new(), capturing: false, pool_uses: 0 }
+        let allocator = engine.build(&backing);
+        Self { engine, backing, allocator, live: BTreeMap::new(), order: Vec::new(), capturing: false, pool_uses: 0 }
     }
 
     /// Does `op`. An error must leave what the caller sees as it was.
@@ -146,9 +195,7 @@ impl Model {
         assert_eq!(all.allocated_bytes.current, self.sum(|live| live.bytes));
         assert_eq!(all.requested_bytes.current, self.sum(|live| live.requested));
         assert_eq!(all.reserved_bytes.current, self.backing.used());
-        if self.config.garbage_collection_threshold > 0.0 && !self.config.expandable_segments {
-            assert!(all.reserved_bytes.current <= 384 * MIB);
-        }
+        assert!(all.reserved_bytes.current <= self.engine.limit());
         for pool in [all, &statistics.small_pool, &statistics.large_pool] {
             assert!(pool.requested_bytes.current <= pool.allocated_bytes.current);
             assert!(pool.allocated_bytes.current <= pool.active_bytes.current);
@@ -192,7 +239,7 @@ impl Model {
     }
 
     /// Frees everything; nothing may be left anywhere.
-    fn finish(&mut self) {
+    fn finish(mut self) {
         self.backing.fail_none();
         self.apply(&Op::EndPool).unwrap();
         for address in std::mem::take(&mut self.live).into_keys() {
@@ -203,10 +250,14 @@ impl Model {
         }
         self.allocator.release_cached().unwrap();
         self.check();
-        assert_eq!((self.backing.used(), self.backing.reserved_address_space()), (0, 0));
+        assert_eq!(self.backing.used(), 0);
         assert_eq!(self.allocator.statistics().all.inactive_split_bytes.current, 0);
         assert_eq!(self.allocator.statistics().all.active.current, 0);
         assert!(self.allocator.snapshot().segments.is_empty());
+        if let Engine::Paged(_) = self.engine {
+            drop(self.allocator);
+        }
+        assert_eq!(self.backing.reserved_address_space(), 0);
     }
 }
 
@@ -214,8 +265,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn blocks_never_overlap_and_figures_are_exact(config in config(), ops in prop::collection::vec(op(), 1..120)) {
-        let mut model = Model::new(config);
+    fn blocks_never_overlap_and_figures_are_exact(
+        engine in prop_oneof![native(), paged()],
+        ops in prop::collection::vec(op(), 1..120),
+    ) {
+        let mut model = Model::new(engine);
         for op in &ops {
             // Errors are expected: memory is short, and calls are made to fail.
             let _ = model.apply(op);
@@ -231,6 +285,13 @@ fn workload() -> Vec<Op> {
     let allocate = |mib: u64, stream| Op::Allocate { bytes: mib * MIB, stream, tag: 0 };
     let small = |stream| Op::Allocate { bytes: 700, stream, tag: 1 };
     vec![
+        // Nearly all the device, held by a stream that has to be waited for before the next block fits.
+        allocate(400, 0),
+        Op::RecordStream { index: 0, stream: 1 },
+        Op::Free { index: 0 },
+        allocate(420, 2),
+        Op::Free { index: 0 },
+        Op::ReleaseCached,
         small(0),
         allocate(30, 0),
         allocate(70, 0),
@@ -260,8 +321,8 @@ fn workload() -> Vec<Op> {
 
 /// Runs the workload with `count` calls failing from the `first` on. An operation that fails is repeated at once, and
 /// must then succeed.
-fn survives_failures(config: &Config, first: u64, count: u64) {
-    let mut model = Model::new(config.clone());
+fn survives_failures(engine: &Engine, first: u64, count: u64) {
+    let mut model = Model::new(engine.clone());
     model.backing.fail_calls(first..first + count);
     for op in workload() {
         let before = model.live.len();
@@ -278,46 +339,55 @@ fn survives_failures(config: &Config, first: u64, count: u64) {
     model.finish();
 }
 
-fn survives_every_failure(config: &Config) {
-    let mut undisturbed = Model::new(config.clone());
+fn survives_every_failure(engine: &Engine) {
+    let mut undisturbed = Model::new(engine.clone());
     workload().iter().for_each(|op| undisturbed.apply(op).unwrap());
     assert!(undisturbed.allocator.statistics().num_alloc_retries > 0, "the workload must fill the device");
     let calls = undisturbed.backing.call_count();
 
     for count in [1, 2, 5, 1000] {
         for first in 0..calls {
-            survives_failures(config, first, count);
+            survives_failures(engine, first, count);
         }
     }
 }
 
 #[test]
 fn any_failing_call_leaves_the_native_allocator_usable_and_exact() {
-    survives_every_failure(&Config::default());
+    survives_every_failure(&Engine::Native(native::Config::default()));
 }
 
 #[test]
 fn any_failing_call_leaves_the_expandable_allocator_usable_and_exact() {
-    survives_every_failure(&Config::expandable());
+    survives_every_failure(&Engine::Native(native::Config::expandable()));
+}
+
+#[test]
+fn any_failing_call_leaves_the_paged_allocator_usable_and_exact() {
+    for slack_bytes in [0, 62 * MIB] {
+        survives_every_failure(&Engine::Paged(paged::Config { slack_bytes, ..paged::Config::default() }));
+    }
 }
 
 #[test]
 fn threads_on_streams_of_their_own_share_an_allocator() {
-    let backing = Arc::new(FakeBacking::new(512 * MIB));
-    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, Config::default()).unwrap();
-    std::thread::scope(|scope| {
-        for stream in 0..4 {
-            let allocator = &allocator;
-            scope.spawn(move || {
-                for round in 0..500 {
-                    let sizes = [512, 4096, (round % 7 + 1) * MIB];
-                    let blocks = sizes.map(|bytes| allocator.allocate(Request::new(bytes, StreamId(stream))).unwrap());
-                    blocks.iter().for_each(|block| allocator.free(block.address).unwrap());
-                }
-            });
-        }
-    });
-    let statistics = allocator.statistics();
-    assert_eq!((statistics.all.allocation.current, statistics.all.allocation.freed), (0, 6000));
-    assert_eq!(statistics.all.reserved_bytes.current, backing.used());
+    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default())] {
+        let backing = Arc::new(FakeBacking::new(512 * MIB));
+        let allocator = engine.build(&backing);
+        std::thread::scope(|scope| {
+            for stream in 0..4 {
+                let allocator = &allocator;
+                scope.spawn(move || {
+                    for round in 0..500 {
+                        let sizes = [512, 4096, (round % 7 + 1) * MIB];
+                        let allocate = |bytes| allocator.allocate(Request::new(bytes, StreamId(stream))).unwrap();
+                        sizes.map(allocate).iter().for_each(|block| allocator.free(block.address).unwrap());
+                    }
+                });
+            }
+        });
+        let statistics = allocator.statistics();
+        assert_eq!((statistics.all.allocation.current, statistics.all.allocation.freed), (0, 6000));
+        assert_eq!(statistics.all.reserved_bytes.current, backing.used());
+    }
 }

@@ -160,7 +160,8 @@ impl Space {
         }
         let begun = self.start_cost(start, have) + MAPPING_BYTES * count(&taken);
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
-            let mappings = new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
+            let mappings =
+                new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
             let cost = begun + MAPPING_BYTES * signed(mappings) + left;
             let beyond = new_bytes.saturating_sub(need.allowance);
             let chunks = taken.iter().copied().chain(extra).collect();
@@ -196,7 +197,9 @@ impl Space {
     fn start_cost(&self, start: Start, have: u64) -> i64 {
         match start {
             Start::Fresh => 0,
-            Start::Suffix(index) => MAPPING_BYTES + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have),
+            Start::Suffix(index) => {
+                MAPPING_BYTES + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have)
+            }
             Start::Open { address, .. } => {
                 let partial = |chunk: usize| !self.chunks[chunk].is_whole();
                 let pieces = self.pieces(address, have);

@@ -12,7 +12,8 @@ use super::progress::{Progress, Uses};
 use super::state::State;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, BackingError, Block, Event, History, PoolStatistics, Request, Statistics, TagStatistics,
+    Action, Address, AllocError, BackingError, Block, Event, History, PoolStatistics, Request, Statistics,
+    TagStatistics,
 };
 
 /// A heap. Its own cache lines: heaps of different streams must not slow each other down.
@@ -242,7 +243,8 @@ impl Blocks {
     }
 
     fn reset(&mut self, how: impl Fn(&mut Statistics)) {
-        let mut statistics = Statistics { small_pool: std::mem::take(&mut self.pool), tags: self.tags, ..Default::default() };
+        let mut statistics =
+            Statistics { small_pool: std::mem::take(&mut self.pool), tags: self.tags, ..Default::default() };
         how(&mut statistics);
         (self.pool, self.tags) = (statistics.small_pool, statistics.tags);
     }

@@ -144,10 +144,12 @@ impl Progress {
     fn retain_unfinished(&mut self, uses: &mut Uses, keep: impl Fn(StreamId) -> bool) -> Result<(), BackingError> {
         let mut error = None;
         uses.0.retain(|old| {
-            keep(old.stream) || error.is_some() || !self.completed(*old).unwrap_or_else(|e| {
-                error = Some(e);
-                false
-            })
+            keep(old.stream)
+                || error.is_some()
+                || !self.completed(*old).unwrap_or_else(|e| {
+                    error = Some(e);
+                    false
+                })
         });
         error.map_or(Ok(()), Err)
     }

@@ -31,7 +31,9 @@ pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
         if id == COMMON {
             for (&slab, &stream) in &state.slabs {
                 let heap = heaps.iter().find(|(owner, _)| *owner == stream);
-                for (address, bytes, requested, entry, tag, key) in heap.iter().flat_map(|(_, heap)| heap.blocks_of(slab)) {
+                for (address, bytes, requested, entry, tag, key) in
+                    heap.iter().flat_map(|(_, heap)| heap.blocks_of(slab))
+                {
                     let state = match entry {
                         EntryState::Live => SnapshotState::Allocated,
                         EntryState::Pending => SnapshotState::PendingFree,
@@ -72,7 +74,12 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool:
     let mut segments: Vec<Segment> = Vec::new();
     for (address, (stream, block)) in blocks {
         match segments.last_mut().filter(|segment| segment.address + segment.bytes() == address) {
-            Some(segment) => segment.blocks.push(block),
+            Some(segment) => match segment.blocks.last_mut() {
+                Some(last) if last.state == block.state && block.state == SnapshotState::Inactive => {
+                    last.bytes += block.bytes;
+                }
+                _ => segment.blocks.push(block),
+            },
             None => segments.push(Segment {
                 device,
                 address,

@@ -79,11 +79,13 @@ impl Runs {
 
     /// The first run from `from` on that holds at least `bytes`.
     pub(super) fn first_fit(&self, bytes: u64, from: Address) -> Option<Run> {
-        let (first, at) = self.position(from.saturating_sub(1));
-        self.leaves.iter().enumerate().skip(first).filter(|(_, leaf)| leaf.longest >= bytes).find_map(|(index, leaf)| {
-            let skip = if index == first { at } else { 0 };
-            leaf.runs[skip..].iter().find(|run| run.bytes >= bytes).copied()
-        })
+        let (first, at) = from.checked_sub(1).map_or((0, 0), |before| self.position(before));
+        self.leaves.iter().enumerate().skip(first).filter(|(_, leaf)| leaf.longest >= bytes).find_map(
+            |(index, leaf)| {
+                let skip = if index == first { at } else { 0 };
+                leaf.runs[skip..].iter().find(|run| run.bytes >= bytes).copied()
+            },
+        )
     }
 
     /// The run that contains `address`.

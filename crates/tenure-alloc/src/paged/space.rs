@@ -98,7 +98,10 @@ impl Chunk {
 
     /// Free bytes at the end of a chunk that is in use before.
     pub(super) fn free_suffix(&self) -> u64 {
-        self.free.last().filter(|extent| extent.end() == self.bytes && !self.is_whole()).map_or(0, |extent| extent.bytes)
+        self.free
+            .last()
+            .filter(|extent| extent.end() == self.bytes && !self.is_whole())
+            .map_or(0, |extent| extent.bytes)
     }
 
     fn occupy(&mut self, offset: u64, bytes: u64) {

@@ -217,8 +217,7 @@ impl State {
 
     /// The same for pools given up only.
     pub(super) fn release_given_up(&mut self) -> Result<(), BackingError> {
-        let given_up: Vec<usize> =
-            self.pools.values().filter(|pool| pool.uses == 0).map(|pool| pool.space).collect();
+        let given_up: Vec<usize> = self.pools.values().filter(|pool| pool.uses == 0).map(|pool| pool.space).collect();
         let released = self.release_wholes(&given_up);
         self.pools.retain(|_, pool| {
             let is_over = pool.uses == 0 && self.spaces[pool.space].chunks.is_empty();
@@ -291,7 +290,8 @@ impl State {
 
     /// The counters of everything but small blocks, with the free bytes of chunks partly in use.
     pub(super) fn statistics(&mut self) -> Statistics {
-        let partial = self.spaces.iter().flat_map(|(_, space)| space.chunks.iter()).filter(|(_, chunk)| !chunk.is_whole());
+        let partial =
+            self.spaces.iter().flat_map(|(_, space)| space.chunks.iter()).filter(|(_, chunk)| !chunk.is_whole());
         let extents: Vec<u64> = partial.flat_map(|(_, chunk)| chunk.free.iter().map(|extent| extent.bytes)).collect();
         for pool in self.statistics.both(PoolKind::Large) {
             pool.inactive_split.set(extents.len() as u64);
@@ -325,13 +325,7 @@ impl State {
     }
 
     /// Free memory for a block, made free if need be: see Note [Where a block goes].
-    fn find(
-        &mut self,
-        bytes: u64,
-        stream: StreamId,
-        id: usize,
-        requested: u64,
-    ) -> Result<Address, Refusal> {
+    fn find(&mut self, bytes: u64, stream: StreamId, id: usize, requested: u64) -> Result<Address, Refusal> {
         // Note [Where a block goes]
         //
         // 1. The first free range that fits and that the stream may touch. No driver call.
