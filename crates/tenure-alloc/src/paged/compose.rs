@@ -49,9 +49,9 @@ pub(super) struct Need<'a> {
 }
 
 /// One more mapping is worth so many bytes left behind. (25 µs; a few hundred mappings against some ten megabytes.)
-const MAPPING_BYTES: i64 = 200 << 10;
+const MAPPING_BYTES: i64 = 1 << 20;
 /// One more free range in chunks partly in use is worth so many bytes left behind: pieces are harder to use.
-const PIECE_BYTES: i64 = 1 << 20;
+const PIECE_BYTES: i64 = 2 << 20;
 /// The longest runs at ends of windows that are considered; each needs a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
 

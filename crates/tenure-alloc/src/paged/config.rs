@@ -8,6 +8,8 @@ pub(super) const GRANULE: u64 = 512;
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: u64 = 2 << 20;
+/// A block is made of about so many chunks at most.
+const BLOCK_CHUNKS: u64 = 48;
 /// Beyond this no size is rounded without overflow, and no device has as much.
 const MAX_REQUEST: u64 = 1 << 46;
 
@@ -39,9 +41,9 @@ impl Default for Config {
             device: 0,
             slack: 0.009,
             slack_bytes: 62 << 20,
-            min_chunk_bytes: 8 << 20,
-            max_chunk_bytes: 48 << 20,
-            chunk_share: 1.0 / 256.0,
+            min_chunk_bytes: 11 << 20,
+            max_chunk_bytes: 64 << 20,
+            chunk_share: 1.0 / 400.0,
             mappings_per_chunk: 16,
             address_space_bytes: None,
         }
@@ -72,10 +74,13 @@ impl Config {
         requested.saturating_add(((requested as f64 * self.slack) as u64).max(self.slack_bytes))
     }
 
-    /// Bytes of the next chunk when so many are reserved.
-    pub(super) fn chunk_bytes(&self, reserved: u64, granularity: u64) -> u64 {
-        let share = (reserved as f64 * self.chunk_share) as u64;
-        share.clamp(self.min_chunk_bytes, self.max_chunk_bytes).next_multiple_of(granularity)
+    /// Bytes of new chunks for a block of `bytes` bytes when so many are reserved. Blocks of a streak live long: fewer
+    /// and larger chunks do for them. So they do for a huge block, whose many chunks would cost much.
+    pub(super) fn chunk_bytes(&self, bytes: u64, reserved: u64, in_streak: bool, granularity: u64) -> u64 {
+        let share = ((reserved as f64 * self.chunk_share) as u64).max(self.min_chunk_bytes);
+        let share = if in_streak { 2 * share } else { share };
+        let least = share.max(bytes / BLOCK_CHUNKS);
+        least.clamp(self.min_chunk_bytes, self.max_chunk_bytes).next_multiple_of(granularity)
     }
 }
 

@@ -39,7 +39,8 @@ pub(super) struct Blocks {
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
     /// Freed blocks that other streams may still use.
     pending: Vec<(u32, Uses)>,
-    /// An empty slab that is kept, so that one block coming and going asks for no slab each time.
+    /// An empty slab that is kept while another is in use, so that one block coming and going asks for no slab each
+    /// time.
     spare: Option<usize>,
     pool: PoolStatistics,
     tags: [TagStatistics; Tag::ALL.len()],
@@ -122,7 +123,7 @@ impl Heap {
         blocks.note_freed(index, history);
         let empty = blocks.complete(index, history);
         self.publish(blocks);
-        Ok(empty.map_or(Freed::Done, Freed::Emptied))
+        Ok(if empty.is_empty() { Freed::Done } else { Freed::Emptied(empty) })
     }
 
     /// Ends the tenure of a block that other streams use: it becomes free when they have passed what they run now.
@@ -152,11 +153,14 @@ impl Heap {
     }
 }
 
+/// Addresses of slabs given up: the one that a free emptied, and the spare one with the last.
+pub(super) type EmptySlabs = SmallVec<[Address; 2]>;
+
 /// What became of a freed block.
 pub(super) enum Freed {
     Done,
-    /// Its slab, at this address, is empty and no longer the heap's.
-    Emptied(Address),
+    /// Slabs at these addresses are empty and no longer the heap's.
+    Emptied(EmptySlabs),
     /// Nothing yet: other streams use it.
     InUse,
 }
@@ -303,9 +307,9 @@ impl Blocks {
         }
     }
 
-    /// Makes a block free, merged with its neighbours; returns its slab if that is empty and not kept.
+    /// Makes a block free, merged with its neighbours; returns the slabs that are empty and not kept.
     #[inline]
-    fn complete(&mut self, index: u32, history: &History) -> Option<Address> {
+    fn complete(&mut self, index: u32, history: &History) -> EmptySlabs {
         if history.is_on() {
             self.record(Action::FreeCompleted, index, history);
         }
@@ -330,14 +334,22 @@ impl Blocks {
         self.link(index);
         let slab_entry = &mut self.slabs[slab];
         slab_entry.used -= u32::from(granules);
-        if slab_entry.used > 0 {
-            return None;
+        if slab_entry.used > 0 { EmptySlabs::new() } else { self.empty(slab) }
+    }
+
+    /// A slab has no block in use any more.
+    #[cold]
+    fn empty(&mut self, slab: usize) -> EmptySlabs {
+        let spares = usize::from(self.spare.is_some());
+        if self.slabs.len() == 1 + spares {
+            // An idle heap holds nothing.
+            return self.spare.take().into_iter().chain([slab]).map(|slab| self.remove_slab(slab)).collect();
         }
-        if self.spare.is_none() {
+        if spares == 0 {
             self.spare = Some(slab);
-            return None;
+            return EmptySlabs::new();
         }
-        Some(self.remove_slab(slab))
+        EmptySlabs::from_slice(&[self.remove_slab(slab)])
     }
 
     /// Forgets an empty slab; returns its address.

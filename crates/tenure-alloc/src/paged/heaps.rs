@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use parking_lot::Mutex;
 use tenure_core::StreamId;
 
 use super::heap::Heap;
@@ -10,11 +11,15 @@ use super::heap::Heap;
 const STREAMS: usize = 1024;
 
 /// A table that only grows: a stream's heap stays where it was first put.
-pub(super) struct Heaps(Box<[OnceLock<Box<Heap>>]>);
+pub(super) struct Heaps {
+    table: Box<[OnceLock<Box<Heap>>]>,
+    /// The numbers of the heaps there are, so that going through them does not go through the table.
+    made: Mutex<Vec<u16>>,
+}
 
 impl Default for Heaps {
     fn default() -> Self {
-        Self((0..STREAMS).map(|_| OnceLock::new()).collect())
+        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Mutex::default() }
     }
 }
 
@@ -26,9 +31,13 @@ impl Heaps {
         let start = (stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize;
         for step in 0..STREAMS {
             let at = (start + step) % STREAMS;
-            let heap = self.0[at].get_or_init(|| Box::new(Heap::new(stream)));
+            let number = at as u16;
+            let heap = self.table[at].get_or_init(|| {
+                self.made.lock().push(number);
+                Box::new(Heap::new(stream))
+            });
             if heap.stream == stream {
-                return Some((at as u16, heap));
+                return Some((number, heap));
             }
         }
         None
@@ -37,16 +46,17 @@ impl Heaps {
     /// A heap by its number.
     #[inline]
     pub(super) fn numbered(&self, number: u16) -> Option<&Heap> {
-        self.0.get(usize::from(number))?.get().map(|heap| &**heap)
+        self.table.get(usize::from(number))?.get().map(|heap| &**heap)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Heap> {
-        self.0.iter().filter_map(|heap| heap.get()).map(|heap| &**heap)
+    pub(super) fn all(&self) -> impl Iterator<Item = &Heap> {
+        let made = self.made.lock().clone();
+        made.into_iter().filter_map(|number| self.numbered(number))
     }
 
     /// Bytes requested from all heaps and not freed.
     pub(super) fn requested(&self) -> u64 {
-        self.iter().map(Heap::requested).sum()
+        self.made.lock().iter().filter_map(|&number| self.numbered(number)).map(Heap::requested).sum()
     }
 }
 
@@ -64,6 +74,6 @@ mod tests {
             assert_eq!(heaps.numbered(number).unwrap().stream, stream);
         }
         assert!(heaps.of(StreamId(1)).is_none());
-        assert_eq!(heaps.iter().count(), 1024);
+        assert_eq!(heaps.all().count(), 1024);
     }
 }

@@ -195,7 +195,7 @@ impl PagedAllocator {
 
     /// Waits on the host for every pending free, and takes back every empty slab.
     fn settle_all(&self) -> Result<(), AllocError> {
-        for heap in self.heaps.iter() {
+        for heap in self.heaps.all() {
             let mut blocks = heap.lock();
             self.settle(&mut blocks, true)?;
             if let Some(slab) = blocks.take_spare() {
@@ -247,9 +247,12 @@ impl Resource for PagedAllocator {
         let Some(heap) = self.owner(address) else { return self.state.lock().free(address) };
         match heap.free(address, &self.history)? {
             Freed::Done => {}
-            Freed::Emptied(slab) => {
-                self.directory.remove(slab);
-                self.state.lock().return_slab(slab);
+            Freed::Emptied(slabs) => {
+                let mut state = self.state.lock();
+                for slab in slabs {
+                    self.directory.remove(slab);
+                    state.return_slab(slab);
+                }
             }
             Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,
         }
@@ -274,17 +277,17 @@ impl CachingAllocator for PagedAllocator {
 
     fn statistics(&self) -> Statistics {
         let mut statistics = self.state.lock().statistics();
-        self.heaps.iter().for_each(|heap| heap.lock().add_statistics(&mut statistics));
+        self.heaps.all().for_each(|heap| heap.lock().add_statistics(&mut statistics));
         statistics
     }
 
     fn reset_peak_statistics(&self) {
-        self.heaps.iter().for_each(|heap| heap.lock().reset_peaks());
+        self.heaps.all().for_each(|heap| heap.lock().reset_peaks());
         self.state.lock().statistics.reset_peak();
     }
 
     fn reset_accumulated_statistics(&self) {
-        self.heaps.iter().for_each(|heap| heap.lock().reset_accumulated());
+        self.heaps.all().for_each(|heap| heap.lock().reset_accumulated());
         self.state.lock().statistics.reset_accumulated();
     }
 

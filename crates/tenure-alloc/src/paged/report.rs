@@ -17,7 +17,7 @@ use crate::{Address, PoolId, PoolKind, Snapshot};
 /// Everything that `allocator` holds.
 pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
     // All heaps before the device lock, in order: nothing moves meanwhile.
-    let heaps: Vec<_> = allocator.heaps.iter().map(|heap| (heap.stream, heap.lock())).collect();
+    let heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
     let state = allocator.state.lock();
     let mut segments = Vec::new();
     for (id, space) in &state.spaces {

@@ -34,6 +34,8 @@ pub(super) struct Space {
     pub(super) reserved: u64,
     /// Mappings that could neither be completed nor undone: (address, chunk). Undone before the chunk is released.
     stuck: Vec<(Address, usize)>,
+    /// The end of the block placed last.
+    end_of_last: Address,
     /// Counts window uses, to find the one not used for longest.
     clock: u64,
 }
@@ -183,6 +185,7 @@ impl Space {
                 self.runs.remove(mapped + piece.offset, piece.bytes);
             }
         }
+        self.end_of_last = address + bytes;
         self.clock += 1;
         let used_at = self.clock;
         let window = self.window_mut(address);
@@ -208,25 +211,49 @@ impl Space {
         window.uses.add(last);
     }
 
-    /// The first free range that holds `bytes` and that `stream` may touch without a wait.
+    /// The first free range of at least `least` bytes, the first `bytes` of which `stream` may touch without a wait.
     pub(super) fn first_fit(
         &mut self,
         bytes: u64,
+        least: u64,
         stream: StreamId,
         progress: &mut Progress,
     ) -> Result<Option<Address>, BackingError> {
         let mut from = 0;
-        while let Some(run) = self.runs.first_fit(bytes, from) {
-            let mut ready = true;
-            for piece in self.pieces(run.address, bytes) {
-                ready = ready && progress.is_ready_for(stream, &mut self.chunks[piece.chunk].uses)?;
-            }
-            if ready {
+        while let Some(run) = self.runs.first_fit(least, from) {
+            if self.is_ready(run.address, bytes, stream, progress)? {
                 return Ok(Some(run.address));
             }
             from = run.end();
         }
         Ok(None)
+    }
+
+    /// The range behind the block placed last, if it is free and `stream` may touch it without a wait.
+    pub(super) fn behind_last(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+        progress: &mut Progress,
+    ) -> Result<Option<Address>, BackingError> {
+        let address = self.end_of_last;
+        let fits = self.runs.containing(address).is_some_and(|run| run.address == address && run.bytes >= bytes);
+        Ok((fits && self.is_ready(address, bytes, stream, progress)?).then_some(address))
+    }
+
+    fn is_ready(
+        &mut self,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+        progress: &mut Progress,
+    ) -> Result<bool, BackingError> {
+        for piece in self.pieces(address, bytes) {
+            if !progress.is_ready_for(stream, &mut self.chunks[piece.chunk].uses)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Makes `stream` run behind all work on the range.

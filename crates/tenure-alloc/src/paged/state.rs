@@ -20,6 +20,11 @@ use crate::{
 /// The space that serves everybody.
 pub(super) const COMMON: usize = 0;
 
+/// More allocations than this without a free make a streak.
+const STREAK: u32 = 8;
+/// Blocks that the range which a streak moves to must hold.
+const STREAK_BLOCKS: u64 = 4;
+
 pub(super) struct State {
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
@@ -41,6 +46,8 @@ pub(super) struct State {
     pub(super) statistics: Statistics,
     /// The most bytes ever requested at once.
     peak_requested: u64,
+    /// Blocks placed since the last was freed.
+    streak: u32,
     /// Bytes that may be reserved.
     pub(super) allowed: u64,
 }
@@ -106,6 +113,7 @@ impl State {
             pending: Vec::new(),
             statistics: Statistics::default(),
             peak_requested: 0,
+            streak: 0,
             allowed: total,
         }
     }
@@ -122,6 +130,7 @@ impl State {
     /// Takes back an empty slab.
     pub(super) fn return_slab(&mut self, address: Address) {
         if let Some(stream) = self.slabs.remove(&address) {
+            self.streak = 0;
             let last = self.progress.use_now(stream);
             self.spaces[COMMON].vacate(address, SLAB_BYTES, last);
             self.statistics.small_pool.reserved_bytes.decrease(SLAB_BYTES);
@@ -147,7 +156,7 @@ impl State {
     pub(super) fn borrow(&mut self, request: Request, bytes: u64) -> Result<Option<Address>, BackingError> {
         let lenders: Vec<usize> = self.pools.values().filter(|pool| pool.lends).map(|pool| pool.space).collect();
         for space in lenders {
-            if let Some(address) = self.spaces[space].first_fit(bytes, request.stream, &mut self.progress)? {
+            if let Some(address) = self.spaces[space].first_fit(bytes, bytes, request.stream, &mut self.progress)? {
                 self.spaces[space].occupy(address, bytes);
                 self.register(request, bytes, space, address);
                 return Ok(Some(address));
@@ -317,6 +326,7 @@ impl State {
     /// Makes the memory of a freed block free.
     fn complete(&mut self, address: Address) {
         let Some(block) = self.blocks.remove(&address) else { return };
+        self.streak = 0;
         let last = self.progress.use_now(block.stream);
         self.spaces[block.space].vacate(address, block.bytes, last);
         self.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
@@ -328,14 +338,29 @@ impl State {
     fn find(&mut self, bytes: u64, stream: StreamId, id: usize, requested: u64) -> Result<Address, Refusal> {
         // Note [Where a block goes]
         //
-        // 1. The first free range that fits and that the stream may touch. No driver call.
+        // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
+        //    allocations without a free the range behind the last block comes first, and then the first range that
+        //    holds several such blocks: what is made in a streak (parameters, optimizer state) tends to live long, and
+        //    is better kept together than spread over holes between blocks that do not.
         // 2. New chunks, while what is reserved stays within the slack of the most that was ever requested.
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
         self.peak_requested = self.peak_requested.max(requested);
-        let space = &mut self.spaces[id];
-        if let Some(address) = space.first_fit(bytes, stream, &mut self.progress)? {
+        self.streak = self.streak.saturating_add(1);
+        let in_streak = self.streak > STREAK;
+        let (space, progress) = (&mut self.spaces[id], &mut self.progress);
+        let mut found = None;
+        if in_streak {
+            found = space.behind_last(bytes, stream, progress)?;
+            if found.is_none() {
+                found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
+            }
+        }
+        if found.is_none() {
+            found = space.first_fit(bytes, bytes, stream, progress)?;
+        }
+        if let Some(address) = found {
             space.occupy(address, bytes);
             return Ok(address);
         }
@@ -349,7 +374,7 @@ impl State {
             all_ready &= ready[index];
         }
         let granularity = self.granularity;
-        let chunk_bytes = self.config.chunk_bytes(reserved, granularity);
+        let chunk_bytes = self.config.chunk_bytes(bytes, reserved, in_streak, granularity);
         let is_ready = |index: usize| ready[index];
         let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
