@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, AllocError};
@@ -53,4 +55,15 @@ pub trait Resource: Send + Sync {
     /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
     /// Address 0 is ignored.
     fn free(&self, address: Address) -> Result<(), AllocError>;
+}
+
+/// A shared resource, for adaptors that do not own what is below them.
+impl<R: Resource + ?Sized> Resource for Arc<R> {
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        (**self).allocate(request)
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        (**self).free(address)
+    }
 }

@@ -71,10 +71,10 @@ struct Candidate {
 }
 
 impl Space {
-    /// The longest free run at the end of a window that can grow by the rest of `bytes`, and new chunks behind it:
-    /// the cheapest way to more memory. `None` if that passes the allowance.
+    /// New chunks behind the longest free run at the end of a window that can grow by the rest of the block: the
+    /// cheapest way to more memory. `None` if that passes the allowance.
     pub(super) fn plan_growth(&self, need: &Need<'_>) -> Option<Plan> {
-        let open = self.open_runs(need).into_iter().next();
+        let open = self.open_runs(need).into_iter().next().or_else(|| self.longest_window(need));
         let start = open.as_ref().map_or(Start::Fresh, |o| Start::Open { window: o.window, address: o.address });
         let rest = need.bytes - open.map_or(0, |open| open.bytes);
         let exact = rest.next_multiple_of(need.granularity);
@@ -119,6 +119,14 @@ impl Space {
         let sources = best.chunks.into_iter().map(Source::Chunk);
         let sources = sources.chain(new_chunks(best.new_bytes, need.chunk_bytes));
         Some(Plan { start: best.start, sources: sources.chain(best.last.map(Source::Chunk)).collect() })
+    }
+
+    /// The end of the longest window that can grow by the block: ranges side by side make longer runs later.
+    fn longest_window(&self, need: &Need<'_>) -> Option<Open> {
+        let grown = need.bytes + 2 * need.chunk_bytes;
+        let can_grow = self.windows.iter().filter(|(_, window)| window.room(need.granularity) >= grown);
+        let (&window, longest) = can_grow.max_by_key(|(_, window)| window.bytes)?;
+        Some(Open { window, address: window + longest.bytes, bytes: 0 })
     }
 
     /// The free runs at ends of windows that are too short for the block but can be grown to hold it, longest first.

@@ -25,6 +25,8 @@ pub(super) struct Runs {
 
 #[derive(Debug)]
 struct Leaf {
+    /// The first address: kept here so that finding a leaf touches no other memory.
+    first: Address,
     /// The longest run of the leaf, in bytes.
     longest: u64,
     runs: Vec<Run>,
@@ -103,7 +105,7 @@ impl Runs {
     /// The leaf that holds the last run starting at or before `address` (or the first leaf), and the position in it
     /// behind that run.
     fn position(&self, address: Address) -> (usize, usize) {
-        let leaf = self.leaves.partition_point(|leaf| leaf.runs[0].address <= address).saturating_sub(1);
+        let leaf = self.leaves.partition_point(|leaf| leaf.first <= address).saturating_sub(1);
         let at = self.leaves.get(leaf).map_or(0, |leaf| leaf.runs.partition_point(|run| run.address <= address));
         (leaf, at)
     }
@@ -125,7 +127,7 @@ impl Runs {
 
     fn put(&mut self, index: usize, at: usize, run: Run) {
         let Some(leaf) = self.leaves.get_mut(index) else {
-            self.leaves.push(Leaf { longest: run.bytes, runs: vec![run] });
+            self.leaves.push(Leaf { first: run.address, longest: run.bytes, runs: vec![run] });
             return;
         };
         leaf.runs.insert(at, run);
@@ -133,7 +135,7 @@ impl Runs {
         if leaf.runs.len() > LEAF_RUNS {
             let runs = leaf.runs.split_off(LEAF_RUNS / 2);
             leaf.measure();
-            let mut upper = Leaf { longest: 0, runs };
+            let mut upper = Leaf { first: runs[0].address, longest: 0, runs };
             upper.measure();
             self.leaves.insert(index + 1, upper);
         }
@@ -153,6 +155,7 @@ impl Runs {
 impl Leaf {
     /// A run of `old` bytes is now one of `new`.
     fn replaced(&mut self, old: u64, new: u64) {
+        self.first = self.runs[0].address;
         if new >= self.longest {
             self.longest = new;
         } else if old == self.longest {

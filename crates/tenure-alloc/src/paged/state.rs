@@ -155,10 +155,16 @@ impl State {
     /// A block out of a pool that lends its free memory before an out-of-memory error.
     pub(super) fn borrow(&mut self, request: Request, bytes: u64) -> Result<Option<Address>, BackingError> {
         let lenders: Vec<usize> = self.pools.values().filter(|pool| pool.lends).map(|pool| pool.space).collect();
-        for space in lenders {
-            if let Some(address) = self.spaces[space].first_fit(bytes, bytes, request.stream, &mut self.progress)? {
-                self.spaces[space].occupy(address, bytes);
-                self.register(request, bytes, space, address);
+        for id in lenders {
+            let (space, progress) = (&mut self.spaces[id], &mut self.progress);
+            let mut found = space.first_fit(bytes, bytes, request.stream, progress)?;
+            if found.is_none() && !progress.is_capturing() {
+                found = space.runs.first_fit(bytes, 0).map(|run| run.address);
+                found.map_or(Ok(()), |address| space.wait(address, bytes, request.stream, progress))?;
+            }
+            if let Some(address) = found {
+                space.occupy(address, bytes);
+                self.register(request, bytes, id, address);
                 return Ok(Some(address));
             }
         }

@@ -1,0 +1,46 @@
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::{Address, AllocError, Block, Request, Resource};
+
+/// The live blocks that an adaptor has seen allocated, by address: a free names nothing but the address.
+#[derive(Default)]
+pub(super) struct Ledger {
+    live: Mutex<FxHashMap<Address, Entry>>,
+}
+
+/// A live block, and what it was allocated for.
+#[derive(Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) request: Request,
+    pub(super) block: Block,
+}
+
+impl Ledger {
+    /// Enters a block, unless it is the one of no memory.
+    pub(super) fn enter(&self, request: Request, block: Block) {
+        if block.address != 0 {
+            self.live.lock().insert(block.address, Entry { request, block });
+        }
+    }
+
+    /// Strikes out the block at `address`, if it was entered.
+    ///
+    /// Before it is freed below, never after: then its address may be another's already.
+    pub(super) fn strike(&self, address: Address) -> Option<Entry> {
+        self.live.lock().remove(&address)
+    }
+
+    /// Strikes out the block at `address` and frees it below; enters it again if that fails.
+    pub(super) fn free(&self, inner: &impl Resource, address: Address) -> Result<Option<Entry>, AllocError> {
+        let struck = self.strike(address);
+        match (inner.free(address), struck) {
+            (Ok(()), _) => Ok(struck),
+            (Err(error), Some(Entry { request, block })) => {
+                self.enter(request, block);
+                Err(error)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+}

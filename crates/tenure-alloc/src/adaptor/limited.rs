@@ -1,0 +1,86 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenure_core::StreamId;
+
+use super::ledger::Ledger;
+use crate::{Address, AllocError, Block, Request, Resource};
+
+/// Holds its users to a number of bytes, counted as the resource below rounds them.
+pub struct Limited<R> {
+    inner: R,
+    limit: u64,
+    /// Bytes in live blocks, and of requests that are on their way. At most `limit`.
+    used: AtomicU64,
+    ledger: Ledger,
+}
+
+impl<R: Resource> Limited<R> {
+    /// At most `limit` bytes of `inner`.
+    pub fn new(inner: R, limit: u64) -> Self {
+        Self { inner, limit, used: AtomicU64::new(0), ledger: Ledger::default() }
+    }
+
+    /// The resource below.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// Bytes that may be live at a time.
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes in live blocks.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Counts `bytes` more, if the limit allows.
+    fn claim(&self, bytes: u64) -> Result<(), u64> {
+        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map(drop)
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn out_of_memory(&self, requested: u64, stream: StreamId, used: u64) -> AllocError {
+        let (free, limit) = (self.limit - used, self.limit);
+        AllocError::OutOfMemory {
+            requested,
+            stream,
+            allocated: used,
+            reserved: used,
+            free,
+            total: limit,
+            allowed: limit,
+        }
+    }
+}
+
+impl<R: Resource> Resource for Limited<R> {
+    /// # Errors
+    /// The limit would be passed: [`AllocError::OutOfMemory`], in which the limit stands for the device. And whatever
+    /// the resource below returns.
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        let Request { bytes: requested, stream, .. } = request;
+        self.claim(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;
+        let block = self.inner.allocate(request).inspect_err(|_| self.give_back(requested))?;
+        // How the resource below rounds is known only now.
+        if let Err(used) = self.claim(block.bytes - requested) {
+            self.inner.free(block.address)?;
+            self.give_back(requested);
+            return Err(self.out_of_memory(requested, stream, used - requested));
+        }
+        self.ledger.enter(request, block);
+        Ok(block)
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        if let Some(freed) = self.ledger.free(&self.inner, address)? {
+            self.give_back(freed.block.bytes);
+        }
+        Ok(())
+    }
+}

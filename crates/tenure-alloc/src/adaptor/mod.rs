@@ -1,0 +1,16 @@
+//! Small resources over another resource, which compose in any order: a limit, statistics, a recorder of events, and
+//! a callback on failure (the adaptors of RAPIDS' rmm).
+//!
+//! Each holds the resource below it and no lock while that is called, so a callback further down may free through the
+//! adaptors above. A block that was allocated below an adaptor may be freed through it: it is passed on, uncounted.
+
+mod counted;
+mod ledger;
+mod limited;
+mod on_failure;
+mod recorded;
+
+pub use counted::Counted;
+pub use limited::Limited;
+pub use on_failure::{FailureCallback, OnFailure};
+pub use recorded::Recorded;

@@ -1,0 +1,46 @@
+use crate::{Address, AllocError, Block, Request, Resource};
+
+/// Told of an out-of-memory error; returns whether it freed anything, so that trying again makes sense. Called on the
+/// allocating thread with no lock held: it may free through any adaptor above or below.
+pub type FailureCallback = Box<dyn Fn(&AllocError) -> bool + Send + Sync>;
+
+/// Calls back when memory runs out, and tries again as long as the callback says so.
+pub struct OnFailure<R> {
+    inner: R,
+    retries: u32,
+    callback: FailureCallback,
+}
+
+impl<R: Resource> OnFailure<R> {
+    /// Calls `callback` when `inner` is out of memory, and tries again at most `retries` times a request.
+    pub fn new(inner: R, retries: u32, callback: FailureCallback) -> Self {
+        Self { inner, retries, callback }
+    }
+
+    /// The resource below.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+}
+
+impl<R: Resource> Resource for OnFailure<R> {
+    /// # Errors
+    /// The resource below is out of memory, and the callback gave up or every retry was used: the last error. Any
+    /// other error at once.
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        let mut result = self.inner.allocate(request);
+        for _ in 0..self.retries {
+            match &result {
+                Err(error @ AllocError::OutOfMemory { .. }) if (self.callback)(error) => {
+                    result = self.inner.allocate(request);
+                }
+                _ => break,
+            }
+        }
+        result
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        self.inner.free(address)
+    }
+}

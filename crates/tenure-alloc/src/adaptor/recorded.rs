@@ -1,0 +1,64 @@
+use super::ledger::{Entry, Ledger};
+use crate::{Action, Address, AllocError, Block, Event, History, Request, Resource};
+
+/// Records what is allocated and freed, so that a trace of any resource can be saved.
+///
+/// The events of an address are in the order in which it changed hands. A free is recorded before it is made, as
+/// requested and completed at once; one that fails is followed by an allocation of the same block. The free of a block
+/// that was allocated before recording began is not recorded.
+pub struct Recorded<R> {
+    inner: R,
+    history: History,
+    ledger: Ledger,
+}
+
+impl<R: Resource> Recorded<R> {
+    /// Records the use of `inner` in `history`, while that is on.
+    pub fn new(inner: R, history: History) -> Self {
+        Self { inner, history, ledger: Ledger::default() }
+    }
+
+    /// The resource below.
+    pub fn inner(&self) -> &R {
+        &self.inner
+    }
+
+    /// What was recorded; [`History::keep`] begins and ends it.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    fn record(&self, action: Action, address: Address, request: Request) {
+        let Request { bytes, stream, tag, key } = request;
+        self.history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    }
+
+    fn enter(&self, request: Request, block: Block) {
+        self.ledger.enter(request, block);
+        self.record(Action::Alloc, block.address, request);
+    }
+}
+
+impl<R: Resource> Resource for Recorded<R> {
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        let block = self.inner.allocate(request).inspect_err(|error| {
+            if let AllocError::OutOfMemory { free, .. } = *error {
+                self.record(Action::OutOfMemory, free, request);
+            }
+        })?;
+        if block.address != 0 && self.history.is_on() {
+            self.enter(request, block);
+        }
+        Ok(block)
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        let Some(Entry { request, block }) = self.ledger.strike(address) else {
+            return self.inner.free(address);
+        };
+        // Afterwards would be too late: the next owner's allocation may be recorded first.
+        self.record(Action::FreeRequested, address, request);
+        self.record(Action::FreeCompleted, address, request);
+        self.inner.free(address).inspect_err(|_| self.enter(request, block))
+    }
+}
