@@ -1,2 +1,29 @@
-//! In progress.
-fn main() {}
+//! The program `tenure`: shows what a program did with its GPU memory, and what another allocator would have made of
+//! it.
+//!
+//! Exit codes: 0, everything done; 1, the output could not be written; 2, bad usage or a bad file; 130, interrupted.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod files;
+mod output;
+mod progress;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command, TraceCommand};
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    output::clean_up_when_interrupted();
+    match args.command {
+        Command::Trace(TraceCommand::Info(args)) => commands::info::run(&args),
+        Command::Trace(TraceCommand::Convert(args)) => commands::convert::run(&args),
+        Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
+        Command::Replay(args) => commands::replay::run(&args),
+    }
+}

@@ -1,0 +1,172 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValue;
+use clap::{Parser, Subcommand, ValueEnum};
+use tenure::prelude::AllocatorKind;
+
+/// Shows what a program did with its GPU memory, and what another allocator would have made of it.
+#[derive(Parser)]
+#[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tenure replay snapshot.pickle
+  tenure trace report snapshot.pickle -o report.html
+
+Record a snapshot in PyTorch, from before the first CUDA allocation:
+  torch.cuda.memory._record_memory_history(max_entries=2000000, context=None)
+  ...
+  torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Look into memory traces, convert them, draw them
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    Replay(ReplayArgs),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum TraceCommand {
+    Info(InfoArgs),
+    Convert(ConvertArgs),
+    Report(ReportArgs),
+}
+
+/// Say what a trace holds: counts, the peak, sizes
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  tenure trace info snapshot.pickle.xz")]
+pub(crate) struct InfoArgs {
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), told apart by content
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: Source,
+}
+
+/// Write a trace in another format: PyTorch's, or Tenure's compact one
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  tenure trace convert snapshot.pickle -o small.ttrace
+  tenure trace convert small.ttrace -o for_memory_viz.pickle")]
+pub(crate) struct ConvertArgs {
+    /// A PyTorch memory snapshot or a compact trace
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where to write; the name ends in .ttrace, .pickle, .pickle.xz or .pickle.gz, and says the format
+    #[arg(short, long, value_name = "OUT")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) source: Source,
+}
+
+/// Draw a trace, and every allocator's replay of it, as one HTML file
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  tenure trace report snapshot.pickle
+  tenure trace report snapshot.pickle -o report.html --svg comparison.svg")]
+pub(crate) struct ReportArgs {
+    /// A PyTorch memory snapshot or a compact trace
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Where to write; by default FILE's name, with .html, in the current directory
+    #[arg(short, long, value_name = "OUT.html")]
+    pub(crate) output: Option<PathBuf>,
+    /// Also write the chart that compares the allocators, as a picture of its own
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) source: Source,
+}
+
+/// Do again what a trace recorded, on another allocator, and say what it takes
+#[derive(clap::Args)]
+#[command(after_help = "\
+After each pass the blocks still live are freed in address order, and all streams complete.
+
+Examples:
+  tenure replay snapshot.pickle
+  tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json")]
+pub(crate) struct ReplayArgs {
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), told apart by content
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// The allocator to replay on
+    #[arg(long, value_enum, default_value_t = Allocators::All, value_name = "NAME")]
+    pub(crate) allocator: Allocators,
+    /// How many times to play each trace, one after the other on the same allocator
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
+    pub(crate) repeat: u32,
+    /// How long after a block's free the GPU completes its work on the block, in µs of the trace
+    #[arg(long, default_value_t = 0, value_name = "L")]
+    pub(crate) lag_us: u64,
+    /// The driver underneath
+    #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
+    pub(crate) driver: DriverKind,
+    /// Print one JSON object for each file and allocator, each on a line
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) source: Source,
+}
+
+/// Which trace of a file.
+#[derive(clap::Args)]
+pub(crate) struct Source {
+    /// The device to read, if the snapshot has several [default: the first with events]
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<u32>,
+}
+
+/// Which driver is underneath.
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum DriverKind {
+    /// A device in software
+    Sim,
+}
+
+/// Which allocators to replay on.
+#[derive(Clone, Copy)]
+pub(crate) enum Allocators {
+    One(AllocatorKind),
+    All,
+}
+
+impl Allocators {
+    pub(crate) fn kinds(self) -> Vec<AllocatorKind> {
+        match self {
+            Self::One(kind) => vec![kind],
+            Self::All => AllocatorKind::ALL.to_vec(),
+        }
+    }
+}
+
+impl ValueEnum for Allocators {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: [Allocators; 1 + AllocatorKind::ALL.len()] = {
+            let mut all = [Allocators::All; 1 + AllocatorKind::ALL.len()];
+            let mut index = 0;
+            while index < AllocatorKind::ALL.len() {
+                all[index] = Allocators::One(AllocatorKind::ALL[index]);
+                index += 1;
+            }
+            all
+        };
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            Self::One(kind) => kind.name(),
+            Self::All => "all",
+        }))
+    }
+}

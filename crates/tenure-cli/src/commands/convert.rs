@@ -1,0 +1,23 @@
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use tenure::prelude::*;
+use tenure::units::Count;
+
+use crate::args::ConvertArgs;
+use crate::{files, output};
+
+pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
+    files::for_each(std::slice::from_ref(&args.file), |path| {
+        let target = &args.output;
+        let format = Format::from_path(target).with_context(|| {
+            let known = Format::ALL.map(Format::extension).join(", ");
+            format!("{}: the name does not say the format: it must end in one of {known}", target.display())
+        })?;
+        let trace = files::read(path, &args.source)?;
+        output::write(target, |out| trace.write_to(out, format)).map_err(|error| files::about(target, error))?;
+        let bytes = fs::metadata(target).map_err(|error| files::about(target, error))?.len();
+        Ok(format!("{}: {} events in {}\n", target.display(), Count(trace.events().len() as u64), Bytes(bytes)))
+    })
+}

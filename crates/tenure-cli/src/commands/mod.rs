@@ -1,0 +1,6 @@
+//! What the program does, a file for each command.
+
+pub(crate) mod convert;
+pub(crate) mod info;
+pub(crate) mod replay;
+pub(crate) mod report;

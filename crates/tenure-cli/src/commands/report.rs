@@ -1,0 +1,37 @@
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use tenure::prelude::*;
+
+use crate::args::ReportArgs;
+use crate::progress::Replaying;
+use crate::{files, output};
+
+pub(crate) fn run(args: &ReportArgs) -> ExitCode {
+    files::for_each(std::slice::from_ref(&args.file), |path| {
+        let trace = files::read(path, &args.source)?;
+        let report = draw(&trace).map_err(|error| files::about(path, error))?;
+        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(files::name(path) + ".html"));
+        let mut text = write(&page, &report.html())?;
+        if let Some(picture) = &args.svg {
+            text += &write(picture, &report.comparison_svg())?;
+        }
+        Ok(text)
+    })
+}
+
+fn draw(trace: &Trace) -> Result<Report<'_>, Error> {
+    let kinds = AllocatorKind::ALL;
+    let message = format!("replaying {}", trace.source());
+    let bar = Replaying::new(trace.events().len(), kinds.len() as u64, message);
+    Report::observed(trace, |kind, progress| {
+        let earlier = kinds.iter().take_while(|&&other| other != kind).count() as u64;
+        bar.update(earlier, progress);
+    })
+}
+
+/// Writes a file, and says so.
+fn write(path: &Path, content: &str) -> anyhow::Result<String> {
+    output::write(path, |out| out.write_all(content.as_bytes())).map_err(|error| files::about(path, error))?;
+    Ok(format!("{}: {}\n", path.display(), Bytes(content.len() as u64)))
+}

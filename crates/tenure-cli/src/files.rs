@@ -1,0 +1,79 @@
+//! Files: read with a progress bar, one after the other, a bad one with one line of complaint.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use tenure::prelude::*;
+
+use crate::args::Source;
+use crate::progress;
+
+/// The exit code for bad input, which is clap's for bad usage.
+const BAD_INPUT: u8 = 2;
+
+/// Prints what `action` makes of each file. A file that it cannot use gets a line on stderr and leaves nothing on
+/// stdout, and the next has its turn.
+pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyhow::Result<String>) -> ExitCode {
+    let mut code = ExitCode::SUCCESS;
+    for file in files {
+        match action(file) {
+            Ok(text) => {
+                if let Err(error) = print(&text) {
+                    // Whoever read stdout has seen enough.
+                    if error.kind() == io::ErrorKind::BrokenPipe {
+                        return code;
+                    }
+                    complain(&format!("standard output: {error}"));
+                    return ExitCode::FAILURE;
+                }
+            }
+            Err(error) => {
+                complain(&error.to_string());
+                code = ExitCode::from(BAD_INPUT);
+            }
+        }
+    }
+    code
+}
+
+/// Reads the trace that `source` asks for.
+///
+/// # Errors
+/// One line that names the file.
+pub(crate) fn read(path: &Path, source: &Source) -> Result<Trace, TraceError> {
+    let options = ReadOptions { device: source.device, ..ReadOptions::default() };
+    let name = name(path);
+    let read = || {
+        let file = File::open(path)?;
+        let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
+        Trace::read_from(bar.wrap_read(file), &name, &options)
+    };
+    read().map_err(|error| error.in_file(path))
+}
+
+/// The file's name without the end that its format gives it.
+pub(crate) fn name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let stem = Format::from_path(path).and_then(|format| name.strip_suffix(format.extension()));
+    stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).into()
+}
+
+/// An error of a library call, with the file that it is about in front.
+pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!("{}: {error}", path.display())
+}
+
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// One line on stderr, whatever the names in it hold.
+fn complain(message: &str) {
+    let line: String = message.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    // Nobody is left to tell of a failure here.
+    let _ = writeln!(io::stderr(), "tenure: {line}");
+}

@@ -1,0 +1,70 @@
+//! Files written whole or not at all, also when the program is interrupted.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tempfile::NamedTempFile;
+
+/// What shells report for a program ended by Ctrl-C.
+const INTERRUPTED: i32 = 130;
+
+/// The temporary file that is being written.
+static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// From now on, Ctrl-C and a request to terminate leave no part of a file behind.
+pub(crate) fn clean_up_when_interrupted() {
+    let handler = || {
+        // Held to the end: nothing new is begun meanwhile.
+        let mut unfinished = unfinished();
+        if let Some(path) = unfinished.take() {
+            let _ = fs::remove_file(path);
+        }
+        process::exit(INTERRUPTED);
+    };
+    // Fails only where a handler is set already; this is the program's only one.
+    ctrlc::set_handler(handler).expect("the first signal handler");
+}
+
+/// Writes `content` to `path`. The file appears when everything is there.
+pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    // A file that is replaced keeps its permissions. A device or a pipe is not replaced.
+    let replaced = fs::metadata(path).ok();
+    if replaced.as_ref().is_some_and(|replaced| !replaced.is_file()) {
+        return fill(&mut File::create(path)?, content);
+    }
+    let mut file = begin(path)?;
+    let written = fill(file.as_file_mut(), content)
+        .and_then(|()| replaced.map_or(Ok(()), |replaced| file.as_file().set_permissions(replaced.permissions())));
+    // Nobody is interrupted between the two.
+    let mut unfinished = unfinished();
+    *unfinished = None;
+    written?;
+    file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// A temporary file beside `path`.
+fn begin(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".tenure-");
+    // Not only for the owner's eyes, as temporary files are by default: what the umask lets through.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut unfinished = unfinished();
+    let file = builder.tempfile_in(folder)?;
+    *unfinished = Some(file.path().into());
+    Ok(file)
+}
+
+fn fill(file: &mut File, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::new(file);
+    content(&mut out)?;
+    out.flush()
+}
+
+fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
+    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+}

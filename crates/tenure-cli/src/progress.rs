@@ -1,0 +1,41 @@
+//! Progress bars on stderr, when that is a terminal.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use tenure::replay::Progress;
+
+/// Events between two updates.
+const EVENTS: usize = 4096;
+
+/// A bar of bytes read.
+pub(crate) fn bytes(length: u64, message: String) -> ProgressBar {
+    bar(length, message, "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
+}
+
+/// A bar of events replayed.
+pub(crate) struct Replaying {
+    bar: ProgressBar,
+    events: usize,
+}
+
+impl Replaying {
+    /// For `passes` passes over `events` events.
+    pub(crate) fn new(events: usize, passes: u64, message: String) -> Self {
+        Self { bar: bar(events as u64 * passes, message, "{msg} {wide_bar} {human_pos}/{human_len} events"), events }
+    }
+
+    /// Moves on; `earlier` passes came before.
+    pub(crate) fn update(&self, earlier: u64, progress: Progress) {
+        if progress.event.is_multiple_of(EVENTS) {
+            let passes = earlier + u64::from(progress.pass);
+            self.bar.set_position(passes * self.events as u64 + progress.event as u64);
+        }
+    }
+}
+
+fn bar(length: u64, message: String, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).expect("a template of ours");
+    ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr())
+        .with_style(style)
+        .with_message(message)
+        .with_finish(ProgressFinish::AndClear)
+}

@@ -1,0 +1,18 @@
+//! What a user of Tenure needs: `use tenure::prelude::*`.
+
+pub use tenure_alloc::{
+    AllocError, Backing, Block, CachingAllocator, NativeAllocator, PagedAllocator, PoolId, Request, Resource, Snapshot,
+    Statistics,
+};
+pub use tenure_core::{
+    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Storage,
+    StreamId, Tag, result_type,
+};
+pub use tenure_device::sim::{SimConfig, SimDriver};
+pub use tenure_device::{Counters, DeviceBacking, Driver};
+pub use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Summary, Trace, TraceError};
+
+pub use crate::Error;
+pub use crate::replay::{AllocatorKind, Outcome, Replay};
+pub use crate::report::Report;
+pub use crate::units::{Bytes, Micros, Nanos};

@@ -1,0 +1,225 @@
+//! What a chart shows of a trace: figures over time, thinned to as many points as can be seen.
+
+use tenure_core::StreamId;
+use tenure_plan::{Action, Event, Trace};
+
+use super::chart::{Draw, Series, Span};
+
+/// Points of a chart from left to right.
+pub(super) const BINS: usize = 400;
+
+/// Where an event is in a chart: by its time, or by its number if the recorder had no clock.
+pub(super) struct Bins {
+    events: Vec<u16>,
+    span: Span,
+}
+
+impl Bins {
+    pub(super) fn of(trace: &Trace) -> Self {
+        let events = trace.events();
+        let (first_us, last_us) = match (events.first(), events.last()) {
+            (Some(first), Some(last)) => (first.time_us, last.time_us),
+            _ => (0, 0),
+        };
+        let duration_us = last_us - first_us;
+        let place = |place: u64, length: u64| (u128::from(place) * BINS as u128 / (u128::from(length) + 1)) as u16;
+        if duration_us > 0 {
+            let events = events.iter().map(|event| place(event.time_us - first_us, duration_us)).collect();
+            Self { events, span: Span::Us(duration_us) }
+        } else {
+            let count = events.len() as u64;
+            Self { events: (0..count).map(|index| place(index, count)).collect(), span: Span::Events(count) }
+        }
+    }
+
+    pub(super) fn of_event(&self, event: usize) -> usize {
+        usize::from(self.events[event])
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.span
+    }
+}
+
+/// The highest value in each bin.
+#[derive(Default)]
+pub(super) struct Envelope {
+    highest: Vec<u64>,
+    current: u64,
+}
+
+impl Envelope {
+    /// From an event in `bin` on, the value is `value`.
+    pub(super) fn set(&mut self, bin: usize, value: u64) {
+        self.fill(bin + 1);
+        self.highest[bin] = self.highest[bin].max(value);
+        self.current = value;
+    }
+
+    pub(super) fn finish(mut self) -> Vec<u64> {
+        self.fill(BINS);
+        self.highest
+    }
+
+    fn fill(&mut self, bins: usize) {
+        if self.highest.len() < bins {
+            self.highest.resize(bins, self.current);
+        }
+    }
+}
+
+/// What the live bytes consist of, in each bin at the moment when they were most.
+pub(super) struct Composition {
+    groups: Vec<Group>,
+}
+
+struct Group {
+    name: String,
+    class: String,
+    values: Vec<u64>,
+}
+
+/// Upper ends of the block sizes that are told apart, in bytes, and what to call them.
+const SIZES: [(u64, &str); 6] = [
+    (64 << 10, "up to 64 KiB"),
+    (1 << 20, "up to 1 MiB"),
+    (10 << 20, "up to 10 MiB"),
+    (64 << 20, "up to 64 MiB"),
+    (256 << 20, "up to 256 MiB"),
+    (u64::MAX, "larger"),
+];
+
+/// Streams that have a colour of their own; the others share the last.
+const STREAMS: usize = 8;
+
+impl Composition {
+    pub(super) fn by_size(trace: &Trace, bins: &Bins) -> Self {
+        let names = SIZES.iter().map(|(_, name)| (*name).to_owned()).collect();
+        let size = |event: &Event| SIZES.iter().position(|&(upper, _)| event.bytes <= upper).unwrap_or(SIZES.len() - 1);
+        Self::new(trace, bins, names, "size", size)
+    }
+
+    /// `streams` ascend.
+    pub(super) fn by_stream(trace: &Trace, bins: &Bins, streams: &[StreamId]) -> Self {
+        let mut names: Vec<_> = streams.iter().take(STREAMS).map(|stream| format!("stream {stream}")).collect();
+        if let Some(last) = names.last_mut().filter(|_| streams.len() > STREAMS) {
+            *last = "other streams".into();
+        }
+        let stream = |event: &Event| streams.binary_search(&event.stream).unwrap_or(STREAMS).min(STREAMS - 1);
+        Self::new(trace, bins, names, "stream", stream)
+    }
+
+    fn new(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
+        let mut groups: Vec<Group> = (0..)
+            .zip(names)
+            .map(|(index, name)| Group { name, class: format!("{class}{index}"), values: Vec::with_capacity(BINS) })
+            .collect();
+        let mut live = vec![0; groups.len()];
+        let mut total = 0;
+        let mut highest = 0;
+        for (index, event) in trace.events().iter().enumerate() {
+            let bin = bins.of_event(index);
+            // Until this bin, nothing changed.
+            if groups[0].values.len() <= bin {
+                groups.iter_mut().zip(&live).for_each(|(group, &bytes)| group.values.resize(bin + 1, bytes));
+                highest = total;
+            }
+            match event.action {
+                Action::Alloc => {
+                    live[group_of(event)] += event.bytes;
+                    total += event.bytes;
+                }
+                Action::FreeCompleted => {
+                    live[group_of(event)] -= event.bytes;
+                    total -= event.bytes;
+                }
+                _ => {}
+            }
+            if total > highest {
+                highest = total;
+                groups.iter_mut().zip(&live).for_each(|(group, &bytes)| group.values[bin] = bytes);
+            }
+        }
+        groups.iter_mut().zip(&live).for_each(|(group, &bytes)| group.values.resize(BINS, bytes));
+        groups.retain(|group| group.values.iter().any(|&bytes| bytes > 0));
+        Self { groups }
+    }
+
+    pub(super) fn into_series(self) -> Vec<Series> {
+        let series = |group: Group| Series::new(group.name, group.class, Draw::Stacked, group.values);
+        self.groups.into_iter().map(series).collect()
+    }
+}
+
+/// Blocks of one size that were live at the peak.
+pub(super) struct Holders {
+    /// Bytes of each block.
+    pub(super) bytes: u64,
+    /// How many there are.
+    pub(super) blocks: u64,
+}
+
+impl Holders {
+    /// The groups that held most at the peak, the largest first.
+    pub(super) fn at_peak(live: &[tenure_plan::LiveBlock]) -> Vec<Self> {
+        let mut sizes: Vec<u64> = live.iter().map(|block| block.bytes).collect();
+        sizes.sort_unstable();
+        let same = sizes.chunk_by(|one, other| one == other);
+        let mut groups: Vec<_> = same.map(|same| Self { bytes: same[0], blocks: same.len() as u64 }).collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.total_bytes()));
+        groups
+    }
+
+    /// Bytes of all.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.bytes * self.blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_plan::Settings;
+
+    use super::*;
+
+    fn event(time_us: u64, action: Action, address: u64, bytes: u64) -> Event {
+        Event { time_us, address, bytes, stream: StreamId::NULL, action }
+    }
+
+    #[test]
+    fn an_envelope_keeps_what_was_highest_and_goes_on_with_what_was_last() {
+        let mut envelope = Envelope::default();
+        envelope.set(1, 5);
+        envelope.set(1, 9);
+        envelope.set(1, 2);
+        envelope.set(4, 3);
+        assert_eq!(envelope.finish()[..6], [0, 9, 2, 2, 3, 3]);
+    }
+
+    #[test]
+    fn a_composition_is_of_the_moment_when_its_bin_was_fullest() {
+        let events = vec![
+            event(0, Action::Alloc, 1 << 40, 100),
+            event(0, Action::Alloc, 1 << 41, 2 << 20),
+            event(0, Action::FreeRequested, 1 << 41, 2 << 20),
+            event(0, Action::FreeCompleted, 1 << 41, 2 << 20),
+            event(1000, Action::Alloc, 1 << 42, 100),
+        ];
+        let trace = Trace::new("small", 0, Settings::default(), events).unwrap();
+        let composition = Composition::by_size(&trace, &Bins::of(&trace));
+        let figures: Vec<_> = composition
+            .groups
+            .iter()
+            .map(|group| (group.name.as_str(), group.values[0], group.values[1], group.values[BINS - 1]))
+            .collect();
+        assert_eq!(figures, [("up to 64 KiB", 100, 100, 200), ("up to 10 MiB", 2 << 20, 0, 0)]);
+    }
+
+    #[test]
+    fn without_a_clock_events_are_counted() {
+        let events = (0..10).map(|index| event(0, Action::Alloc, 1 + index * 16, 1)).collect();
+        let bins = Bins::of(&Trace::new("timeless", 0, Settings::default(), events).unwrap());
+        assert!(matches!(bins.span(), Span::Events(10)));
+        assert_eq!((bins.of_event(0), bins.of_event(5)), (0, BINS * 5 / 11));
+    }
+}

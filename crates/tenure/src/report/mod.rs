@@ -1,0 +1,127 @@
+//! Reports: what a trace did with memory, and what each allocator would have made of it, as one HTML file.
+//!
+//! The file needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
+//! texts what the lines stand for.
+
+mod chart;
+mod history;
+mod page;
+mod svg;
+
+use std::fmt::Write;
+
+use tenure_plan::{Summary, Trace};
+
+use crate::Error;
+use crate::replay::{AllocatorKind, Outcome, Progress, Replay};
+use crate::units::Bytes;
+use chart::{Chart, Draw, Marker, Series};
+use history::{Bins, Composition, Envelope};
+
+/// A trace's report: replayed once on every allocator.
+pub struct Report<'a> {
+    trace: &'a Trace,
+    summary: Summary,
+    outcomes: Vec<Outcome>,
+    comparison: Chart,
+    by_size: Chart,
+    by_stream: Option<Chart>,
+}
+
+impl<'a> Report<'a> {
+    /// Replays `trace` on every allocator.
+    ///
+    /// # Errors
+    /// As [`Replay::run`].
+    pub fn new(trace: &'a Trace) -> Result<Self, Error> {
+        Self::observed(trace, |_, _| {})
+    }
+
+    /// [`new`](Self::new), and tells `observe` how far it is.
+    ///
+    /// # Errors
+    /// As [`Replay::run`].
+    pub fn observed(trace: &'a Trace, mut observe: impl FnMut(AllocatorKind, Progress)) -> Result<Self, Error> {
+        let bins = Bins::of(trace);
+        let mut outcomes = Vec::new();
+        let mut series = Vec::new();
+        let mut requested = Envelope::default();
+        for &allocator in AllocatorKind::ALL {
+            let mut reserved = Envelope::default();
+            requested = Envelope::default();
+            let outcome = Replay::new(allocator).run_observed(trace, |progress| {
+                // A replay may begin again, with other addresses.
+                if progress.event == 0 {
+                    (requested, reserved) = Default::default();
+                }
+                let bin = bins.of_event(progress.event);
+                requested.set(bin, progress.requested_bytes);
+                reserved.set(bin, progress.reserved_bytes);
+                observe(allocator, progress);
+            })?;
+            series.push(Series::new(allocator.name(), allocator.name(), Draw::Line, reserved.finish()));
+            outcomes.push(outcome);
+        }
+        series.insert(0, Series::new("requested", "requested", Draw::Area, requested.finish()));
+
+        let comparison = Chart {
+            title: format!("Memory held over time: {}", trace.source()),
+            description: "Bytes that each allocator holds of the device, over the bytes that the program asked for."
+                .into(),
+            span: bins.span(),
+            series,
+            marker: None,
+        };
+        let summary = trace.summary();
+        let marker = summary.peak_event.map(|event| Marker {
+            bin: bins.of_event(event),
+            text: format!("peak {}", Bytes(summary.peak_requested_bytes)),
+        });
+        let stacked = |title: &str, composition: Composition| Chart {
+            title: format!("{title}: {}", trace.source()),
+            description: "Bytes that the program asked for and had not freed, stacked.".into(),
+            span: bins.span(),
+            series: composition.into_series(),
+            marker: marker.clone(),
+        };
+        let by_size = stacked("Live bytes by block size", Composition::by_size(trace, &bins));
+        let several = summary.streams.len() > 1;
+        let by_stream =
+            several.then(|| stacked("Live bytes by stream", Composition::by_stream(trace, &bins, &summary.streams)));
+        Ok(Self { trace, summary, outcomes, comparison, by_size, by_stream })
+    }
+
+    /// What came of each replay.
+    pub fn outcomes(&self) -> &[Outcome] {
+        &self.outcomes
+    }
+
+    /// The whole report: one HTML file.
+    pub fn html(&self) -> String {
+        page::page(self)
+    }
+
+    /// The chart that compares the allocators: one SVG file.
+    pub fn comparison_svg(&self) -> String {
+        self.comparison.standalone()
+    }
+}
+
+/// `text` as it stands in HTML or XML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // XML has no place for other control characters.
+            character if character.is_control() && character != '\n' => {
+                write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
+            }
+            character => escaped.push(character),
+        }
+    }
+    escaped
+}

@@ -1,0 +1,164 @@
+//! The page around the charts.
+
+use std::fmt::Display;
+
+use super::chart::{Chart, STYLE};
+use super::history::Holders;
+use super::{Report, escape};
+use crate::replay::{Outcome, verdict};
+use crate::units::{Bytes, Count, Micros, Percent};
+
+const PAGE_STYLE: &str = include_str!("page.css");
+
+/// Groups of equal blocks that the peak's table names one by one.
+const HOLDERS: usize = 15;
+
+pub(super) fn page(report: &Report<'_>) -> String {
+    let title = escape(report.trace.source());
+    let sections = [
+        header(report),
+        section(
+            "Allocator beside allocator",
+            "What each allocator holds of the device while the program runs. Everything above the grey area is memory \
+             that nobody asked for: rounding, fragmentation, caches.",
+            &format!("{}{}", figure(&report.comparison), outcomes(&report.outcomes)),
+        ),
+        section(
+            "Memory over time, by block size",
+            "What the program asked for and had not freed yet.",
+            &figure(&report.by_size),
+        ),
+        report.by_stream.as_ref().map_or(String::new(), |chart| {
+            section(
+                "Memory over time, by stream",
+                "The same bytes, by the stream that each block was allocated on.",
+                &figure(chart),
+            )
+        }),
+        section(
+            "Who holds the peak",
+            "Blocks that are live when the program needs most, equal sizes together.",
+            &holders(report),
+        ),
+    ];
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <title>{title} — Tenure</title>\n<style>\n{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n{}\
+         <footer>Written by Tenure {}. Sizes are decimal (1 GB = 10⁹ bytes) unless a unit says otherwise. Each point \
+         of a chart shows the highest value of its interval. The allocators were replayed on a simulated device; driver \
+         times are modelled after measurements of one NVIDIA H200.</footer>\n</body>\n</html>\n",
+        sections.concat(),
+        env!("CARGO_PKG_VERSION"),
+    )
+}
+
+fn header(report: &Report<'_>) -> String {
+    let Report { trace, summary, outcomes, .. } = report;
+    let conf = &trace.settings().conf;
+    let mut facts: Vec<(&str, String)> = vec![
+        ("Peak requested", Bytes(summary.peak_requested_bytes).to_string()),
+        ("Duration", Micros(summary.duration_us as f64).to_string()),
+        ("Events", Count(summary.events as u64).to_string()),
+        ("Allocations", Count(summary.allocations as u64).to_string()),
+        ("Streams", summary.streams.len().to_string()),
+        ("Segments recorded", Count(summary.segments as u64).to_string()),
+        ("Out of memory", format!("{} times", summary.ooms)),
+        ("Live at the end", Bytes(summary.live_at_end_bytes).to_string()),
+        ("Device", trace.device().to_string()),
+    ];
+    if !conf.is_empty() {
+        facts.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
+    }
+    let facts: String =
+        facts.iter().map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(value))).collect();
+    let verdict = verdict(outcomes).map_or(String::new(), |verdict| format!("<p class=\"verdict\">{verdict}.</p>\n"));
+    format!(
+        "<header>\n<p class=\"muted\">Memory report</p>\n<h1>{}</h1>\n{verdict}<dl>\n{facts}</dl>\n</header>\n",
+        escape(trace.source())
+    )
+}
+
+fn section(title: &str, text: &str, content: &str) -> String {
+    format!("<section>\n<h2>{title}</h2>\n<p class=\"muted\">{text}</p>\n{content}</section>\n")
+}
+
+fn figure(chart: &Chart) -> String {
+    format!("<div class=\"scroll\">{}</div>\n", chart.inline())
+}
+
+fn outcomes(outcomes: &[Outcome]) -> String {
+    let rows = outcomes.iter().map(|outcome| {
+        row(
+            format_args!("<span class=\"swatch {0}\"></span>{0}", outcome.allocator),
+            &[
+                &Bytes(outcome.peak_reserved_bytes),
+                &Percent(outcome.overhead()),
+                &segments(outcome),
+                &Count(outcome.driver_calls.total()),
+                &Micros(outcome.modelled_driver_us),
+                &Count(outcome.host_syncs),
+                &Count(outcome.cross_stream_waits),
+            ],
+        )
+    });
+    let heads = [
+        "Allocator",
+        "Peak reserved",
+        "over requested",
+        "Segments",
+        "Driver calls",
+        "Driver time",
+        "Host waits",
+        "Stream waits",
+    ];
+    table(&heads, rows)
+}
+
+/// PyTorch counts no segments where they grow in place.
+fn segments(outcome: &Outcome) -> String {
+    if outcome.peak_segments == 0 { "–".into() } else { Count(outcome.peak_segments).to_string() }
+}
+
+fn holders(report: &Report<'_>) -> String {
+    let peak = report.summary.peak_requested_bytes;
+    let groups = Holders::at_peak(&report.summary.live_at_peak);
+    let share = |bytes: u64| if peak == 0 { 0.0 } else { bytes as f64 / peak as f64 };
+    let largest = groups.first().map_or(1.0, |group| share(group.total_bytes()));
+    let (named, others) = groups.split_at(groups.len().min(HOLDERS));
+    let bar = |bytes: u64| format!("<i style=\"width:{:.1}%\"></i>", 100.0 * share(bytes) / largest);
+    let line = |name: String, blocks: u64, bytes: u64, bar: String| {
+        format!(
+            "<tr><th scope=\"row\">{name}</th><td>{}</td><td>{}</td><td>{}</td><td class=\"bar\">{bar}</td></tr>\n",
+            Count(blocks),
+            Bytes(bytes),
+            Percent(share(bytes))
+        )
+    };
+    let mut rows: Vec<String> = named
+        .iter()
+        .map(|group| {
+            let name = format!("{} <span class=\"muted\">({} bytes)</span>", Bytes(group.bytes), Count(group.bytes));
+            line(name, group.blocks, group.total_bytes(), bar(group.total_bytes()))
+        })
+        .collect();
+    if !others.is_empty() {
+        let blocks = others.iter().map(|group| group.blocks).sum();
+        let bytes = others.iter().map(Holders::total_bytes).sum();
+        rows.push(line(format!("{} other sizes", Count(others.len() as u64)), blocks, bytes, String::new()));
+    }
+    table(&["Block size", "Blocks", "Together", "Share of the peak", ""], rows.into_iter())
+}
+
+fn table(heads: &[&str], rows: impl Iterator<Item = String>) -> String {
+    let heads: String = heads.iter().map(|head| format!("<th scope=\"col\">{head}</th>")).collect();
+    format!(
+        "<div class=\"scroll\"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>\n",
+        rows.collect::<String>()
+    )
+}
+
+fn row(name: impl Display, cells: &[&dyn Display]) -> String {
+    let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
+    format!("<tr><th scope=\"row\">{name}</th>{cells}</tr>\n")
+}

@@ -1,0 +1,75 @@
+//! Reports are whole, safe and small.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use tenure::prelude::*;
+
+fn sample() -> Trace {
+    Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap()
+}
+
+/// `events` recorded from `source`: each a block of `bytes` on a stream, never freed.
+fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
+    let blocks = (1..).zip(blocks).map(|(index, &(bytes, stream))| Event {
+        time_us: index,
+        address: index << 32,
+        bytes,
+        stream: StreamId(stream),
+        action: Action::Alloc,
+    });
+    Trace::new(source, 0, Settings::default(), blocks.collect()).unwrap()
+}
+
+#[test]
+fn a_report_needs_no_network_and_no_script() {
+    let trace = sample();
+    let report = Report::new(&trace).unwrap();
+    let html = report.html();
+    assert!(html.len() < 1_000_000, "{} bytes", html.len());
+    let links = html.replace("xmlns=\"http://www.w3.org/2000/svg\"", "");
+    for reference in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
+        assert!(!links.contains(reference), "{reference}");
+    }
+    for element in ["svg", "table", "section", "g", "p", "title", "style"] {
+        let opened = html.matches(&format!("<{element} ")).count() + html.matches(&format!("<{element}>")).count();
+        assert_eq!(opened, html.matches(&format!("</{element}>")).count(), "{element}");
+    }
+}
+
+#[test]
+fn a_report_names_every_allocator_and_the_peak() {
+    let trace = sample();
+    let report = Report::new(&trace).unwrap();
+    let html = report.html();
+    for outcome in report.outcomes() {
+        assert!(html.contains(&format!("{}, peak {}", outcome.allocator, Bytes(outcome.peak_reserved_bytes))));
+    }
+    assert!(html.contains("peak 5.95 GB"));
+    assert!(report.comparison_svg().contains("<style>"));
+}
+
+#[test]
+fn names_from_a_trace_are_text() {
+    let trace = small("<script>alert('&')</script>\u{7}", &[(512, 0)]);
+    let report = Report::new(&trace).unwrap();
+    for page in [report.html(), report.comparison_svg()] {
+        assert!(!page.contains("<script>") && !page.contains('\u{7}'));
+        assert!(page.contains("&lt;script&gt;alert('&amp;')&lt;/script&gt;\\u{7}"));
+    }
+}
+
+#[test]
+fn streams_are_told_apart_when_there_are_several() {
+    let one = small("one", &[(512, 0), (512, 0)]);
+    let many: Vec<_> = (0..20).map(|stream| (512 << stream, stream)).collect();
+    let many = small("many", &many);
+    assert!(!Report::new(&one).unwrap().html().contains("by stream"));
+    let html = Report::new(&many).unwrap().html();
+    assert!(html.contains("stream 0x6") && html.contains("other streams") && !html.contains("stream 0x7"));
+}
+
+#[test]
+fn an_empty_trace_has_a_report() {
+    let trace = small("empty", &[]);
+    let html = Report::new(&trace).unwrap().html();
+    assert!(!html.contains("NaN") && !html.contains("inf"));
+}
