@@ -1,0 +1,48 @@
+# Everything that is done to this project, by name. `just` lists it.
+
+# `cargo test` and `cargo run` need nothing but Rust; what the others need, `.ci/run` installs.
+
+[private]
+default:
+    @just --list --unsorted
+
+# Shows what a recorded training step did with its memory, allocator beside allocator
+demo:
+    cargo run --release -- replay tests/data/resnet50_step.pickle.xz
+
+# All tests, and the examples in the documentation
+test:
+    cargo test --workspace
+
+# The tests again, each in a process and under a time limit of its own
+nextest *args:
+    cargo nextest run --workspace {{ args }}
+
+# Format, clippy and documentation, no warning allowed
+lint:
+    cargo fmt --all --check
+    cargo fmt --manifest-path fuzz/Cargo.toml --check
+    cargo clippy --workspace --all-targets -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+# Licences, duplicates and origins of the dependencies
+deny:
+    cargo deny --all-features check licenses bans sources
+
+# Model checks of the lock-free parts, over every interleaving
+loom:
+    RUSTFLAGS="--cfg loom" cargo test --package tenure-alloc --lib --target-dir target/loom model::
+
+# Benchmarks; `just bench -- NAME` runs those whose name has NAME in it
+bench *args:
+    cargo bench --workspace {{ args }}
+
+# Feeds a parser (unpickle, compact_trace) hostile bytes
+fuzz parser seconds="600":
+    # The sanitizer's flags are unstable, hence the bootstrap.
+    mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
+    RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
+        -max_total_time={{ seconds }} -rss_limit_mb=2048
+
+# What a change must pass
+ci: test lint deny loom demo
