@@ -31,7 +31,7 @@ pub struct Config {
     pub chunk_share: f64,
     /// Windows that hold no block are unmapped when there are more mappings than this for each chunk.
     pub mappings_per_chunk: usize,
-    /// Address space to reserve, in bytes; `None` for 64 times the device's memory, and at least 1 TiB.
+    /// Address space to reserve, in bytes; `None` for 64 times the device's memory, but 1 to 64 TiB.
     pub address_space_bytes: Option<u64>,
 }
 

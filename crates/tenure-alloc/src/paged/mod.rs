@@ -72,7 +72,7 @@ impl PagedAllocator {
         config.validate()?;
         let total = backing.memory_info()?.total;
         let granularity = backing.granularity();
-        let wanted = config.address_space_bytes.unwrap_or_else(|| (64 * total).max(1 << 40));
+        let wanted = config.address_space_bytes.unwrap_or_else(|| total.saturating_mul(64).clamp(1 << 40, 1 << 46));
         let bytes = wanted.next_multiple_of(granularity);
         let first = backing.reserve(bytes)?;
         let history = Arc::new(history);

@@ -221,8 +221,12 @@ impl Space {
     ) -> Result<Option<Address>, BackingError> {
         let mut from = 0;
         while let Some(run) = self.runs.first_fit(least, from) {
-            if self.is_ready(run.address, bytes, stream, progress)? {
-                return Ok(Some(run.address));
+            let mut address = run.address;
+            while run.end() - address >= least {
+                match self.behind_unready(address, bytes, stream, progress)? {
+                    None => return Ok(Some(address)),
+                    Some(behind) => address = behind.min(run.end()),
+                }
             }
             from = run.end();
         }
@@ -238,22 +242,26 @@ impl Space {
     ) -> Result<Option<Address>, BackingError> {
         let address = self.end_of_last;
         let fits = self.runs.containing(address).is_some_and(|run| run.address == address && run.bytes >= bytes);
-        Ok((fits && self.is_ready(address, bytes, stream, progress)?).then_some(address))
+        Ok((fits && self.behind_unready(address, bytes, stream, progress)?.is_none()).then_some(address))
     }
 
-    fn is_ready(
+    /// The end of the first chunk in a range that `stream` may not touch without a wait.
+    fn behind_unready(
         &mut self,
         address: Address,
         bytes: u64,
         stream: StreamId,
         progress: &mut Progress,
-    ) -> Result<bool, BackingError> {
+    ) -> Result<Option<Address>, BackingError> {
+        let mut at = address;
         for piece in self.pieces(address, bytes) {
-            if !progress.is_ready_for(stream, &mut self.chunks[piece.chunk].uses)? {
-                return Ok(false);
+            let chunk = &mut self.chunks[piece.chunk];
+            if !progress.is_ready_for(stream, &mut chunk.uses)? {
+                return Ok(Some(at - piece.offset + chunk.bytes));
             }
+            at += piece.bytes;
         }
-        Ok(true)
+        Ok(None)
     }
 
     /// Makes `stream` run behind all work on the range.

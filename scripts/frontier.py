@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Draws what each allocator reserves against what its driver calls cost, as SVG.
+
+    tenure replay TRACE... --repeat 3 --json | scripts/frontier.py > docs/images/frontier.svg
+
+Costs are of all passes, as multiples of the native allocator's for the same trace.
+"""
+
+import json
+import sys
+
+COLOURS = {"native": "#d1495b", "expandable": "#d98c00", "paged": "#00798c"}
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 460, 70, 190, 30, 50
+
+
+def main():
+    rows = [json.loads(line) for line in sys.stdin]
+    native = {row["trace"]: row["modelled_driver_us"] for row in rows if row["allocator"] == "native"}
+    points = []
+    for row in rows:
+        waste = 100 * (row["peak_reserved_bytes"] / row["peak_requested_bytes"] - 1)
+        points.append((row["modelled_driver_us"] / native[row["trace"]], waste, row["allocator"], row["trace"]))
+    print(svg(points))
+
+
+def svg(points):
+    right, top = 6, 150
+    x = lambda cost: LEFT + (WIDTH - LEFT - RIGHT) * min(cost, right) / right
+    # A square root: the goal is at 1 %, native's worst beyond 100 %.
+    y = lambda waste: HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (max(waste, 0) / top) ** 0.5
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+        "<title>Memory reserved beyond what was requested, and the cost of driver calls</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<rect x="{x(0)}" y="{y(1)}" width="{x(5) - x(0)}" height="{y(0) - y(1)}" fill="#00798c" opacity="0.12"/>',
+        f'<text x="{x(5) + 8}" y="{y(0) - 10}" fill="#456">goal: 1 % (or 64 MiB), 5 times</text>',
+    ]
+    for waste in (0, 1, 5, 10, 25, 50, 100, 150):
+        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(waste)}" y2="{y(waste)}" stroke="#ddd"/>')
+        out.append(f'<text x="{LEFT - 8}" y="{y(waste) + 4}" fill="#456" text-anchor="end">{waste} %</text>')
+    for cost in range(right + 1):
+        out.append(f'<text x="{x(cost)}" y="{HEIGHT - BOTTOM + 18}" fill="#456" text-anchor="middle">{cost}</text>')
+    out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" fill="#456" text-anchor="middle">driver time, multiples of native&#8217;s</text>')
+    out.append(f'<text x="{LEFT}" y="18" fill="#456">reserved beyond requested, at the peak</text>')
+    for trace in sorted({point[3] for point in points}):
+        path = " ".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in points if p[3] == trace)
+        out.append(f'<polyline points="{path}" fill="none" stroke="#aab" stroke-dasharray="2 4"/>')
+    for cost, waste, allocator, trace in points:
+        colour = COLOURS[allocator]
+        out.append(f'<circle cx="{x(cost):.1f}" cy="{y(waste):.1f}" r="5" fill="{colour}"><title>{trace}, {allocator}: {waste:.2f} %, {cost:.2f} times</title></circle>')
+        if allocator == "native":
+            out.append(f'<text x="{x(cost) - 8:.1f}" y="{y(waste) + 4:.1f}" fill="#456" text-anchor="end" font-size="11">{trace.split("_")[0]}</text>')
+    for index, (name, colour) in enumerate(COLOURS.items()):
+        out.append(f'<circle cx="{WIDTH - RIGHT + 30}" cy="{TOP + 20 + 24 * index}" r="5" fill="{colour}"/>')
+        out.append(f'<text x="{WIDTH - RIGHT + 42}" y="{TOP + 24 + 24 * index}" fill="#234">{name}</text>')
+    return "\n".join(out + ["</svg>"])
+
+
+if __name__ == "__main__":
+    main()
