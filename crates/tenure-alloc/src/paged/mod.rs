@@ -11,6 +11,7 @@ mod config;
 mod directory;
 mod heap;
 mod heaps;
+mod placement;
 mod progress;
 mod report;
 mod runs;

@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
-use super::compose::{Need, Plan, Source, Start};
 use super::config::{Config, SLAB_BYTES};
 use super::progress::{Progress, Uses};
 use super::space::Space;
@@ -19,11 +18,6 @@ use crate::{
 
 /// The space that serves everybody.
 pub(super) const COMMON: usize = 0;
-
-/// More allocations than this without a free make a streak.
-const STREAK: u32 = 8;
-/// Blocks that the range which a streak moves to must hold.
-const STREAK_BLOCKS: u64 = 4;
 
 pub(super) struct State {
     pub(super) backing: Arc<dyn Backing>,
@@ -45,9 +39,9 @@ pub(super) struct State {
     /// Of everything but small blocks.
     pub(super) statistics: Statistics,
     /// The most bytes ever requested at once.
-    peak_requested: u64,
+    pub(super) peak_requested: u64,
     /// Blocks placed since the last was freed.
-    streak: u32,
+    pub(super) streak: u32,
     /// Bytes that may be reserved.
     pub(super) allowed: u64,
 }
@@ -340,180 +334,7 @@ impl State {
         self.history.record(|time_us| Event { action: Action::FreeCompleted, time_us, ..event });
     }
 
-    /// Free memory for a block, made free if need be: see Note [Where a block goes].
-    fn find(&mut self, bytes: u64, stream: StreamId, id: usize, requested: u64) -> Result<Address, Refusal> {
-        // Note [Where a block goes]
-        //
-        // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
-        //    allocations without a free the range behind the last block comes first, and then the first range that
-        //    holds several such blocks: what is made in a streak (parameters, optimizer state) tends to live long, and
-        //    is better kept together than spread over holes between blocks that do not.
-        // 2. New chunks, while what is reserved stays within the slack of the most that was ever requested.
-        // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
-        // 4. The same two with memory that other streams may still work on, after a wait on the device.
-        // 5. A new window, completed by as few new chunks beyond the slack as can be.
-        self.peak_requested = self.peak_requested.max(requested);
-        self.streak = self.streak.saturating_add(1);
-        let in_streak = self.streak > STREAK;
-        let (space, progress) = (&mut self.spaces[id], &mut self.progress);
-        let mut found = None;
-        if in_streak {
-            found = space.behind_last(bytes, stream, progress)?;
-            if found.is_none() {
-                found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
-            }
-        }
-        if found.is_none() {
-            found = space.first_fit(bytes, bytes, stream, progress)?;
-        }
-        if let Some(address) = found {
-            space.occupy(address, bytes);
-            return Ok(address);
-        }
-
-        let reserved = self.statistics.all.reserved_bytes.current;
-        let limit = self.allowed.saturating_sub(reserved);
-        let allowance = self.config.budget(self.peak_requested).saturating_sub(reserved).min(limit);
-        let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);
-        for (index, chunk) in &mut space.chunks {
-            ready[index] = self.progress.is_ready_for(stream, &mut chunk.uses)?;
-            all_ready &= ready[index];
-        }
-        let granularity = self.granularity;
-        let chunk_bytes = self.config.chunk_bytes(bytes, reserved, in_streak, granularity);
-        let is_ready = |index: usize| ready[index];
-        let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
-        if let Some(plan) = space.plan_growth(&need) {
-            match self.execute(plan, bytes, id) {
-                // The device has less than that: what is there must do.
-                Err(BackingError::OutOfMemory { .. }) => {}
-                done => return Ok(done?),
-            }
-        }
-        let space = &self.spaces[id];
-        if let Some(plan) = space.plan_composition(&need, false) {
-            return Ok(self.execute(plan, bytes, id)?);
-        }
-        // A wait would break a capture.
-        if all_ready || self.progress.is_capturing() {
-            let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-            return Ok(self.execute(plan.ok_or(Refusal::Full)?, bytes, id)?);
-        }
-        if let Some(run) = space.runs.first_fit(bytes, 0) {
-            space.wait(run.address, bytes, stream, &mut self.progress)?;
-            self.spaces[id].occupy(run.address, bytes);
-            return Ok(run.address);
-        }
-        let need = Need { ready: &|_| true, ..need };
-        let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-        let plan = plan.ok_or(Refusal::Full)?;
-        for index in plan.chunks() {
-            self.progress.wait(stream, &space.chunks[index].uses)?;
-        }
-        if let Start::Open { address, .. } = plan.start {
-            let open = space.runs.containing(address).map_or(0, |run| run.bytes);
-            space.wait(address, open, stream, &mut self.progress)?;
-        }
-        Ok(self.execute(plan, bytes, id)?)
-    }
-
-    /// Makes the chunks and the window of a plan, and takes the block's bytes into use.
-    ///
-    /// # Errors
-    /// What the backing said; what was made is unmade, or, where the backing refuses that too, kept as free memory.
-    fn execute(&mut self, plan: Plan, bytes: u64, id: usize) -> Result<Address, BackingError> {
-        let backing = Arc::clone(&self.backing);
-        let mut made = Vec::new();
-        let mut chunks = Vec::with_capacity(plan.sources.len() + 1);
-        if let Start::Suffix(index) = plan.start {
-            chunks.push(index);
-        }
-        let result = plan.sources.iter().try_for_each(|source| {
-            chunks.push(match *source {
-                Source::Chunk(index) => index,
-                Source::New(bytes) => {
-                    let index = self.spaces[id].create(bytes, &*backing)?;
-                    self.count_created(bytes);
-                    made.push(index);
-                    index
-                }
-            });
-            Ok(())
-        });
-        let address = result.and_then(|()| self.show(&plan, &chunks, id));
-        match address {
-            Ok(address) => {
-                for &index in &made {
-                    let chunk = &self.spaces[id].chunks[index];
-                    let event = (chunk.mapped_at[0], chunk.bytes);
-                    self.history.record(|time_us| segment_event(Action::SegmentMap, event.0, event.1, time_us));
-                }
-                self.spaces[id].occupy(address, bytes);
-                self.limit_mappings(id);
-                self.count_windows();
-            }
-            Err(_) => made.into_iter().for_each(|index| self.unmake(index, id)),
-        }
-        address
-    }
-
-    /// Maps the chunks of a plan; returns where its block begins.
-    fn show(&mut self, plan: &Plan, chunks: &[usize], id: usize) -> Result<Address, BackingError> {
-        let backing = Arc::clone(&self.backing);
-        if let Start::Open { window, address } = plan.start {
-            self.spaces[id].map(window, 0, chunks, &*backing)?;
-            return Ok(address);
-        }
-        let bytes = chunks.iter().map(|&index| self.spaces[id].chunks[index].bytes).sum();
-        let (first, owned) = self.take_addresses(bytes, id)?;
-        let space = &mut self.spaces[id];
-        if let Err(error) = space.map(first, owned, chunks, &*backing) {
-            if !space.is_stuck_from(first) {
-                self.addresses.give_back(first, owned);
-            }
-            return Err(error);
-        }
-        Ok(match plan.start {
-            Start::Suffix(index) => {
-                let chunk = &self.spaces[id].chunks[index];
-                first + chunk.bytes - chunk.free_suffix()
-            }
-            _ => first,
-        })
-    }
-
-    /// Address space for a new window, if need be from windows that hold no block.
-    fn take_addresses(&mut self, bytes: u64, id: usize) -> Result<(Address, u64), BackingError> {
-        loop {
-            if let Some(taken) = self.addresses.take(bytes) {
-                return Ok(taken);
-            }
-            if !self.retire_window(id)? {
-                let reason = format!("no {bytes} bytes of the reserved address space are left in one piece");
-                return Err(BackingError::Failed { call: "reserve", reason });
-            }
-        }
-    }
-
-    fn limit_mappings(&mut self, id: usize) {
-        let space = &self.spaces[id];
-        if space.mappings() > space.chunks.len() * self.config.mappings_per_chunk {
-            // The block is there already: a window that cannot be unmapped now is tried again later.
-            let _ = self.retire_window(id);
-        }
-    }
-
-    fn retire_window(&mut self, id: usize) -> Result<bool, BackingError> {
-        let Self { spaces, progress, addresses, backing, .. } = self;
-        spaces[id].retire_window(progress, addresses, &**backing)
-    }
-
-    /// Undoes the creation of a chunk that is mapped nowhere. If the backing refuses, the chunk stays, free.
-    fn unmake(&mut self, index: usize, id: usize) {
-        let _ = self.release(index, id, &[]);
-    }
-
-    fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
+    pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.spaces[id];
         let bytes = space.chunks[index].bytes;
         let mapped = space.chunks[index].mapped_at.first().copied();
@@ -526,13 +347,13 @@ impl State {
         Ok(())
     }
 
-    fn count_created(&mut self, bytes: u64) {
+    pub(super) fn count_created(&mut self, bytes: u64) {
         self.statistics.num_device_alloc += 1;
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
     }
 
     /// A window is what PyTorch's figures call a segment.
-    fn count_windows(&mut self) {
+    pub(super) fn count_windows(&mut self) {
         let windows = self.spaces.iter().map(|(_, space)| space.windows.len() as u64).sum::<u64>();
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.segment.set(windows));
     }
@@ -546,20 +367,6 @@ impl LargeBlock {
     }
 }
 
-impl Plan {
-    fn new_bytes(&self) -> u64 {
-        let new = |source: &Source| if let Source::New(bytes) = source { *bytes } else { 0 };
-        self.sources.iter().map(new).sum()
-    }
-
-    /// The chunks that are there.
-    fn chunks(&self) -> Vec<usize> {
-        let suffix = if let Start::Suffix(index) = self.start { Some(index) } else { None };
-        let there = |source: &Source| if let Source::Chunk(index) = source { Some(*index) } else { None };
-        suffix.into_iter().chain(self.sources.iter().filter_map(there)).collect()
-    }
-}
-
-fn segment_event(action: Action, address: Address, bytes: u64, time_us: u64) -> Event {
+pub(super) fn segment_event(action: Action, address: Address, bytes: u64, time_us: u64) -> Event {
     Event { action, address, bytes, stream: StreamId::NULL, time_us, tag: Tag::Unknown, key: KeyId::NONE }
 }
