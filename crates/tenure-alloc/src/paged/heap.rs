@@ -39,9 +39,9 @@ pub(super) struct Blocks {
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
     /// Freed blocks that other streams may still use.
     pending: Vec<(u32, Uses)>,
-    /// An empty slab that is kept while another is in use, so that one block coming and going asks for no slab each
-    /// time.
-    spare: Option<usize>,
+    /// Slabs with a block in use. While there is one, an empty slab is kept beside it, so that one block coming and
+    /// going asks for no slab each time.
+    slabs_in_use: usize,
     pool: PoolStatistics,
     tags: [TagStatistics; Tag::ALL.len()],
 }
@@ -87,7 +87,7 @@ impl Heap {
             by_address: FxHashMap::default(),
             users: FxHashMap::default(),
             pending: Vec::new(),
-            spare: None,
+            slabs_in_use: 0,
             pool: PoolStatistics::default(),
             tags: Default::default(),
         };
@@ -153,7 +153,7 @@ impl Heap {
     }
 }
 
-/// Addresses of slabs given up: the one that a free emptied, and the spare one with the last.
+/// Addresses of slabs given up: usually none, or the one that a free emptied.
 pub(super) type EmptySlabs = SmallVec<[Address; 2]>;
 
 /// What became of a freed block.
@@ -214,9 +214,10 @@ impl Blocks {
         Ok(empty)
     }
 
-    /// Gives up the spare slab.
-    pub(super) fn take_spare(&mut self) -> Option<Address> {
-        self.spare.take().map(|slab| self.remove_slab(slab))
+    /// Gives up every empty slab.
+    pub(super) fn take_empty(&mut self) -> EmptySlabs {
+        let empty: Vec<usize> = self.slabs.iter().filter(|(_, slab)| slab.used == 0).map(|(index, _)| index).collect();
+        empty.into_iter().map(|slab| self.remove_slab(slab)).collect()
     }
 
     /// The blocks of the slab at `slab`, by address: (address, bytes, requested, state, tag, key).
@@ -269,8 +270,8 @@ impl Blocks {
             self.split(index, rest);
         }
         let slab_entry = &mut self.slabs[slab];
-        if slab_entry.used == 0 && self.spare == Some(slab) {
-            self.spare = None;
+        if slab_entry.used == 0 {
+            self.slabs_in_use += 1;
         }
         slab_entry.used += u32::from(granules);
         self.by_address.insert(address, index);
@@ -340,13 +341,12 @@ impl Blocks {
     /// A slab has no block in use any more.
     #[cold]
     fn empty(&mut self, slab: usize) -> EmptySlabs {
-        let spares = usize::from(self.spare.is_some());
-        if self.slabs.len() == 1 + spares {
+        self.slabs_in_use -= 1;
+        if self.slabs_in_use == 0 {
             // An idle heap holds nothing.
-            return self.spare.take().into_iter().chain([slab]).map(|slab| self.remove_slab(slab)).collect();
+            return self.take_empty();
         }
-        if spares == 0 {
-            self.spare = Some(slab);
+        if self.slabs.len() - self.slabs_in_use == 1 {
             return EmptySlabs::new();
         }
         EmptySlabs::from_slice(&[self.remove_slab(slab)])

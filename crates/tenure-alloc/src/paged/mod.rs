@@ -199,7 +199,7 @@ impl PagedAllocator {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
             self.settle(&mut blocks, true)?;
-            if let Some(slab) = blocks.take_spare() {
+            for slab in blocks.take_empty() {
                 self.directory.remove(slab);
                 self.state.lock().return_slab(slab);
             }
