@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use common::{FakeBacking, GIB, MIB};
 use tenure_alloc::paged::{Config, PagedAllocator};
 use tenure_alloc::snapshot::Segment;
-use tenure_alloc::{AllocError, CachingAllocator, OutOfMemory, PoolId, Request, Resource, Statistics};
+use tenure_alloc::{AllocError, Backing, CachingAllocator, OutOfMemory, PoolId, Request, Resource, Statistics};
 use tenure_core::StreamId;
 
 const A: StreamId = StreamId(0);
@@ -266,6 +266,7 @@ fn nothing_is_asked_about_streams_during_a_capture() {
     f.allocator.record_stream(used, A).unwrap();
     f.free(used);
     f.try_alloc(20 * MIB, StreamId(9)).unwrap();
+    f.allocator.release_cached().unwrap();
     assert_eq!(["record", "completed", "wait", "synchronize"].map(|name| f.calls(name)), [0; 4]);
     f.allocator.end_pool(POOL).unwrap();
 }
@@ -346,7 +347,11 @@ fn settings_that_make_no_sense_are_refused() {
         (Config { chunk_share: f64::NAN, ..tight() }, "chunk_share"),
         (Config { min_chunk_bytes: 0, ..tight() }, "min_chunk_bytes"),
         (Config { min_chunk_bytes: 99 * MIB, ..tight() }, "min_chunk_bytes"),
+        (Config { max_chunk_bytes: u64::MAX, ..tight() }, "max_chunk_bytes"),
         (Config { mappings_per_chunk: 0, ..tight() }, "mappings_per_chunk"),
+        (Config { address_space_bytes: Some(0), ..tight() }, "address_space_bytes"),
+        (Config { address_space_bytes: Some(u64::MAX), ..tight() }, "address_space_bytes"),
+        (Config { device: 128, ..tight() }, "device"),
     ];
     for (config, name) in wrong {
         let backing = Arc::new(FakeBacking::new(GIB));
@@ -355,4 +360,77 @@ fn settings_that_make_no_sense_are_refused() {
     }
     let f = Fixture::new(tight());
     assert_eq!(f.try_alloc(u64::MAX, A), Err(AllocError::TooLarge(u64::MAX)));
+}
+
+#[test]
+fn free_memory_is_used_when_others_hold_the_rest_of_the_device() {
+    let f = Fixture::new(Config { slack_bytes: 62 * MIB, ..tight() });
+    let others = f.backing.create(512 * MIB).unwrap();
+    let blocks: Vec<u64> = (0..8).map(|_| f.alloc(64 * MIB)).collect();
+    blocks.iter().step_by(2).for_each(|&address| f.free(address));
+    f.backing.pass(A);
+    // 256 MiB are free in pieces, none can be created.
+    let _held = [120, 50].map(|mib| f.alloc(mib * MIB));
+    f.backing.release(others).unwrap();
+}
+
+#[test]
+fn a_request_that_failed_does_not_raise_what_may_be_reserved() {
+    let reserved = |failed: Option<u64>| {
+        let f = Fixture::new(tight());
+        if let Some(bytes) = failed {
+            f.try_alloc(bytes, A).unwrap_err();
+        }
+        let block = f.alloc(96 * MIB);
+        f.free(block);
+        f.try_alloc(64 * MIB, B).unwrap();
+        f.reserved()
+    };
+    assert_eq!(reserved(Some(40 * GIB)), reserved(None));
+}
+
+#[test]
+fn there_is_address_space_for_many_windows() {
+    // Blocks of two streams in turn, so that hardly any two lie side by side.
+    let f = Fixture::new(tight());
+    let blocks: Vec<u64> = (0..400).map(|_| f.alloc(2 * MIB)).collect();
+    let mut kept: Vec<u64> = blocks.iter().copied().skip(1).step_by(2).collect();
+    blocks.iter().step_by(2).for_each(|&address| f.free(address));
+    kept.extend((0..50).map(|_| f.alloc(8 * MIB)));
+    assert_eq!(f.reserved(), 800 * MIB);
+    kept.into_iter().for_each(|address| f.free(address));
+}
+
+#[test]
+fn slabs_emptied_before_an_error_are_not_lost() {
+    let f = Fixture::new(tight());
+    let blocks: Vec<u64> = (0..6).map(|_| f.alloc(MIB)).collect();
+    for &block in &blocks {
+        f.allocator.record_stream(block, B).unwrap();
+        f.free(block);
+    }
+    f.backing.pass(B);
+    for call in 0..8 {
+        f.backing.fail_calls(call..call + 1);
+        let _ = f.try_alloc(700, A).map(|address| f.free(address));
+        f.backing.fail_none();
+    }
+    f.backing.pass(A);
+    f.allocator.release_cached().unwrap();
+    assert_eq!((f.reserved(), f.backing.used()), (0, 0));
+}
+
+#[test]
+fn addresses_of_a_private_pool_stay_mapped() {
+    let f = Fixture::new(Config { mappings_per_chunk: 1, ..tight() });
+    for _ in 0..3 {
+        f.allocator.begin_pool(POOL, Box::new(|stream| stream == B)).unwrap();
+        for mib in [16, 33, 50, 18, 70] {
+            let blocks = [mib, mib / 2, mib + 5].map(|mib| f.try_alloc(mib * MIB, B).unwrap());
+            blocks.into_iter().for_each(|address| f.free(address));
+        }
+        f.allocator.end_pool(POOL).unwrap();
+        f.backing.pass(B);
+    }
+    assert_eq!(f.calls("unmap"), 0);
 }

@@ -7,36 +7,37 @@ use crate::Address;
 pub(super) struct AddressSpace {
     free: Runs,
     granularity: u64,
-    /// A window gets at least this much, in bytes, while there is enough.
-    room: u64,
+    free_bytes: u64,
 }
 
-/// One range holds at least about so many windows.
-const WINDOWS: u64 = 1024;
+/// A window gets at least this part of what is free, so that there is always room for more windows.
+const SHARE: u64 = 1024;
 
 impl AddressSpace {
     /// All of `bytes` bytes from `first` on.
     pub(super) fn new(first: Address, bytes: u64, granularity: u64) -> Self {
         let mut free = Runs::default();
         free.insert(first, bytes);
-        Self { free, granularity, room: (bytes / WINDOWS).next_multiple_of(granularity) }
+        Self { free, granularity, free_bytes: bytes }
     }
 
     /// Room for a window of `bytes` bytes and for its growth: (first address, bytes owned).
     pub(super) fn take(&mut self, bytes: u64) -> Option<(Address, u64)> {
         // One granule is never mapped, so that windows do not touch.
         let least = bytes.checked_add(self.granularity)?;
-        let wanted = least.saturating_mul(2).max(self.room);
+        let wanted = least.saturating_mul(2).max((self.free_bytes / SHARE).next_multiple_of(self.granularity));
         let (run, owned) = match self.free.first_fit(wanted, 0) {
             Some(run) => (run, wanted),
             None => (self.free.first_fit(least, 0)?, least),
         };
         self.free.remove(run.address, owned);
+        self.free_bytes -= owned;
         Some((run.address, owned))
     }
 
     /// Takes back what [`take`](Self::take) gave; nothing is mapped there.
     pub(super) fn give_back(&mut self, first: Address, bytes: u64) {
         self.free.insert(first, bytes);
+        self.free_bytes += bytes;
     }
 }

@@ -12,6 +12,8 @@ pub(super) const SLAB_BYTES: u64 = 2 << 20;
 const BLOCK_CHUNKS: u64 = 48;
 /// Beyond this no size is rounded without overflow, and no device has as much.
 const MAX_REQUEST: u64 = 1 << 46;
+/// PyTorch counts devices in a signed byte.
+const MAX_DEVICES: u32 = 128;
 
 /// How a [`PagedAllocator`](super::PagedAllocator) behaves.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +64,15 @@ impl Config {
         if self.min_chunk_bytes == 0 || self.min_chunk_bytes > self.max_chunk_bytes {
             let value = self.min_chunk_bytes.to_string();
             return invalid("min_chunk_bytes", value, "it must be more than 0 and at most max_chunk_bytes");
+        }
+        if self.max_chunk_bytes > MAX_REQUEST {
+            return invalid("max_chunk_bytes", self.max_chunk_bytes.to_string(), "it must be at most 64 TiB");
+        }
+        if let Some(bytes) = self.address_space_bytes.filter(|bytes| !(SLAB_BYTES..=2 * MAX_REQUEST).contains(bytes)) {
+            return invalid("address_space_bytes", bytes.to_string(), "it must lie between 2 MiB and 128 TiB");
+        }
+        if self.device >= MAX_DEVICES {
+            return invalid("device", self.device.to_string(), "devices are numbered from 0 to 127");
         }
         if self.mappings_per_chunk == 0 {
             return invalid("mappings_per_chunk", "0".to_owned(), "a chunk needs at least one mapping");

@@ -189,15 +189,15 @@ impl Blocks {
         true
     }
 
-    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`; returns the slabs
-    /// that became empty.
+    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`; adds the slabs that
+    /// became empty to `empty`, also before an error.
     pub(super) fn settle(
         &mut self,
         progress: &mut Progress,
         wait: bool,
         history: &History,
-    ) -> Result<Vec<Address>, BackingError> {
-        let mut empty = Vec::new();
+        empty: &mut Vec<Address>,
+    ) -> Result<(), BackingError> {
         let mut at = 0;
         while let Some((index, uses)) = self.pending.get_mut(at) {
             let index = *index;
@@ -211,7 +211,7 @@ impl Blocks {
                 at += 1;
             }
         }
-        Ok(empty)
+        Ok(())
     }
 
     /// Gives up every empty slab.
@@ -235,7 +235,11 @@ impl Blocks {
 
     /// Adds this heap's counters to an allocator's.
     pub(super) fn add_statistics(&self, statistics: &mut Statistics) {
-        let small_pool = self.pool.clone();
+        let mut small_pool = self.pool.clone();
+        let whole = (SLAB_BYTES / GRANULE) as u16;
+        let split = |entry: &&Entry| entry.state == EntryState::Free && (1..whole).contains(&entry.granules);
+        small_pool.inactive_split.set(self.table.iter().filter(split).count() as u64);
+        small_pool.inactive_split_bytes.set(self.table.iter().filter(split).map(Entry::bytes).sum());
         statistics.merge(&Statistics { all: small_pool.clone(), small_pool, tags: self.tags, ..Statistics::default() });
     }
 

@@ -187,11 +187,13 @@ impl PagedAllocator {
     /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
     fn settle(&self, blocks: &mut MutexGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        for slab in blocks.settle(&mut state.progress, wait, &self.history)? {
+        let mut empty = Vec::new();
+        let settled = blocks.settle(&mut state.progress, wait, &self.history, &mut empty);
+        for slab in empty {
             self.directory.remove(slab);
             state.return_slab(slab);
         }
-        Ok(())
+        Ok(settled?)
     }
 
     /// Waits on the host for every pending free, and takes back every empty slab.
@@ -271,14 +273,20 @@ impl CachingAllocator for PagedAllocator {
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
+    /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
     fn release_cached(&self) -> Result<(), AllocError> {
+        if self.state.lock().progress.is_capturing() {
+            return Ok(());
+        }
         self.settle_all()?;
         Ok(self.state.lock().release_whole()?)
     }
 
     fn statistics(&self) -> Statistics {
+        // All locks at once, heaps first: the figures are of one moment.
+        let heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
         let mut statistics = self.state.lock().statistics();
-        self.heaps.all().for_each(|heap| heap.lock().add_statistics(&mut statistics));
+        heaps.iter().for_each(|heap| heap.add_statistics(&mut statistics));
         statistics
     }
 

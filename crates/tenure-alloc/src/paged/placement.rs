@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
-use super::state::{Refusal, State, segment_event};
+use super::state::{COMMON, Refusal, State, segment_event};
 use crate::{Action, Address, BackingError};
 
 /// More allocations than this without a free make a streak.
@@ -14,8 +14,32 @@ const STREAK: u32 = 8;
 const STREAK_BLOCKS: u64 = 4;
 
 impl State {
-    /// Free memory for a block, made free if need be: see Note [Where a block goes].
+    /// Free memory for a block, made free if need be: see Note [Where a block goes]. `requested` bytes are requested in
+    /// all, with this block.
     pub(super) fn find(&mut self, bytes: u64, stream: StreamId, id: usize, requested: u64) -> Result<Address, Refusal> {
+        let peak = self.peak_requested.max(requested);
+        let found = match self.place(bytes, stream, id, peak, u64::MAX) {
+            // The device may have less than it seemed: what is there must do.
+            Err(Refusal::Full) => {
+                let free = self.backing.memory_info()?.free;
+                self.place(bytes, stream, id, peak, free / self.granularity * self.granularity)
+            }
+            placed => placed,
+        }?;
+        self.peak_requested = peak;
+        self.streak = self.streak.saturating_add(1);
+        Ok(found)
+    }
+
+    /// The same when at most `creatable` bytes can be created, and at most `peak` bytes were ever requested at once.
+    fn place(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+        id: usize,
+        peak: u64,
+        creatable: u64,
+    ) -> Result<Address, Refusal> {
         // Note [Where a block goes]
         //
         // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
@@ -26,9 +50,7 @@ impl State {
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
-        self.peak_requested = self.peak_requested.max(requested);
-        self.streak = self.streak.saturating_add(1);
-        let in_streak = self.streak > STREAK;
+        let in_streak = self.streak >= STREAK;
         let (space, progress) = (&mut self.spaces[id], &mut self.progress);
         let mut found = None;
         if in_streak {
@@ -46,8 +68,8 @@ impl State {
         }
 
         let reserved = self.statistics.all.reserved_bytes.current;
-        let limit = self.allowed.saturating_sub(reserved);
-        let allowance = self.config.budget(self.peak_requested).saturating_sub(reserved).min(limit);
+        let limit = self.allowed.saturating_sub(reserved).min(creatable);
+        let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
         let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);
         for (index, chunk) in &mut space.chunks {
             ready[index] = self.progress.is_ready_for(stream, &mut chunk.uses)?;
@@ -58,11 +80,7 @@ impl State {
         let is_ready = |index: usize| ready[index];
         let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
-            match self.execute(plan, bytes, id) {
-                // The device has less than that: what is there must do.
-                Err(BackingError::OutOfMemory { .. }) => {}
-                done => return Ok(done?),
-            }
+            return Ok(self.execute(plan, bytes, id)?);
         }
         let space = &self.spaces[id];
         if let Some(plan) = space.plan_composition(&need, false) {
@@ -178,6 +196,10 @@ impl State {
     }
 
     fn retire_window(&mut self, id: usize) -> Result<bool, BackingError> {
+        // A captured graph may use the addresses of its pool at any time.
+        if id != COMMON {
+            return Ok(false);
+        }
         let Self { spaces, progress, addresses, backing, .. } = self;
         spaces[id].retire_window(progress, addresses, &**backing)
     }

@@ -114,6 +114,7 @@ impl State {
 
     /// A slab for `stream`. `requested` bytes are requested in all.
     pub(super) fn slab(&mut self, stream: StreamId, requested: u64) -> Result<Address, Refusal> {
+        self.settle()?;
         let address = self.find(SLAB_BYTES, stream, COMMON, requested)?;
         self.slabs.insert(address, stream);
         self.statistics.large_pool.reserved_bytes.decrease(SLAB_BYTES);
