@@ -1,7 +1,8 @@
 //! The program `tenure`: shows what a program did with its GPU memory, and what another allocator would have made of
 //! it.
 //!
-//! Exit codes: 0, everything done; 1, the output could not be written; 2, bad usage or a bad file; 130, interrupted.
+//! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, or a file that
+//! could not be read or written; 130, interrupted.
 #![forbid(unsafe_code)]
 
 mod args;
