@@ -60,6 +60,12 @@ pub trait Backing: Send + Sync {
     /// Free and total memory of the device.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError>;
 
+    /// Bytes of the device that this process holds beside what it got here: its context, kernels and libraries. They
+    /// count against an allocator's limit. May be a little old.
+    fn overhead_bytes(&self) -> u64 {
+        0
+    }
+
     /// A physical segment with an address of its own (`cudaMalloc`).
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError>;
 

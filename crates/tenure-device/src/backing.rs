@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use crate::{CallError, Driver, EventId};
+use crate::{Access, CallError, Driver, EventId, EventKind};
 
 /// Passed events are looked for when a stream has more pending marks than this, asked for or not.
 const PENDING_MARKS: usize = 64;
@@ -80,7 +80,7 @@ impl Backing for DeviceBacking {
     }
 
     fn set_access(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
-        Ok(self.driver.set_access(address, bytes)?)
+        Ok(self.driver.set_access(address, bytes, Access::ReadWrite)?)
     }
 
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
@@ -144,7 +144,7 @@ impl Marks {
         }
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => driver.create_event()?,
+            None => driver.create_event(EventKind::Order)?,
         };
         if let Err(error) = driver.record_event(event, stream) {
             self.spare.push(event);

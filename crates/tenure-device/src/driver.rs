@@ -1,11 +1,65 @@
+use std::os::fd::{BorrowedFd, OwnedFd};
+
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 use crate::CallError;
 
 /// An event of a driver: a point in a stream that can be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
+
+/// What an event is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// Order alone: the cheapest.
+    #[default]
+    Order,
+    /// Order and the time between two of them.
+    Timing,
+    /// Order, between processes too; keeps no time.
+    Interprocess,
+}
+
+/// The name of an event of [`EventKind::Interprocess`], to send to another process. CUDA's `CUipcEventHandle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EventHandle(pub [u8; 64]);
+
+/// How much a stream's work matters when the device has too much to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Priority {
+    /// The least there is, which the null stream has too.
+    Low,
+    /// Halfway.
+    #[default]
+    Default,
+    /// The most there is.
+    High,
+}
+
+impl Priority {
+    /// Every priority, the least first: `Priority::ALL[priority as usize] == priority`.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Default, Self::High];
+}
+
+/// What may be done through a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reads; a write loses the context.
+    Read,
+    /// Reads and writes.
+    #[default]
+    ReadWrite,
+}
+
+/// A process that holds memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// The process's number, as this process would name it.
+    pub pid: u32,
+    /// Device memory that it holds, its context included; `None` where the driver does not say.
+    pub bytes: Option<u64>,
+}
 
 /// A function run on the host in a stream's order. It must not call the driver.
 pub type HostFunction = Box<dyn FnOnce() + Send>;
@@ -19,6 +73,9 @@ pub type HostFunction = Box<dyn FnOnce() + Send>;
 /// Errors carry no call site, since a call through `dyn Driver` cannot know it: `?` in a function that returns
 /// [`DriverError`](crate::DriverError) adds it.
 pub trait Driver: Send + Sync {
+    /// The device that this is the driver of.
+    fn device(&self) -> Device;
+
     /// Smallest physical chunk, in bytes; a power of two.
     fn granularity(&self) -> u64;
 
@@ -47,15 +104,36 @@ pub trait Driver: Send + Sync {
     /// addresses. It is not accessible yet.
     fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError>;
 
-    /// Makes whole mapped chunks, without a gap, readable and writable.
-    fn set_access(&self, address: Address, bytes: u64) -> Result<(), CallError>;
+    /// Makes whole mapped chunks, without a gap, accessible; `access` replaces what was allowed before.
+    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError>;
 
     /// Unmaps whole mapped chunks, without a gap. Waits for nothing: work that uses the addresses must be known to
     /// have completed, or the context is lost.
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError>;
 
+    /// A descriptor through which another process can [`import`](Self::import) the chunk. It, and every import, keeps
+    /// the physical memory after the chunk's release.
+    fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError>;
+
+    /// The chunk behind a descriptor of [`export`](Self::export), under a name of this process. It has the size it was
+    /// created with, which the driver does not tell: `bytes` must say it.
+    fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError>;
+
+    /// Makes host memory fast to copy from and to, and keeps it from being swapped out; `Access::Read` takes memory
+    /// that is mapped read-only.
+    ///
+    /// # Safety
+    /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError>;
+
+    /// Undoes [`register_host`](Self::register_host) of the same address. Copies from and to it must have completed.
+    fn unregister_host(&self, address: *mut u8) -> Result<(), CallError>;
+
+    /// The processes that hold memory of the device, this one included. `None` where the system does not tell.
+    fn processes(&self) -> Option<Vec<ProcessMemory>>;
+
     /// A new stream.
-    fn create_stream(&self) -> Result<StreamId, CallError>;
+    fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;
 
     /// Ends a stream's name. Work already put on it still runs.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
@@ -70,7 +148,13 @@ pub trait Driver: Send + Sync {
     fn synchronize(&self) -> Result<(), CallError>;
 
     /// A new event. Until it is recorded it counts as completed.
-    fn create_event(&self) -> Result<EventId, CallError>;
+    fn create_event(&self, kind: EventKind) -> Result<EventId, CallError>;
+
+    /// A name under which another process can [`open`](Self::open_event) an event of [`EventKind::Interprocess`].
+    fn export_event(&self, event: EventId) -> Result<EventHandle, CallError>;
+
+    /// The event of another process behind a name of [`export_event`](Self::export_event).
+    fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError>;
 
     /// Ends an event's name. Waits already put on streams still hold.
     fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
@@ -87,7 +171,7 @@ pub trait Driver: Send + Sync {
     /// Blocks the host until `event` is passed.
     fn synchronize_event(&self, event: EventId) -> Result<(), CallError>;
 
-    /// Device time between two passed events, in µs.
+    /// Device time between two passed events of [`EventKind::Timing`], in µs.
     fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError>;
 
     /// Copies `source` to the device in the order of `stream`, and blocks the host until that is done.

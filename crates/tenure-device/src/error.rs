@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenure_alloc::{Address, BackingError, ChunkId};
 use tenure_core::StreamId;
 
-use crate::Call;
+use crate::{Call, EventKind};
 
 /// A driver call that failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -119,6 +119,24 @@ pub enum ErrorKind {
     /// A reservation is given back in which a chunk is mapped.
     #[error("a chunk is still mapped at {}: unmap it first", hex(.0))]
     RangeMapped(Range<Address>),
+    /// Work writes through a mapping made for reading only.
+    #[error("illegal address: {launch} writes {}, which is mapped for reading only", hex(.range))]
+    ReadOnly {
+        /// The work.
+        launch: Arc<Launch>,
+        /// The mapping.
+        range: Range<Address>,
+    },
+    /// The event is not of the kind that the call needs.
+    #[error("event {event:#x} was created for {actual:?}, not for {needed:?}")]
+    WrongEventKind {
+        /// The event.
+        event: u64,
+        /// What it was created for.
+        actual: EventKind,
+        /// What the call needs.
+        needed: EventKind,
+    },
     /// Time was asked of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
@@ -185,9 +203,12 @@ impl ErrorKind {
         match self {
             Self::OutOfMemory { .. } => 2,
             Self::Overlap { .. } => 208,
-            Self::UnknownHandle { .. } => 400,
+            Self::UnknownHandle { .. } | Self::WrongEventKind { .. } => 400,
             Self::NotPassed(_) => 600,
-            Self::IllegalAddress { .. } | Self::NoAccess { .. } | Self::UnmappedInUse { .. } => 700,
+            Self::IllegalAddress { .. }
+            | Self::NoAccess { .. }
+            | Self::ReadOnly { .. }
+            | Self::UnmappedInUse { .. } => 700,
             Self::Undeclared { .. } | Self::Race { .. } => 719,
             Self::CalledFromWork => 800,
             Self::Injected => 999,
@@ -202,6 +223,7 @@ impl ErrorKind {
             self,
             Self::IllegalAddress { .. }
                 | Self::NoAccess { .. }
+                | Self::ReadOnly { .. }
                 | Self::UnmappedInUse { .. }
                 | Self::Undeclared { .. }
                 | Self::Race { .. }

@@ -15,5 +15,5 @@ pub mod sim;
 pub use backing::DeviceBacking;
 pub use call::Call;
 pub use cost::Counters;
-pub use driver::{Driver, EventId, HostFunction};
+pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};

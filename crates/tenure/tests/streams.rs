@@ -10,7 +10,7 @@ use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::{CachingAllocator, Request};
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
-use tenure_device::{DeviceBacking, Driver};
+use tenure_device::{DeviceBacking, Driver, EventKind, Priority};
 
 const MIB: u64 = 1 << 20;
 
@@ -34,7 +34,7 @@ impl Bench {
     fn new(engine: Engine, seed: u64, slack_bytes: u64) -> Self {
         let config = SimConfig { capacity_bytes: 256 * MIB, seed, ..SimConfig::default() };
         let sim = Arc::new(SimDriver::new(config));
-        let streams = (0..3).map(|_| sim.create_stream().unwrap()).collect();
+        let streams = (0..3).map(|_| sim.create_stream(Priority::Default).unwrap()).collect();
         let backing = Arc::new(DeviceBacking::new(Arc::clone(&sim) as Arc<dyn Driver>));
         let allocator: Arc<dyn CachingAllocator> = match engine {
             Engine::Native => Arc::new(NativeAllocator::new(backing, native::Config::default()).unwrap()),
@@ -53,7 +53,7 @@ impl Bench {
 
     /// Puts `stream` behind everything on `other`.
     fn follow(&self, stream: StreamId, other: StreamId) {
-        let event = self.sim.create_event().unwrap();
+        let event = self.sim.create_event(EventKind::Timing).unwrap();
         self.sim.record_event(event, other).unwrap();
         self.sim.wait_event(stream, event).unwrap();
     }

@@ -1,16 +1,24 @@
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 use super::SimDriver;
 use super::kernel::Touches;
 use super::memory::Memory;
 use super::state::State;
-use crate::{Call, CallError, Driver, ErrorKind, EventId, HostFunction, Launch, cost};
+use crate::{
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Launch, Priority,
+    ProcessMemory, cost,
+};
 
 impl Driver for SimDriver {
+    fn device(&self) -> Device {
+        Device::cuda(0)
+    }
+
     fn granularity(&self) -> u64 {
         self.granularity
     }
@@ -78,9 +86,9 @@ impl Driver for SimDriver {
         })
     }
 
-    fn set_access(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
         self.call(Call::SetAccess, |state| {
-            for bytes in state.memory.set_access(address, bytes)? {
+            for bytes in state.memory.set_access(address, bytes, access)? {
                 state.counters.set_access += 1;
                 state.counters.driver_us += cost::SET_ACCESS.us(bytes);
             }
@@ -98,7 +106,27 @@ impl Driver for SimDriver {
         })
     }
 
-    fn create_stream(&self) -> Result<StreamId, CallError> {
+    fn export(&self, _chunk: ChunkId) -> Result<OwnedFd, CallError> {
+        self.call(Call::Export, |_| Err(ErrorKind::Injected))
+    }
+
+    fn import(&self, _chunk: BorrowedFd<'_>, _bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Import, |_| Err(ErrorKind::Injected))
+    }
+
+    unsafe fn register_host(&self, _address: *mut u8, _bytes: u64, _access: Access) -> Result<(), CallError> {
+        self.call(Call::RegisterHost, |_| Err(ErrorKind::Injected))
+    }
+
+    fn unregister_host(&self, _address: *mut u8) -> Result<(), CallError> {
+        self.call(Call::UnregisterHost, |_| Err(ErrorKind::Injected))
+    }
+
+    fn processes(&self) -> Option<Vec<ProcessMemory>> {
+        None
+    }
+
+    fn create_stream(&self, _priority: Priority) -> Result<StreamId, CallError> {
         self.call(Call::CreateStream, |state| Ok(state.timeline.create_stream()))
     }
 
@@ -121,8 +149,16 @@ impl Driver for SimDriver {
         self.call(Call::Synchronize, State::synchronize_all)
     }
 
-    fn create_event(&self) -> Result<EventId, CallError> {
-        self.call(Call::CreateEvent, |state| Ok(state.timeline.create_event()))
+    fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
+        self.call(Call::CreateEvent, |state| Ok(state.timeline.create_event(kind)))
+    }
+
+    fn export_event(&self, _event: EventId) -> Result<EventHandle, CallError> {
+        self.call(Call::ExportEvent, |_| Err(ErrorKind::Injected))
+    }
+
+    fn open_event(&self, _handle: &EventHandle) -> Result<EventId, CallError> {
+        self.call(Call::OpenEvent, |_| Err(ErrorKind::Injected))
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), CallError> {

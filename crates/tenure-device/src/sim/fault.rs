@@ -37,11 +37,16 @@ impl Failure {
 }
 
 /// The calls made so far, and the failures to come.
-#[derive(Default)]
 pub(super) struct Failures {
     /// By call.
     made: [u64; Call::COUNT],
     planned: Vec<Failure>,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self { made: [0; Call::COUNT], planned: Vec::new() }
+    }
 }
 
 impl Failures {

@@ -10,7 +10,7 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use super::kernel::Touches;
 use super::pages::Pages;
 use super::race::{Access, Clock, Shadow};
-use crate::{ErrorKind, Launch};
+use crate::{Access as Rights, ErrorKind, Launch};
 
 /// Where the device looks for addresses of its own, upwards.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
@@ -35,7 +35,8 @@ pub(super) struct Memory {
 struct Mapping {
     bytes: u64,
     physical: u64,
-    accessible: bool,
+    /// What work may do, once that was set.
+    access: Option<Rights>,
     /// The last work of each stream through this address.
     uses: Vec<Access>,
 }
@@ -110,7 +111,7 @@ impl Memory {
             None => self.fresh_range(bytes),
         };
         let physical = self.add_physical(bytes, true);
-        self.mappings.insert(address, Mapping { bytes, physical, accessible: true, uses: Vec::new() });
+        self.mappings.insert(address, Mapping { bytes, physical, access: Some(Rights::ReadWrite), uses: Vec::new() });
         Ok(address)
     }
 
@@ -172,16 +173,16 @@ impl Memory {
             return Err(ErrorKind::Overlap { range, existing });
         }
         self.chunk(chunk)?.mapped += 1;
-        self.mappings.insert(address, Mapping { bytes, physical: chunk.0, accessible: false, uses: Vec::new() });
+        self.mappings.insert(address, Mapping { bytes, physical: chunk.0, access: None, uses: Vec::new() });
         Ok(bytes)
     }
 
     /// Makes the chunks mapped in a range accessible. Returns their sizes.
-    pub(super) fn set_access(&mut self, address: Address, bytes: u64) -> Result<Vec<u64>, ErrorKind> {
+    pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
         let accessible = |start: Address| {
             self.mappings.get_mut(&start).map(|mapping| {
-                mapping.accessible = true;
+                mapping.access = Some(access);
                 mapping.bytes
             })
         };
@@ -214,6 +215,10 @@ impl Memory {
         let ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
         for (range, write) in ranges.clone() {
             for piece in self.resolve(range, &access.launch)? {
+                if write && self.mappings[&piece.mapping].access == Some(Rights::Read) {
+                    let mapping = piece.mapping..piece.mapping + self.mappings[&piece.mapping].bytes;
+                    return Err(ErrorKind::ReadOnly { launch: Arc::clone(&access.launch), range: mapping });
+                }
                 let shadow = &self.physical[&piece.physical].shadow;
                 if let Some((first, bytes)) = shadow.conflict(&piece.bytes(), write, clock) {
                     let at = |offset: u64| piece.address.start + (offset - piece.offset);
@@ -265,7 +270,7 @@ impl Memory {
                 return Err(ErrorKind::IllegalAddress { launch: Arc::clone(launch), range: at..end });
             };
             let end = start + mapping.bytes;
-            if !mapping.accessible {
+            if mapping.access.is_none() {
                 return Err(ErrorKind::NoAccess { launch: Arc::clone(launch), range: start..end });
             }
             let address = at..end.min(range.end);

@@ -8,7 +8,7 @@ use tenure_core::StreamId;
 use super::memory::Memory;
 use super::race::Stamp;
 use super::random::Random;
-use crate::{ErrorKind, EventId};
+use crate::{ErrorKind, EventId, EventKind};
 
 /// Work on real bytes.
 pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
@@ -57,6 +57,7 @@ struct Event {
     /// Grows when the slot changes hands, so that an old handle is known.
     generation: u32,
     live: bool,
+    kind: EventKind,
     /// How often it was recorded.
     records: u64,
     point: Option<Point>,
@@ -175,13 +176,13 @@ impl Timeline {
         self.queued += 1;
     }
 
-    pub(super) fn create_event(&mut self) -> EventId {
+    pub(super) fn create_event(&mut self, kind: EventKind) -> EventId {
         let index = self.spare_events.pop().unwrap_or_else(|| {
             self.events.push(Event::default());
             (self.events.len() - 1) as u32
         });
         let event = &mut self.events[index as usize];
-        *event = Event { generation: event.generation + 1, live: true, ..Event::default() };
+        *event = Event { generation: event.generation + 1, live: true, kind, ..Event::default() };
         EventId(u64::from(event.generation) << 32 | u64::from(index))
     }
 
@@ -204,7 +205,7 @@ impl Timeline {
         }
         let point = Some(self.tail(stream));
         let event = &mut self.events[index];
-        *event = Event { generation: event.generation, live: true, records, point, stamp, passed_us };
+        *event = Event { generation: event.generation, live: true, kind: event.kind, records, point, stamp, passed_us };
         Ok(())
     }
 
@@ -216,7 +217,10 @@ impl Timeline {
 
     /// When `event` was passed, in µs.
     pub(super) fn passed_us(&self, event: EventId) -> Result<u64, ErrorKind> {
-        let passed_us = self.events[self.event(event)?].passed_us;
+        let Event { passed_us, kind: actual, .. } = self.events[self.event(event)?];
+        if actual != EventKind::Timing {
+            return Err(ErrorKind::WrongEventKind { event: event.0, actual, needed: EventKind::Timing });
+        }
         passed_us.filter(|&us| us <= self.now_us).ok_or(ErrorKind::NotPassed(event.0))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::{Backing, BackingError, Mark};
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Call, DeviceBacking, Driver, DriverError};
+use tenure_device::{Call, DeviceBacking, Driver, DriverError, Priority};
 
 use crate::common::{GRANULE, sim};
 
@@ -69,7 +69,7 @@ fn marks_that_nobody_asks_about_do_not_pile_up() {
 #[test]
 fn a_stream_waits_for_a_mark_of_another() {
     let (driver, backing) = backing();
-    let other = driver.create_stream().unwrap();
+    let other = driver.create_stream(Priority::Default).unwrap();
     driver.busy_until(StreamId::NULL, 10).unwrap();
     let mark = backing.record(StreamId::NULL).unwrap();
     backing.wait(other, mark).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
-use tenure_device::{Driver, ErrorKind};
+use tenure_device::{Access, Driver, ErrorKind, EventKind, Priority};
 
 use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
 
@@ -75,7 +75,7 @@ fn a_mapped_chunk_is_not_accessible_before_it_is_made_so() {
 #[test]
 fn free_waits_for_work_that_uses_the_memory() {
     let driver = sim(0);
-    let (stream, address) = (driver.create_stream().unwrap(), driver.malloc(100).unwrap());
+    let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(100).unwrap());
     driver.memset(address, 0, 100, stream).unwrap();
     driver.free(address).unwrap();
     driver.synchronize().unwrap();
@@ -86,7 +86,7 @@ fn unmapping_what_unfinished_work_uses_names_the_work_with_every_seed() {
     for seed in 0..16 {
         let driver = sim(seed);
         let (address, _) = mapped_chunk(&*driver, GRANULE);
-        let stream = driver.create_stream().unwrap();
+        let stream = driver.create_stream(Priority::Default).unwrap();
         driver.launch(Kernel::new("late", stream).reads(address, 8)).unwrap();
         driver.run().unwrap();
         let error = driver.unmap(address, GRANULE).unwrap_err();
@@ -101,7 +101,8 @@ fn unmapping_what_unfinished_work_uses_names_the_work_with_every_seed() {
 fn unmapping_is_fine_once_the_host_has_seen_the_work_pass() {
     let driver = sim(0);
     let (address, chunk) = mapped_chunk(&*driver, GRANULE);
-    let (stream, event) = (driver.create_stream().unwrap(), driver.create_event().unwrap());
+    let (stream, event) =
+        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.launch(Kernel::new("early", stream).writes(address, 8)).unwrap();
     driver.record_event(event, stream).unwrap();
     while !driver.query_event(event).unwrap() {}
@@ -116,7 +117,7 @@ fn one_address_of_a_chunk_can_go_while_work_uses_another() {
     let (old, chunk) = mapped_chunk(&*driver, GRANULE);
     let new = driver.reserve(GRANULE).unwrap();
     driver.map(new, chunk).unwrap();
-    driver.set_access(new, GRANULE).unwrap();
+    driver.set_access(new, GRANULE, Access::ReadWrite).unwrap();
     driver.launch(Kernel::new("through the new address", StreamId::NULL).writes(new, GRANULE)).unwrap();
     driver.unmap(old, GRANULE).unwrap();
 }
@@ -131,7 +132,7 @@ fn chunks_and_addresses_obey_the_granularity() {
     let (address, chunk) = (driver.reserve(2 * GRANULE).unwrap(), driver.create(GRANULE).unwrap());
     assert!(misaligned(kind(driver.map(address + 1, chunk))));
     driver.map(address, chunk).unwrap();
-    assert!(misaligned(kind(driver.set_access(address, 1))));
+    assert!(misaligned(kind(driver.set_access(address, 1, Access::ReadWrite))));
     assert!(misaligned(kind(driver.unmap(address + 1, GRANULE))));
 }
 
@@ -164,7 +165,7 @@ fn a_range_with_a_gap_is_neither_made_accessible_nor_unmapped() {
         driver.map(at, driver.create(GRANULE).unwrap()).unwrap();
     }
     let gap = address + GRANULE..address + 2 * GRANULE;
-    assert_eq!(kind(driver.set_access(address, 3 * GRANULE)), ErrorKind::NotMapped(gap.clone()));
+    assert_eq!(kind(driver.set_access(address, 3 * GRANULE, Access::ReadWrite)), ErrorKind::NotMapped(gap.clone()));
     assert_eq!(kind(driver.unmap(address, 3 * GRANULE)), ErrorKind::NotMapped(gap));
     let first = driver.memset(address, 0, 1, StreamId::NULL);
     assert!(matches!(kind(first), ErrorKind::NoAccess { .. }), "a refused call made a part accessible");
@@ -213,10 +214,11 @@ fn segments_are_not_chunks() {
 #[test]
 fn destroyed_streams_and_events_are_not_used() {
     let driver = sim(0);
-    let (stream, event) = (driver.create_stream().unwrap(), driver.create_event().unwrap());
+    let (stream, event) =
+        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.destroy_stream(stream).unwrap();
     driver.destroy_event(event).unwrap();
-    let next = driver.create_event().unwrap();
+    let next = driver.create_event(EventKind::Timing).unwrap();
     assert_ne!(event, next);
     for error in [
         kind(driver.record_event(next, stream)),

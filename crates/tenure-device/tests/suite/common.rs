@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Driver, ErrorKind};
+use tenure_device::{Access, Driver, ErrorKind};
 
 /// One granule of the small device.
 pub(crate) const GRANULE: u64 = 64 << 10;
@@ -20,7 +20,7 @@ pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId
     let address = driver.reserve(bytes).unwrap();
     let chunk = driver.create(bytes).unwrap();
     driver.map(address, chunk).unwrap();
-    driver.set_access(address, bytes).unwrap();
+    driver.set_access(address, bytes, Access::ReadWrite).unwrap();
     (address, chunk)
 }
 

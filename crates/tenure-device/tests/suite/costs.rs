@@ -2,7 +2,7 @@
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, CallError, Counters, Driver, ErrorKind, cost};
+use tenure_device::{Access, Call, CallError, Counters, Driver, ErrorKind, EventKind, Priority, cost};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
@@ -35,7 +35,7 @@ fn mapping_calls_cost_by_the_chunk() {
     for (at, chunk) in (address..).step_by(GIB as usize).zip(chunks) {
         driver.map(at, chunk).unwrap();
     }
-    driver.set_access(address, 4 * GIB).unwrap();
+    driver.set_access(address, 4 * GIB, Access::ReadWrite).unwrap();
     driver.unmap(address, 4 * GIB).unwrap();
     let mapped = driver.counters() - created;
     assert_cost(mapped, 4.0 * 1.0 + 4.0 * (24.0 + 40.0) + 4.0 * (17.0 + 16.0));
@@ -49,7 +49,8 @@ fn mapping_calls_cost_by_the_chunk() {
 #[test]
 fn a_synchronisation_costs_the_time_it_waits_and_a_constant() {
     let driver = sim(0);
-    let (stream, event) = (driver.create_stream().unwrap(), driver.create_event().unwrap());
+    let (stream, event) =
+        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.set_time(20);
     driver.busy_until(stream, 100).unwrap();
     driver.record_event(event, stream).unwrap();
@@ -76,7 +77,8 @@ fn the_wait_of_a_free_is_not_counted() {
 #[test]
 fn waits_between_streams_are_counted_and_waits_for_oneself_are_not() {
     let driver = sim(0);
-    let (stream, event) = (driver.create_stream().unwrap(), driver.create_event().unwrap());
+    let (stream, event) =
+        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.record_event(event, stream).unwrap();
     driver.wait_event(stream, event).unwrap();
     assert_eq!(driver.counters().stream_waits, 0);
@@ -122,10 +124,10 @@ fn a_scripted_address_is_kept_for_the_next_call_when_this_one_fails() {
 
 /// Every kind of call of the mapping interface, and some work.
 fn workload(driver: &SimDriver) -> Result<(), CallError> {
-    let (stream, event) = (driver.create_stream()?, driver.create_event()?);
+    let (stream, event) = (driver.create_stream(Priority::Default)?, driver.create_event(EventKind::Timing)?);
     let (address, chunk) = (driver.reserve(GRANULE)?, driver.create(GRANULE)?);
     driver.map(address, chunk)?;
-    driver.set_access(address, GRANULE)?;
+    driver.set_access(address, GRANULE, Access::ReadWrite)?;
     driver.memset(address, 1, GRANULE, stream)?;
     driver.record_event(event, stream)?;
     driver.synchronize_event(event)?;

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Driver, ErrorKind, EventId};
+use tenure_device::{Access, Driver, ErrorKind, EventId, EventKind, Priority};
 
 use crate::common::{kind, mapped_chunk, read};
 
@@ -35,7 +35,7 @@ fn bytes_come_back_as_they_went() {
 #[test]
 fn work_of_one_stream_runs_in_order() {
     for driver in drivers() {
-        let (stream, address) = (driver.create_stream().unwrap(), driver.malloc(64).unwrap());
+        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
         driver.memset(address, 1, 64, stream).unwrap();
         driver.memset(address, 2, 32, stream).unwrap();
         driver.copy_on_device(address + 32, address, 16, stream).unwrap();
@@ -48,7 +48,7 @@ fn work_of_one_stream_runs_in_order() {
 #[test]
 fn an_asynchronous_copy_is_done_once_its_stream_is_synchronised() {
     for driver in drivers() {
-        let (stream, address) = (driver.create_stream().unwrap(), driver.malloc(8).unwrap());
+        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(8).unwrap());
         let source = [7u8; 8];
         let mut target = [0u8; 8];
         // SAFETY: both arrays outlive the synchronisation, and nothing touches them before.
@@ -64,8 +64,9 @@ fn an_asynchronous_copy_is_done_once_its_stream_is_synchronised() {
 #[test]
 fn a_stream_that_waits_for_an_event_sees_what_came_before_it() {
     for driver in drivers() {
-        let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-        let (address, event) = (driver.malloc(4).unwrap(), driver.create_event().unwrap());
+        let (a, b) =
+            (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
+        let (address, event) = (driver.malloc(4).unwrap(), driver.create_event(EventKind::Timing).unwrap());
         driver.memset(address, 5, 4, a).unwrap();
         driver.record_event(event, a).unwrap();
         driver.wait_event(b, event).unwrap();
@@ -79,7 +80,8 @@ fn a_stream_that_waits_for_an_event_sees_what_came_before_it() {
 #[test]
 fn a_host_function_has_run_when_its_event_is_passed() {
     for driver in drivers() {
-        let (stream, event) = (driver.create_stream().unwrap(), driver.create_event().unwrap());
+        let (stream, event) =
+            (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
         let calls = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&calls);
         driver.host_function(stream, Box::new(move || _ = counted.fetch_add(1, Ordering::SeqCst))).unwrap();
@@ -92,7 +94,7 @@ fn a_host_function_has_run_when_its_event_is_passed() {
 #[test]
 fn a_query_of_a_stream_comes_true() {
     for driver in drivers() {
-        let (stream, address) = (driver.create_stream().unwrap(), driver.malloc(4).unwrap());
+        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4).unwrap());
         driver.memset(address, 5, 4, stream).unwrap();
         while !driver.query_stream(stream).unwrap() {}
         driver.synchronize_stream(stream).unwrap();
@@ -102,7 +104,7 @@ fn a_query_of_a_stream_comes_true() {
 #[test]
 fn an_event_that_was_not_recorded_counts_as_passed() {
     for driver in drivers() {
-        let event = driver.create_event().unwrap();
+        let event = driver.create_event(EventKind::Timing).unwrap();
         assert!(driver.query_event(event).unwrap());
         driver.wait_event(StreamId::NULL, event).unwrap();
         driver.synchronize_event(event).unwrap();
@@ -112,7 +114,8 @@ fn an_event_that_was_not_recorded_counts_as_passed() {
 #[test]
 fn time_between_two_events_is_not_negative() {
     for driver in drivers() {
-        let (start, end) = (driver.create_event().unwrap(), driver.create_event().unwrap());
+        let (start, end) =
+            (driver.create_event(EventKind::Timing).unwrap(), driver.create_event(EventKind::Timing).unwrap());
         let address = driver.malloc(1 << 20).unwrap();
         driver.record_event(start, StreamId::NULL).unwrap();
         driver.memset(address, 0, 1 << 20, StreamId::NULL).unwrap();
@@ -154,7 +157,7 @@ fn a_chunk_keeps_its_bytes_when_it_moves() {
         driver.unmap(address, bytes).unwrap();
         let other = driver.reserve(bytes).unwrap();
         driver.map(other, chunk).unwrap();
-        driver.set_access(other, bytes).unwrap();
+        driver.set_access(other, bytes, Access::ReadWrite).unwrap();
         assert_eq!(read(&*driver, other, 100), [3; 100]);
     }
 }
@@ -166,7 +169,7 @@ fn a_write_through_one_address_is_read_through_another_of_the_same_chunk() {
         let (first, chunk) = mapped_chunk(&*driver, bytes);
         let second = driver.reserve(bytes).unwrap();
         driver.map(second, chunk).unwrap();
-        driver.set_access(second, bytes).unwrap();
+        driver.set_access(second, bytes, Access::ReadWrite).unwrap();
         for value in 0..20 {
             driver.memset(first, value, 64, StreamId::NULL).unwrap();
             assert_eq!(read(&*driver, second, 64), [value; 64]);
@@ -182,7 +185,7 @@ fn work_may_cross_from_chunk_to_chunk() {
         for at in [address, address + bytes] {
             driver.map(at, driver.create(bytes).unwrap()).unwrap();
         }
-        driver.set_access(address, 2 * bytes).unwrap();
+        driver.set_access(address, 2 * bytes, Access::ReadWrite).unwrap();
         driver.memset(address + bytes - 10, 9, 20, StreamId::NULL).unwrap();
         assert_eq!(read(&*driver, address + bytes - 10, 20), [9; 20]);
         driver.unmap(address, 2 * bytes).unwrap();
@@ -193,7 +196,7 @@ fn work_may_cross_from_chunk_to_chunk() {
 fn a_part_of_a_chunk_cannot_be_made_accessible_or_unmapped() {
     for driver in drivers() {
         let (address, _) = mapped_chunk(&*driver, 4 * driver.granularity());
-        driver.set_access(address, driver.granularity()).unwrap_err();
+        driver.set_access(address, driver.granularity(), Access::ReadWrite).unwrap_err();
         driver.unmap(address, driver.granularity()).unwrap_err();
         driver.memset(address, 1, 4 * driver.granularity(), StreamId::NULL).unwrap();
         driver.synchronize().unwrap();
@@ -240,7 +243,7 @@ fn handles_from_elsewhere_are_refused_and_harm_nothing() {
 #[test]
 fn a_destroyed_stream_still_does_its_work() {
     for driver in drivers() {
-        let (stream, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
         driver.memset(address, 4, 16, stream).unwrap();
         driver.destroy_stream(stream).unwrap();
         driver.synchronize().unwrap();
@@ -282,7 +285,7 @@ proptest! {
             for at in [address, address + granule] {
                 driver.map(at, driver.create(granule).unwrap()).unwrap();
             }
-            driver.set_access(address, 2 * granule).unwrap();
+            driver.set_access(address, 2 * granule, Access::ReadWrite).unwrap();
             let first = address + granule - SIDE as u64;
             let at = |offset: usize| first + offset as u64;
             let mut expected = vec![0; 2 * SIDE];

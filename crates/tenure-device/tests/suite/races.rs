@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimDriver};
-use tenure_device::{CallError, Driver, ErrorKind, EventId};
+use tenure_device::{Access, CallError, Driver, ErrorKind, EventId, EventKind, Priority};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
@@ -45,7 +45,7 @@ impl TinyAllocator {
 
     fn free(&mut self, address: Address, stream: StreamId) {
         let record = |user| {
-            let event = self.driver.create_event().unwrap();
+            let event = self.driver.create_event(EventKind::Timing).unwrap();
             self.driver.record_event(event, user).unwrap();
             event
         };
@@ -58,8 +58,8 @@ impl TinyAllocator {
 fn producer_and_consumer(seed: u64, record_stream: bool) -> Result<(), CallError> {
     let driver = sim(seed);
     let mut allocator = TinyAllocator::new(&driver);
-    let (compute, side) = (driver.create_stream()?, driver.create_stream()?);
-    let made = driver.create_event()?;
+    let (compute, side) = (driver.create_stream(Priority::Default)?, driver.create_stream(Priority::Default)?);
+    let made = driver.create_event(EventKind::Timing)?;
     for _ in 0..10 {
         let tensor = allocator.allocate(compute);
         driver.launch(Kernel::new("produce", compute).writes(tensor, TinyAllocator::BLOCK))?;
@@ -94,7 +94,7 @@ fn with_record_stream_the_same_program_passes_with_every_seed() {
 #[test]
 fn a_race_is_reported_though_the_first_work_has_run() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
     driver.memset(address, 0, 16, a).unwrap();
     driver.run().unwrap();
     assert!(matches!(kind(driver.memset(address + 15, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
@@ -103,7 +103,7 @@ fn a_race_is_reported_though_the_first_work_has_run() {
 #[test]
 fn a_race_names_the_bytes_both_touch() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(64).unwrap());
+    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
     driver.launch(Kernel::new("first", a).writes(address, 40)).unwrap();
     let error = kind(driver.launch(Kernel::new("second", StreamId::NULL).reads(address + 30, 30)));
     assert!(matches!(&error, ErrorKind::Race { range, .. } if *range == (address + 30..address + 40)), "{error}");
@@ -112,7 +112,7 @@ fn a_race_names_the_bytes_both_touch() {
 #[test]
 fn two_reads_do_not_race() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
+    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
     for stream in [a, StreamId::NULL, a] {
         driver.launch(Kernel::new("read", stream).reads(address, 16)).unwrap();
     }
@@ -121,8 +121,8 @@ fn two_reads_do_not_race() {
 #[test]
 fn a_write_races_with_the_reads_of_every_stream() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.launch(Kernel::new("read", a).reads(address, 16)).unwrap();
     driver.launch(Kernel::new("read", b).reads(address, 16)).unwrap();
     driver.record_event(event, b).unwrap();
@@ -134,8 +134,8 @@ fn a_write_races_with_the_reads_of_every_stream() {
 #[test]
 fn an_event_orders_only_what_came_before_its_record() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream().unwrap(), driver.malloc(16).unwrap());
-    let event = driver.create_event().unwrap();
+    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.record_event(event, a).unwrap();
     driver.memset(address, 0, 16, a).unwrap();
     driver.wait_event(StreamId::NULL, event).unwrap();
@@ -145,8 +145,8 @@ fn an_event_orders_only_what_came_before_its_record() {
 #[test]
 fn a_wait_keeps_to_the_record_it_was_put_after() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream().unwrap(), driver.create_stream().unwrap());
-    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
     driver.memset(address, 0, 16, a).unwrap();
     driver.record_event(event, a).unwrap();
     driver.wait_event(b, event).unwrap();
@@ -159,8 +159,8 @@ fn a_wait_keeps_to_the_record_it_was_put_after() {
 fn order_passes_through_a_third_stream_and_through_the_host() {
     for seed in SEEDS {
         let driver = sim(seed);
-        let streams: Vec<_> = (0..4).map(|_| driver.create_stream().unwrap()).collect();
-        let (address, event) = (driver.malloc(16).unwrap(), driver.create_event().unwrap());
+        let streams: Vec<_> = (0..4).map(|_| driver.create_stream(Priority::Default).unwrap()).collect();
+        let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
         driver.memset(address, 0, 16, streams[0]).unwrap();
         for hop in [0, 1] {
             driver.record_event(event, streams[hop]).unwrap();
@@ -178,8 +178,8 @@ fn addresses_of_one_chunk_race_with_each_other() {
     let (first, chunk) = mapped_chunk(&*driver, GRANULE);
     let second = driver.reserve(GRANULE).unwrap();
     driver.map(second, chunk).unwrap();
-    driver.set_access(second, GRANULE).unwrap();
-    let a = driver.create_stream().unwrap();
+    driver.set_access(second, GRANULE, Access::ReadWrite).unwrap();
+    let a = driver.create_stream(Priority::Default).unwrap();
     driver.memset(first, 0, 16, a).unwrap();
     assert!(matches!(kind(driver.memset(second + 8, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
 }
@@ -238,8 +238,8 @@ proptest! {
     ) {
         let driver = sim(seed);
         let address = driver.malloc(16).unwrap();
-        let streams: Vec<_> = (0..3).map(|_| driver.create_stream().unwrap()).collect();
-        let events: Vec<_> = (0..2).map(|_| driver.create_event().unwrap()).collect();
+        let streams: Vec<_> = (0..3).map(|_| driver.create_stream(Priority::Default).unwrap()).collect();
+        let events: Vec<_> = (0..2).map(|_| driver.create_event(EventKind::Timing).unwrap()).collect();
         let run = |&step: &Step| match step {
             Step::Touch { stream, start, len, write: true } => {
                 driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len))
