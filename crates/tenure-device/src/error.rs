@@ -60,6 +60,44 @@ impl From<CallError> for BackingError {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
+    /// There is no driver library to load.
+    #[error("no CUDA driver was found ({reason}): everything that needs no GPU works")]
+    NoDriver {
+        /// What was tried.
+        reason: String,
+    },
+    /// The driver found no device.
+    #[error("the CUDA driver found no device: check `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoDevice,
+    /// The driver serves an older CUDA than is needed. Versions are as CUDA writes them: 13000 is 13.0.
+    #[error(
+        "the NVIDIA driver is too old: it serves CUDA {}.{}, and {}.{} is needed: update the driver",
+        .serves / 1000, .serves % 1000 / 10, .needed / 1000, .needed % 1000 / 10
+    )]
+    DriverTooOld {
+        /// The version it serves.
+        serves: u32,
+        /// The version needed.
+        needed: u32,
+    },
+    /// The driver is there and did not start.
+    #[error("the CUDA driver failed to start ({reason}): check `nvidia-smi`, and the device's permissions")]
+    StartFailed {
+        /// The driver's words.
+        reason: String,
+    },
+    /// Any other error of a real driver.
+    #[error("{name}: {description}{}", suspects(.in_flight))]
+    Device {
+        /// The driver's number for it.
+        code: u32,
+        /// The driver's name for it, such as `CUDA_ERROR_LAUNCH_FAILED`.
+        name: String,
+        /// The driver's words.
+        description: String,
+        /// Kernels launched last, the newest first, if it came from work launched before.
+        in_flight: Vec<Launch>,
+    },
     /// Not enough physical memory.
     #[error("out of device memory: asked for {requested} bytes, {free} are free")]
     OutOfMemory {
@@ -201,7 +239,11 @@ impl ErrorKind {
     /// The CUDA driver's number for it.
     pub fn code(&self) -> u32 {
         match self {
+            Self::Device { code, .. } => *code,
             Self::OutOfMemory { .. } => 2,
+            Self::NoDriver { .. } | Self::StartFailed { .. } => 3,
+            Self::DriverTooOld { .. } => 35,
+            Self::NoDevice => 100,
             Self::Overlap { .. } => 208,
             Self::UnknownHandle { .. } | Self::WrongEventKind { .. } => 400,
             Self::NotPassed(_) => 600,
@@ -219,6 +261,10 @@ impl ErrorKind {
 
     /// Whether every later call fails too, as after an illegal address on a real device.
     pub fn loses_context(&self) -> bool {
+        if let Self::Device { code, .. } = self {
+            // ECC error, illegal address, launch timeout, and what is sticky among the launch failures.
+            return matches!(code, 214 | 220 | 226 | 700 | 702 | 714..=719);
+        }
         matches!(
             self,
             Self::IllegalAddress { .. }
@@ -252,6 +298,15 @@ impl fmt::Display for Launch {
         }
         f.write_str(")")
     }
+}
+
+/// The end of a message: which launches the error may come from.
+fn suspects(launches: &[Launch]) -> String {
+    if launches.is_empty() {
+        return String::new();
+    }
+    let list: Vec<String> = launches.iter().map(ToString::to_string).collect();
+    format!("; it may come from any of the last launches: {}", list.join(", "))
 }
 
 fn hex(range: &Range<Address>) -> String {

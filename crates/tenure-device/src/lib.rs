@@ -10,6 +10,7 @@ mod call;
 pub mod cost;
 mod driver;
 mod error;
+mod platform;
 pub mod sim;
 
 pub use backing::DeviceBacking;
@@ -17,3 +18,4 @@ pub use call::Call;
 pub use cost::Counters;
 pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
+pub use platform::{Link, Platform, Properties};
