@@ -124,6 +124,14 @@ pub enum ErrorKind {
         /// Its handle or address.
         handle: u64,
     },
+    /// A chunk of another process is imported under a size that it does not have. A real driver would not notice.
+    #[error("the shared chunk has {actual} bytes, not {given}: import it with the size it was created with")]
+    SharedSize {
+        /// The size given.
+        given: u64,
+        /// Its size.
+        actual: u64,
+    },
     /// A mapping outside reserved address space.
     #[error("{} is not inside one reservation", hex(.0))]
     NotReserved(Range<Address>),

@@ -24,7 +24,7 @@ impl Driver for SimDriver {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, CallError> {
-        self.call(Call::MemoryInfo, |state| Ok(state.memory.info()))
+        self.call(Call::MemoryInfo, |state| Ok(state.memory.physical.info()))
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, CallError> {
@@ -70,7 +70,7 @@ impl Driver for SimDriver {
 
     fn release(&self, chunk: ChunkId) -> Result<(), CallError> {
         self.call(Call::Release, |state| {
-            let bytes = state.memory.release(chunk)?;
+            let bytes = state.memory.physical.release(chunk)?;
             state.counters.release += 1;
             state.counters.driver_us += cost::RELEASE.us(bytes);
             Ok(())
@@ -106,12 +106,12 @@ impl Driver for SimDriver {
         })
     }
 
-    fn export(&self, _chunk: ChunkId) -> Result<OwnedFd, CallError> {
-        self.call(Call::Export, |_| Err(ErrorKind::Injected))
+    fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError> {
+        self.call(Call::Export, |state| state.memory.physical.export(chunk))
     }
 
-    fn import(&self, _chunk: BorrowedFd<'_>, _bytes: u64) -> Result<ChunkId, CallError> {
-        self.call(Call::Import, |_| Err(ErrorKind::Injected))
+    fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Import, |state| state.memory.physical.import(chunk, bytes))
     }
 
     unsafe fn register_host(&self, _address: *mut u8, _bytes: u64, _access: Access) -> Result<(), CallError> {

@@ -10,6 +10,12 @@
 //! **Memory.** Bytes are real, kept where they were written, and shared by all addresses of a chunk. Memory that was
 //! never written reads as junk. An address is never given twice, unless [`SimDriver::script_addresses`] says so.
 //!
+//! **Sharing.** A descriptor of an exported chunk can be imported by any number of simulated devices, in this process
+//! and in others: each stands for the one device as a process sees it. They share the bytes, and from its first export
+//! what was never written reads as 0. A chunk is on the account of the device that made it, until it is released there
+//! and no descriptor and no import is left anywhere, whether they were given up or their processes died; on the account
+//! of a device that imports it, it never is. Each device looks for races in its own work only.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
@@ -24,8 +30,10 @@ mod fault;
 mod kernel;
 mod memory;
 mod pages;
+mod physical;
 mod race;
 mod random;
+mod shared;
 mod state;
 mod timeline;
 
@@ -44,8 +52,10 @@ use crate::{Call, CallError, Counters};
 pub struct SimConfig {
     /// Physical memory, in bytes.
     pub capacity_bytes: u64,
-    /// How much of it the context and other processes hold, in bytes.
+    /// How much of it other processes hold, in bytes.
     pub other_bytes: u64,
+    /// How much of it this process's context holds, in bytes.
+    pub context_bytes: u64,
     /// Smallest physical chunk, in bytes; a power of two.
     pub granularity_bytes: u64,
     /// Chooses the order in which streams run.
@@ -55,7 +65,7 @@ pub struct SimConfig {
 impl Default for SimConfig {
     /// An NVIDIA H200 with nobody on it: 143771 MiB, in chunks of 2 MiB.
     fn default() -> Self {
-        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
+        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, context_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
     }
 }
 
@@ -162,9 +172,9 @@ impl SimDriver {
         self.state.lock().counters
     }
 
-    /// The most physical memory in use at once, [`other_bytes`](SimConfig::other_bytes) included.
+    /// The most physical memory in use at once, what the context and other processes hold included.
     pub fn peak_bytes(&self) -> u64 {
-        self.state.lock().memory.peak_bytes()
+        self.state.lock().memory.physical.peak_bytes()
     }
 
     /// Plans a failure, beside those planned before.

@@ -7,6 +7,7 @@ use tenure_core::StreamId;
 use super::fault::Failures;
 use super::kernel::{Kernel, KernelMemory, Touches};
 use super::memory::Memory;
+use super::physical::PhysicalMemory;
 use super::race::{Order, Stamp};
 use super::timeline::{Point, Timeline, Work};
 use super::{SimConfig, SimDriver};
@@ -26,8 +27,9 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(config: SimConfig) -> Self {
+        let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
-            memory: Memory::new(config.granularity_bytes, config.capacity_bytes, config.other_bytes),
+            memory: Memory::new(config.granularity_bytes, physical),
             timeline: Timeline::new(config.seed),
             order: Order::default(),
             failures: Failures::default(),

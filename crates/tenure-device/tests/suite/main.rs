@@ -9,3 +9,4 @@ mod costs;
 mod drivers;
 mod races;
 mod schedule;
+mod shared;
