@@ -2,12 +2,13 @@
 //!
 //! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies,
 //! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
-//! once in a thousand runs there goes wrong every time here, and says why. [`DeviceBacking`] puts an allocator of
+//! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices. [`DeviceBacking`] puts an allocator of
 //! `tenure-alloc` on any driver.
 
 mod backing;
 mod call;
 pub mod cost;
+pub mod cuda;
 mod driver;
 mod error;
 mod platform;
