@@ -7,5 +7,6 @@ mod checks;
 mod common;
 mod costs;
 mod drivers;
+mod launches;
 mod races;
 mod schedule;
