@@ -11,12 +11,16 @@ pub mod cost;
 pub mod cuda;
 mod driver;
 mod error;
+mod launches;
 mod platform;
+mod ring;
 pub mod sim;
+mod sync;
 
 pub use backing::DeviceBacking;
 pub use call::Call;
 pub use cost::Counters;
 pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
+pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use platform::{Link, Platform, Properties};

@@ -7,6 +7,7 @@ mod checks;
 mod common;
 mod costs;
 mod drivers;
+mod launches;
 mod races;
 mod schedule;
 mod shared;
