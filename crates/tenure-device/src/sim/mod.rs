@@ -21,16 +21,19 @@
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
 //! an order are a [`Race`](crate::ErrorKind::Race): a forgotten `record_stream` ends there. Unmapping what the host
 //! has not seen completed is an [`UnmappedInUse`](crate::ErrorKind::UnmappedInUse). Such faults lose the context.
-//! A mapped chunk cannot be released, where CUDA would keep it for its mappings. Memory of the host is not checked, and
-//! the threads of the host count as one. [`SimDriver::busy_until`] declares nothing, so it is not checked, and costs
+//! A mapped chunk cannot be released, where CUDA would keep it for its mappings, and host memory cannot be unregistered
+//! under a copy, where CUDA would not notice. Races in memory of the host are not looked for, and the threads of the
+//! host count as one. [`SimDriver::busy_until`] declares nothing, so it is not checked, and costs
 //! next to nothing: a replay that only tells the time needs no more.
 
 mod driver;
 mod fault;
+mod host;
 mod kernel;
 mod memory;
 mod pages;
 mod physical;
+mod platform;
 mod race;
 mod random;
 mod shared;
@@ -40,12 +43,13 @@ mod timeline;
 use std::sync::Arc;
 
 use tenure_alloc::Address;
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
+pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
-use crate::{Call, CallError, Counters};
+use crate::{Call, CallError, Counters, Priority, ProcessMemory};
 
 /// What device to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,18 +83,23 @@ impl Default for SimConfig {
 /// them.
 pub struct SimDriver {
     state: Guarded,
+    device: Device,
     granularity: u64,
 }
 
 impl SimDriver {
-    /// A new device, at time 0.
+    /// A new device, number 0, at time 0.
     ///
     /// # Panics
     /// If the granularity is not a power of two.
     pub fn new(config: SimConfig) -> Self {
+        Self::numbered(config, 0)
+    }
+
+    fn numbered(config: SimConfig, device: u8) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
-        Self { state: Guarded::new(State::new(config)), granularity }
+        Self { state: Guarded::new(State::new(config)), device: Device::cuda(device), granularity }
     }
 
     /// Puts `kernel` on its stream.
@@ -125,9 +134,9 @@ impl SimDriver {
         self.state.lock().fault()
     }
 
-    /// Makes an external stream known under the name it has elsewhere. Nothing happens if there is one of that name.
+    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if there is one of that name.
     pub fn adopt_stream(&self, stream: StreamId) {
-        self.state.lock().timeline.adopt_stream(stream);
+        self.state.lock().timeline.adopt_stream(stream, Priority::Default);
     }
 
     /// The clock, in µs.
@@ -175,6 +184,17 @@ impl SimDriver {
     /// The most physical memory in use at once, what the context and other processes hold included.
     pub fn peak_bytes(&self) -> u64 {
         self.state.lock().memory.physical.peak_bytes()
+    }
+
+    /// Makes [`processes`](crate::Driver::processes) answer this. Before, it tells of this process alone: what the
+    /// driver and the context hold.
+    pub fn set_processes(&self, processes: Option<Vec<ProcessMemory>>) {
+        self.state.lock().processes = Some(processes);
+    }
+
+    /// The priority that a stream was created with, if it exists.
+    pub fn priority(&self, stream: StreamId) -> Option<Priority> {
+        self.state.lock().timeline.priority(stream)
     }
 
     /// Plans a failure, beside those planned before.
