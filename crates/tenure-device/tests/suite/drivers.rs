@@ -1,5 +1,6 @@
 //! What every driver does. The suite knows only `dyn Driver`, and runs once for each kind of device.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -242,6 +243,78 @@ fn a_destroyed_stream_still_does_its_work() {
         driver.destroy_stream(stream).unwrap();
         driver.synchronize().unwrap();
         assert_eq!(read(&*driver, address, 16), [4; 16]);
+    }
+}
+
+#[test]
+fn streams_of_every_priority_do_their_work() {
+    for driver in drivers() {
+        let address = driver.malloc(4).unwrap();
+        for (value, priority) in (1..).zip(Priority::ALL) {
+            let stream = driver.create_stream(priority).unwrap();
+            driver.memset(address, value, 4, stream).unwrap();
+            driver.synchronize_stream(stream).unwrap();
+            assert_eq!(read(&*driver, address, 4), [value; 4]);
+            driver.destroy_stream(stream).unwrap();
+        }
+        driver.free(address).unwrap();
+    }
+}
+
+#[test]
+fn only_timing_events_tell_the_time() {
+    for driver in drivers() {
+        let [order, timing] = [EventKind::Order, EventKind::Timing].map(|kind| driver.create_event(kind).unwrap());
+        let (actual, needed) = (EventKind::Order, EventKind::Timing);
+        let expected = ErrorKind::WrongEventKind { event: order.0, actual, needed };
+        assert_eq!(kind(driver.elapsed_us(timing, order)), expected);
+    }
+}
+
+#[test]
+fn a_mapping_for_reading_shows_what_is_written_through_another() {
+    for driver in drivers() {
+        let bytes = driver.granularity();
+        let (writable, chunk) = mapped_chunk(&*driver, bytes);
+        let readable = driver.reserve(bytes).unwrap();
+        driver.map(readable, chunk).unwrap();
+        driver.set_access(readable, bytes, Access::Read).unwrap();
+        driver.memset(writable, 6, 64, StreamId::NULL).unwrap();
+        assert_eq!(read(&*driver, readable, 64), [6; 64]);
+    }
+}
+
+#[test]
+fn a_chunk_is_the_same_memory_under_the_name_it_is_imported_as() {
+    for driver in drivers() {
+        let bytes = driver.granularity();
+        let (first, chunk) = mapped_chunk(&*driver, bytes);
+        let import = driver.import(driver.export(chunk).unwrap().as_fd(), bytes).unwrap();
+        let second = driver.reserve(bytes).unwrap();
+        driver.map(second, import).unwrap();
+        driver.set_access(second, bytes, Access::ReadWrite).unwrap();
+        driver.memset(first, 7, 64, StreamId::NULL).unwrap();
+        assert_eq!(read(&*driver, second, 64), [7; 64]);
+        driver.unmap(first, bytes).unwrap();
+        driver.release(chunk).unwrap();
+        assert_eq!(read(&*driver, second, 64), [7; 64]);
+    }
+}
+
+#[test]
+fn host_memory_is_copied_while_it_is_registered_and_unregistered_once() {
+    for driver in drivers() {
+        let (mut host, address) = (vec![5u8; 1 << 20], driver.malloc(1 << 20).unwrap());
+        let start = host.as_mut_ptr();
+        // SAFETY: the memory stays where it is until after it is unregistered, and the copy is waited for.
+        unsafe {
+            driver.register_host(start, 1 << 20, Access::ReadWrite).unwrap();
+            driver.copy_to_device_async(address, start, 1 << 20, StreamId::NULL).unwrap();
+        }
+        driver.synchronize_stream(StreamId::NULL).unwrap();
+        driver.unregister_host(start).unwrap();
+        assert_eq!(kind(driver.unregister_host(start)), ErrorKind::HostNotRegistered(start as u64));
+        assert_eq!(read(&*driver, address, 1 << 20), host);
     }
 }
 
