@@ -12,3 +12,4 @@ mod platform;
 mod races;
 mod schedule;
 mod shared;
+mod signals;
