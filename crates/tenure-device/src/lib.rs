@@ -10,6 +10,7 @@ mod call;
 pub mod cost;
 mod driver;
 mod error;
+pub mod memory;
 mod platform;
 pub mod sim;
 

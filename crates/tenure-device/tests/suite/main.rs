@@ -7,5 +7,6 @@ mod checks;
 mod common;
 mod costs;
 mod drivers;
+mod memory;
 mod races;
 mod schedule;
