@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
+use super::host::HostUse;
 use super::memory::Memory;
 use crate::{ErrorKind, Launch};
 
@@ -12,7 +13,7 @@ pub(super) type Body = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
 
 /// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
 pub struct Kernel {
-    pub(super) name: String,
+    pub(super) name: &'static str,
     pub(super) stream: StreamId,
     pub(super) at: &'static Location<'static>,
     pub(super) touches: Touches,
@@ -24,21 +25,28 @@ pub struct Kernel {
 pub(super) struct Touches {
     pub(super) reads: Vec<Range<Address>>,
     pub(super) writes: Vec<Range<Address>>,
+    pub(super) host: Option<HostUse>,
 }
 
 impl Touches {
     /// At most one range of each kind.
     pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
-        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect() }
+        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
+    }
+
+    /// The same, and `bytes` bytes of the host at `address` too.
+    pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
+        let start = address as u64;
+        Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
     }
 }
 
 impl Kernel {
     /// A kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
     #[track_caller]
-    pub fn new(name: impl Into<String>, stream: StreamId) -> Self {
+    pub fn new(name: &'static str, stream: StreamId) -> Self {
         let (at, touches) = (Location::caller(), Touches::default());
-        Self { name: name.into(), stream, at, touches, body: None }
+        Self { name, stream, at, touches, body: None }
     }
 
     /// The same kernel, which also reads `bytes` bytes at `address`.
