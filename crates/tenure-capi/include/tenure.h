@@ -40,7 +40,7 @@ const char *tenure_version(void);
 const char *tenure_last_error(void);
 
 /* Opens a device. `options` is NULL, or NAME=VALUE separated by commas:
- *     driver=cuda|sim              the device: real (the default), or simulated, on which streams are numbers below 64
+ *     driver=cuda|sim              the device: real (the default), or simulated, with any numbers for streams
  *     allocator=paged|native|expandable
  *                                  Tenure's (the default), or PyTorch's, with or without expandable segments
  *     fraction=0.9                 the part of the device that this process may hold

@@ -3,17 +3,18 @@
 //! On the way of an allocation it adds a look into a table of devices and the conversion of the result, no lock and no
 //! allocation.
 
+mod device;
 mod failure;
 mod options;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
+use device::Device;
 use failure::{Failure, Status, guarded, last_error};
 use options::Options;
 use tenure_alloc::Request;
 use tenure_core::StreamId;
-use tenure_device::memory::{self, DeviceMemory};
 
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
@@ -42,16 +43,14 @@ pub unsafe extern "C" fn tenure_open(device: c_int, options: *const c_char) -> S
         let text = if options.is_null() { c"" } else { unsafe { CStr::from_ptr(options) } };
         let text = text.to_str().map_err(|_| Failure::Invalid("options must be UTF-8".into()))?;
         let options: Options = text.parse()?;
-        let driver = options.driver(device)?;
-        memory::install(driver, options.memory)?;
-        Ok(())
+        Device::open(device, options.driver(device)?, options.memory)
     })
 }
 
 /// See `tenure.h`.
 ///
 /// # Safety
-/// `block` is null or a place to write a pointer to.
+/// `stream` is null or a stream of the device; `block` is null or a place to write a pointer to.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_alloc(
     device: c_int,
@@ -63,7 +62,10 @@ pub unsafe extern "C" fn tenure_alloc(
         if block.is_null() {
             return Err(Failure::null("block"));
         }
-        let allocated = opened(device)?.allocate(Request::new(bytes as u64, stream_id(stream)))?;
+        let (device, stream) = (Device::get(device)?, stream_id(stream));
+        // SAFETY: by the function's contract.
+        unsafe { device.adopt(stream) };
+        let allocated = device.memory.allocate(Request::new(bytes as u64, stream))?;
         // SAFETY: not null, so a place to write to.
         unsafe { block.write(ptr::without_provenance_mut(allocated.address as usize)) };
         Ok(())
@@ -73,25 +75,33 @@ pub unsafe extern "C" fn tenure_alloc(
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_free(device: c_int, block: *mut c_void) -> Status {
-    guarded(|| Ok(opened(device)?.free(block.addr() as u64)?))
+    guarded(|| Ok(Device::get(device)?.memory.free(block.addr() as u64)?))
 }
 
 /// See `tenure.h`.
+///
+/// # Safety
+/// `stream` is null or a stream of the device.
 #[unsafe(no_mangle)]
-pub extern "C" fn tenure_record_stream(device: c_int, block: *mut c_void, stream: *mut c_void) -> Status {
-    guarded(|| Ok(opened(device)?.record_stream(block.addr() as u64, stream_id(stream))?))
+pub unsafe extern "C" fn tenure_record_stream(device: c_int, block: *mut c_void, stream: *mut c_void) -> Status {
+    guarded(|| {
+        let (device, stream) = (Device::get(device)?, stream_id(stream));
+        // SAFETY: by the function's contract.
+        unsafe { device.adopt(stream) };
+        Ok(device.memory.record_stream(block.addr() as u64, stream)?)
+    })
 }
 
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_empty_cache(device: c_int) -> Status {
-    guarded(|| Ok(opened(device)?.allocator().release_cached()?))
+    guarded(|| Ok(Device::get(device)?.memory.allocator().release_cached()?))
 }
 
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_set_memory_fraction(device: c_int, fraction: f64) -> Status {
-    guarded(|| Ok(opened(device)?.allocator().set_memory_fraction(fraction)?))
+    guarded(|| Ok(Device::get(device)?.memory.allocator().set_memory_fraction(fraction)?))
 }
 
 /// See `tenure.h`.
@@ -101,7 +111,7 @@ pub extern "C" fn tenure_set_memory_fraction(device: c_int, fraction: f64) -> St
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_stats_json(device: c_int, json: *mut *mut c_char, bytes: *mut usize) -> Status {
     guarded(|| {
-        let memory = opened(device)?;
+        let memory = Device::get(device)?.memory;
         let flat = memory.allocator().statistics().flat();
         let mut figures: serde_json::Map<_, _> = flat.into_iter().map(|(name, value)| (name, value.into())).collect();
         // Null where the system does not tell.
@@ -115,7 +125,7 @@ pub unsafe extern "C" fn tenure_stats_json(device: c_int, json: *mut *mut c_char
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_reset_peak_stats(device: c_int) -> Status {
     guarded(|| {
-        opened(device)?.allocator().reset_peak_statistics();
+        Device::get(device)?.memory.allocator().reset_peak_statistics();
         Ok(())
     })
 }
@@ -128,7 +138,7 @@ pub extern "C" fn tenure_reset_peak_stats(device: c_int) -> Status {
 pub unsafe extern "C" fn tenure_snapshot(device: c_int, pickle: *mut *mut c_char, bytes: *mut usize) -> Status {
     guarded(|| {
         let mut out = Vec::new();
-        let written = opened(device)?.allocator().snapshot().write_pickle(&mut out);
+        let written = Device::get(device)?.memory.allocator().snapshot().write_pickle(&mut out);
         written.map_err(|error| Failure::Invalid(format!("the snapshot cannot be written: {error}")))?;
         // SAFETY: by the function's contract.
         unsafe { hand_over(out, pickle, bytes) }
@@ -145,12 +155,6 @@ pub unsafe extern "C" fn tenure_free_buffer(buffer: *mut c_char, bytes: usize) {
         // SAFETY: `hand_over` made it from a boxed slice of one byte more.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(buffer.cast::<u8>(), bytes + 1)) });
     }
-}
-
-/// The memory of an open device.
-#[inline]
-fn opened(device: c_int) -> Result<&'static DeviceMemory, Failure> {
-    memory::installed(device as usize).ok_or(Failure::NotOpen { device })
 }
 
 #[inline]

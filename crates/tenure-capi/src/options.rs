@@ -4,15 +4,12 @@ use std::ffi::c_int;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use tenure_core::StreamId;
-use tenure_device::Driver;
+use tenure_device::cuda;
 use tenure_device::memory::MemoryConfig;
 use tenure_device::sim::{SimConfig, SimDriver};
 
+use crate::device::DeviceDriver;
 use crate::failure::Failure;
-
-/// Streams of a simulated device, which are numbers.
-const SIM_STREAMS: u64 = 64;
 
 /// How to open a device.
 #[derive(Debug, Default, PartialEq)]
@@ -54,23 +51,21 @@ impl FromStr for Options {
 
 impl Options {
     /// The driver of device number `device`.
-    pub(crate) fn driver(&self, device: c_int) -> Result<Arc<dyn Driver>, Failure> {
+    pub(crate) fn driver(&self, device: c_int) -> Result<DeviceDriver, Failure> {
         match self.kind {
-            DriverKind::Cuda => Err(Failure::Invalid("no cuda yet".into())),
-            DriverKind::Sim => simulated(device, self.capacity),
+            DriverKind::Cuda => {
+                let index = u8::try_from(device)
+                    .map_err(|_| Failure::Invalid(format!("device {device}: devices are numbered from 0")))?;
+                Ok(DeviceDriver::Cuda(cuda::platform().cuda_driver(index)?))
+            }
+            DriverKind::Sim if device == 0 => {
+                let config = SimConfig::default();
+                let capacity_bytes = self.capacity.unwrap_or(config.capacity_bytes);
+                Ok(DeviceDriver::Sim(Arc::new(SimDriver::new(SimConfig { capacity_bytes, ..config }))))
+            }
+            DriverKind::Sim => Err(Failure::Invalid(format!("device {device} cannot be simulated: only device 0 can"))),
         }
     }
-}
-
-fn simulated(device: c_int, capacity: Option<u64>) -> Result<Arc<dyn Driver>, Failure> {
-    let config = SimConfig::default();
-    let capacity_bytes = capacity.unwrap_or(config.capacity_bytes);
-    let driver = SimDriver::new(SimConfig { capacity_bytes, ..config });
-    if device != c_int::from(driver.device().index()) {
-        return Err(Failure::Invalid(format!("device {device} cannot be simulated: only device 0 can")));
-    }
-    (1..SIM_STREAMS).for_each(|stream| driver.adopt_stream(StreamId(stream)));
-    Ok(Arc::new(driver))
 }
 
 const DRIVERS: &str = "the driver is cuda or sim";

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tenure_core::Device;
 
 use super::{DeviceMemory, MemoryConfig, MemoryError};
-use crate::Driver;
+use crate::{Driver, Platform, cuda};
 
 /// More devices than this no process has: PyTorch counts them in a signed byte.
 pub const MAX_DEVICES: usize = 128;
@@ -29,6 +29,23 @@ pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static
             let memory = DeviceMemory::new(driver, config)?;
             Ok(slot.get_or_init(|| memory))
         }
+    }
+}
+
+/// The memory of CUDA device number `index`, made with the default settings if it was not made before.
+///
+/// # Errors
+/// There is no such device; those of [`install`].
+pub fn device(index: u8) -> Result<&'static DeviceMemory, MemoryError> {
+    if let Some(memory) = installed(index.into()) {
+        return Ok(memory);
+    }
+    match install(cuda::platform().driver(index)?, MemoryConfig::default()) {
+        // By another thread, meanwhile.
+        Err(MemoryError::AlreadyInstalled { device }) => {
+            installed(index.into()).ok_or(MemoryError::AlreadyInstalled { device })
+        }
+        made => made,
     }
 }
 

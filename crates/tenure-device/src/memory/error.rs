@@ -2,7 +2,7 @@ use tenure_alloc::AllocError;
 use tenure_core::{AllocatorError, Device};
 
 use super::OutOfMemoryReport;
-use crate::DriverError;
+use crate::{CallError, DriverError};
 
 /// Why a device's memory refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -35,6 +35,13 @@ pub enum MemoryError {
         /// The name given.
         name: String,
     },
+}
+
+impl From<CallError> for MemoryError {
+    #[track_caller]
+    fn from(error: CallError) -> Self {
+        DriverError::from(error).into()
+    }
 }
 
 impl MemoryError {

@@ -28,7 +28,7 @@ use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator
 use tenure_core::{Device, StreamId};
 
 pub use config::{MemoryConfig, Policy};
-pub use devices::{MAX_DEVICES, install, installed};
+pub use devices::{MAX_DEVICES, device, install, installed};
 pub use error::MemoryError;
 pub use holders::Holder;
 pub use report::OutOfMemoryReport;

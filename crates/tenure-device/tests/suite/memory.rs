@@ -167,6 +167,33 @@ fn a_report_says_who_holds_what_by_tag_and_key() {
 }
 
 #[test]
+fn a_report_says_what_context_and_other_processes_hold() {
+    let config = SimConfig {
+        capacity_bytes: GIB,
+        context_bytes: 100 * MIB,
+        other_bytes: 300 * MIB,
+        seed: 0,
+        ..SimConfig::default()
+    };
+    for policy in policies() {
+        let driver = Arc::new(SimDriver::new(config));
+        let memory = memory(&driver, MemoryConfig { policy, ..MemoryConfig::default() });
+        memory.allocate(Request::new(200 * MIB, StreamId::NULL)).unwrap();
+        let held = memory.backing().held_bytes();
+        let process = |pid, mib| ProcessMemory { pid, bytes: Some(mib * MIB) };
+        let own = ProcessMemory { pid: std::process::id(), bytes: Some(100 * MIB + held) };
+        driver.set_processes(Some(vec![process(1, 10), own, process(2, 280)]));
+        let report = report(memory.allocate(Request::new(600 * MIB, StreamId::NULL)).unwrap_err());
+        assert_eq!(report.overhead_bytes, Some(100 * MIB));
+        assert_eq!(report.others, [process(2, 280), process(1, 10)]);
+        assert_eq!(report.elsewhere_bytes(), 300 * MIB);
+        let (advice, text) = (report.advice(), report.to_string());
+        assert_eq!(advice[0], "Stop process 2, which holds 280.00 MiB, or move it to another device.");
+        assert!(text.contains("not named here, hold 10.00 MiB."), "{text}");
+    }
+}
+
+#[test]
 fn an_allocation_after_an_out_of_memory_error_works() {
     for policy in policies() {
         let memory = memory(&gibibyte(), MemoryConfig { policy, ..MemoryConfig::default() });
