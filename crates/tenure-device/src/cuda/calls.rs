@@ -4,7 +4,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{
     self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUstream, CUstream_flags,
+    CUresult, CUstream, CUstream_flags,
 };
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
@@ -188,7 +188,11 @@ impl Driver for CudaDriver {
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
         self.in_context(Call::UnregisterHost, || {
             // SAFETY: the driver looks the address up, and refuses one that was not registered.
-            check(unsafe { sys::cuMemHostUnregister(address.cast()) })
+            let code = unsafe { sys::cuMemHostUnregister(address.cast()) };
+            if code == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED {
+                return Err(ErrorKind::HostNotRegistered(address as u64));
+            }
+            check(code)
         })
     }
 

@@ -6,15 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use proptest::prelude::*;
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
-use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Access, Driver, ErrorKind, EventId, EventKind, Priority};
 
-use crate::common::{kind, mapped_chunk, read};
-
-/// Runs each test on each kind of device.
-fn drivers() -> Vec<Arc<dyn Driver>> {
-    (0..8).map(|seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })) as Arc<dyn Driver>).collect()
-}
+use crate::common::{drivers, kind, mapped_chunk, read};
 
 /// More than the device has left, in whole granules.
 fn too_much(driver: &dyn Driver) -> u64 {
