@@ -12,6 +12,7 @@ pub mod cuda;
 mod driver;
 mod error;
 mod launches;
+pub mod memory;
 mod platform;
 mod ring;
 pub mod sim;

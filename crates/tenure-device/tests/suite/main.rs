@@ -9,6 +9,7 @@ mod costs;
 mod drivers;
 mod host;
 mod launches;
+mod memory;
 mod platform;
 mod races;
 mod schedule;
