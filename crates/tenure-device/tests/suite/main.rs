@@ -7,5 +7,8 @@ mod checks;
 mod common;
 mod costs;
 mod drivers;
+mod host;
+mod platform;
 mod races;
 mod schedule;
+mod shared;
