@@ -68,6 +68,7 @@ impl Metered {
             stream_waits: count(Call::WaitEvent),
             created_bytes: meter.created_bytes,
             driver_us: meter.tallies.values().map(|tally| tally.modelled_us).sum(),
+            ..Counters::default()
         }
     }
 
