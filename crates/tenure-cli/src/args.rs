@@ -158,8 +158,8 @@ pub(crate) struct DevicesArgs {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced
-(churn), also on several threads with a stream each (threads: the time of one thread's operations), and after use on a
-second stream (record_stream). An operation is one call of the allocator. Figures are medians.
+(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times
+are those of a pair of an allocation and a free, on one thread.
 
 Examples:
   tenure bench alloc

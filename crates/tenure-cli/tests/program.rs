@@ -305,7 +305,7 @@ fn bench_prints_one_json_object_for_each_case_and_allocator() {
     assert!(output.status.success(), "{}", stderr(&output));
     let mut cases = Vec::new();
     for line in stdout(&output).lines() {
-        let expected = ["case", "allocator", "median_ns", "fastest_ns", "slowest_ns", "operations", "repeats"];
+        let expected = ["case", "allocator", "median_ns", "fastest_ns", "slowest_ns", "pairs", "repeats"];
         assert_eq!(keys(line), expected);
         let figure: serde_json::Value = serde_json::from_str(line).unwrap();
         assert!(figure["median_ns"].as_f64().unwrap() > 0.0);

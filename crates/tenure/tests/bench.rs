@@ -20,7 +20,7 @@ fn every_case_runs_on_every_allocator_and_leaves_nothing() {
         for &allocator in AllocatorKind::ALL {
             let figure = bench.run(case, allocator, &driver).unwrap();
             assert!(figure.fastest_ns > 0.0 && figure.fastest_ns <= figure.median_ns, "{figure:?}");
-            assert!(figure.median_ns <= figure.slowest_ns && figure.operations >= 128, "{figure:?}");
+            assert!(figure.median_ns <= figure.slowest_ns && figure.pairs >= 64, "{figure:?}");
             assert_eq!(sim.memory_info().unwrap().free, sim.memory_info().unwrap().total, "{figure:?}");
         }
     }
@@ -42,7 +42,7 @@ fn churn_keeps_as_many_blocks_live_as_it_says() {
     let allocator = PagedAllocator::new(Arc::new(DeviceBacking::new(driver)), Default::default()).unwrap();
     let live = || allocator.statistics().all.allocation.current;
     let mut churn = Churn::new(&allocator, StreamId::NULL, None, 1, 100).unwrap();
-    assert_eq!((live(), churn.operations()), (100, 2));
+    assert_eq!(live(), 100);
     churn.run(1000).unwrap();
     assert_eq!(live(), 100);
     drop(churn);

@@ -43,10 +43,10 @@ fn describe(figures: &[Figure]) -> String {
         .map(|figure| {
             let [median, fastest, slowest] =
                 [figure.median_ns, figure.fastest_ns, figure.slowest_ns].map(|ns| Micros(ns / 1e3).to_string());
-            let operations = Count(figure.operations * u64::from(figure.repeats));
-            [figure.case.to_string(), figure.allocator.to_string(), median, fastest, slowest, operations.to_string()]
+            let pairs = Count(figure.pairs * u64::from(figure.repeats));
+            [figure.case.to_string(), figure.allocator.to_string(), median, fastest, slowest, pairs.to_string()]
         })
         .collect();
-    let heads = ["an operation of", "allocator", "median", "fastest", "slowest", "operations"];
+    let heads = ["a pair in", "allocator", "median", "fastest", "slowest", "pairs"];
     table(&heads, &rows)
 }

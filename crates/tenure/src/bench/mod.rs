@@ -26,7 +26,7 @@ const LIVE_RECORDED: usize = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Case {
-    /// A block of one size, allocated and freed at once: two operations.
+    /// A block of one size, allocated and freed at once.
     Pair {
         /// Its size.
         bytes: u64,
@@ -36,8 +36,8 @@ pub enum Case {
         /// Live blocks.
         live: usize,
     },
-    /// [`Churn`] over 200 live blocks on each of several threads, each with a stream of its own. Operations are those of
-    /// one thread: where the threads hold up nobody, they take as long as those of one thread alone.
+    /// [`Churn`] over 200 live blocks on each of several threads, each with a stream of its own. The pairs are those of
+    /// one thread: where nobody holds up another, they take as long as with one thread alone.
     Threads {
         /// How many.
         threads: usize,
@@ -54,14 +54,15 @@ pub struct Figure {
     pub case: Case,
     /// The allocator.
     pub allocator: AllocatorKind,
-    /// Wall-clock time of an operation, in ns, the drawing of sizes included: the median of the repeats.
+    /// Wall-clock time of a pair of an allocation and a free, in ns, and of `record_stream` where that is the case: the
+    /// median of the repeats.
     pub median_ns: f64,
     /// That of the fastest repeat.
     pub fastest_ns: f64,
     /// That of the slowest repeat.
     pub slowest_ns: f64,
-    /// Operations of one repeat, on one thread.
-    pub operations: u64,
+    /// Pairs of one repeat, on one thread.
+    pub pairs: u64,
     /// How many repeats there were.
     pub repeats: u32,
 }
@@ -122,21 +123,21 @@ impl Bench {
         let streams = Streams::new(Arc::clone(driver), case.streams())?;
         let backing = Arc::new(DeviceBacking::new(Arc::clone(driver)));
         let built = allocator.build(&Settings::default(), 0, backing)?;
-        let (times, operations) = self.measure(case, &*built, &streams.ids)?;
+        let (times, pairs) = self.measure(case, &*built, &streams.ids)?;
         built.release_cached()?;
-        let ns = |index: usize| times[index].as_nanos() as f64 / operations as f64;
+        let ns = |index: usize| times[index].as_nanos() as f64 / pairs as f64;
         Ok(Figure {
             case,
             allocator,
             median_ns: ns(times.len() / 2),
             fastest_ns: ns(0),
             slowest_ns: ns(times.len() - 1),
-            operations,
+            pairs,
             repeats: self.repeats.max(1),
         })
     }
 
-    /// The times of the repeats, in order, and the operations of each.
+    /// The times of the repeats, in order, and the pairs of each.
     fn measure(
         &self,
         case: Case,
@@ -145,39 +146,35 @@ impl Bench {
     ) -> Result<(Vec<Duration>, u64), AllocError> {
         let churn = |stream, other, seed, live| Churn::new(allocator, stream, other, seed, live);
         match case {
-            Case::Pair { bytes } => {
-                let run = |iterations| workload::pairs(allocator, streams[0], bytes, iterations);
-                self.repeat(2, timed(run))
-            }
+            Case::Pair { bytes } => self.repeat(timed(|count| workload::pairs(allocator, streams[0], bytes, count))),
             Case::Churn { live } => {
                 let mut churn = churn(streams[0], None, 1, live)?;
-                self.repeat(churn.operations(), timed(|iterations| churn.run(iterations)))
+                self.repeat(timed(|count| churn.run(count)))
             }
             Case::RecordStream => {
                 let mut churn = churn(streams[0], Some(streams[1]), 1, LIVE_RECORDED)?;
-                self.repeat(churn.operations(), timed(|iterations| churn.run(iterations)))
+                self.repeat(timed(|count| churn.run(count)))
             }
             Case::Threads { .. } => {
                 let churns = (1..).zip(streams).map(|(seed, &stream)| churn(stream, None, seed, LIVE_PER_THREAD));
                 let mut churns = churns.collect::<Result<Vec<_>, _>>()?;
-                self.repeat(2, |iterations| workload::together(&mut churns, iterations))
+                self.repeat(|count| workload::together(&mut churns, count))
             }
         }
     }
 
-    /// Finds how many iterations make a repeat, which warms everything up, and measures the repeats.
+    /// Finds how many pairs make a repeat, which warms everything up, and measures the repeats.
     fn repeat(
         &self,
-        operations: u64,
         mut run: impl FnMut(u64) -> Result<Duration, AllocError>,
     ) -> Result<(Vec<Duration>, u64), AllocError> {
-        let mut iterations = 64;
-        while run(iterations)? < self.repeat_time {
-            iterations *= 2;
+        let mut pairs = 64;
+        while run(pairs)? < self.repeat_time {
+            pairs *= 2;
         }
-        let mut times = (0..self.repeats.max(1)).map(|_| run(iterations)).collect::<Result<Vec<_>, _>>()?;
+        let mut times = (0..self.repeats.max(1)).map(|_| run(pairs)).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
-        Ok((times, operations * iterations))
+        Ok((times, pairs))
     }
 }
 

@@ -23,29 +23,39 @@ impl Random {
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
     }
-
-    /// A size from 257 bytes to 1 MiB: 2^(9 + draw % 12), less the next draw % 256.
-    #[inline]
-    fn size(&mut self) -> u64 {
-        let power = 1 << (9 + self.draw() % 12);
-        power - self.draw() % 256
-    }
 }
+
+/// How many replacements are drawn before they are measured; then they come again.
+const STEPS: usize = 1 << 16;
 
 /// Live blocks of one stream, of which a random one is freed and replaced, again and again.
 ///
-/// This is the definition that other programs measure the same by. With `random` seeded by 1 (threads: 1, 2, 3 ...):
-///
-/// 1. Fill every slot, from the first to the last, with a block of a random size: 2^(9 + draw % 12) bytes less the next
-///    draw % 256.
-/// 2. An iteration draws a slot (draw % live), frees its block, and puts one of a random size there: two operations.
-/// 3. Where the blocks are used on another stream too, `record_stream` comes before the free: three operations.
+/// This is the definition that other programs can measure the same by. With [`Random`] seeded by 1 (threads: 1, 2, 3
+/// and so on), draw 65,536 steps: the slot, which is a draw modulo the live blocks, and the size, which is
+/// 2^(9 + draw % 12) bytes less the next draw % 256. Fill the slots, the first to the last, with the sizes of the first
+/// steps. Then, from the first step again and round and round: free the block in the slot, and put one of the size there.
+/// Where blocks are used on a second stream, `record_stream` comes before the free.
 pub struct Churn<'a> {
     allocator: &'a dyn CachingAllocator,
     stream: StreamId,
     other: Option<StreamId>,
-    random: Random,
+    steps: Vec<Step>,
+    next: usize,
     live: Vec<Address>,
+}
+
+#[derive(Clone, Copy)]
+struct Step {
+    slot: u32,
+    bytes: u32,
+}
+
+impl Step {
+    fn draw(random: &mut Random, live: usize) -> Self {
+        let slot = (random.draw() % live as u64) as u32;
+        let power = 1 << (9 + random.draw() % 12);
+        Self { slot, bytes: power - (random.draw() % 256) as u32 }
+    }
 }
 
 impl<'a> Churn<'a> {
@@ -53,6 +63,9 @@ impl<'a> Churn<'a> {
     ///
     /// # Errors
     /// The allocator refused.
+    ///
+    /// # Panics
+    /// If `live` is 0, or more than 65,536.
     pub fn new(
         allocator: &'a dyn CachingAllocator,
         stream: StreamId,
@@ -60,32 +73,32 @@ impl<'a> Churn<'a> {
         seed: u64,
         live: usize,
     ) -> Result<Self, AllocError> {
-        let mut churn = Self { allocator, stream, other, random: Random::new(seed), live: Vec::with_capacity(live) };
-        for _ in 0..live {
-            let block = churn.allocate()?;
+        assert!((1..=STEPS).contains(&live), "{live} live blocks are none, or more than there are steps");
+        let mut random = Random::new(seed);
+        let steps: Vec<_> = (0..STEPS).map(|_| Step::draw(&mut random, live)).collect();
+        let mut churn = Self { allocator, stream, other, steps, next: 0, live: Vec::with_capacity(live) };
+        for index in 0..live {
+            let block = churn.allocate(churn.steps[index].bytes)?;
             churn.live.push(block);
         }
         Ok(churn)
     }
 
-    /// Operations of one iteration.
-    pub fn operations(&self) -> u64 {
-        if self.other.is_some() { 3 } else { 2 }
-    }
-
-    /// Replaces `iterations` blocks.
+    /// Replaces `count` blocks.
     ///
     /// # Errors
     /// The allocator refused.
-    pub fn run(&mut self, iterations: u64) -> Result<(), AllocError> {
-        for _ in 0..iterations {
-            let slot = (self.random.draw() % self.live.len() as u64) as usize;
+    pub fn run(&mut self, count: u64) -> Result<(), AllocError> {
+        for _ in 0..count {
+            let Step { slot, bytes } = self.steps[self.next % STEPS];
+            self.next += 1;
+            let slot = slot as usize;
             let block = self.live[slot];
             if let Some(other) = self.other {
                 self.allocator.record_stream(block, other)?;
             }
             self.allocator.free(block)?;
-            match self.allocate() {
+            match self.allocate(bytes) {
                 Ok(block) => self.live[slot] = block,
                 Err(error) => {
                     self.live.swap_remove(slot);
@@ -97,8 +110,8 @@ impl<'a> Churn<'a> {
     }
 
     #[inline]
-    fn allocate(&mut self) -> Result<Address, AllocError> {
-        Ok(self.allocator.allocate(Request::new(self.random.size(), self.stream))?.address)
+    fn allocate(&self, bytes: u32) -> Result<Address, AllocError> {
+        Ok(self.allocator.allocate(Request::new(bytes.into(), self.stream))?.address)
     }
 }
 
@@ -111,27 +124,27 @@ impl Drop for Churn<'_> {
     }
 }
 
-/// Allocates and frees `bytes` bytes `iterations` times.
+/// Allocates and frees `bytes` bytes `count` times.
 pub(super) fn pairs(
     allocator: &dyn CachingAllocator,
     stream: StreamId,
     bytes: u64,
-    iterations: u64,
+    count: u64,
 ) -> Result<(), AllocError> {
-    for _ in 0..iterations {
+    for _ in 0..count {
         let block = allocator.allocate(Request::new(bytes, stream))?;
         allocator.free(block.address)?;
     }
     Ok(())
 }
 
-/// The time in which each of `churns`, all at once on a thread of its own, does `iterations`: the slowest thread's.
-pub(super) fn together(churns: &mut [Churn<'_>], iterations: u64) -> Result<Duration, AllocError> {
+/// The time in which each of `churns`, all at once on a thread of its own, replaces `count` blocks: the slowest thread's.
+pub(super) fn together(churns: &mut [Churn<'_>], count: u64) -> Result<Duration, AllocError> {
     let barrier = Barrier::new(churns.len());
     let run = |churn: &mut Churn<'_>| {
         barrier.wait();
         let start = Instant::now();
-        churn.run(iterations)?;
+        churn.run(count)?;
         Ok(start.elapsed())
     };
     thread::scope(|scope| {
@@ -157,9 +170,9 @@ mod tests {
     #[test]
     fn sizes_are_spread_evenly_over_the_powers_of_two() {
         let mut random = Random::new(1);
-        let sizes: Vec<_> = (0..12_000).map(|_| random.size()).collect();
-        assert!(sizes.iter().all(|&bytes| (257..=1 << 20).contains(&bytes)));
-        let large = sizes.iter().filter(|&&bytes| bytes > 1 << 19).count();
+        let steps: Vec<_> = (0..12_000).map(|_| Step::draw(&mut random, 10)).collect();
+        assert!(steps.iter().all(|step| (257..=1 << 20).contains(&step.bytes) && step.slot < 10));
+        let large = steps.iter().filter(|step| step.bytes > 1 << 19).count();
         assert!((800..1200).contains(&large), "{large} of a twelfth of 12,000");
     }
 }
