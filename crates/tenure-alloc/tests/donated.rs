@@ -316,6 +316,7 @@ proptest! {
         for stream in 0..3 {
             model.apply(&Op::Clear { stream }).unwrap();
         }
+        model.f.donated.release_cached().unwrap();
         model.check();
         prop_assert_eq!(model.f.donated.statistics().all.active.current, 0);
     }
