@@ -3,7 +3,7 @@
 //! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies,
 //! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
 //! once in a thousand runs there goes wrong every time here, and says why. [`DeviceBacking`] puts an allocator of
-//! `tenure-alloc` on any driver.
+//! `tenure-alloc` on any driver. [`share`] shares a device's memory between processes.
 
 mod backing;
 mod call;
@@ -11,6 +11,7 @@ pub mod cost;
 mod driver;
 mod error;
 mod platform;
+pub mod share;
 pub mod sim;
 
 pub use backing::DeviceBacking;
