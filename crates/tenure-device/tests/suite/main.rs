@@ -8,6 +8,7 @@ mod common;
 mod costs;
 mod drivers;
 mod host;
+mod launches;
 mod platform;
 mod races;
 mod schedule;
