@@ -88,7 +88,6 @@ fn two_timing_events_measure_the_kernel_between_them() {
 #[test]
 fn a_foreign_stream_is_known_once_it_is_adopted() {
     let Some(driver) = device() else { return };
-    // A stream of elsewhere: made here, and forgotten by the table alone.
     let stream = foreign::create();
     let error = driver.query_stream(stream).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::UnknownHandle { what: "stream", .. }), "{error}");
