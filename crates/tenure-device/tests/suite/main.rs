@@ -9,6 +9,7 @@ mod costs;
 mod drivers;
 mod host;
 mod platform;
+mod processes;
 mod races;
 mod schedule;
 mod shared;
