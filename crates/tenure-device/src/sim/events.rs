@@ -80,13 +80,6 @@ impl Events {
         Ok(self.add(EventKind::Interprocess, Some(shared)))
     }
 
-    /// Tells other processes, if there may be any, that `event` is recorded: what is to be passed, and its number.
-    pub(super) fn publish(&mut self, event: EventId) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
-        let Some(shared) = &mut self.get_mut(event)?.shared else { return Ok(None) };
-        shared.record = shared.signal.record()?;
-        Ok(Some((Arc::clone(&shared.signal), shared.record)))
-    }
-
     /// Where `event` was recorded last.
     pub(super) fn recorded(&self, event: EventId) -> Result<Recorded<'_>, ErrorKind> {
         let event = self.get(event)?;
@@ -123,9 +116,11 @@ impl Events {
 }
 
 impl Event {
-    /// Whether other processes may see it.
-    pub(super) fn is_shared(&self) -> bool {
-        self.shared.is_some()
+    /// Tells other processes, if any may see the event, that it is recorded: what is to be passed, and its number.
+    pub(super) fn publish(&mut self) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
+        let Some(shared) = &mut self.shared else { return Ok(None) };
+        shared.record = shared.signal.record()?;
+        Ok(Some((Arc::clone(&shared.signal), shared.record)))
     }
 
     pub(super) fn check_kind(&self, event: EventId, needed: EventKind) -> Result<(), ErrorKind> {
