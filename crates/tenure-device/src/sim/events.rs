@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::race::Stamp;
 use super::signal::Signal;
-use super::timeline::Point;
+use super::timeline::{Point, unknown};
 use crate::{ErrorKind, EventHandle, EventId, EventKind};
 
 #[derive(Default)]
@@ -95,13 +95,13 @@ impl Events {
     pub(super) fn get(&self, event: EventId) -> Result<&Event, ErrorKind> {
         let (generation, index) = parts(event);
         let slot = self.slots.get(index).filter(|slot| slot.live && slot.generation == generation);
-        slot.ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })
+        slot.ok_or_else(|| unknown("event", event.0))
     }
 
     pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut Event, ErrorKind> {
         let (generation, index) = parts(event);
         let slot = self.slots.get_mut(index).filter(|slot| slot.live && slot.generation == generation);
-        slot.ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })
+        slot.ok_or_else(|| unknown("event", event.0))
     }
 
     fn add(&mut self, kind: EventKind, shared: Option<Shared>) -> EventId {

@@ -116,14 +116,14 @@ impl Timeline {
 
     pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
         if stream == StreamId::NULL || self.by_id.remove(&stream).is_none() {
-            return Err(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 });
+            return Err(unknown("stream", stream.0));
         }
         Ok(())
     }
 
     /// The index of a stream, never used for another.
     pub(super) fn stream(&self, stream: StreamId) -> Result<usize, ErrorKind> {
-        self.by_id.get(&stream).copied().ok_or(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 })
+        self.by_id.get(&stream).copied().ok_or_else(|| unknown("stream", stream.0))
     }
 
     /// The end of what is on a stream now.
@@ -286,4 +286,10 @@ impl Timeline {
         };
         Some(own_us.max(stream.ready_us))
     }
+}
+
+/// Apart, since building and dropping an error that did not occur costs more than finding an event.
+#[cold]
+pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
+    ErrorKind::UnknownHandle { what, handle }
 }
