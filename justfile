@@ -31,7 +31,7 @@ deny:
 
 # Model checks of the lock-free parts, over every interleaving
 loom:
-    RUSTFLAGS="--cfg loom" cargo test --package tenure-alloc --lib --target-dir target/loom model::
+    RUSTFLAGS="--cfg loom" cargo test --package tenure-alloc --package tenure-device --lib --target-dir target/loom model::
 
 # Benchmarks; `just bench -- NAME` runs those whose name has NAME in it
 bench *args:

@@ -316,14 +316,18 @@ impl ErrorKind {
 }
 
 /// Which piece of work an error speaks of.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The kernel's name, or the driver call's.
-    pub name: String,
+    pub name: &'static str,
     /// The stream it was put on.
     pub stream: StreamId,
-    /// How many pieces of work the device was given before.
+    /// Grows from one piece of work of a device to the next.
     pub number: u64,
+    /// Blocks in each direction, of a kernel that has any.
+    pub grid: Option<[u32; 3]>,
+    /// Threads of a block in each direction, of a kernel that has any.
+    pub block: Option<[u32; 3]>,
     /// Where a kernel was made; copies and fills do not know.
     pub at: Option<&'static Location<'static>>,
 }
@@ -331,6 +335,11 @@ pub struct Launch {
 impl fmt::Display for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` (launch {} on stream {}", self.name, self.number, self.stream)?;
+        for (what, size) in [("grid", self.grid), ("block", self.block)] {
+            if let Some([x, y, z]) = size {
+                write!(f, ", {what} {x}x{y}x{z}")?;
+            }
+        }
         if let Some(at) = self.at {
             write!(f, ", {at}")?;
         }

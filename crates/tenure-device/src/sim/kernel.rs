@@ -13,7 +13,7 @@ pub(super) type Body = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
 
 /// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
 pub struct Kernel {
-    pub(super) name: String,
+    pub(super) name: &'static str,
     pub(super) stream: StreamId,
     pub(super) at: &'static Location<'static>,
     pub(super) touches: Touches,
@@ -44,9 +44,9 @@ impl Touches {
 impl Kernel {
     /// A kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
     #[track_caller]
-    pub fn new(name: impl Into<String>, stream: StreamId) -> Self {
+    pub fn new(name: &'static str, stream: StreamId) -> Self {
         let (at, touches) = (Location::caller(), Touches::default());
-        Self { name: name.into(), stream, at, touches, body: None }
+        Self { name, stream, at, touches, body: None }
     }
 
     /// The same kernel, which also reads `bytes` bytes at `address`.

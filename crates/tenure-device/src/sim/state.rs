@@ -78,7 +78,7 @@ impl State {
 
     pub(super) fn launch(&mut self, kernel: Kernel) -> Result<(), ErrorKind> {
         let Kernel { name, stream, at, touches, body } = kernel;
-        let launch = Launch { name, stream, number: self.launches, at: Some(at) };
+        let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
         self.submit(launch, touches, |launch, touches| {
             Box::new(move |memory| match body {
                 Some(body) => KernelMemory::run(memory, &launch, &touches, body),
@@ -95,7 +95,7 @@ impl State {
         touches: Touches,
         work: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + 'static,
     ) -> Result<(), ErrorKind> {
-        let launch = Launch { name: call.name().to_owned(), stream, number: self.launches, at: None };
+        let launch = Launch { name: call.name(), stream, number: self.launches, grid: None, block: None, at: None };
         self.submit(launch, touches, |launch, _| Box::new(move |memory| work(memory, &launch)))
     }
 

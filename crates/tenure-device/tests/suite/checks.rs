@@ -56,7 +56,7 @@ fn work_on_an_address_without_memory_loses_the_context() {
     let address = driver.malloc(100).unwrap();
     let error = driver.memset(address + 90, 0, 20, StreamId::NULL).unwrap_err();
     let ErrorKind::IllegalAddress { launch, range } = &error.kind else { panic!("{error}") };
-    assert_eq!((launch.name.as_str(), range.start), ("cuMemsetD8Async", address + 100));
+    assert_eq!((launch.name, range.start), ("cuMemsetD8Async", address + 100));
     assert_eq!(kind(driver.memory_info()), ErrorKind::ContextLost(Arc::new(error.clone())));
     assert_eq!(driver.fault().as_deref(), Some(&error));
 }
@@ -149,7 +149,7 @@ fn unmapping_what_unfinished_work_uses_names_the_work_with_every_seed() {
         driver.run().unwrap();
         let error = driver.unmap(address, GRANULE).unwrap_err();
         let ErrorKind::UnmappedInUse { range, launch } = &error.kind else { panic!("{error}") };
-        assert_eq!((range.clone(), launch.name.as_str(), launch.stream), (address..address + GRANULE, "late", stream));
+        assert_eq!((range.clone(), launch.name, launch.stream), (address..address + GRANULE, "late", stream));
         assert!(error.to_string().contains(file!()), "{error}");
         assert!(matches!(kind(driver.synchronize()), ErrorKind::ContextLost(_)));
     }

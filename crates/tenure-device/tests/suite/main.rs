@@ -8,6 +8,8 @@ mod common;
 mod costs;
 mod drivers;
 mod host;
+mod launches;
+mod memory;
 mod platform;
 mod processes;
 mod races;

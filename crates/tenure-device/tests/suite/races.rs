@@ -79,7 +79,7 @@ fn a_forgotten_record_stream_is_caught_with_every_seed() {
     for seed in SEEDS {
         let error = producer_and_consumer(seed, false).unwrap_err();
         let ErrorKind::Race { first, second, .. } = &error.kind else { panic!("seed {seed}: {error}") };
-        assert_eq!((first.name.as_str(), second.name.as_str()), ("consume", "produce"));
+        assert_eq!((first.name, second.name), ("consume", "produce"));
         assert!(error.to_string().contains(file!()), "{error}");
     }
 }

@@ -1,0 +1,39 @@
+//! What noting a launch costs, in ns: by one thread, and by two at once.
+#![allow(missing_docs, reason = "criterion's macros")]
+
+use std::panic::Location;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use tenure_core::StreamId;
+use tenure_device::LaunchRegistry;
+
+/// Time that `threads` threads take to note `count` launches each.
+fn record(threads: usize, count: u64) -> Duration {
+    let (registry, start) = (LaunchRegistry::new(), Barrier::new(threads));
+    let one = |stream: usize| {
+        start.wait();
+        let from = Instant::now();
+        for _ in 0..count {
+            registry.record("axpy", StreamId(stream as u64), [1024, 1, 1], [256, 1, 1], Location::caller());
+        }
+        from.elapsed()
+    };
+    thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|stream| scope.spawn(move || one(stream))).collect();
+        handles.into_iter().filter_map(|handle| handle.join().ok()).max().unwrap_or_default()
+    })
+}
+
+fn launches(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("record a launch");
+    for threads in [1, 2] {
+        group.bench_function(format!("{threads} threads"), |b| b.iter_custom(|count| record(threads, count)));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, launches);
+criterion_main!(benches);

@@ -1,0 +1,87 @@
+use std::panic::Location;
+use std::ptr;
+
+use tenure_core::StreamId;
+
+use crate::Launch;
+use crate::ring::Ring;
+
+/// How many launches a [`LaunchRegistry`] keeps.
+pub const RECENT_LAUNCHES: usize = 1024;
+
+/// The last [`RECENT_LAUNCHES`] kernel launches of a device, so that an error which turns up later can name what it may
+/// come from. c10's `CUDAKernelLaunchRegistry` (`c10/cuda/CUDADeviceAssertionHost.h`), without its lock: noting a launch
+/// is two atomic operations and a row of stores into one cache line, cheap enough to leave on.
+pub struct LaunchRegistry(Ring<RECENT_LAUNCHES, WORDS>);
+
+impl LaunchRegistry {
+    /// A registry of no launches.
+    pub fn new() -> Self {
+        Self(Ring::new())
+    }
+
+    /// Notes a launch of kernel `name` with `grid` blocks of `block` threads, made at `at`. Returns its number, which is
+    /// larger than that of every launch noted before.
+    #[inline]
+    pub fn record(
+        &self,
+        name: &'static str,
+        stream: StreamId,
+        grid: [u32; 3],
+        block: [u32; 3],
+        at: &'static Location<'static>,
+    ) -> u64 {
+        self.0.push(encode(name, stream, grid, block, at))
+    }
+
+    /// Up to `count` launches, the newest first. One that another thread is noting just now may be missing.
+    pub fn recent(&self, count: usize) -> Vec<Launch> {
+        // SAFETY: every record of the ring was made by `encode`.
+        self.0.recent().take(count).map(|(number, words)| unsafe { decode(number, words) }).collect()
+    }
+}
+
+impl Default for LaunchRegistry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Address and length of the name, the stream, three of two sizes each, the address of the place.
+const WORDS: usize = 7;
+
+#[inline]
+fn encode(
+    name: &'static str,
+    stream: StreamId,
+    grid: [u32; 3],
+    block: [u32; 3],
+    at: &'static Location<'static>,
+) -> [u64; WORDS] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [
+        name.as_ptr().expose_provenance() as u64,
+        name.len() as u64,
+        stream.0,
+        pair(grid[0], grid[1]),
+        pair(grid[2], block[0]),
+        pair(block[1], block[2]),
+        ptr::from_ref(at).expose_provenance() as u64,
+    ]
+}
+
+/// # Safety
+/// `words` came from [`encode`].
+unsafe fn decode(number: u64, words: [u64; WORDS]) -> Launch {
+    let [name, name_len, stream, a, b, c, at] = words;
+    // SAFETY: address and length are those of a `&'static str`.
+    let name = unsafe {
+        let bytes = std::slice::from_raw_parts(ptr::with_exposed_provenance(name as usize), name_len as usize);
+        str::from_utf8_unchecked(bytes)
+    };
+    // SAFETY: the address is that of a `&'static Location`.
+    let at = unsafe { &*ptr::with_exposed_provenance::<Location<'static>>(at as usize) };
+    let (low, high) = (|pair: u64| pair as u32, |pair: u64| (pair >> 32) as u32);
+    let (grid, block) = ([low(a), high(a), low(b)], [high(b), low(c), high(c)]);
+    Launch { name, stream: StreamId(stream), number, grid: Some(grid), block: Some(block), at: Some(at) }
+}

@@ -1,0 +1,151 @@
+use crate::sync::{AtomicU64, Ordering, fence, spin_loop};
+
+/// The last `SLOTS` records of `WORDS` words each, which any thread writes and reads without a lock.
+///
+/// Each slot is a seqlock. A writer that finds its slot taken, by one that stalled a whole round ago or by one that
+/// overtook it, passes it over and takes the next number: the newest record is always kept, nobody waits, and a number
+/// that was passed over is not shown.
+pub(crate) struct Ring<const SLOTS: usize, const WORDS: usize> {
+    /// The number of the next record.
+    next: AtomicU64,
+    slots: Box<[Slot<WORDS>; SLOTS]>,
+}
+
+impl<const SLOTS: usize, const WORDS: usize> Ring<SLOTS, WORDS> {
+    pub(crate) fn new() -> Self {
+        Self { next: AtomicU64::new(0), slots: Box::new(std::array::from_fn(|_| Slot::new())) }
+    }
+
+    /// Adds a record, and returns its number: larger than that of every record added before.
+    #[inline]
+    pub(crate) fn push(&self, words: [u64; WORDS]) -> u64 {
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if self.slot(number).write(number, words) {
+                return number;
+            }
+            spin_loop();
+        }
+    }
+
+    /// The records and their numbers, the newest first. One that is being written just now may be missing.
+    pub(crate) fn recent(&self) -> impl Iterator<Item = (u64, [u64; WORDS])> {
+        let end = self.next.load(Ordering::Relaxed);
+        let numbers = end.saturating_sub(SLOTS as u64)..end;
+        numbers.rev().filter_map(|number| Some((number, self.slot(number).read(number)?)))
+    }
+
+    #[inline]
+    fn slot(&self, number: u64) -> &Slot<WORDS> {
+        &self.slots[number as usize % SLOTS]
+    }
+}
+
+/// One record; with seven words, one cache line.
+#[repr(align(64))]
+struct Slot<const WORDS: usize> {
+    /// 0 before the first record, [`writing`] and then [`written`] of a number after.
+    state: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+const fn writing(number: u64) -> u64 {
+    2 * number + 1
+}
+
+const fn written(number: u64) -> u64 {
+    2 * number + 2
+}
+
+impl<const WORDS: usize> Slot<WORDS> {
+    fn new() -> Self {
+        Self { state: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// Whether the slot was free for record `number`, which is then in it.
+    #[inline]
+    fn write(&self, number: u64, words: [u64; WORDS]) -> bool {
+        let seen = self.state.load(Ordering::Relaxed);
+        let is_free = seen.is_multiple_of(2) && seen < writing(number);
+        // Acquire: the words of the record before are stored before these.
+        if !is_free || self.state.compare_exchange(seen, writing(number), Ordering::Acquire, Ordering::Relaxed).is_err()
+        {
+            return false;
+        }
+        // Whoever reads one of these words, and then passes the fence of `read`, sees that the slot was taken.
+        fence(Ordering::Release);
+        for (slot, word) in self.words.iter().zip(words) {
+            slot.store(word, Ordering::Relaxed);
+        }
+        self.state.store(written(number), Ordering::Release);
+        true
+    }
+
+    /// Record `number`, if that is what the slot holds.
+    fn read(&self, number: u64) -> Option<[u64; WORDS]> {
+        if self.state.load(Ordering::Acquire) != written(number) {
+            return None;
+        }
+        let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        (self.state.load(Ordering::Relaxed) == written(number)).then_some(words)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use std::sync::Arc;
+
+    use loom::thread;
+
+    use super::*;
+
+    type Small = Ring<2, 2>;
+
+    fn check(ring: &Small) -> Vec<u64> {
+        let records: Vec<_> = ring.recent().collect();
+        assert!(records.iter().all(|(_, [a, b])| a == b), "torn: {records:?}");
+        records.into_iter().map(|(number, _)| number).collect()
+    }
+
+    #[test]
+    fn what_is_read_while_the_ring_goes_round_is_whole() {
+        loom::model(|| {
+            let ring = Arc::new(Small::new());
+            ring.push([1, 1]);
+            let other = Arc::clone(&ring);
+            let writer = thread::spawn(move || {
+                other.push([2, 2]);
+                other.push([3, 3]);
+            });
+            check(&ring);
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn writers_that_collide_leave_the_newest_whole() {
+        loom::model(|| {
+            let ring = Arc::new(Small::new());
+            let other = Arc::clone(&ring);
+            let writer = thread::spawn(move || other.push([1, 1]));
+            for value in 2..5 {
+                ring.push([value; 2]);
+            }
+            writer.join().unwrap();
+            assert!(!check(&ring).is_empty());
+        });
+    }
+
+    #[test]
+    fn what_came_before_is_seen() {
+        loom::model(|| {
+            let ring = Arc::new(Small::new());
+            let other = Arc::clone(&ring);
+            let writer = thread::spawn(move || _ = other.push([1, 1]));
+            let mine = ring.push([2, 2]);
+            assert!(check(&ring).contains(&mine));
+            writer.join().unwrap();
+        });
+    }
+}
