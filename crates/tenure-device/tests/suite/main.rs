@@ -11,6 +11,7 @@ mod host;
 mod launches;
 mod memory;
 mod platform;
+mod processes;
 mod races;
 mod schedule;
 mod shared;
