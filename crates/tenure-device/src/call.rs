@@ -1,10 +1,17 @@
 use std::fmt;
 
-/// A call of a [`Driver`](crate::Driver), named after the CUDA driver function it stands for.
+/// A call of a [`Driver`](crate::Driver) or [`Platform`](crate::Platform), named after the CUDA driver function it
+/// stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant is the driver function that `name` gives")]
 pub enum Call {
+    Start,
+    DriverVersion,
+    DeviceCount,
+    Properties,
+    CanAccessPeer,
+    RetainContext,
     MemoryInfo,
     Malloc,
     Free,
@@ -40,6 +47,8 @@ pub enum Call {
     CopyOnDevice,
     Memset,
     HostFunction,
+    LoadModule,
+    Function,
     Launch,
 }
 
@@ -49,6 +58,12 @@ impl Call {
     /// The driver function's name.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Start => "cuInit",
+            Self::DriverVersion => "cuDriverGetVersion",
+            Self::DeviceCount => "cuDeviceGetCount",
+            Self::Properties => "cuDeviceGetAttribute",
+            Self::CanAccessPeer => "cuDeviceCanAccessPeer",
+            Self::RetainContext => "cuDevicePrimaryCtxRetain",
             Self::MemoryInfo => "cuMemGetInfo",
             Self::Malloc => "cuMemAlloc",
             Self::Free => "cuMemFree",
@@ -84,6 +99,8 @@ impl Call {
             Self::CopyOnDevice => "cuMemcpyDtoDAsync",
             Self::Memset => "cuMemsetD8Async",
             Self::HostFunction => "cuLaunchHostFunc",
+            Self::LoadModule => "cuModuleLoadData",
+            Self::Function => "cuModuleGetFunction",
             Self::Launch => "cuLaunchKernel",
         }
     }

@@ -36,6 +36,8 @@ pub const SET_ACCESS: Cost = Cost { call_us: 24.0, gib_us: 40.0 };
 pub const UNMAP: Cost = Cost { call_us: 17.0, gib_us: 16.0 };
 /// `cuMemRelease`.
 pub const RELEASE: Cost = Cost { call_us: 15.0, gib_us: 300.0 };
+/// `cuMemHostRegister`, of memory that was touched.
+pub const REGISTER_HOST: Cost = Cost { call_us: 0.0, gib_us: 113_000.0 };
 
 /// What a host synchronisation costs beside the time it waits, in µs: the pipeline that has to fill again. A guess.
 pub const HOST_SYNC_US: f64 = 300.0;
@@ -57,6 +59,8 @@ pub struct Counters {
     pub unmap: u64,
     /// Chunks released.
     pub release: u64,
+    /// Ranges of host memory registered.
+    pub register_host: u64,
     /// Times that the host waited for an event, a stream or the device, blocking copies included.
     pub host_syncs: u64,
     /// Times that a stream was made to wait for an event of another.
@@ -68,7 +72,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Calls that change what memory is where: all but synchronisations and waits.
+    /// Calls that change what device memory is where.
     pub fn memory_calls(&self) -> u64 {
         self.malloc + self.free + self.create + self.map + self.set_access + self.unmap + self.release
     }
@@ -87,6 +91,7 @@ impl Sub for Counters {
             set_access: self.set_access - earlier.set_access,
             unmap: self.unmap - earlier.unmap,
             release: self.release - earlier.release,
+            register_host: self.register_host - earlier.register_host,
             host_syncs: self.host_syncs - earlier.host_syncs,
             stream_waits: self.stream_waits - earlier.stream_waits,
             created_bytes: self.created_bytes - earlier.created_bytes,

@@ -124,6 +124,14 @@ pub enum ErrorKind {
         /// Its handle or address.
         handle: u64,
     },
+    /// A chunk of another process is imported under a size that it does not have. A real driver would not notice.
+    #[error("the shared chunk has {actual} bytes, not {given}: import it with the size it was created with")]
+    SharedSize {
+        /// The size given.
+        given: u64,
+        /// Its size.
+        actual: u64,
+    },
     /// A mapping outside reserved address space.
     #[error("{} is not inside one reservation", hex(.0))]
     NotReserved(Range<Address>),
@@ -157,6 +165,28 @@ pub enum ErrorKind {
     /// A reservation is given back in which a chunk is mapped.
     #[error("a chunk is still mapped at {}: unmap it first", hex(.0))]
     RangeMapped(Range<Address>),
+    /// Host memory is registered of which a part is registered already.
+    #[error("host memory {} overlaps {}, which is registered already", hex(.range), hex(.existing))]
+    HostRegistered {
+        /// The range asked for.
+        range: Range<u64>,
+        /// The registered one.
+        existing: Range<u64>,
+    },
+    /// No host memory is registered that begins at the address.
+    #[error("no host memory is registered at {0:#x}: give the address that it was registered with")]
+    HostNotRegistered(u64),
+    /// Host memory is unregistered while the host cannot know that copies from or to it have completed.
+    #[error(
+        "host memory {} is unregistered while {launch} may still use it: wait for an event recorded after it first",
+        hex(.range)
+    )]
+    UnregisteredInUse {
+        /// The registered range.
+        range: Range<u64>,
+        /// The copy that uses it.
+        launch: Arc<Launch>,
+    },
     /// Work writes through a mapping made for reading only.
     #[error("illegal address: {launch} writes {}, which is mapped for reading only", hex(.range))]
     ReadOnly {
@@ -250,7 +280,10 @@ impl ErrorKind {
             Self::IllegalAddress { .. }
             | Self::NoAccess { .. }
             | Self::ReadOnly { .. }
-            | Self::UnmappedInUse { .. } => 700,
+            | Self::UnmappedInUse { .. }
+            | Self::UnregisteredInUse { .. } => 700,
+            Self::HostRegistered { .. } => 712,
+            Self::HostNotRegistered(_) => 713,
             Self::Undeclared { .. } | Self::Race { .. } => 719,
             Self::CalledFromWork => 800,
             Self::Injected => 999,
@@ -271,6 +304,7 @@ impl ErrorKind {
                 | Self::NoAccess { .. }
                 | Self::ReadOnly { .. }
                 | Self::UnmappedInUse { .. }
+                | Self::UnregisteredInUse { .. }
                 | Self::Undeclared { .. }
                 | Self::Race { .. }
         )

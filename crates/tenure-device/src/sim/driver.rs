@@ -16,7 +16,7 @@ use crate::{
 
 impl Driver for SimDriver {
     fn device(&self) -> Device {
-        Device::cuda(0)
+        self.device
     }
 
     fn granularity(&self) -> u64 {
@@ -24,7 +24,7 @@ impl Driver for SimDriver {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, CallError> {
-        self.call(Call::MemoryInfo, |state| Ok(state.memory.info()))
+        self.call(Call::MemoryInfo, |state| Ok(state.memory.physical.info()))
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, CallError> {
@@ -70,7 +70,7 @@ impl Driver for SimDriver {
 
     fn release(&self, chunk: ChunkId) -> Result<(), CallError> {
         self.call(Call::Release, |state| {
-            let bytes = state.memory.release(chunk)?;
+            let bytes = state.memory.physical.release(chunk)?;
             state.counters.release += 1;
             state.counters.driver_us += cost::RELEASE.us(bytes);
             Ok(())
@@ -106,28 +106,33 @@ impl Driver for SimDriver {
         })
     }
 
-    fn export(&self, _chunk: ChunkId) -> Result<OwnedFd, CallError> {
-        self.call(Call::Export, |_| Err(ErrorKind::Injected))
+    fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError> {
+        self.call(Call::Export, |state| state.memory.physical.export(chunk))
     }
 
-    fn import(&self, _chunk: BorrowedFd<'_>, _bytes: u64) -> Result<ChunkId, CallError> {
-        self.call(Call::Import, |_| Err(ErrorKind::Injected))
+    fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Import, |state| state.memory.physical.import(chunk, bytes))
     }
 
-    unsafe fn register_host(&self, _address: *mut u8, _bytes: u64, _access: Access) -> Result<(), CallError> {
-        self.call(Call::RegisterHost, |_| Err(ErrorKind::Injected))
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {
+        self.call(Call::RegisterHost, |state| {
+            state.host.register(address as u64, bytes, access)?;
+            state.counters.register_host += 1;
+            state.counters.driver_us += cost::REGISTER_HOST.us(bytes);
+            Ok(())
+        })
     }
 
-    fn unregister_host(&self, _address: *mut u8) -> Result<(), CallError> {
-        self.call(Call::UnregisterHost, |_| Err(ErrorKind::Injected))
+    fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
+        self.call(Call::UnregisterHost, |state| state.host.unregister(address as u64, state.order.host()))
     }
 
     fn processes(&self) -> Option<Vec<ProcessMemory>> {
-        None
+        self.state.try_enter()?.processes()
     }
 
-    fn create_stream(&self, _priority: Priority) -> Result<StreamId, CallError> {
-        self.call(Call::CreateStream, |state| Ok(state.timeline.create_stream()))
+    fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError> {
+        self.call(Call::CreateStream, |state| Ok(state.timeline.create_stream(priority)))
     }
 
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError> {
@@ -242,9 +247,10 @@ impl Driver for SimDriver {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
-        let source = HostSource(source, bytes as usize);
         self.call(Call::CopyToDeviceAsync, |state| {
             let touches = Touches::new(None, Some(target..target.saturating_add(bytes)));
+            let touches = touches.and_host(source, bytes, false);
+            let source = HostSource(source, bytes as usize);
             state.submit_call(Call::CopyToDeviceAsync, stream, touches, move |memory, launch| {
                 // SAFETY: the caller keeps the bytes readable and unwritten until the stream has passed this copy.
                 let source = unsafe { source.bytes() };
@@ -260,9 +266,10 @@ impl Driver for SimDriver {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
-        let target = HostTarget(target, bytes as usize);
         self.call(Call::CopyFromDeviceAsync, |state| {
             let touches = Touches::new(Some(source..source.saturating_add(bytes)), None);
+            let touches = touches.and_host(target, bytes, true);
+            let target = HostTarget(target, bytes as usize);
             state.submit_call(Call::CopyFromDeviceAsync, stream, touches, move |memory, launch| {
                 // SAFETY: the caller leaves the bytes to this copy until the stream has passed it.
                 let target = unsafe { target.bytes() };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
+use super::host::HostUse;
 use super::memory::Memory;
 use crate::{ErrorKind, Launch};
 
@@ -24,12 +25,19 @@ pub struct Kernel {
 pub(super) struct Touches {
     pub(super) reads: Vec<Range<Address>>,
     pub(super) writes: Vec<Range<Address>>,
+    pub(super) host: Option<HostUse>,
 }
 
 impl Touches {
     /// At most one range of each kind.
     pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
-        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect() }
+        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
+    }
+
+    /// The same, and `bytes` bytes of the host at `address` too.
+    pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
+        let start = address as u64;
+        Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
     }
 }
 

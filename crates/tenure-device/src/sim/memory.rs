@@ -1,15 +1,14 @@
-//! Physical memory, address space, and which of the one lies under which of the other.
+//! Address space, and which physical memory lies under it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-use tenure_alloc::{Address, ChunkId, MemoryInfo};
+use tenure_alloc::{Address, ChunkId};
 
 use super::kernel::Touches;
-use super::pages::Pages;
-use super::race::{Access, Clock, Shadow};
+use super::physical::PhysicalMemory;
+use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch};
 
 /// Where the device looks for addresses of its own, upwards.
@@ -17,37 +16,26 @@ const FIRST_ADDRESS: Address = 0x10_0000_0000;
 
 pub(super) struct Memory {
     granularity: u64,
-    total_bytes: u64,
-    used_bytes: u64,
-    peak_bytes: u64,
+    pub(super) physical: PhysicalMemory,
     /// Addresses that the next segments get.
     script: VecDeque<Address>,
     /// Addresses are never given twice, so that a stale one is always caught.
     next_address: Address,
-    next_physical: u64,
     /// Reserved ranges: first byte, end.
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks in reservations, and segments outside of them, by address.
     mappings: BTreeMap<Address, Mapping>,
-    physical: FxHashMap<u64, Physical>,
 }
 
 struct Mapping {
     bytes: u64,
     physical: u64,
+    /// The handle that was mapped; a segment has none.
+    chunk: Option<ChunkId>,
     /// What work may do, once that was set.
     access: Option<Rights>,
     /// The last work of each stream through this address.
     uses: Vec<Access>,
-}
-
-struct Physical {
-    bytes: u64,
-    /// A segment has one mapping for life; a chunk has any number.
-    segment: bool,
-    mapped: usize,
-    pages: Pages,
-    shadow: Shadow,
 }
 
 /// A part of an accessed range that lies on one physical allocation.
@@ -66,28 +54,15 @@ impl Piece {
 }
 
 impl Memory {
-    /// `used_bytes` of `total_bytes` belong to others.
-    pub(super) fn new(granularity: u64, total_bytes: u64, used_bytes: u64) -> Self {
+    pub(super) fn new(granularity: u64, physical: PhysicalMemory) -> Self {
         Self {
             granularity,
-            total_bytes,
-            used_bytes,
-            peak_bytes: used_bytes,
+            physical,
             script: VecDeque::new(),
             next_address: FIRST_ADDRESS,
-            next_physical: 1,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
-            physical: FxHashMap::default(),
         }
-    }
-
-    pub(super) fn info(&self) -> MemoryInfo {
-        MemoryInfo { free: self.total_bytes.saturating_sub(self.used_bytes), total: self.total_bytes }
-    }
-
-    pub(super) fn peak_bytes(&self) -> u64 {
-        self.peak_bytes
     }
 
     pub(super) fn script(&mut self, addresses: impl IntoIterator<Item = Address>) {
@@ -98,7 +73,7 @@ impl Memory {
         if bytes == 0 {
             return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
         }
-        self.check_room(bytes)?;
+        self.physical.check_room(bytes)?;
         let address = match self.script.front() {
             Some(&address) => {
                 let range = address..address.saturating_add(bytes);
@@ -110,8 +85,8 @@ impl Memory {
             }
             None => self.fresh_range(bytes),
         };
-        let physical = self.add_physical(bytes, true);
-        self.mappings.insert(address, Mapping { bytes, physical, access: Some(Rights::ReadWrite), uses: Vec::new() });
+        let (physical, access) = (self.physical.add_segment(bytes), Some(Rights::ReadWrite));
+        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
 
@@ -119,11 +94,11 @@ impl Memory {
     pub(super) fn free(&mut self, address: Address) -> Result<u64, ErrorKind> {
         self.check_segment(address)?;
         let mapping = self.mappings.remove(&address);
-        Ok(mapping.map_or(0, |mapping| self.remove_physical(mapping.physical)))
+        Ok(mapping.map_or(0, |mapping| self.physical.remove(mapping.physical)))
     }
 
     pub(super) fn check_segment(&self, address: Address) -> Result<(), ErrorKind> {
-        let mapping = self.mappings.get(&address).filter(|mapping| self.physical[&mapping.physical].segment);
+        let mapping = self.mappings.get(&address).filter(|mapping| mapping.chunk.is_none());
         mapping.map(|_| ()).ok_or(ErrorKind::UnknownHandle { what: "segment", handle: address })
     }
 
@@ -148,22 +123,13 @@ impl Memory {
 
     pub(super) fn create(&mut self, bytes: u64) -> Result<ChunkId, ErrorKind> {
         self.check_aligned("size", bytes)?;
-        self.check_room(bytes)?;
-        Ok(ChunkId(self.add_physical(bytes, false)))
-    }
-
-    /// Releases a chunk. Returns its size.
-    pub(super) fn release(&mut self, chunk: ChunkId) -> Result<u64, ErrorKind> {
-        match self.chunk(chunk)?.mapped {
-            0 => Ok(self.remove_physical(chunk.0)),
-            count => Err(ErrorKind::ChunkMapped { chunk, count }),
-        }
+        self.physical.create(bytes)
     }
 
     /// Maps a chunk. Returns its size.
     pub(super) fn map(&mut self, address: Address, chunk: ChunkId) -> Result<u64, ErrorKind> {
         self.check_aligned("address", address)?;
-        let bytes = self.chunk(chunk)?.bytes;
+        let (physical, bytes) = self.physical.resolve(chunk)?;
         let range = address..address.saturating_add(bytes);
         let reservation = self.reservations.range(..=address).next_back();
         if reservation.is_none_or(|(_, &end)| range.end > end) {
@@ -172,8 +138,8 @@ impl Memory {
         if let Some(existing) = self.mapping_in(&range) {
             return Err(ErrorKind::Overlap { range, existing });
         }
-        self.chunk(chunk)?.mapped += 1;
-        self.mappings.insert(address, Mapping { bytes, physical: chunk.0, access: None, uses: Vec::new() });
+        self.physical.note_mapped(chunk)?;
+        self.mappings.insert(address, Mapping { bytes, physical, chunk: Some(chunk), access: None, uses: Vec::new() });
         Ok(bytes)
     }
 
@@ -201,9 +167,9 @@ impl Memory {
         }
         let mut sizes = Vec::with_capacity(mappings.len());
         for start in mappings {
-            if let Some(mapping) = self.mappings.remove(&start) {
-                self.chunk(ChunkId(mapping.physical))?.mapped -= 1;
-                sizes.push(mapping.bytes);
+            if let Some(Mapping { bytes, chunk: Some(chunk), .. }) = self.mappings.remove(&start) {
+                self.physical.note_unmapped(chunk)?;
+                sizes.push(bytes);
             }
         }
         Ok(sizes)
@@ -214,12 +180,8 @@ impl Memory {
         let reads = touches.reads.iter().map(|range| (range, false));
         let ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
         for (range, write) in ranges.clone() {
-            for piece in self.resolve(range, &access.launch)? {
-                if write && self.mappings[&piece.mapping].access == Some(Rights::Read) {
-                    let mapping = piece.mapping..piece.mapping + self.mappings[&piece.mapping].bytes;
-                    return Err(ErrorKind::ReadOnly { launch: Arc::clone(&access.launch), range: mapping });
-                }
-                let shadow = &self.physical[&piece.physical].shadow;
+            for piece in self.resolve(range, write, &access.launch)? {
+                let shadow = self.physical.shadow(piece.physical);
                 if let Some((first, bytes)) = shadow.conflict(&piece.bytes(), write, clock) {
                     let at = |offset: u64| piece.address.start + (offset - piece.offset);
                     let (second, range) = (Arc::clone(&access.launch), at(bytes.start)..at(bytes.end));
@@ -228,10 +190,8 @@ impl Memory {
             }
         }
         for (range, write) in ranges {
-            for piece in self.resolve(range, &access.launch)? {
-                if let Some(physical) = self.physical.get_mut(&piece.physical) {
-                    physical.shadow.note(&piece.bytes(), write, access);
-                }
+            for piece in self.resolve(range, write, &access.launch)? {
+                self.physical.shadow_mut(piece.physical).note(&piece.bytes(), write, access);
                 if let Some(mapping) = self.mappings.get_mut(&piece.mapping) {
                     mapping.uses.retain(|earlier| !earlier.is_superseded_by(access));
                     mapping.uses.push(access.clone());
@@ -242,25 +202,23 @@ impl Memory {
     }
 
     pub(super) fn read(&self, address: Address, target: &mut [u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
-        for piece in self.resolve(&(address..address + target.len() as u64), launch)? {
+        for piece in self.resolve(&(address..address + target.len() as u64), false, launch)? {
             let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
-            self.physical[&piece.physical].pages.read(piece.offset, &mut target[within]);
+            self.physical.read(piece.physical, piece.offset, &mut target[within]);
         }
         Ok(())
     }
 
     pub(super) fn write(&mut self, address: Address, source: &[u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
-        for piece in self.resolve(&(address..address + source.len() as u64), launch)? {
+        for piece in self.resolve(&(address..address + source.len() as u64), true, launch)? {
             let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
-            if let Some(physical) = self.physical.get_mut(&piece.physical) {
-                physical.pages.write(piece.offset, &source[within]);
-            }
+            self.physical.write(piece.physical, piece.offset, &source[within]);
         }
         Ok(())
     }
 
-    /// The physical bytes under `range`, in order, all of them accessible.
-    fn resolve(&self, range: &Range<Address>, launch: &Arc<Launch>) -> Result<Vec<Piece>, ErrorKind> {
+    /// The physical bytes under `range`, in order, all of which may be read, or written too.
+    fn resolve(&self, range: &Range<Address>, write: bool, launch: &Arc<Launch>) -> Result<Vec<Piece>, ErrorKind> {
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -270,8 +228,12 @@ impl Memory {
                 return Err(ErrorKind::IllegalAddress { launch: Arc::clone(launch), range: at..end });
             };
             let end = start + mapping.bytes;
-            if mapping.access.is_none() {
-                return Err(ErrorKind::NoAccess { launch: Arc::clone(launch), range: start..end });
+            match mapping.access {
+                None => return Err(ErrorKind::NoAccess { launch: Arc::clone(launch), range: start..end }),
+                Some(Rights::Read) if write => {
+                    return Err(ErrorKind::ReadOnly { launch: Arc::clone(launch), range: start..end });
+                }
+                Some(_) => {}
             }
             let address = at..end.min(range.end);
             at = address.end;
@@ -290,8 +252,7 @@ impl Memory {
         let mut at = range.start;
         while at < range.end {
             let below = self.mappings.range(..=at).next_back();
-            let chunk = below
-                .filter(|(start, mapping)| at < *start + mapping.bytes && !self.physical[&mapping.physical].segment);
+            let chunk = below.filter(|(start, mapping)| at < *start + mapping.bytes && mapping.chunk.is_some());
             let Some((&start, mapping)) = chunk else {
                 let end = self.mappings.range(at..range.end).next().map_or(range.end, |(&start, _)| start);
                 return Err(ErrorKind::NotMapped(at..end.max(at + self.granularity)));
@@ -304,33 +265,6 @@ impl Memory {
             at = mapping.end;
         }
         Ok(starts)
-    }
-
-    fn chunk(&mut self, chunk: ChunkId) -> Result<&mut Physical, ErrorKind> {
-        let physical = self.physical.get_mut(&chunk.0).filter(|physical| !physical.segment);
-        physical.ok_or(ErrorKind::UnknownHandle { what: "chunk", handle: chunk.0 })
-    }
-
-    fn add_physical(&mut self, bytes: u64, segment: bool) -> u64 {
-        let id = self.next_physical;
-        self.next_physical += 1;
-        self.used_bytes += bytes;
-        self.peak_bytes = self.peak_bytes.max(self.used_bytes);
-        let mapped = usize::from(segment);
-        let (pages, shadow) = (Pages::new(id << 32), Shadow::default());
-        self.physical.insert(id, Physical { bytes, segment, mapped, pages, shadow });
-        id
-    }
-
-    fn remove_physical(&mut self, id: u64) -> u64 {
-        let bytes = self.physical.remove(&id).map_or(0, |physical| physical.bytes);
-        self.used_bytes -= bytes;
-        bytes
-    }
-
-    fn check_room(&self, requested: u64) -> Result<(), ErrorKind> {
-        let free = self.info().free;
-        if requested > free { Err(ErrorKind::OutOfMemory { requested, free }) } else { Ok(()) }
     }
 
     fn check_aligned(&self, what: &'static str, value: u64) -> Result<(), ErrorKind> {

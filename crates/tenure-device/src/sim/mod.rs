@@ -10,42 +10,56 @@
 //! **Memory.** Bytes are real, kept where they were written, and shared by all addresses of a chunk. Memory that was
 //! never written reads as junk. An address is never given twice, unless [`SimDriver::script_addresses`] says so.
 //!
+//! **Sharing.** A descriptor of an exported chunk can be imported by any number of simulated devices, in this process
+//! and in others: each stands for the one device as a process sees it. They share the bytes, and from its first export
+//! what was never written reads as 0. A chunk is on the account of the device that made it, until it is released there
+//! and no descriptor and no import is left anywhere, whether they were given up or their processes died; on the account
+//! of a device that imports it, it never is. Each device looks for races in its own work only.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
 //! an order are a [`Race`](crate::ErrorKind::Race): a forgotten `record_stream` ends there. Unmapping what the host
 //! has not seen completed is an [`UnmappedInUse`](crate::ErrorKind::UnmappedInUse). Such faults lose the context.
-//! A mapped chunk cannot be released, where CUDA would keep it for its mappings. Memory of the host is not checked, and
-//! the threads of the host count as one. [`SimDriver::busy_until`] declares nothing, so it is not checked, and costs
+//! A mapped chunk cannot be released, where CUDA would keep it for its mappings, and host memory cannot be unregistered
+//! under a copy, where CUDA would not notice. Races in memory of the host are not looked for, and the threads of the
+//! host count as one. [`SimDriver::busy_until`] declares nothing, so it is not checked, and costs
 //! next to nothing: a replay that only tells the time needs no more.
 
 mod driver;
 mod fault;
+mod host;
 mod kernel;
 mod memory;
 mod pages;
+mod physical;
+mod platform;
 mod race;
 mod random;
+mod shared;
 mod state;
 mod timeline;
 
 use std::sync::Arc;
 
 use tenure_alloc::Address;
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
+pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
-use crate::{Call, CallError, Counters};
+use crate::{Call, CallError, Counters, Priority, ProcessMemory};
 
 /// What device to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimConfig {
     /// Physical memory, in bytes.
     pub capacity_bytes: u64,
-    /// How much of it the context and other processes hold, in bytes.
+    /// How much of it other processes hold, in bytes.
     pub other_bytes: u64,
+    /// How much of it this process's context holds, in bytes.
+    pub context_bytes: u64,
     /// Smallest physical chunk, in bytes; a power of two.
     pub granularity_bytes: u64,
     /// Chooses the order in which streams run.
@@ -55,7 +69,7 @@ pub struct SimConfig {
 impl Default for SimConfig {
     /// An NVIDIA H200 with nobody on it: 143771 MiB, in chunks of 2 MiB.
     fn default() -> Self {
-        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
+        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, context_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
     }
 }
 
@@ -69,18 +83,23 @@ impl Default for SimConfig {
 /// them.
 pub struct SimDriver {
     state: Guarded,
+    device: Device,
     granularity: u64,
 }
 
 impl SimDriver {
-    /// A new device, at time 0.
+    /// A new device, number 0, at time 0.
     ///
     /// # Panics
     /// If the granularity is not a power of two.
     pub fn new(config: SimConfig) -> Self {
+        Self::numbered(config, 0)
+    }
+
+    fn numbered(config: SimConfig, device: u8) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
-        Self { state: Guarded::new(State::new(config)), granularity }
+        Self { state: Guarded::new(State::new(config)), device: Device::cuda(device), granularity }
     }
 
     /// Puts `kernel` on its stream.
@@ -115,9 +134,9 @@ impl SimDriver {
         self.state.lock().fault()
     }
 
-    /// Makes an external stream known under the name it has elsewhere. Nothing happens if there is one of that name.
+    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if there is one of that name.
     pub fn adopt_stream(&self, stream: StreamId) {
-        self.state.lock().timeline.adopt_stream(stream);
+        self.state.lock().timeline.adopt_stream(stream, Priority::Default);
     }
 
     /// The clock, in µs.
@@ -162,9 +181,20 @@ impl SimDriver {
         self.state.lock().counters
     }
 
-    /// The most physical memory in use at once, [`other_bytes`](SimConfig::other_bytes) included.
+    /// The most physical memory in use at once, what the context and other processes hold included.
     pub fn peak_bytes(&self) -> u64 {
-        self.state.lock().memory.peak_bytes()
+        self.state.lock().memory.physical.peak_bytes()
+    }
+
+    /// Makes [`processes`](crate::Driver::processes) answer this. Before, it tells of this process alone: what the
+    /// driver and the context hold.
+    pub fn set_processes(&self, processes: Option<Vec<ProcessMemory>>) {
+        self.state.lock().processes = Some(processes);
+    }
+
+    /// The priority that a stream was created with, if it exists.
+    pub fn priority(&self, stream: StreamId) -> Option<Priority> {
+        self.state.lock().timeline.priority(stream)
     }
 
     /// Plans a failure, beside those planned before.

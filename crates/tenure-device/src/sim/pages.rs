@@ -40,6 +40,11 @@ impl Pages {
             bytes[within..within + source.len()].copy_from_slice(source);
         }
     }
+
+    /// The pages that were written to, the parts of them that were not included: offset and bytes.
+    pub(super) fn written(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        self.pages.iter().map(|(page, bytes)| (page * PAGE_BYTES, &**bytes))
+    }
 }
 
 fn junk(seed: u64, offset: u64, target: &mut [u8]) {

@@ -5,33 +5,43 @@ use parking_lot::{Mutex, MutexGuard};
 use tenure_core::StreamId;
 
 use super::fault::Failures;
+use super::host::HostMemory;
 use super::kernel::{Kernel, KernelMemory, Touches};
 use super::memory::Memory;
+use super::physical::PhysicalMemory;
 use super::race::{Order, Stamp};
 use super::timeline::{Point, Timeline, Work};
 use super::{SimConfig, SimDriver};
 use crate::cost::HOST_SYNC_US;
-use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch};
+use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch, ProcessMemory};
 
 /// Everything about a device.
 pub(super) struct State {
     pub(super) memory: Memory,
+    pub(super) host: HostMemory,
     pub(super) timeline: Timeline,
     pub(super) order: Order,
     pub(super) failures: Failures,
     pub(super) counters: Counters,
+    /// What to say about processes, if that was scripted.
+    pub(super) processes: Option<Option<Vec<ProcessMemory>>>,
+    context_bytes: u64,
     launches: u64,
     lost: Option<Arc<CallError>>,
 }
 
 impl State {
     pub(super) fn new(config: SimConfig) -> Self {
+        let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
-            memory: Memory::new(config.granularity_bytes, config.capacity_bytes, config.other_bytes),
+            memory: Memory::new(config.granularity_bytes, physical),
+            host: HostMemory::default(),
             timeline: Timeline::new(config.seed),
             order: Order::default(),
             failures: Failures::default(),
             counters: Counters::default(),
+            processes: None,
+            context_bytes: config.context_bytes,
             launches: 0,
             lost: None,
         }
@@ -39,6 +49,14 @@ impl State {
 
     pub(super) fn fault(&self) -> Option<Arc<CallError>> {
         self.lost.clone()
+    }
+
+    /// The processes that hold memory of the device, as scripted, or this one.
+    pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
+        self.processes.clone().unwrap_or_else(|| {
+            let bytes = Some(self.context_bytes + self.memory.physical.held_bytes());
+            Some(vec![ProcessMemory { pid: std::process::id(), bytes }])
+        })
     }
 
     pub(super) fn launch(&mut self, kernel: Kernel) -> Result<(), ErrorKind> {
@@ -75,7 +93,13 @@ impl State {
         touches.reads.retain(|range| !range.is_empty());
         touches.writes.retain(|range| !range.is_empty());
         let (access, clock) = self.order.launch(stream, Arc::clone(&launch));
+        if let Some(used) = &touches.host {
+            self.host.check(used, &access.launch)?;
+        }
         self.memory.touch(&touches, &access, &clock)?;
+        if let Some(used) = &touches.host {
+            self.host.note(used, &access);
+        }
         self.launches += 1;
         self.timeline.push_work(stream, work(launch, touches));
         Ok(())

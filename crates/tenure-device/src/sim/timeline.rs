@@ -8,7 +8,7 @@ use tenure_core::StreamId;
 use super::memory::Memory;
 use super::race::Stamp;
 use super::random::Random;
-use crate::{ErrorKind, EventId, EventKind};
+use crate::{ErrorKind, EventId, EventKind, Priority};
 
 /// Work on real bytes.
 pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
@@ -46,6 +46,8 @@ enum Item {
 /// One stream. Programs that only tell the time never queue anything: `ready_us` says it all.
 #[derive(Default)]
 struct Stream {
+    /// Kept to be asked for; every order that events allow is tried, so it decides nothing.
+    priority: Priority,
     queue: VecDeque<Item>,
     executed: u64,
     /// What is queued does not start before, in µs.
@@ -82,7 +84,7 @@ impl Timeline {
     pub(super) fn new(seed: u64) -> Self {
         Self {
             now_us: 0,
-            streams: vec![Stream::default()],
+            streams: vec![Stream { priority: Priority::Low, ..Stream::default() }],
             by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
             next_stream: FIRST_STREAM,
             events: Vec::new(),
@@ -100,21 +102,25 @@ impl Timeline {
         self.now_us = self.now_us.max(us);
     }
 
-    pub(super) fn create_stream(&mut self) -> StreamId {
+    pub(super) fn create_stream(&mut self, priority: Priority) -> StreamId {
         while self.by_id.contains_key(&StreamId(self.next_stream)) {
             self.next_stream += 1;
         }
         let stream = StreamId(self.next_stream);
         self.next_stream += 1;
-        self.adopt_stream(stream);
+        self.adopt_stream(stream, priority);
         stream
     }
 
-    pub(super) fn adopt_stream(&mut self, stream: StreamId) {
+    pub(super) fn adopt_stream(&mut self, stream: StreamId, priority: Priority) {
         self.by_id.entry(stream).or_insert_with(|| {
-            self.streams.push(Stream::default());
+            self.streams.push(Stream { priority, ..Stream::default() });
             self.streams.len() - 1
         });
+    }
+
+    pub(super) fn priority(&self, stream: StreamId) -> Option<Priority> {
+        self.by_id.get(&stream).map(|&index| self.streams[index].priority)
     }
 
     pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
@@ -131,7 +137,7 @@ impl Timeline {
 
     /// The end of what is on a stream now.
     pub(super) fn tail(&self, stream: usize) -> Point {
-        let Stream { queue, executed, ready_us } = &self.streams[stream];
+        let Stream { queue, executed, ready_us, .. } = &self.streams[stream];
         Point { stream, position: executed + queue.len() as u64, at_us: *ready_us }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
-use tenure_device::{Access, Driver, ErrorKind, EventKind, Priority};
+use tenure_device::{Access, CallError, Driver, ErrorKind, EventKind, Priority, ProcessMemory};
 
 use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
 
@@ -70,6 +70,51 @@ fn a_mapped_chunk_is_not_accessible_before_it_is_made_so() {
     driver.map(address, driver.create(GRANULE).unwrap()).unwrap();
     let error = kind(driver.memset(address, 0, 1, StreamId::NULL));
     assert!(matches!(error, ErrorKind::NoAccess { .. }), "{error}");
+}
+
+#[test]
+fn nothing_writes_through_a_mapping_for_reading() {
+    type Write = fn(&SimDriver, u64) -> Result<(), CallError>;
+    let writes: [(&str, Write); 5] = [
+        ("memset", |driver, address| driver.memset(address, 0, 1, StreamId::NULL)),
+        ("copy from the host", |driver, address| driver.copy_to_device(address, &[0], StreamId::NULL)),
+        ("asynchronous copy from the host", |driver, address| {
+            // SAFETY: the byte is a constant.
+            unsafe { driver.copy_to_device_async(address, [0].as_ptr(), 1, StreamId::NULL) }
+        }),
+        ("copy on the device", |driver, address| driver.copy_on_device(address, address + 8, 1, StreamId::NULL)),
+        ("kernel", |driver, address| driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 1))),
+    ];
+    for (name, write) in writes {
+        let driver = sim(0);
+        let (address, _) = mapped_chunk(&*driver, GRANULE);
+        driver.set_access(address, GRANULE, Access::Read).unwrap();
+        let error = kind(write(&driver, address));
+        let whole = address..address + GRANULE;
+        assert!(matches!(&error, ErrorKind::ReadOnly { range, .. } if *range == whole), "{name}: {error}");
+        assert_eq!((error.code(), driver.fault().is_some()), (700, true));
+    }
+}
+
+#[test]
+fn a_write_that_crosses_into_a_mapping_for_reading_writes_nothing() {
+    let driver = sim(0);
+    let address = driver.reserve(2 * GRANULE).unwrap();
+    for (at, access) in [(address, Access::ReadWrite), (address + GRANULE, Access::Read)] {
+        driver.map(at, driver.create(GRANULE).unwrap()).unwrap();
+        driver.set_access(at, GRANULE, access).unwrap();
+    }
+    let error = kind(driver.memset(address + GRANULE - 8, 0, 16, StreamId::NULL));
+    assert!(matches!(&error, ErrorKind::ReadOnly { range, .. } if range.start == address + GRANULE), "{error}");
+}
+
+#[test]
+fn a_write_that_has_not_run_when_its_mapping_is_made_for_reading_is_caught_when_it_runs() {
+    let driver = sim(0);
+    let (address, _) = mapped_chunk(&*driver, GRANULE);
+    driver.memset(address, 0, 1, StreamId::NULL).unwrap();
+    driver.set_access(address, GRANULE, Access::Read).unwrap();
+    assert!(matches!(kind(driver.synchronize()), ErrorKind::ReadOnly { .. }));
 }
 
 #[test]
@@ -232,6 +277,38 @@ fn destroyed_streams_and_events_are_not_used() {
         assert!(matches!(error, ErrorKind::UnknownHandle { .. }), "{error}");
     }
     driver.synchronize().unwrap();
+}
+
+#[test]
+fn streams_keep_their_priority() {
+    let driver = sim(0);
+    for priority in Priority::ALL {
+        assert_eq!(driver.priority(driver.create_stream(priority).unwrap()), Some(priority));
+    }
+    assert_eq!(driver.priority(StreamId::NULL), Some(Priority::Low));
+    assert_eq!(driver.priority(StreamId(99)), None);
+}
+
+#[test]
+fn this_process_holds_what_its_context_and_its_driver_hold() {
+    let config = SimConfig { other_bytes: 5 << 30, context_bytes: 500 << 20, ..SimConfig::default() };
+    let driver = SimDriver::new(config);
+    let mine = |bytes| Some(vec![ProcessMemory { pid: std::process::id(), bytes: Some(bytes) }]);
+    assert_eq!(driver.processes(), mine(500 << 20));
+    assert_eq!(driver.memory_info().unwrap().free, config.capacity_bytes - (5 << 30) - (500 << 20));
+    driver.malloc(1 << 20).unwrap();
+    driver.create(2 << 20).unwrap();
+    assert_eq!(driver.processes(), mine(503 << 20));
+}
+
+#[test]
+fn what_processes_hold_can_be_scripted() {
+    let driver = sim(0);
+    let others = vec![ProcessMemory { pid: 1, bytes: Some(GRANULE) }, ProcessMemory { pid: 2, bytes: None }];
+    driver.set_processes(Some(others.clone()));
+    assert_eq!(driver.processes(), Some(others));
+    driver.set_processes(None);
+    assert_eq!(driver.processes(), None);
 }
 
 #[test]

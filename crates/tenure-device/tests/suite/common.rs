@@ -11,7 +11,7 @@ pub(crate) const GRANULE: u64 = 64 << 10;
 
 /// A simulated device with room for 64 granules.
 pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
-    let config = SimConfig { capacity_bytes: 64 * GRANULE, granularity_bytes: GRANULE, seed, other_bytes: 0 };
+    let config = SimConfig { capacity_bytes: 64 * GRANULE, granularity_bytes: GRANULE, seed, ..SimConfig::default() };
     Arc::new(SimDriver::new(config))
 }
 

@@ -47,6 +47,15 @@ fn mapping_calls_cost_by_the_chunk() {
 }
 
 #[test]
+fn registering_host_memory_costs_by_its_size() {
+    let (driver, mut memory) = (sim(0), vec![0; 1 << 20]);
+    // SAFETY: the memory outlives the driver's note of it.
+    unsafe { driver.register_host(memory.as_mut_ptr(), 1 << 20, Access::ReadWrite).unwrap() };
+    assert_cost(driver.counters(), 113_000.0 / 1024.0);
+    assert_eq!((driver.counters().register_host, driver.counters().memory_calls()), (1, 0));
+}
+
+#[test]
 fn a_synchronisation_costs_the_time_it_waits_and_a_constant() {
     let driver = sim(0);
     let (stream, event) =

@@ -1,0 +1,117 @@
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+
+use super::{SimConfig, SimDriver};
+use crate::{Call, CallError, Driver, ErrorKind, Link, Platform, Properties};
+
+/// The CUDA version that simulated devices serve.
+const VERSION: u32 = 13_000;
+
+/// Simulated devices, side by side as in an HGX H200: each reaches each over 18 links.
+pub struct SimPlatform {
+    count: Result<u32, ErrorKind>,
+    devices: Vec<(SimConfig, OnceLock<Arc<SimDriver>>)>,
+    /// What was said about pairs of devices, the lower number first.
+    pairs: BTreeMap<(u8, u8), Pair>,
+}
+
+struct Pair {
+    link: Option<Link>,
+    peer_access: bool,
+}
+
+impl SimPlatform {
+    /// One device for each of `devices`, numbered from 0; none is an error of [`Platform::device_count`].
+    pub fn new(devices: Vec<SimConfig>) -> Self {
+        let count = if devices.is_empty() { Err(ErrorKind::NoDevice) } else { Ok(devices.len() as u32) };
+        let devices = devices.into_iter().map(|config| (config, OnceLock::new())).collect();
+        Self { count, devices, pairs: BTreeMap::new() }
+    }
+
+    /// The same platform, which counts its devices so, or fails to. Devices beyond the count are not there, and none
+    /// is if counting fails.
+    pub fn with_count(self, count: Result<u32, ErrorKind>) -> Self {
+        Self { count, ..self }
+    }
+
+    /// The same platform, on which `a` and `b` reach each other so.
+    pub fn with_link(mut self, a: u8, b: u8, link: Option<Link>, peer_access: bool) -> Self {
+        self.pairs.insert((a.min(b), a.max(b)), Pair { link, peer_access });
+        self
+    }
+
+    /// The driver that [`Platform::driver`] gives, with all that a simulated one can do beside.
+    ///
+    /// # Errors
+    /// As [`Platform::driver`].
+    pub fn sim(&self, device: u8) -> Result<&Arc<SimDriver>, CallError> {
+        let (config, driver) = self.device(Call::RetainContext, device)?;
+        Ok(driver.get_or_init(|| Arc::new(SimDriver::numbered(*config, device))))
+    }
+
+    fn device(&self, call: Call, device: u8) -> Result<&(SimConfig, OnceLock<Arc<SimDriver>>), CallError> {
+        let count = self.counted(call)?;
+        self.devices.get(usize::from(device)).filter(|_| u32::from(device) < count).ok_or_else(|| {
+            let (name, description) = ("CUDA_ERROR_INVALID_DEVICE".into(), format!("there is no device {device}"));
+            CallError { call, kind: ErrorKind::Device { code: 101, name, description, in_flight: Vec::new() } }
+        })
+    }
+
+    fn counted(&self, call: Call) -> Result<u32, CallError> {
+        self.count.clone().map_err(|kind| CallError { call, kind })
+    }
+
+    /// `None` for a device and itself.
+    fn pair(&self, device: u8, peer: u8) -> Option<&Pair> {
+        const DEFAULT: Pair = Pair { link: Some(Link::NvLink { count: 18 }), peer_access: true };
+        let pair = (device.min(peer), device.max(peer));
+        (device != peer).then(|| self.pairs.get(&pair).unwrap_or(&DEFAULT))
+    }
+}
+
+impl Platform for SimPlatform {
+    fn device_count(&self) -> Result<u32, CallError> {
+        self.counted(Call::DeviceCount)
+    }
+
+    fn driver_version(&self) -> Result<u32, CallError> {
+        match self.count {
+            Ok(_) | Err(ErrorKind::NoDevice) => Ok(VERSION),
+            Err(ErrorKind::DriverTooOld { serves, .. }) => Ok(serves),
+            Err(_) => self.counted(Call::DriverVersion),
+        }
+    }
+
+    fn properties(&self, device: u8) -> Result<Properties, CallError> {
+        let (config, _) = self.device(Call::Properties, device)?;
+        let mut uuid = *b"tenure simulated";
+        uuid[15] = device;
+        Ok(Properties {
+            name: "Simulated H200".to_owned(),
+            uuid,
+            pci_address: format!("0000:{device:02x}:00.0"),
+            compute_capability: (9, 0),
+            total_bytes: config.capacity_bytes,
+            multiprocessors: 132,
+            l2_bytes: 60 << 20,
+            copy_engines: 3,
+            has_virtual_memory: true,
+            shares_descriptors: true,
+            numa_node: None,
+        })
+    }
+
+    fn can_access_peer(&self, device: u8, peer: u8) -> Result<bool, CallError> {
+        self.device(Call::CanAccessPeer, device)?;
+        self.device(Call::CanAccessPeer, peer)?;
+        Ok(self.pair(device, peer).is_some_and(|pair| pair.peer_access))
+    }
+
+    fn link(&self, device: u8, peer: u8) -> Option<Link> {
+        self.pair(device, peer)?.link
+    }
+
+    fn driver(&self, device: u8) -> Result<Arc<dyn Driver>, CallError> {
+        Ok(Arc::clone(self.sim(device)?) as Arc<dyn Driver>)
+    }
+}

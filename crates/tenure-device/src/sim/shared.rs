@@ -1,0 +1,109 @@
+//! Bytes that several processes share.
+
+use std::fs::{File, TryLockError};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+
+use crate::ErrorKind;
+
+/// Stands behind the bytes of every shared chunk, so that no other file is taken for one.
+const TRAILER: [u8; 16] = *b"tenure sim chunk";
+
+/// The size is what the exporter made it: no holder meets the end of the file within a chunk.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// The bytes of an exported chunk: a file in memory, which takes only what was written. The rest reads as 0.
+///
+/// Whoever holds the chunk, in whichever process, holds a descriptor of one open file, and with it that file's lock.
+/// The kernel gives the lock up with the last descriptor, however its process ended.
+pub(super) struct SharedBytes {
+    file: File,
+    identity: (u64, u64),
+}
+
+impl SharedBytes {
+    /// `bytes` bytes of 0.
+    pub(super) fn new(bytes: u64) -> Result<Self, ErrorKind> {
+        let file = File::from(memfd_create("tenure-sim-chunk", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+        file.write_all_at(&TRAILER, bytes)?;
+        fcntl_add_seals(&file, SEALS)?;
+        file.lock_shared()?;
+        Ok(Self { identity: identity(&file)?, file })
+    }
+
+    /// What [`export`](Self::export) gave, which must have `bytes` bytes.
+    pub(super) fn import(descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, ErrorKind> {
+        let unknown = ErrorKind::UnknownHandle { what: "shared chunk", handle: descriptor.as_raw_fd() as u64 };
+        let file = File::from(descriptor.try_clone_to_owned()?);
+        if !fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS)) {
+            return Err(unknown);
+        }
+        let actual = file.metadata()?.len().saturating_sub(TRAILER.len() as u64);
+        let mut trailer = [0; TRAILER.len()];
+        if file.read_exact_at(&mut trailer, actual).is_err() || trailer != TRAILER {
+            return Err(unknown);
+        }
+        if actual != bytes {
+            return Err(ErrorKind::SharedSize { given: bytes, actual });
+        }
+        Ok(Self { identity: identity(&file)?, file })
+    }
+
+    /// A descriptor that keeps the bytes, and can be sent to other processes.
+    pub(super) fn export(&self) -> Result<OwnedFd, ErrorKind> {
+        Ok(self.file.as_fd().try_clone_to_owned()?)
+    }
+
+    /// Whether both are the same bytes.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
+    pub(super) fn read(&self, offset: u64, target: &mut [u8]) {
+        self.file.read_exact_at(target, offset).expect("a file in memory can be read");
+    }
+
+    pub(super) fn write(&self, offset: u64, source: &[u8]) {
+        self.file.write_all_at(source, offset).expect("a file in memory can be written while the host has memory");
+    }
+
+    /// Lets go of the bytes, and keeps an eye on who else holds them.
+    pub(super) fn abandon(self) -> Result<Abandoned, ErrorKind> {
+        // Opened anew: a clone of the descriptor would hold the lock that others are to be found by.
+        let probe = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        Ok(Abandoned(probe))
+    }
+}
+
+/// Shared bytes that only others may still hold.
+pub(super) struct Abandoned(File);
+
+impl Abandoned {
+    /// Whether a descriptor or an import is left, anywhere.
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.0.try_lock(), Err(TryLockError::WouldBlock))
+    }
+}
+
+/// The same for every descriptor of a file, and of no two files at once.
+fn identity(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+impl From<io::Error> for ErrorKind {
+    /// The host's system refused what the simulated device needs.
+    fn from(error: io::Error) -> Self {
+        let name = "CUDA_ERROR_OPERATING_SYSTEM".to_owned();
+        Self::Device { code: 304, name, description: error.to_string(), in_flight: Vec::new() }
+    }
+}
+
+impl From<rustix::io::Errno> for ErrorKind {
+    fn from(error: rustix::io::Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}

@@ -1,0 +1,93 @@
+//! Registered memory of the host, where the simulated device is stricter than a real one.
+
+use tenure_core::StreamId;
+use tenure_device::sim::SimDriver;
+use tenure_device::{Access, CallError, Driver, ErrorKind, Priority};
+
+use crate::common::{kind, sim};
+
+/// Registers `memory`, which the caller keeps for as long as the driver.
+fn register(driver: &SimDriver, memory: &mut [u8], access: Access) -> Result<(), CallError> {
+    // SAFETY: the tests keep the memory, and the simulated device only takes note of it.
+    unsafe { driver.register_host(memory.as_mut_ptr(), memory.len() as u64, access) }
+}
+
+#[test]
+fn host_memory_is_registered_once_and_unregistered_once() {
+    let (driver, mut memory) = (sim(0), [0; 64]);
+    let start = memory.as_ptr() as u64;
+    register(&driver, &mut memory[16..48], Access::ReadWrite).unwrap();
+    for (from, to) in [(16, 48), (0, 17), (47, 64), (0, 64), (20, 30)] {
+        let error = kind(register(&driver, &mut memory[from..to], Access::ReadWrite));
+        let (range, existing) = (start + from as u64..start + to as u64, start + 16..start + 48);
+        assert_eq!((error.code(), error), (712, ErrorKind::HostRegistered { range, existing }));
+    }
+    register(&driver, &mut memory[..16], Access::Read).unwrap();
+    register(&driver, &mut memory[48..], Access::ReadWrite).unwrap();
+    let address = memory[16..].as_mut_ptr();
+    driver.unregister_host(address).unwrap();
+    let error = kind(driver.unregister_host(address));
+    assert_eq!((error.code(), error), (713, ErrorKind::HostNotRegistered(start + 16)));
+    let inside = memory[8..].as_mut_ptr();
+    assert_eq!(kind(driver.unregister_host(inside)), ErrorKind::HostNotRegistered(start + 8));
+}
+
+#[test]
+fn no_host_memory_cannot_be_registered() {
+    let driver = sim(0);
+    let empty = register(&driver, &mut [], Access::ReadWrite);
+    assert!(matches!(kind(empty), ErrorKind::Misaligned { what: "size", .. }));
+    // SAFETY: nothing is read or written through the address.
+    let null = unsafe { driver.register_host(std::ptr::null_mut(), 8, Access::ReadWrite) };
+    assert!(matches!(kind(null), ErrorKind::Misaligned { what: "address", .. }));
+}
+
+#[test]
+fn host_memory_is_unregistered_when_the_host_has_seen_its_copies_pass() {
+    for seed in 0..8 {
+        let (driver, mut memory) = (sim(seed), [0; 64]);
+        let (address, stream) = (driver.malloc(64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+        register(&driver, &mut memory, Access::ReadWrite).unwrap();
+        let start = memory.as_mut_ptr();
+        for finished in [true, false] {
+            // SAFETY: the array outlives the device, and nothing else touches it.
+            unsafe { driver.copy_to_device_async(address, start.add(32), 8, stream).unwrap() };
+            if finished {
+                driver.synchronize_stream(stream).unwrap();
+                driver.unregister_host(start).unwrap();
+                register(&driver, &mut memory, Access::ReadWrite).unwrap();
+            }
+        }
+        driver.run().unwrap();
+        let error = kind(driver.unregister_host(start));
+        let all = start as u64..start as u64 + 64;
+        assert!(matches!(&error, ErrorKind::UnregisteredInUse { range, .. } if *range == all), "{error}");
+        assert!(driver.fault().is_some());
+    }
+}
+
+#[test]
+fn copies_of_other_host_memory_do_not_hold_a_registration() {
+    let (driver, mut memory) = (sim(0), [0; 64]);
+    let address = driver.malloc(64).unwrap();
+    register(&driver, &mut memory[16..32], Access::ReadWrite).unwrap();
+    for offset in [0, 32] {
+        // SAFETY: the array outlives the device, and nothing else touches it.
+        unsafe { driver.copy_from_device_async(memory[offset..].as_mut_ptr(), address, 16, StreamId::NULL).unwrap() };
+    }
+    driver.unregister_host(memory[16..].as_mut_ptr()).unwrap();
+}
+
+#[test]
+fn nothing_is_copied_into_host_memory_that_was_registered_for_reading() {
+    let (driver, mut memory) = (sim(0), [0; 64]);
+    let address = driver.malloc(64).unwrap();
+    register(&driver, &mut memory, Access::Read).unwrap();
+    let start = memory.as_mut_ptr();
+    // SAFETY: the array outlives the device, and nothing else touches it.
+    unsafe { driver.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() };
+    driver.synchronize().unwrap();
+    // SAFETY: as above.
+    let error = kind(unsafe { driver.copy_from_device_async(start, address, 64, StreamId::NULL) });
+    assert!(matches!(error, ErrorKind::ReadOnly { .. }), "{error}");
+}
