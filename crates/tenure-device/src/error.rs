@@ -205,6 +205,9 @@ pub enum ErrorKind {
         /// What the call needs.
         needed: EventKind,
     },
+    /// An event of this process is opened as if it were another's.
+    #[error("the event was made by this process: use it as it is, without opening it")]
+    OwnEvent,
     /// Time was asked of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
@@ -274,6 +277,7 @@ impl ErrorKind {
             Self::NoDriver { .. } | Self::StartFailed { .. } => 3,
             Self::DriverTooOld { .. } => 35,
             Self::NoDevice => 100,
+            Self::OwnEvent => 201,
             Self::Overlap { .. } => 208,
             Self::UnknownHandle { .. } | Self::WrongEventKind { .. } => 400,
             Self::NotPassed(_) => 600,

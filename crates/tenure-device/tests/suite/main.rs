@@ -13,3 +13,4 @@ mod platform;
 mod races;
 mod schedule;
 mod shared;
+mod signals;
