@@ -7,6 +7,7 @@
 
 mod backing;
 mod call;
+mod check;
 pub mod cost;
 mod driver;
 mod error;
@@ -18,6 +19,7 @@ mod sync;
 
 pub use backing::DeviceBacking;
 pub use call::Call;
+pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
 pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
