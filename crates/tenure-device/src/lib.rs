@@ -11,6 +11,7 @@ mod check;
 pub mod cost;
 mod driver;
 mod error;
+pub mod functions;
 mod launches;
 mod platform;
 mod ring;

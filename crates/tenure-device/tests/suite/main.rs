@@ -7,6 +7,7 @@ mod checks;
 mod common;
 mod costs;
 mod drivers;
+mod functions;
 mod host;
 mod launches;
 mod platform;
