@@ -11,6 +11,7 @@ mod events;
 mod functions;
 mod host;
 mod launches;
+mod memory;
 mod platform;
 mod races;
 mod schedule;

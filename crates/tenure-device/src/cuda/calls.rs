@@ -1,0 +1,442 @@
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+
+use cudarc::driver::sys::{
+    self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
+    CUresult, CUstream, CUstream_flags,
+};
+use tenure_alloc::{Address, ChunkId, MemoryInfo};
+use tenure_core::{Device, StreamId};
+
+use super::CudaDriver;
+use super::driver::{StreamOwner, chunk_properties, in_host_function, location};
+use super::error::{check, completed, system_failure};
+use super::nvml;
+use crate::{
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory,
+};
+
+impl Driver for CudaDriver {
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, CallError> {
+        self.in_context(Call::MemoryInfo, || self.info())
+    }
+
+    fn malloc(&self, bytes: u64) -> Result<Address, CallError> {
+        self.in_context(Call::Malloc, || {
+            if bytes == 0 {
+                return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
+            }
+            let mut address = 0;
+            // SAFETY: `address` is writable, and the thread has the context.
+            let malloc = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
+            self.timings.time(Call::Malloc, 1, bytes, malloc).map_err(|kind| self.refusal(kind, bytes))?;
+            self.segments.insert(address, bytes);
+            Ok(address)
+        })
+    }
+
+    fn free(&self, address: Address) -> Result<(), CallError> {
+        self.in_context(Call::Free, || {
+            // Forgotten first: the driver may give the address to another thread before this one goes on.
+            let unknown = ErrorKind::UnknownHandle { what: "segment", handle: address };
+            let bytes = self.segments.remove(address).ok_or(unknown)?;
+            // SAFETY: the segment is of `malloc`, and no other thread frees it.
+            let freed = self.timings.time(Call::Free, 1, bytes, || unsafe { sys::cuMemFree_v2(address) });
+            freed.inspect_err(|_| self.segments.insert(address, bytes))
+        })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Address, CallError> {
+        self.call(Call::Reserve, || {
+            let mut space = self.space.lock();
+            space.check_size(bytes)?;
+            let mut address = 0;
+            // SAFETY: `address` is writable; no address and no alignment is asked for.
+            let reserve = || unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
+            self.timings.time(Call::Reserve, 1, bytes, reserve)?;
+            space.add_reservation(address, bytes);
+            Ok(address)
+        })
+    }
+
+    fn unreserve(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+        self.call(Call::Unreserve, || {
+            let mut space = self.space.lock();
+            space.check_unreserve(address, bytes)?;
+            // SAFETY: the range is a whole reservation, and nothing is mapped in it.
+            let unreserve = || unsafe { sys::cuMemAddressFree(address, bytes as usize) };
+            self.timings.time(Call::Unreserve, 1, bytes, unreserve)?;
+            space.remove_reservation(address);
+            Ok(())
+        })
+    }
+
+    fn create(&self, bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Create, || {
+            let mut space = self.space.lock();
+            space.check_size(bytes)?;
+            let properties = chunk_properties(self.ordinal, self.properties.shares_descriptors);
+            let mut handle = 0;
+            // SAFETY: `handle` is writable, `properties` is whole.
+            let create = || unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) };
+            self.timings.time(Call::Create, 1, bytes, create).map_err(|kind| self.refusal(kind, bytes))?;
+            space.add_chunk(ChunkId(handle), bytes);
+            Ok(ChunkId(handle))
+        })
+    }
+
+    fn release(&self, chunk: ChunkId) -> Result<(), CallError> {
+        self.call(Call::Release, || {
+            let mut space = self.space.lock();
+            let bytes = space.check_release(chunk)?;
+            // SAFETY: the chunk is known, so its handle is alive.
+            self.timings.time(Call::Release, 1, bytes, || unsafe { sys::cuMemRelease(chunk.0) })?;
+            space.remove_chunk(chunk);
+            Ok(())
+        })
+    }
+
+    fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError> {
+        self.call(Call::Map, || {
+            let mut space = self.space.lock();
+            let bytes = space.check_map(address, chunk)?;
+            // SAFETY: the chunk's handle is alive, and the range is reserved and free.
+            let map = || unsafe { sys::cuMemMap(address, bytes as usize, 0, chunk.0, 0) };
+            self.timings.time(Call::Map, 1, bytes, map)?;
+            space.add_mapping(address, chunk);
+            Ok(())
+        })
+    }
+
+    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
+        self.call(Call::SetAccess, || {
+            let count = self.space.lock().whole_chunks(address, bytes)?;
+            let flags = match access {
+                Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+                Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            };
+            let rights = CUmemAccessDesc { location: location(self.ordinal), flags };
+            // SAFETY: the range is mapped, and `rights` is one description.
+            let set_access = || unsafe { sys::cuMemSetAccess(address, bytes as usize, &rights, 1) };
+            self.timings.time(Call::SetAccess, count, bytes, set_access)
+        })
+    }
+
+    fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError> {
+        self.call(Call::Unmap, || {
+            let mut space = self.space.lock();
+            let count = space.whole_chunks(address, bytes)?;
+            // SAFETY: the range covers whole mappings. That no work uses them is the caller's to know; work that does
+            // loses the context, and touches nothing of the host's.
+            self.timings.time(Call::Unmap, count, bytes, || unsafe { sys::cuMemUnmap(address, bytes as usize) })?;
+            space.remove_mappings(address, bytes);
+            Ok(())
+        })
+    }
+
+    fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError> {
+        self.call(Call::Export, || {
+            let space = self.space.lock();
+            space.chunk_bytes(chunk)?;
+            let mut descriptor: c_int = -1;
+            let target = ptr::from_mut(&mut descriptor).cast();
+            let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            // SAFETY: the chunk's handle is alive, and for this kind the driver writes an `int`.
+            check(unsafe { sys::cuMemExportToShareableHandle(target, chunk.0, kind, 0) })?;
+            // SAFETY: the driver opened the descriptor for this call.
+            let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+            // A copy, since copies are closed when a program is executed. A descriptor that a child process inherits
+            // would keep the memory.
+            descriptor.try_clone().map_err(|error| system_failure(&error))
+        })
+    }
+
+    fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError> {
+        self.call(Call::Import, || {
+            let mut space = self.space.lock();
+            space.check_size(bytes)?;
+            let descriptor = chunk.as_raw_fd() as usize as *mut c_void;
+            let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+            let mut handle = 0;
+            // SAFETY: `handle` is writable, and for this kind the driver takes an open descriptor as the pointer itself.
+            check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, descriptor, kind) })?;
+            space.add_chunk(ChunkId(handle), bytes);
+            Ok(ChunkId(handle))
+        })
+    }
+
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {
+        self.in_context(Call::RegisterHost, || {
+            let flags = match access {
+                Access::Read => sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY,
+                Access::ReadWrite => sys::CU_MEMHOSTREGISTER_PORTABLE,
+            };
+            // SAFETY: the caller keeps the range mapped.
+            check(unsafe { sys::cuMemHostRegister_v2(address.cast(), bytes as usize, flags) })
+        })
+    }
+
+    fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
+        self.in_context(Call::UnregisterHost, || {
+            // SAFETY: the driver looks the address up, and refuses one that was not registered.
+            let code = unsafe { sys::cuMemHostUnregister(address.cast()) };
+            if code == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED {
+                return Err(ErrorKind::HostNotRegistered(address as u64));
+            }
+            check(code)
+        })
+    }
+
+    fn processes(&self) -> Option<Vec<ProcessMemory>> {
+        nvml::processes(&self.properties)
+    }
+
+    fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError> {
+        self.in_context(Call::CreateStream, || {
+            let (flags, priority) = (CUstream_flags::CU_STREAM_NON_BLOCKING, self.priorities[priority as usize]);
+            let mut stream = ptr::null_mut();
+            // SAFETY: `stream` is writable, and the thread has the context.
+            check(unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags as c_uint, priority) })?;
+            let stream = StreamId(stream as u64);
+            self.streams.insert(stream.0, StreamOwner::This);
+            Ok(stream)
+        })
+    }
+
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::DestroyStream, || {
+            let unknown = ErrorKind::UnknownHandle { what: "stream", handle: stream.0 };
+            match self.streams.remove(stream.0).ok_or(unknown)? {
+                StreamOwner::Other => Ok(()),
+                // SAFETY: the stream was made here, and no other thread destroys it.
+                StreamOwner::This => check(unsafe { sys::cuStreamDestroy_v2(stream.0 as CUstream) }),
+            }
+        })
+    }
+
+    fn query_stream(&self, stream: StreamId) -> Result<bool, CallError> {
+        self.in_context(Call::QueryStream, || {
+            let stream = self.stream(stream)?;
+            // SAFETY: the stream is known.
+            completed(unsafe { sys::cuStreamQuery(stream) })
+        })
+    }
+
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::SynchronizeStream, || {
+            let stream = self.stream(stream)?;
+            // SAFETY: the stream is known.
+            check(unsafe { sys::cuStreamSynchronize(stream) })
+        })
+    }
+
+    fn synchronize(&self) -> Result<(), CallError> {
+        // SAFETY: the thread has the context.
+        self.in_context(Call::Synchronize, || check(unsafe { sys::cuCtxSynchronize() }))
+    }
+
+    fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
+        self.in_context(Call::CreateEvent, || {
+            let untimed = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+            let flags = match kind {
+                EventKind::Order => untimed,
+                EventKind::Timing => CUevent_flags::CU_EVENT_DEFAULT as c_uint,
+                EventKind::Interprocess => untimed | CUevent_flags::CU_EVENT_INTERPROCESS as c_uint,
+            };
+            let mut event = ptr::null_mut();
+            // SAFETY: `event` is writable, and the thread has the context.
+            check(unsafe { sys::cuEventCreate(&mut event, flags) })?;
+            self.events.insert(event as u64, kind);
+            Ok(EventId(event as u64))
+        })
+    }
+
+    fn export_event(&self, event: EventId) -> Result<EventHandle, CallError> {
+        self.in_context(Call::ExportEvent, || {
+            let event = self.event_of_kind(event, EventKind::Interprocess)?;
+            let mut handle = CUipcEventHandle { reserved: [0; 64] };
+            // SAFETY: `handle` is writable, and the event is known.
+            check(unsafe { sys::cuIpcGetEventHandle(&mut handle, event) })?;
+            Ok(EventHandle(handle.reserved.map(|byte| byte as u8)))
+        })
+    }
+
+    fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError> {
+        self.in_context(Call::OpenEvent, || {
+            let handle = CUipcEventHandle { reserved: handle.0.map(|byte| byte as _) };
+            let mut event = ptr::null_mut();
+            // SAFETY: `event` is writable, and the driver refuses a handle that names nothing.
+            check(unsafe { sys::cuIpcOpenEventHandle(&mut event, handle) })?;
+            self.events.insert(event as u64, EventKind::Interprocess);
+            Ok(EventId(event as u64))
+        })
+    }
+
+    fn destroy_event(&self, event: EventId) -> Result<(), CallError> {
+        self.in_context(Call::DestroyEvent, || {
+            let unknown = ErrorKind::UnknownHandle { what: "event", handle: event.0 };
+            self.events.remove(event.0).ok_or(unknown)?;
+            // SAFETY: the event was known, and no other thread destroys it.
+            check(unsafe { sys::cuEventDestroy_v2(event.0 as CUevent) })
+        })
+    }
+
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::RecordEvent, || {
+            let (stream, (event, _)) = (self.stream(stream)?, self.event(event)?);
+            // SAFETY: both are known.
+            check(unsafe { sys::cuEventRecord(event, stream) })
+        })
+    }
+
+    fn query_event(&self, event: EventId) -> Result<bool, CallError> {
+        self.in_context(Call::QueryEvent, || {
+            let (event, _) = self.event(event)?;
+            // SAFETY: the event is known.
+            completed(unsafe { sys::cuEventQuery(event) })
+        })
+    }
+
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {
+        self.in_context(Call::WaitEvent, || {
+            let (stream, (event, _)) = (self.stream(stream)?, self.event(event)?);
+            // SAFETY: both are known.
+            check(unsafe { sys::cuStreamWaitEvent(stream, event, 0) })
+        })
+    }
+
+    fn synchronize_event(&self, event: EventId) -> Result<(), CallError> {
+        self.in_context(Call::SynchronizeEvent, || {
+            let (event, _) = self.event(event)?;
+            // SAFETY: the event is known.
+            check(unsafe { sys::cuEventSynchronize(event) })
+        })
+    }
+
+    fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError> {
+        self.in_context(Call::Elapsed, || {
+            let [from, to] = [start, end].map(|event| self.event_of_kind(event, EventKind::Timing));
+            let (from, to) = (from?, to?);
+            match elapsed_ms(from, to) {
+                // An event that was never recorded is an invalid handle to the driver.
+                Err(kind) if matches!(kind.code(), 400 | 600) => {
+                    let unpassed = if elapsed_ms(to, to).is_err() { end } else { start };
+                    Err(ErrorKind::NotPassed(unpassed.0))
+                }
+                elapsed => elapsed.map(|ms| f64::from(ms) * 1000.0),
+            }
+        })
+    }
+
+    fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::CopyToDevice, || {
+            let stream = self.submit(stream, source.len() as u64, |stream| {
+                // SAFETY: `source` outlives the copy, which is waited for below; the driver checks the address.
+                unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
+            })?;
+            // SAFETY: the stream is known.
+            check(unsafe { sys::cuStreamSynchronize(stream) })
+        })
+    }
+
+    fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::CopyFromDevice, || {
+            let stream = self.submit(stream, target.len() as u64, |stream| {
+                // SAFETY: `target` outlives the copy, which is waited for below; the driver checks the address.
+                unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
+            })?;
+            // SAFETY: the stream is known.
+            check(unsafe { sys::cuStreamSynchronize(stream) })
+        })
+    }
+
+    unsafe fn copy_to_device_async(
+        &self,
+        target: Address,
+        source: *const u8,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        self.in_context(Call::CopyToDeviceAsync, || {
+            self.submit(stream, bytes, |stream| {
+                // SAFETY: the caller keeps the source until the stream has passed the copy.
+                unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), bytes as usize, stream) }
+            })
+            .map(drop)
+        })
+    }
+
+    unsafe fn copy_from_device_async(
+        &self,
+        target: *mut u8,
+        source: Address,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        self.in_context(Call::CopyFromDeviceAsync, || {
+            self.submit(stream, bytes, |stream| {
+                // SAFETY: the caller leaves the target to the copy until the stream has passed it.
+                unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes as usize, stream) }
+            })
+            .map(drop)
+        })
+    }
+
+    fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::CopyOnDevice, || {
+            self.submit(stream, bytes, |stream| {
+                // SAFETY: both are addresses of a device, which the driver checks.
+                unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes as usize, stream) }
+            })
+            .map(drop)
+        })
+    }
+
+    fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::Memset, || {
+            self.submit(stream, bytes, |stream| {
+                // SAFETY: the address is one of a device, which the driver checks.
+                unsafe { sys::cuMemsetD8Async(target, value, bytes as usize, stream) }
+            })
+            .map(drop)
+        })
+    }
+
+    fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError> {
+        self.in_context(Call::HostFunction, || {
+            let stream = self.stream(stream)?;
+            let function = Box::into_raw(Box::new(function));
+            // SAFETY: the driver calls `run_host_function` once, with this pointer.
+            check(unsafe { sys::cuLaunchHostFunc(stream, Some(run_host_function), function.cast()) }).inspect_err(
+                |_| {
+                    // SAFETY: a refused function is not called, so the box is still ours.
+                    drop(unsafe { Box::from_raw(function) });
+                },
+            )
+        })
+    }
+}
+
+/// Runs and drops a host function. A panic does not leave it: it ends the process.
+unsafe extern "C" fn run_host_function(function: *mut c_void) {
+    // SAFETY: the pointer is from `host_function`, and comes here once.
+    let function = unsafe { Box::from_raw(function.cast::<HostFunction>()) };
+    in_host_function(*function);
+}
+
+/// Time between two events that are known.
+fn elapsed_ms(start: CUevent, end: CUevent) -> Result<f32, ErrorKind> {
+    let mut ms = 0.0;
+    // SAFETY: `ms` is writable, and the callers know both events.
+    check(unsafe { sys::cuEventElapsedTime_v2(&mut ms, start, end) })?;
+    Ok(ms)
+}

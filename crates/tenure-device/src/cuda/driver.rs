@@ -1,0 +1,234 @@
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{
+    self, CUdevice, CUevent, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1 as AllocationFlags, CUmemAllocationType, CUmemLocation, CUmemLocationType,
+    CUresult, CUstream,
+};
+use parking_lot::Mutex;
+use tenure_alloc::MemoryInfo;
+use tenure_core::{Device, StreamId};
+
+use super::context::PrimaryContext;
+use super::error::check;
+use super::handles::Handles;
+use super::space::AddressSpace;
+use super::timing::{Timing, Timings};
+use crate::{Call, CallError, ErrorKind, EventId, EventKind, HostFunction, LaunchRegistry, Priority, Properties};
+
+/// How many launches an error shows that may come from any of them.
+const SUSPECTS: usize = 8;
+
+/// The driver of one NVIDIA device.
+///
+/// A panic of a [`HostFunction`] ends the process, and a function whose turn comes after the context was lost is never
+/// called. Calls that create, release, map and unmap take turns, whichever thread they come from; no other call waits
+/// for them, and they wait for no work of the device.
+pub struct CudaDriver {
+    pub(super) device: Device,
+    pub(super) ordinal: CUdevice,
+    pub(super) properties: Properties,
+    context: PrimaryContext,
+    pub(super) granularity: u64,
+    /// The driver's numbers for [`Priority::ALL`].
+    pub(super) priorities: [c_int; Priority::ALL.len()],
+    pub(super) space: Mutex<AddressSpace>,
+    /// Sizes of what was allocated with an address of its own.
+    pub(super) segments: Handles<u64>,
+    pub(super) streams: Handles<StreamOwner>,
+    pub(super) events: Handles<EventKind>,
+    pub(super) timings: Timings,
+    pub(super) launches: LaunchRegistry,
+    /// The error that lost the context.
+    lost: OnceLock<Arc<CallError>>,
+}
+
+/// Who destroys a stream.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamOwner {
+    This,
+    Other,
+}
+
+impl CudaDriver {
+    /// Retains the primary context of a device, and makes it if nobody did.
+    pub(super) fn start(index: u8, ordinal: CUdevice, properties: Properties) -> Result<Self, ErrorKind> {
+        let context = PrimaryContext::retain(ordinal)?;
+        let bound = context.bind()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: both are writable, and the thread has a context.
+        check(unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) })?;
+        let chunks = chunk_properties(ordinal, properties.shares_descriptors);
+        let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+        let mut granularity = 0;
+        // SAFETY: `granularity` is writable, `chunks` is whole.
+        check(unsafe { sys::cuMemGetAllocationGranularity(&mut granularity, &chunks, minimum) })?;
+        let granularity = granularity as u64;
+        drop(bound);
+        Ok(Self {
+            device: Device::cuda(index),
+            ordinal,
+            properties,
+            context,
+            granularity,
+            priorities: [least, i32::midpoint(least, greatest), greatest],
+            space: Mutex::new(AddressSpace::new(granularity)),
+            segments: Handles::new(),
+            streams: Handles::new(),
+            events: Handles::new(),
+            timings: Timings::default(),
+            launches: LaunchRegistry::new(),
+            lost: OnceLock::new(),
+        })
+    }
+
+    /// What the device is.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Makes a stream known that was made elsewhere, such as PyTorch's: the number is its handle.
+    /// [`destroy_stream`](crate::Driver::destroy_stream) then only forgets it. Nothing happens if it is known.
+    ///
+    /// # Safety
+    /// The stream belongs to the primary context of this device, or to a part of it, and is not destroyed before it is
+    /// forgotten here.
+    pub unsafe fn adopt_stream(&self, stream: StreamId) {
+        self.streams.adopt(stream.0, StreamOwner::Other);
+    }
+
+    /// The kernels launched last through this driver.
+    pub fn launches(&self) -> &LaunchRegistry {
+        &self.launches
+    }
+
+    /// What the driver took for the memory calls made so far.
+    pub fn timings(&self) -> Vec<Timing> {
+        self.timings.all()
+    }
+
+    /// Makes a driver call that needs a context.
+    pub(super) fn in_context<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce() -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        self.call(call, || {
+            let _bound = self.context.bind()?;
+            action()
+        })
+    }
+
+    /// Makes a driver call: refused when the context is lost, or within a host function.
+    pub(super) fn call<T>(&self, call: Call, action: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T, CallError> {
+        if IN_HOST_FUNCTION.get() {
+            return Err(CallError { call, kind: ErrorKind::CalledFromWork });
+        }
+        if let Some(first) = self.lost.get() {
+            return Err(CallError { call, kind: ErrorKind::ContextLost(Arc::clone(first)) });
+        }
+        action().map_err(|kind| self.failure(call, kind))
+    }
+
+    /// The error of a call that failed. One that loses the context may come from any kernel launched before.
+    fn failure(&self, call: Call, mut kind: ErrorKind) -> CallError {
+        if !kind.loses_context() {
+            return CallError { call, kind };
+        }
+        if let ErrorKind::Device { in_flight, .. } = &mut kind {
+            *in_flight = self.launches.recent(SUSPECTS);
+        }
+        let error = CallError { call, kind };
+        self.lost.get_or_init(|| Arc::new(error.clone()));
+        error
+    }
+
+    /// The driver's handle of a known stream.
+    pub(super) fn stream(&self, stream: StreamId) -> Result<CUstream, ErrorKind> {
+        const PER_THREAD: u64 = 2;
+        if stream.0 > PER_THREAD && self.streams.get(stream.0).is_none() {
+            return Err(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 });
+        }
+        Ok(stream.0 as CUstream)
+    }
+
+    /// The driver's handle of a known event, and what it is for.
+    pub(super) fn event(&self, event: EventId) -> Result<(CUevent, EventKind), ErrorKind> {
+        let kind = self.events.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
+        Ok((event.0 as CUevent, kind))
+    }
+
+    /// The driver's handle of a known event of the kind that a call needs.
+    pub(super) fn event_of_kind(&self, event: EventId, needed: EventKind) -> Result<CUevent, ErrorKind> {
+        let (raw, actual) = self.event(event)?;
+        if actual != needed {
+            return Err(ErrorKind::WrongEventKind { event: event.0, actual, needed });
+        }
+        Ok(raw)
+    }
+
+    /// Puts a copy or fill of `bytes` bytes on a stream, unless it is empty.
+    pub(super) fn submit(
+        &self,
+        stream: StreamId,
+        bytes: u64,
+        submit: impl FnOnce(CUstream) -> CUresult,
+    ) -> Result<CUstream, ErrorKind> {
+        let stream = self.stream(stream)?;
+        if bytes > 0 {
+            check(submit(stream))?;
+        }
+        Ok(stream)
+    }
+
+    /// Free and total memory. Needs the context.
+    pub(super) fn info(&self) -> Result<MemoryInfo, ErrorKind> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are writable, and the thread has the context.
+        check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    /// The error of a call that asked for `requested` bytes, with what there was if that was too much.
+    pub(super) fn refusal(&self, kind: ErrorKind, requested: u64) -> ErrorKind {
+        if kind.code() != CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32 {
+            return kind;
+        }
+        let free = self.context.bind().and_then(|_bound| self.info()).map_or(0, |info| info.free);
+        ErrorKind::OutOfMemory { requested, free }
+    }
+}
+
+thread_local! {
+    /// Whether this thread, one of CUDA's own, runs a host function. A call from there could wait for itself.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a host function, from which no driver can be called.
+pub(super) fn in_host_function(function: HostFunction) {
+    IN_HOST_FUNCTION.set(true);
+    function();
+    IN_HOST_FUNCTION.set(false);
+}
+
+/// What a chunk is: memory of the device, which can be handed to other processes if the device can do that at all.
+pub(super) fn chunk_properties(ordinal: CUdevice, shares_descriptors: bool) -> CUmemAllocationProp {
+    CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: if shares_descriptors {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        } else {
+            CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE
+        },
+        location: location(ordinal),
+        win32HandleMetaData: ptr::null_mut(),
+        allocFlags: AllocationFlags { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
+    }
+}
+
+pub(super) fn location(ordinal: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}

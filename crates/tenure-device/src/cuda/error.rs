@@ -1,0 +1,87 @@
+//! The driver's error numbers, as errors.
+
+use std::io;
+
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUresult;
+
+use crate::ErrorKind;
+
+/// What the driver answered, as a result.
+pub(super) fn check(code: CUresult) -> Result<(), ErrorKind> {
+    code.result().map_err(|error| failure(code, describe(error)))
+}
+
+/// Whether something has completed, by what the driver answered to a query.
+pub(super) fn completed(code: CUresult) -> Result<bool, ErrorKind> {
+    match code {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => check(code).map(|()| true),
+    }
+}
+
+/// What the driver answered to being started.
+pub(super) fn started(code: CUresult) -> Result<(), ErrorKind> {
+    code.result().map_err(|error| start_failure(code, &describe(error)))
+}
+
+/// A failure of the operating system in a driver call, as the driver would put it.
+pub(super) fn system_failure(error: &io::Error) -> ErrorKind {
+    failure(CUresult::CUDA_ERROR_OPERATING_SYSTEM, error.to_string())
+}
+
+/// The driver's words for an error. They are there before it is started.
+fn describe(error: DriverError) -> String {
+    error.error_string().map_or_else(|_| "unknown error".to_owned(), |words| words.to_string_lossy().into_owned())
+}
+
+fn failure(code: CUresult, description: String) -> ErrorKind {
+    ErrorKind::Device { code: code as u32, name: format!("{code:?}"), description, in_flight: Vec::new() }
+}
+
+fn start_failure(code: CUresult, description: &str) -> ErrorKind {
+    match code {
+        CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
+        code => ErrorKind::StartFailed { reason: format!("{code:?}: {description}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_number_and_name_that_the_driver_gives_it() {
+        let kind = failure(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "an illegal memory access was encountered".into());
+        assert_eq!(kind.code(), 700);
+        assert!(kind.loses_context());
+        assert_eq!(kind.to_string(), "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered");
+    }
+
+    #[test]
+    fn an_error_of_the_call_alone_keeps_the_context() {
+        for code in [
+            CUresult::CUDA_ERROR_INVALID_VALUE,
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_NOT_READY,
+            CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+        ] {
+            assert!(!failure(code, String::new()).loses_context(), "{code:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_ready_is_not_completed() {
+        assert_eq!(completed(CUresult::CUDA_SUCCESS), Ok(true));
+        assert_eq!(completed(CUresult::CUDA_ERROR_NOT_READY), Ok(false));
+    }
+
+    #[test]
+    fn a_driver_that_finds_no_device_has_started() {
+        assert_eq!(start_failure(CUresult::CUDA_ERROR_NO_DEVICE, ""), ErrorKind::NoDevice);
+        let reason = "CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized".to_owned();
+        let words = "system not yet initialized";
+        assert_eq!(start_failure(CUresult::CUDA_ERROR_SYSTEM_NOT_READY, words), ErrorKind::StartFailed { reason });
+    }
+}

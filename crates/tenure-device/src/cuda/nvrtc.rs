@@ -1,0 +1,141 @@
+//! Kernels from source, through NVRTC.
+
+use std::ffi::{CStr, CString, NulError, c_char};
+
+use cudarc::nvrtc::result::{self, NvrtcError};
+use cudarc::nvrtc::sys::{self, nvrtcProgram};
+
+/// Machine code of one or several kernels, for one kind of device.
+#[derive(Clone)]
+pub struct Image(Vec<u8>);
+
+/// Why a kernel was not compiled.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// There is no compiler to load.
+    #[error(
+        "NVRTC was not found (libnvrtc.so, or libnvrtc.so.12 or 13): put its folder into LD_LIBRARY_PATH; the Python \
+         package `nvidia-cuda-nvrtc` and the CUDA toolkit have it"
+    )]
+    NoCompiler,
+    /// The source is wrong, or an option.
+    #[error("{name}:\n{log}")]
+    Failed {
+        /// NVRTC's name for the failure.
+        name: String,
+        /// NVRTC's words, line by line.
+        log: String,
+    },
+    /// The source or an option contains a zero byte.
+    #[error("the source or an option contains a zero byte: {0}")]
+    ZeroByte(#[from] NulError),
+}
+
+/// Compiles CUDA C++ for devices of `compute_capability`.
+pub(super) fn compile(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<Image, CompileError> {
+    let (major, minor) = compute_capability;
+    let source = CString::new(source)?;
+    let mut texts = vec![CString::new(format!("--gpu-architecture=sm_{major}{minor}"))?];
+    for &option in options {
+        texts.push(CString::new(option)?);
+    }
+    // SAFETY: loading a library runs its initialisers; this one is NVIDIA's compiler.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CompileError::NoCompiler);
+    }
+    Program::new(&source)?.compile(&texts)
+}
+
+impl Image {
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A program of the compiler.
+struct Program(nvrtcProgram);
+
+impl Program {
+    fn new(source: &CStr) -> Result<Self, CompileError> {
+        result::create_program(source, None).map(Self).map_err(|error| failed(error, String::new()))
+    }
+
+    fn compile(self, options: &[CString]) -> Result<Image, CompileError> {
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is alive, and `options` are as many texts that outlive the call.
+        let compiled = unsafe { sys::nvrtcCompileProgram(self.0, options.len() as i32, options.as_ptr()) };
+        compiled.result().map_err(|error| failed(error, self.log()))?;
+        self.image().map(Image).map_err(|error| failed(error, String::new()))
+    }
+
+    fn image(&self) -> Result<Vec<u8>, NvrtcError> {
+        let mut bytes = 0;
+        // SAFETY: the program is alive and compiled for a real device, `bytes` is writable.
+        unsafe { sys::nvrtcGetCUBINSize(self.0, &mut bytes) }.result()?;
+        let mut image = vec![0; bytes];
+        // SAFETY: `image` has the room that the compiler asked for.
+        unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) }.result()?;
+        Ok(image)
+    }
+
+    /// What the compiler said; empty if it does not tell.
+    fn log(&self) -> String {
+        // SAFETY: the program is alive.
+        let log = unsafe { result::get_program_log(self.0) }.unwrap_or_default();
+        let bytes: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
+        String::from_utf8_lossy(&bytes).trim_end_matches('\0').trim_end().to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program is alive, and nobody uses it after this.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+fn failed(error: NvrtcError, log: String) -> CompileError {
+    CompileError::Failed { name: format!("{:?}", error.0), log }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILL: &str = r#"extern "C" __global__ void fill(float* out, int n) {
+        int i = blockIdx.x * blockDim.x + threadIdx.x;
+        if (i < n) out[i] = 1.0f;
+    }"#;
+
+    /// The image for an H200, or `None` on a machine without the compiler.
+    fn compile_here(source: &str) -> Option<Result<Image, CompileError>> {
+        match compile(source, (9, 0), &["--std=c++17"]) {
+            Err(CompileError::NoCompiler) => {
+                eprintln!("skipped: there is no NVRTC");
+                None
+            }
+            result => Some(result),
+        }
+    }
+
+    #[test]
+    fn a_kernel_becomes_an_elf_image() {
+        let Some(image) = compile_here(FILL) else { return };
+        assert!(image.unwrap().as_bytes().starts_with(b"\x7fELF"));
+    }
+
+    #[test]
+    fn a_mistake_is_shown_with_its_line() {
+        let Some(result) = compile_here(&FILL.replace("1.0f", "x")) else { return };
+        let error = result.err().unwrap().to_string();
+        assert!(error.starts_with("NVRTC_ERROR_COMPILATION:\n"), "{error}");
+        assert!(error.contains("(3): error: identifier \"x\" is undefined"), "{error}");
+    }
+
+    #[test]
+    fn a_zero_byte_is_refused() {
+        assert!(matches!(compile("a\0b", (9, 0), &[]), Err(CompileError::ZeroByte(_))));
+        assert!(matches!(compile("", (9, 0), &["a\0b"]), Err(CompileError::ZeroByte(_))));
+    }
+}
