@@ -16,6 +16,13 @@ pub(crate) struct Tested {
     _alone: Option<File>,
 }
 
+impl Tested {
+    /// The driver, for what holds on to one. Drop that before this.
+    pub(crate) fn shared(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+}
+
 impl Deref for Tested {
     type Target = dyn Driver;
 
