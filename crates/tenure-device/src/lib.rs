@@ -13,6 +13,7 @@ mod driver;
 mod error;
 mod launches;
 pub mod memory;
+pub mod pinned;
 mod platform;
 mod ring;
 pub mod sim;

@@ -10,6 +10,7 @@ mod drivers;
 mod host;
 mod launches;
 mod memory;
+mod pinned;
 mod platform;
 mod races;
 mod schedule;
