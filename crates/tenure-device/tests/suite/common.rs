@@ -50,11 +50,22 @@ pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
 
 /// A chunk of `bytes` bytes, mapped and accessible at an address of its own.
 pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
-    let address = driver.reserve(bytes).unwrap();
     let chunk = driver.create(bytes).unwrap();
+    (map_anywhere(driver, chunk, bytes), chunk)
+}
+
+/// The address, reserved for it, at which a chunk of `bytes` bytes is mapped and accessible.
+pub(crate) fn map_anywhere(driver: &dyn Driver, chunk: ChunkId, bytes: u64) -> Address {
+    let address = driver.reserve(bytes).unwrap();
     driver.map(address, chunk).unwrap();
     driver.set_access(address, bytes, Access::ReadWrite).unwrap();
-    (address, chunk)
+    address
+}
+
+/// Gives back what [`map_anywhere`] took.
+pub(crate) fn unmap_again(driver: &dyn Driver, address: Address, bytes: u64) {
+    driver.unmap(address, bytes).unwrap();
+    driver.unreserve(address, bytes).unwrap();
 }
 
 /// `count` bytes at `address`, after everything on the null stream.

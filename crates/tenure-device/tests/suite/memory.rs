@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tenure_alloc::{AllocError, Request, native};
+use tenure_alloc::{Action, AllocError, Event, Request, native};
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Storage, StreamId, Tag};
-use tenure_device::memory::{DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
-use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Driver, Priority, ProcessMemory};
+use tenure_device::memory::{self, DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
+use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
 
 use crate::common::{Tested, drivers, read};
 
@@ -131,9 +131,45 @@ fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
 }
 
 #[test]
+fn a_storage_is_allocated_on_the_current_stream() {
+    everywhere(|_, memory| {
+        memory.allocator().record_history(Some(16));
+        let stream = memory.streams().pooled(Priority::Default).unwrap();
+        let _current = StreamGuard::new(&stream);
+        drop(Storage::new(4096, Arc::new(memory)).unwrap());
+        let events = memory.allocator().snapshot().device_traces.concat();
+        let block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted);
+        assert_eq!(events.iter().filter(block).map(|event| event.stream).collect::<Vec<_>>(), [stream.id(); 2]);
+    });
+}
+
+/// The simulated device finds a race if the bytes are given away before the other stream is done with them.
+#[test]
+fn a_recorded_storage_is_not_reused_before_the_other_stream_has_passed() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 6]);
+    let driver = platform.driver(5).unwrap();
+    assert!(memory::installed(5).is_none());
+    let memory = memory::install(Arc::clone(&driver), MemoryConfig::default()).unwrap();
+    assert!(std::ptr::eq(memory, memory::installed(5).unwrap()) && std::ptr::eq(memory, memory::device(5).unwrap()));
+    let twice = memory::install(Arc::clone(&driver), MemoryConfig::default()).err().unwrap();
+    assert_eq!(twice, MemoryError::AlreadyInstalled { device: Device::cuda(5) });
+
+    let other = memory.streams().pooled(Priority::Default).unwrap();
+    for bytes in [4096, 4 << 20] {
+        let storage = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(storage.lock().as_ptr() as u64, 1, 4096, other.id()).unwrap();
+        assert_eq!(memory::record_stream(&storage, other.id()), Ok(true));
+        drop(storage);
+        let next = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(next.lock().as_ptr() as u64, 2, 4096, StreamId::NULL).unwrap();
+    }
+    driver.synchronize().unwrap();
+}
+
+#[test]
 fn foreign_bytes_are_not_recorded() {
     let storage = Storage::new(16, Arc::new(tenure_core::CpuAllocator::new())).unwrap();
-    assert_eq!(tenure_device::memory::record_stream(&storage, StreamId(1)), Ok(false));
+    assert_eq!(memory::record_stream(&storage, StreamId(1)), Ok(false));
 }
 
 #[test]
