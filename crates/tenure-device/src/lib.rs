@@ -20,6 +20,7 @@ mod event;
 pub mod functions;
 mod launches;
 pub mod memory;
+pub mod pinned;
 mod platform;
 mod ring;
 pub mod share;

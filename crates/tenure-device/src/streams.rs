@@ -59,6 +59,11 @@ impl Streams {
     pub fn current(&self) -> Stream {
         Stream::new(&self.0, self.0.current())
     }
+
+    /// The driver's name of the [`current`](Self::current) stream, without making a handle, whose count threads share.
+    pub fn current_id(&self) -> StreamId {
+        self.0.current().id
+    }
 }
 
 /// A stream of a known device.

@@ -34,7 +34,7 @@ pub use holders::Holder;
 pub use report::OutOfMemoryReport;
 pub use storage::record_stream;
 
-use crate::{DeviceBacking, Driver};
+use crate::{DeviceBacking, Driver, Streams};
 
 /// This process's memory on one device. PyTorch's `DeviceCachingAllocator` and what it stands on.
 ///
@@ -42,6 +42,8 @@ use crate::{DeviceBacking, Driver};
 pub struct DeviceMemory {
     allocator: Allocator,
     backing: Arc<DeviceBacking>,
+    /// Last, since streams outlive the allocator that knows them.
+    streams: Streams,
     device: Device,
 }
 
@@ -58,6 +60,7 @@ impl DeviceMemory {
     /// A setting of `config` makes no sense, or the driver fails.
     pub fn new(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<Self, MemoryError> {
         let device = driver.device();
+        let streams = Streams::new(Arc::clone(&driver));
         let backing = Arc::new(DeviceBacking::new(driver));
         let allocator = match config.policy {
             Policy::Paged(mut config) => {
@@ -69,7 +72,7 @@ impl DeviceMemory {
                 Allocator::Native(NativeAllocator::new(Arc::clone(&backing) as _, config)?)
             }
         };
-        let memory = Self { allocator, backing, device };
+        let memory = Self { allocator, backing, streams, device };
         if config.fraction != 1.0 {
             memory.allocator().set_memory_fraction(config.fraction)?;
         }
@@ -89,6 +92,11 @@ impl DeviceMemory {
     /// The device's driver.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.backing.driver()
+    }
+
+    /// The device's streams. Storages are allocated on the thread's current one.
+    pub fn streams(&self) -> &Streams {
+        &self.streams
     }
 
     /// The allocator: statistics, snapshots, limits, pools and callbacks.

@@ -39,7 +39,7 @@ unsafe impl Allocator for &'static DeviceMemory {
     /// On the thread's current stream.
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let memory: &'static DeviceMemory = self;
-        let request = Request::new(bytes as u64, current_stream(self.device));
+        let request = Request::new(bytes as u64, self.streams().current_id());
         let block = memory.allocate(request).map_err(|error| error.of_allocator(self.device, bytes))?;
         if block.address == 0 {
             return Ok(DataPtr::null(self.device));
@@ -56,7 +56,7 @@ unsafe impl Allocator for &'static DeviceMemory {
     /// copy has run.
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
         let failed = |error: MemoryError| error.of_allocator(self.device, bytes);
-        let stream = current_stream(self.device);
+        let stream = self.streams().current_id();
         self.record_if_own(source.cast_mut(), stream).map_err(failed)?;
         let (source, target) = (source.addr() as u64, target.addr() as u64);
         self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {
@@ -65,9 +65,4 @@ unsafe impl Allocator for &'static DeviceMemory {
             reason: error.to_string(),
         })
     }
-}
-
-/// The thread's current stream of `device`.
-fn current_stream(_device: Device) -> StreamId {
-    StreamId::NULL
 }

@@ -12,6 +12,7 @@ mod functions;
 mod host;
 mod launches;
 mod memory;
+mod pinned;
 mod platform;
 mod processes;
 mod races;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use tenure_alloc::{AllocError, Request, native};
+use tenure_alloc::{Action, AllocError, Event, Request, native};
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Storage, StreamId, Tag};
-use tenure_device::memory::{DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
-use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Driver, Priority, ProcessMemory};
+use tenure_device::memory::{self, DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
+use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
 
-use crate::common::read;
+use crate::common::{Tested, drivers, read};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -27,8 +27,21 @@ fn memory(driver: &Arc<SimDriver>, config: MemoryConfig) -> DeviceMemory {
 }
 
 /// Memory that lives as long as the test process, as storages want it.
-fn lasting(driver: &Arc<SimDriver>, policy: Policy) -> &'static DeviceMemory {
-    Box::leak(Box::new(memory(driver, MemoryConfig { policy, ..MemoryConfig::default() })))
+fn lasting(driver: Arc<dyn Driver>, policy: Policy) -> &'static DeviceMemory {
+    let config = MemoryConfig { policy, ..MemoryConfig::default() };
+    Box::leak(Box::new(DeviceMemory::new(driver, config).unwrap()))
+}
+
+/// Runs `test` with every policy on every kind of device, and leaves nothing there.
+fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
+    for device in drivers() {
+        for policy in policies() {
+            let memory = lasting(device.shared(), policy);
+            test(&device, memory);
+            memory.allocator().release_cached().unwrap();
+            assert_eq!(memory.backing().held_bytes(), 0);
+        }
+    }
 }
 
 fn report(error: MemoryError) -> OutOfMemoryReport {
@@ -40,19 +53,17 @@ fn report(error: MemoryError) -> OutOfMemoryReport {
 
 #[test]
 fn every_policy_allocates_and_frees() {
-    for policy in policies() {
-        let driver = gibibyte();
-        let memory = memory(&driver, MemoryConfig { policy, ..MemoryConfig::default() });
-        let blocks = [512, MIB, 20 * MIB].map(|bytes| memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap());
+    everywhere(|device, memory| {
+        let blocks = [512, MIB, 3 * MIB].map(|bytes| memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap());
         for block in blocks {
-            driver.memset(block.address, 7, block.bytes, StreamId::NULL).unwrap();
-            assert_eq!(read(&*driver, block.address + block.bytes - 1, 1), [7]);
+            device.memset(block.address + block.bytes - 512, 7, 512, StreamId::NULL).unwrap();
+            assert_eq!(read(&**device, block.address + block.bytes - 1, 1), [7]);
             memory.free(block.address).unwrap();
         }
         assert_eq!(memory.allocator().statistics().all.allocated_bytes.current, 0);
         let twice = memory.free(blocks[0].address).unwrap_err();
         assert_eq!(twice, MemoryError::Allocator(AllocError::UnknownAddress(blocks[0].address)));
-    }
+    });
 }
 
 #[test]
@@ -76,8 +87,7 @@ fn a_fraction_is_a_limit() {
 
 #[test]
 fn a_storage_on_the_device_is_freed_with_its_last_handle() {
-    for policy in policies() {
-        let memory = lasting(&gibibyte(), policy);
+    everywhere(|_, memory| {
         let storage = Storage::new(3 * MIB as usize, Arc::new(memory)).unwrap();
         assert_eq!((storage.device(), storage.bytes()), (Device::cuda(0), 3 << 20));
         let view = storage.clone();
@@ -85,59 +95,93 @@ fn a_storage_on_the_device_is_freed_with_its_last_handle() {
         assert_eq!(memory.allocator().statistics().all.allocation.current, 1);
         drop(view);
         assert_eq!(memory.allocator().statistics().all.allocation.current, 0);
-    }
+    });
 }
 
 #[test]
 fn a_resized_storage_keeps_its_bytes() {
-    for policy in policies() {
-        let driver = gibibyte();
-        let memory = lasting(&driver, policy);
+    everywhere(|device, memory| {
         let storage = Storage::new(4096, Arc::new(memory)).unwrap();
-        driver.memset(storage.lock().as_ptr() as u64, 9, 4096, StreamId::NULL).unwrap();
-        storage.resize(8 << 20).unwrap();
-        assert_eq!(read(&*driver, storage.lock().as_ptr() as u64, 4096), [9; 4096]);
-    }
+        device.memset(storage.lock().as_ptr() as u64, 9, 4096, StreamId::NULL).unwrap();
+        storage.resize(4 << 20).unwrap();
+        assert_eq!(read(&**device, storage.lock().as_ptr() as u64, 4096), [9; 4096]);
+    });
 }
 
-/// The simulated driver loses its context if a copy reads what another stream may have been given meanwhile.
+/// The simulated device finds a race if the old bytes are given to their own stream before the copy has run.
 #[test]
-fn a_resize_on_another_stream_outlives_the_old_bytes() {
-    for policy in policies() {
-        let driver = gibibyte();
-        let memory = lasting(&driver, policy);
-        let other = driver.create_stream(Priority::Default).unwrap();
-        let old = memory.allocate(Request::new(2 * MIB, other)).unwrap();
-        driver.memset(old.address, 3, old.bytes, other).unwrap();
-        driver.synchronize_stream(other).unwrap();
+fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
+    const BYTES: u64 = 64 << 10;
+    everywhere(|device, memory| {
+        let other = device.create_stream(Priority::Default).unwrap();
+        let old = memory.allocate(Request::new(BYTES, other)).unwrap();
+        device.memset(old.address, 3, old.bytes, other).unwrap();
+        device.synchronize_stream(other).unwrap();
 
-        let (source, target) = (old.address as *const u8, Allocator::allocate(&memory, 2 << 20).unwrap());
-        // SAFETY: both are blocks of two MiB.
-        unsafe { Allocator::copy(&memory, source, target.as_ptr(), 2 << 20).unwrap() };
+        let target = Allocator::allocate(&memory, BYTES as usize).unwrap();
+        // SAFETY: both are blocks of so many bytes.
+        unsafe { Allocator::copy(&memory, old.address as *const u8, target.as_ptr(), BYTES as usize).unwrap() };
         memory.free(old.address).unwrap();
-        let reused = memory.allocate(Request::new(2 * MIB, other)).unwrap();
-        driver.memset(reused.address, 4, reused.bytes, other).unwrap();
-        driver.synchronize().unwrap();
-        assert_eq!(read(&*driver, target.as_ptr() as u64, 1), [3]);
+        let reused = memory.allocate(Request::new(BYTES, other)).unwrap();
+        device.memset(reused.address, 4, reused.bytes, other).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(read(&**device, target.as_ptr() as u64, 1), [3]);
+        memory.free(reused.address).unwrap();
+    });
+}
+
+#[test]
+fn a_storage_is_allocated_on_the_current_stream() {
+    everywhere(|_, memory| {
+        memory.allocator().record_history(Some(16));
+        let stream = memory.streams().pooled(Priority::Default).unwrap();
+        let _current = StreamGuard::new(&stream);
+        drop(Storage::new(4096, Arc::new(memory)).unwrap());
+        let events = memory.allocator().snapshot().device_traces.concat();
+        let block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted);
+        assert_eq!(events.iter().filter(block).map(|event| event.stream).collect::<Vec<_>>(), [stream.id(); 2]);
+    });
+}
+
+/// The simulated device finds a race if the bytes are given away before the other stream is done with them.
+#[test]
+fn a_recorded_storage_is_not_reused_before_the_other_stream_has_passed() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 6]);
+    let driver = platform.driver(5).unwrap();
+    assert!(memory::installed(5).is_none());
+    let memory = memory::install(Arc::clone(&driver), MemoryConfig::default()).unwrap();
+    assert!(std::ptr::eq(memory, memory::installed(5).unwrap()) && std::ptr::eq(memory, memory::device(5).unwrap()));
+    let twice = memory::install(Arc::clone(&driver), MemoryConfig::default()).err().unwrap();
+    assert_eq!(twice, MemoryError::AlreadyInstalled { device: Device::cuda(5) });
+
+    let other = memory.streams().pooled(Priority::Default).unwrap();
+    for bytes in [4096, 4 << 20] {
+        let storage = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(storage.lock().as_ptr() as u64, 1, 4096, other.id()).unwrap();
+        assert_eq!(memory::record_stream(&storage, other.id()), Ok(true));
+        drop(storage);
+        let next = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(next.lock().as_ptr() as u64, 2, 4096, StreamId::NULL).unwrap();
     }
+    driver.synchronize().unwrap();
 }
 
 #[test]
 fn foreign_bytes_are_not_recorded() {
     let storage = Storage::new(16, Arc::new(tenure_core::CpuAllocator::new())).unwrap();
-    assert_eq!(tenure_device::memory::record_stream(&storage, StreamId(1)), Ok(false));
+    assert_eq!(memory::record_stream(&storage, StreamId(1)), Ok(false));
 }
 
 #[test]
 fn no_bytes_are_a_null_pointer_on_the_device() {
-    let memory = lasting(&gibibyte(), Policy::default());
+    let memory = lasting(gibibyte(), Policy::default());
     let data = Allocator::allocate(&memory, 0).unwrap();
     assert!(data.is_null() && data.device() == Device::cuda(0));
 }
 
 #[test]
 fn an_error_of_the_allocator_trait_carries_the_report() {
-    let memory = lasting(&gibibyte(), Policy::default());
+    let memory = lasting(gibibyte(), Policy::default());
     let AllocatorError::DeviceOutOfMemory { device, requested, report } =
         Allocator::allocate(&memory, 2 << 30).unwrap_err()
     else {
