@@ -18,6 +18,7 @@ const EXAMPLES: &str = "\
 Examples:
   tenure replay snapshot.pickle
   tenure trace report snapshot.pickle -o report.html
+  tenure devices
 
 Record a snapshot in PyTorch, from before the first CUDA allocation:
   torch.cuda.memory._record_memory_history(max_entries=2000000, context=None)
@@ -30,6 +31,15 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(TraceCommand),
     Replay(ReplayArgs),
+    Devices(DevicesArgs),
+    /// Measure how fast something is
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+#[derive(Subcommand)]
+pub(crate) enum BenchCommand {
+    Alloc(BenchAllocArgs),
 }
 
 #[derive(Subcommand)]
@@ -92,9 +102,15 @@ pub(crate) struct ReportArgs {
 #[command(after_help = "\
 After each pass the blocks still live are freed in address order, and all streams complete.
 
+On a real device (--driver cuda) memory and maps are real: every block is written at both ends, the calls of the
+allocator are timed beside the model, and the device's own count of used memory is compared with the allocator's. Have
+the device to yourself: what others get or give back meanwhile is counted too. Blocks get the addresses that the device
+chooses, so they are not compared with the recorded ones.
+
 Examples:
   tenure replay snapshot.pickle
-  tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json")]
+  tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json
+  tenure replay snapshot.pickle --driver cuda --allocator paged")]
 pub(crate) struct ReplayArgs {
     /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), told apart by content
     #[arg(required = true, value_name = "FILE")]
@@ -105,17 +121,71 @@ pub(crate) struct ReplayArgs {
     /// How many times to play each trace, one after the other on the same allocator
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
     pub(crate) repeat: u32,
-    /// How long after a block's free the GPU completes its work on the block, in µs of the trace
+    /// How long after a block's free the simulated device completes its work on the block, in µs of the trace
     #[arg(long, default_value_t = 0, value_name = "L")]
     pub(crate) lag_us: u64,
     /// The driver underneath
     #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
     pub(crate) driver: DriverKind,
+    /// The device of --driver cuda to replay on
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) on_device: u8,
     /// Print one JSON object for each file and allocator, each on a line
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) source: Source,
+}
+
+/// Say which devices there are, or why there is none
+#[derive(clap::Args)]
+#[command(after_help = "\
+Memory and processes are those of a device that was started, which takes a moment and some of its memory.
+
+Examples:
+  tenure devices
+  tenure devices --json")]
+pub(crate) struct DevicesArgs {
+    /// Whose devices
+    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
+    pub(crate) driver: DriverKind,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Measure what an allocation and a free cost when they need no driver call
+#[derive(clap::Args)]
+#[command(after_help = "\
+Cases: a block allocated and freed at once (pair); a random one of so many live blocks of 257 bytes to 1 MiB replaced
+(churn), also on several threads with a stream each (threads), and after use on a second stream (record_stream). Times
+are those of a pair of an allocation and a free, on one thread.
+
+Examples:
+  tenure bench alloc
+  tenure bench alloc --driver cuda --allocator paged --threads 1,16 --json")]
+pub(crate) struct BenchAllocArgs {
+    /// The driver underneath
+    #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
+    pub(crate) driver: DriverKind,
+    /// The device of --driver cuda to measure on
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) device: u8,
+    /// The allocators to measure, one or several
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "paged,native", value_name = "NAMES")]
+    pub(crate) allocator: Vec<Allocators>,
+    /// Numbers of threads to measure with
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4,16",
+        value_parser = clap::value_parser!(u8).range(1..),
+        value_name = "NUMBERS"
+    )]
+    pub(crate) threads: Vec<u8>,
+    /// Print one JSON object for each case and allocator, each on a line
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Which trace of a file.
@@ -131,6 +201,8 @@ pub(crate) struct Source {
 pub(crate) enum DriverKind {
     /// A device in software
     Sim,
+    /// NVIDIA's, on real devices
+    Cuda,
 }
 
 /// Which allocators to replay on.

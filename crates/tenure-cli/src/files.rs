@@ -1,4 +1,4 @@
-//! Files: read with a progress bar, one after the other, a bad one with one line of complaint.
+//! Files: read with a progress bar, one after the other, a bad one with one line of complaint. And what is printed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,24 +18,23 @@ const BAD_INPUT: u8 = 2;
 pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyhow::Result<String>) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for file in files {
-        match action(file) {
-            Ok(text) => {
-                if let Err(error) = print(&text) {
-                    // Whoever read stdout has seen enough.
-                    if error.kind() == io::ErrorKind::BrokenPipe {
-                        return code;
-                    }
-                    complain(&format!("standard output: {error}"));
-                    return ExitCode::FAILURE;
-                }
-            }
-            Err(error) => {
-                complain(&error.to_string());
-                code = ExitCode::from(BAD_INPUT);
-            }
+        match show(action(file)) {
+            Shown::Text => {}
+            Shown::Complaint => code = ExitCode::from(BAD_INPUT),
+            Shown::NobodyReads => return code,
+            Shown::Failed => return ExitCode::FAILURE,
         }
     }
     code
+}
+
+/// Prints what a command made that is not about files, or one line on stderr that says why it could not.
+pub(crate) fn print(made: anyhow::Result<String>) -> ExitCode {
+    match show(made) {
+        Shown::Text | Shown::NobodyReads => ExitCode::SUCCESS,
+        Shown::Complaint => ExitCode::from(BAD_INPUT),
+        Shown::Failed => ExitCode::FAILURE,
+    }
 }
 
 /// Reads the trace that `source` asks for.
@@ -65,10 +64,33 @@ pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error
     anyhow::anyhow!("{}: {error}", path.display())
 }
 
-fn print(text: &str) -> io::Result<()> {
+/// What became of a text, or of an error in its place.
+enum Shown {
+    Text,
+    Complaint,
+    /// Whoever read stdout has seen enough.
+    NobodyReads,
+    /// Standard output cannot be written.
+    Failed,
+}
+
+fn show(made: anyhow::Result<String>) -> Shown {
+    let text = match made {
+        Ok(text) => text,
+        Err(error) => {
+            complain(&error.to_string());
+            return Shown::Complaint;
+        }
+    };
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Shown::Text,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Shown::NobodyReads,
+        Err(error) => {
+            complain(&format!("standard output: {error}"));
+            Shown::Failed
+        }
+    }
 }
 
 /// One line on stderr, whatever the names in it hold.

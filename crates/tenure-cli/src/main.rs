@@ -1,14 +1,15 @@
 //! The program `tenure`: shows what a program did with its GPU memory, and what another allocator would have made of
 //! it.
 //!
-//! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, or a file that
-//! could not be read or written; 130, interrupted.
+//! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
+//! or written, or a device that is not there or failed; 130, interrupted.
 #![forbid(unsafe_code)]
 
 mod args;
 mod commands;
 mod files;
 mod output;
+mod platform;
 mod progress;
 mod table;
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command, TraceCommand};
+use args::{Args, BenchCommand, Command, TraceCommand};
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -26,5 +27,7 @@ fn main() -> ExitCode {
         Command::Trace(TraceCommand::Convert(args)) => commands::convert::run(&args),
         Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
+        Command::Devices(args) => commands::devices::run(&args),
+        Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }
 }

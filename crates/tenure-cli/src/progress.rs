@@ -11,6 +11,11 @@ pub(crate) fn bytes(length: u64, message: String) -> ProgressBar {
     bar(length, message, "{msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes}")
 }
 
+/// A bar of cases measured.
+pub(crate) fn cases(count: u64) -> ProgressBar {
+    bar(count, String::new(), "{msg:30} {wide_bar} {pos}/{len} cases")
+}
+
 /// A bar of events replayed.
 pub(crate) struct Replaying {
     bar: ProgressBar,

@@ -3,15 +3,14 @@
 use std::fmt::Write;
 
 /// Rows under heads, each column as wide as it must be: the first to the left, the others to the right.
-pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].as_str()).chain([heads[column]]);
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: [usize; N] = std::array::from_fn(width);
+pub(crate) fn table(heads: &[&str], rows: &[impl AsRef<[String]>]) -> String {
+    let rows = rows.iter().map(|row| row.as_ref().iter().map(String::as_str).collect::<Vec<_>>());
+    let rows: Vec<_> = std::iter::once(heads.to_vec()).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let mut text = String::new();
-    for row in std::iter::once(heads).chain(rows.iter().map(|row| row.each_ref().map(String::as_str))) {
-        for (column, (cell, width)) in row.into_iter().zip(widths).enumerate() {
+    for row in &rows {
+        for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
             let written = match column {
                 0 => write!(text, "{cell:<width$}"),
                 _ => write!(text, "  {cell:>width$}"),
@@ -29,7 +28,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let rows = [["native".into(), "5.04 ms".into()], ["x".into(), "9 µs".into()]];
-        assert_eq!(table(["who", "time"], &rows), "who        time\nnative  5.04 ms\nx          9 µs\n");
+        let rows = [["native", "5.04 ms"], ["x", "9 µs"]].map(|row| row.map(String::from));
+        assert_eq!(table(&["who", "time"], &rows), "who        time\nnative  5.04 ms\nx          9 µs\n");
     }
 }

@@ -217,14 +217,103 @@ fn other_files_are_processed_all_the_same() {
 
 #[test]
 fn wrong_usage_is_explained() {
-    for args in
-        [&["replay"][..], &["replay", SAMPLE, "--repeat", "0"], &["trace"], &["replay", "--driver", "cuda", SAMPLE]]
-    {
+    for args in [
+        &["replay"][..],
+        &["replay", SAMPLE, "--repeat", "0"],
+        &["trace"],
+        &["replay", "--driver", "hip", SAMPLE],
+        &["bench", "alloc", "--threads", "0"],
+        &["bench", "alloc", "--allocator", "paged,none"],
+    ] {
         let output = tenure(here().path(), args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         assert!(stderr(&output).contains("Usage:") || stderr(&output).contains("--help"), "{args:?}");
     }
     assert!(stdout(&tenure(here().path(), &["--version"])).starts_with("tenure "));
+}
+
+/// Whether there is a real device, so that a test of its absence shows nothing.
+fn has_gpu() -> bool {
+    let present = Path::new("/dev/nvidiactl").exists();
+    if present {
+        eprintln!("skipped: this machine has a GPU");
+    }
+    present
+}
+
+#[test]
+fn devices_lists_the_cpu_and_says_why_there_is_no_gpu() {
+    if has_gpu() {
+        return;
+    }
+    let output = tenure(here().path(), &["devices"]);
+    assert!(output.status.success());
+    let text = stdout(&output);
+    for part in ["cpu ", "cores", "memory", "no GPU: no CUDA driver was found", "everything that needs no GPU works"] {
+        assert!(text.contains(part), "{part} is missing from\n{text}");
+    }
+    let output = tenure(here().path(), &["devices", "--json"]);
+    let listing: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert!(listing["cpu"]["cores"].as_u64().unwrap() > 0);
+    assert!(listing["unavailable"].as_str().unwrap().starts_with("no CUDA driver"));
+    assert_eq!(listing["devices"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn devices_lists_simulated_ones_too() {
+    let output = tenure(here().path(), &["devices", "--driver", "sim", "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let listing: serde_json::Value = serde_json::from_str(stdout(&output)).unwrap();
+    assert_eq!(listing["unavailable"], serde_json::Value::Null);
+    let device = &listing["devices"][0];
+    assert_eq!((&device["name"], &device["total_bytes"]), (&"Simulated H200".into(), &(143_771_u64 << 20).into()));
+    assert_eq!((&device["compute_capability"], &device["has_virtual_memory"]), (&"9.0".into(), &true.into()));
+}
+
+#[test]
+fn without_a_gpu_what_needs_one_is_one_line_of_complaint() {
+    if has_gpu() {
+        return;
+    }
+    for args in [&["replay", "--driver", "cuda", SAMPLE, SAMPLE][..], &["bench", "alloc", "--driver", "cuda"]] {
+        let output = tenure(here().path(), args);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{args:?}");
+        let line = stderr(&output);
+        assert!(line.starts_with("tenure: no CUDA driver was found"), "{args:?}: {line}");
+        assert_eq!(line.lines().count(), 1, "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let output = tenure(here().path(), &["bench", "alloc", "--device", "7"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("tenure: there is no device 7: `tenure devices`"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_real_device_has_no_lag() {
+    let output = tenure(here().path(), &["replay", "--driver", "cuda", "--lag-us", "5", SAMPLE]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("tenure: --lag-us is for --driver sim"), "{}", stderr(&output));
+}
+
+#[test]
+fn bench_prints_one_json_object_for_each_case_and_allocator() {
+    let args = ["bench", "alloc", "--driver", "sim", "--threads", "2", "--allocator", "paged", "--json"];
+    let output = tenure(here().path(), &args);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let mut cases = Vec::new();
+    for line in stdout(&output).lines() {
+        let expected = ["case", "allocator", "median_ns", "fastest_ns", "slowest_ns", "pairs", "repeats"];
+        assert_eq!(keys(line), expected);
+        let figure: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(figure["median_ns"].as_f64().unwrap() > 0.0);
+        cases.push(format!("{} {}", figure["case"].as_str().unwrap(), figure["allocator"].as_str().unwrap()));
+    }
+    assert_eq!((cases.len(), &*cases[0]), (10, "pair 512 B paged"));
+    assert!(cases.contains(&"threads 2 paged".into()) && cases.contains(&"record_stream paged".into()));
+    assert_eq!(stderr(&output), "", "no progress bar in a pipe");
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies,
 //! after the CUDA driver API. [`sim`] is a device in software which is stricter than a real one: what would go wrong
-//! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices. [`DeviceBacking`] puts an allocator of
-//! `tenure-alloc` on any driver.
+//! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices.
+//! [`DeviceBacking`] puts an allocator of `tenure-alloc` on any driver. [`share`] shares a device's memory between
+//! processes.
 //!
 //! Above a driver stand [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of a
 //! thread) and [`Event`], after c10/cuda.
@@ -22,6 +23,7 @@ pub mod memory;
 pub mod pinned;
 mod platform;
 mod ring;
+pub mod share;
 pub mod sim;
 mod stream;
 mod streams;

@@ -11,8 +11,8 @@ pub const STREAMS_PER_POOL: usize = 32;
 
 /// The streams of a device: the null stream, three pools, and streams from outside. c10's `CUDAStream.cpp`.
 ///
-/// One for each opened device. Cloning gives another handle to the same; when the last is dropped, and the last
-/// [`Stream`] of it, the streams of the pools are ended. So it outlives the allocators that know its streams.
+/// One for each opened device; cloning gives another handle to it. When the last handle is dropped, and the last
+/// [`Stream`] of it, the streams of the pools are ended: keep one until the allocators that know its streams are gone.
 #[derive(Clone)]
 pub struct Streams(Arc<Pools>);
 

@@ -1,4 +1,4 @@
-use tenure_alloc::AllocError;
+use tenure_alloc::{Address, AllocError};
 use tenure_device::{CallError, DriverError};
 use tenure_plan::TraceError;
 
@@ -29,6 +29,21 @@ pub enum Error {
         allocator: AllocatorKind,
         /// Why.
         source: AllocError,
+    },
+    /// A block of a replay on a device did not keep what its stream wrote: two blocks share memory, or a mapping is
+    /// wrong.
+    #[error(
+        "the block at {block:#x} was damaged: the byte at {address:#x} is {found:#04x}, written was {written:#04x}"
+    )]
+    Damaged {
+        /// Where the block begins.
+        block: Address,
+        /// The first byte that is wrong.
+        address: Address,
+        /// What was written there.
+        written: u8,
+        /// What is there.
+        found: u8,
     },
 }
 

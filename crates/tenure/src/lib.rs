@@ -16,6 +16,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod error;
 pub mod prelude;
 pub mod replay;

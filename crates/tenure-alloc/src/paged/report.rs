@@ -87,6 +87,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool:
                 kind: PoolKind::Large,
                 pool,
                 is_expandable: true,
+                is_external: false,
                 blocks: vec![block],
             }),
         }

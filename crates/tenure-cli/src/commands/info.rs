@@ -42,7 +42,7 @@ fn describe(trace: &Trace) -> String {
             ]
         })
         .collect();
-    let classes = table(["  block size", "allocations", "allocated", "live at the peak"], &classes);
+    let classes = table(&["  block size", "allocations", "allocated", "live at the peak"], &classes);
     format!("{}\n{facts}\n{classes}\n", trace.source())
 }
 

@@ -1,6 +1,8 @@
 //! What the program does, a file for each command.
 
+pub(crate) mod bench;
 pub(crate) mod convert;
+pub(crate) mod devices;
 pub(crate) mod info;
 pub(crate) mod replay;
 pub(crate) mod report;

@@ -1,19 +1,24 @@
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use tenure::prelude::*;
-use tenure::replay;
+use tenure::replay::{self, OnDevice};
 use tenure::units::{Count, Percent};
 
 use crate::args::{DriverKind, ReplayArgs};
 use crate::files;
+use crate::platform;
 use crate::progress::Replaying;
 use crate::table::table;
 
 pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
-    let DriverKind::Sim = args.driver;
+    let device = match real_device(args) {
+        Ok(device) => device,
+        Err(error) => return files::print(Err(error)),
+    };
     files::for_each(&args.files, |path| {
         let trace = files::read(path, &args.source)?;
-        let outcomes = args.allocator.kinds().into_iter().map(|kind| replay_on(kind, &trace, args));
+        let outcomes = args.allocator.kinds().into_iter().map(|kind| replay_on(device.as_ref(), kind, &trace, args));
         let outcomes: Vec<Outcome> = outcomes.collect::<Result<_, _>>().map_err(|error| files::about(path, error))?;
         if args.json {
             let lines = outcomes.iter().map(|outcome| Ok(serde_json::to_string(outcome)? + "\n"));
@@ -23,14 +28,37 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     })
 }
 
-fn replay_on(allocator: AllocatorKind, trace: &Trace, args: &ReplayArgs) -> Result<Outcome, Error> {
+/// The device to replay on; `None` for a simulated one, which is another for each trace.
+fn real_device(args: &ReplayArgs) -> anyhow::Result<Option<Arc<dyn Driver>>> {
+    match args.driver {
+        DriverKind::Sim => Ok(None),
+        DriverKind::Cuda => {
+            anyhow::ensure!(
+                args.lag_us == 0,
+                "--lag-us is for --driver sim: the work of a real device ends when it ends"
+            );
+            platform::device(args.driver, args.on_device).map(Some)
+        }
+    }
+}
+
+fn replay_on(
+    device: Option<&Arc<dyn Driver>>,
+    allocator: AllocatorKind,
+    trace: &Trace,
+    args: &ReplayArgs,
+) -> Result<Outcome, Error> {
     let bar = Replaying::new(
         trace.events().len(),
         u64::from(args.repeat),
         format!("replaying {} on {allocator}", trace.source()),
     );
     let replay = Replay { allocator, repeat: args.repeat, lag_us: args.lag_us };
-    replay.run_observed(trace, |progress| bar.update(0, progress))
+    let observe = |progress| bar.update(0, progress);
+    match device {
+        Some(device) => replay.run_on(device, trace, observe),
+        None => replay.run_observed(trace, observe),
+    }
 }
 
 fn describe(outcomes: &[Outcome], repeat: u32) -> String {
@@ -58,7 +86,7 @@ fn describe(outcomes: &[Outcome], repeat: u32) -> String {
         })
         .collect();
     let heads = ["allocator", "reserved", "over requested", "segments", "alloc median", "alloc p99", "free median"];
-    let memory = table(heads, &memory);
+    let memory = table(&heads, &memory);
     let driver: Vec<_> = outcomes
         .iter()
         .map(|outcome| {
@@ -75,10 +103,54 @@ fn describe(outcomes: &[Outcome], repeat: u32) -> String {
         .collect();
     let [calls, time] = ["calls", "time"].map(|what| format!("{what} in pass {repeat}"));
     let heads = ["allocator", "driver calls", "driver time", &calls, &time, "host waits", "stream waits"];
-    let driver = table(heads, &driver);
-    let remarks: String =
-        outcomes.iter().filter_map(addresses).chain(replay::verdict(outcomes)).map(|remark| remark + ".\n").collect();
-    format!("{title}\n\n{memory}\n{driver}\n{remarks}\n")
+    let driver = table(&heads, &driver);
+    let measured: String =
+        outcomes.iter().filter_map(|outcome| Some(call_times(outcome, outcome.device.as_ref()?))).collect();
+    let remarks = outcomes.iter().filter_map(addresses);
+    let remarks = remarks.chain(outcomes.iter().filter_map(on_device)).chain(replay::verdict(outcomes));
+    let remarks: String = remarks.map(|remark| remark + ".\n").collect();
+    format!("{title}\n\n{memory}\n{driver}\n{measured}{remarks}\n")
+}
+
+/// What each kind of call took on a real device, beside the model.
+fn call_times(outcome: &Outcome, device: &OnDevice) -> String {
+    let each = |us: f64, count: u64| Micros(us / count.max(1) as f64).to_string();
+    let rows: Vec<_> = device
+        .calls
+        .iter()
+        .map(|call| {
+            let [modelled, modelled_each] = match call.modelled_us {
+                Some(us) => [Micros(us).to_string(), each(us, call.count)],
+                None => ["-".into(), "-".into()],
+            };
+            let measured = Micros(call.measured_us).to_string();
+            let name = format!("{}: {}", outcome.allocator, call.call);
+            [name, Count(call.count).to_string(), measured, modelled, each(call.measured_us, call.count), modelled_each]
+        })
+        .collect();
+    table(&["call", "count", "measured", "modelled", "each", "modelled each"], &rows) + "\n"
+}
+
+/// How the memory of a real device compares with what was requested, and with what the allocator says it holds.
+fn on_device(outcome: &Outcome) -> Option<String> {
+    let device = outcome.device.as_ref()?;
+    let [peak, end] = [device.at_peak, device.at_end].map(|held| {
+        let difference = held.difference_bytes();
+        let word = if difference < 0 { "less" } else { "more" };
+        format!("{} {word}", Bytes(difference.unsigned_abs()))
+    });
+    Some(format!(
+        "{}: {} reserved for {} requested, {} than 1% or 64 MiB more; the device counts {peak} at the peak and {end} at \
+         the end, which {}; driver calls took {} ({} modelled); {} blocks were read and held what was written",
+        outcome.allocator,
+        Bytes(outcome.peak_reserved_bytes),
+        Bytes(outcome.peak_requested_bytes),
+        if outcome.is_close() { "not more" } else { "MORE" },
+        if device.agrees() { "agrees within 64 MiB" } else { "does NOT agree within 64 MiB" },
+        Micros(device.measured_driver_us),
+        Micros(outcome.modelled_driver_us),
+        Count(device.blocks_checked),
+    ))
 }
 
 /// Whether PyTorch's allocator did here what it did in the recording.
@@ -91,4 +163,35 @@ fn addresses(outcome: &Outcome) -> Option<String> {
             Count(count as u64)
         ),
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_says_is_shown() {
+        let event = |time_us, name| Event {
+            time_us,
+            address: 1 << 30,
+            bytes: 1 << 30,
+            stream: StreamId::NULL,
+            action: Action::from_name(name).unwrap(),
+        };
+        let events = vec![event(0, "alloc"), event(1, "free_requested"), event(2, "free_completed")];
+        let trace = Trace::new("made", 0, Settings::default(), events).unwrap();
+        let device: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
+        let outcome = Replay::new(AllocatorKind::Paged).run_on(&device, &trace, |_| {}).unwrap();
+        let text = describe(&[outcome], 1);
+        for part in [
+            "paged: cuMemCreate",
+            "modelled each",
+            "not more than 1% or 64 MiB more; the device counts 0 B more at the peak and 0 B more at the end",
+            "agrees within 64 MiB",
+            "1 blocks were read",
+        ] {
+            assert!(text.contains(part), "{part} is missing from\n{text}");
+        }
+    }
 }

@@ -25,8 +25,8 @@ const SUSPECTS: usize = 8;
 /// The driver of one NVIDIA device.
 ///
 /// A panic of a [`HostFunction`] ends the process, and a function whose turn comes after the context was lost is never
-/// called. Calls that create, release, map and unmap take turns, whichever thread they come from; no other call waits
-/// for them, and they wait for no work of the device.
+/// called. Calls that release, map and unmap take turns, whichever thread they come from; they wait for no work of the
+/// device.
 pub struct CudaDriver {
     pub(super) device: Device,
     pub(super) ordinal: CUdevice,

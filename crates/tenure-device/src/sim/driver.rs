@@ -8,6 +8,7 @@ use tenure_core::{Device, StreamId};
 use super::SimDriver;
 use super::kernel::Touches;
 use super::memory::Memory;
+use super::state::State;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Launch, Priority,
     ProcessMemory, cost,
@@ -38,12 +39,11 @@ impl Driver for SimDriver {
     }
 
     fn free(&self, address: Address) -> Result<(), CallError> {
-        let goal = self.call(Call::Free, |state| {
+        let start = |state: &mut State| {
             state.memory.check_segment(address)?;
             Ok(state.device_goal())
-        })?;
-        self.block(Call::Free, &goal)?;
-        self.resume(Call::Free, |state| {
+        };
+        self.block(Call::Free, start, |state| {
             let bytes = state.memory.free(address)?;
             state.counters.free += 1;
             state.counters.driver_us += cost::FREE.us(bytes);
@@ -149,11 +149,11 @@ impl Driver for SimDriver {
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
-        self.synchronize_with(Call::SynchronizeStream, |state| state.stream_goal(stream).map(Some))
+        self.synchronize_with(Call::SynchronizeStream, |state| state.stream_goal(stream))
     }
 
     fn synchronize(&self) -> Result<(), CallError> {
-        self.synchronize_with(Call::Synchronize, |state| Ok(Some(state.device_goal())))
+        self.synchronize_with(Call::Synchronize, |state| Ok(state.device_goal()))
     }
 
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
@@ -201,7 +201,7 @@ impl Driver for SimDriver {
             state.submit_call(Call::CopyToDevice, stream, touches, move |memory, launch| {
                 memory.write(target, &source, launch)
             })?;
-            state.stream_goal(stream).map(Some)
+            state.stream_goal(stream)
         })
     }
 
@@ -217,7 +217,7 @@ impl Driver for SimDriver {
                 copied.resize(len, 0);
                 memory.read(source, &mut copied, launch)
             })?;
-            state.stream_goal(stream).map(Some)
+            state.stream_goal(stream)
         })?;
         target.copy_from_slice(&copy.lock());
         Ok(())

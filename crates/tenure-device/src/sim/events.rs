@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::race::Stamp;
 use super::signal::Signal;
-use super::timeline::Point;
+use super::timeline::{Point, unknown};
 use crate::{ErrorKind, EventHandle, EventId, EventKind};
 
 #[derive(Default)]
@@ -80,13 +80,6 @@ impl Events {
         Ok(self.add(EventKind::Interprocess, Some(shared)))
     }
 
-    /// Tells other processes, if there may be any, that `event` is recorded: what is to be passed, and its number.
-    pub(super) fn publish(&mut self, event: EventId) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
-        let Some(shared) = &mut self.get_mut(event)?.shared else { return Ok(None) };
-        shared.record = shared.signal.record()?;
-        Ok(Some((Arc::clone(&shared.signal), shared.record)))
-    }
-
     /// Where `event` was recorded last.
     pub(super) fn recorded(&self, event: EventId) -> Result<Recorded<'_>, ErrorKind> {
         let event = self.get(event)?;
@@ -102,13 +95,13 @@ impl Events {
     pub(super) fn get(&self, event: EventId) -> Result<&Event, ErrorKind> {
         let (generation, index) = parts(event);
         let slot = self.slots.get(index).filter(|slot| slot.live && slot.generation == generation);
-        slot.ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })
+        slot.ok_or_else(|| unknown("event", event.0))
     }
 
     pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut Event, ErrorKind> {
         let (generation, index) = parts(event);
         let slot = self.slots.get_mut(index).filter(|slot| slot.live && slot.generation == generation);
-        slot.ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })
+        slot.ok_or_else(|| unknown("event", event.0))
     }
 
     fn add(&mut self, kind: EventKind, shared: Option<Shared>) -> EventId {
@@ -123,9 +116,11 @@ impl Events {
 }
 
 impl Event {
-    /// Whether other processes may see it.
-    pub(super) fn is_shared(&self) -> bool {
-        self.shared.is_some()
+    /// Tells other processes, if any may see the event, that it is recorded: what is to be passed, and its number.
+    pub(super) fn publish(&mut self) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
+        let Some(shared) = &mut self.shared else { return Ok(None) };
+        shared.record = shared.signal.record()?;
+        Ok(Some((Arc::clone(&shared.signal), shared.record)))
     }
 
     pub(super) fn check_kind(&self, event: EventId, needed: EventKind) -> Result<(), ErrorKind> {

@@ -24,6 +24,7 @@ const POLL: Duration = Duration::from_micros(50);
 
 /// What the host waits for.
 pub(super) enum Goal {
+    Nothing,
     /// A point, and what the host knows to be complete then.
     Point(Point, Stamp),
     Points(Vec<Point>, Stamp),
@@ -188,11 +189,11 @@ impl State {
     }
 
     /// The last record of `event`.
-    pub(super) fn event_goal(&self, event: EventId) -> Result<Option<Goal>, ErrorKind> {
+    pub(super) fn event_goal(&self, event: EventId) -> Result<Goal, ErrorKind> {
         Ok(match self.timeline.events.recorded(event)? {
-            Recorded::Nowhere => None,
-            Recorded::Here(point, stamp) => Some(Goal::Point(point, stamp.clone())),
-            Recorded::Elsewhere(signal, record) => Some(Goal::Elsewhere(signal, record)),
+            Recorded::Nowhere => Goal::Nothing,
+            Recorded::Here(point, stamp) => Goal::Point(point, stamp.clone()),
+            Recorded::Elsewhere(signal, record) => Goal::Elsewhere(signal, record),
         })
     }
 
@@ -204,6 +205,7 @@ impl State {
     /// Runs what leads to `goal`, and notes that the host has seen it. Returns false if that is up to another process.
     fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
         let (points, stamp) = match goal {
+            Goal::Nothing => return Ok(true),
             Goal::Elsewhere(signal, record) => return Ok(signal.has_passed(*record)),
             Goal::Point(point, stamp) => (slice::from_ref(point), stamp),
             Goal::Points(points, stamp) => (points.as_slice(), stamp),
@@ -250,28 +252,51 @@ impl SimDriver {
         result.map_err(|kind| state.fail(call, kind))
     }
 
-    /// Makes a driver call that blocks the host until what `action` names has passed, and counts that.
+    /// Makes a driver call that blocks the host until what `start` names has passed, and counts that.
     pub(super) fn synchronize_with(
         &self,
         call: Call,
-        action: impl FnOnce(&mut State) -> Result<Option<Goal>, ErrorKind>,
+        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
     ) -> Result<(), CallError> {
-        let (start_us, goal) = self.call(call, |state| Ok((state.timeline.now_us(), action(state)?)))?;
-        let Some(goal) = goal else { return Ok(()) };
-        self.block(call, &goal)?;
-        self.resume(call, |state| {
-            state.counters.host_syncs += 1;
-            state.counters.driver_us += HOST_SYNC_US + (state.timeline.now_us() - start_us) as f64;
+        let started_us = Cell::new(None);
+        let start = |state: &mut State| {
+            let goal = start(state)?;
+            started_us.set((!matches!(goal, Goal::Nothing)).then(|| state.timeline.now_us()));
+            Ok(goal)
+        };
+        self.block(call, start, |state| {
+            if let Some(us) = started_us.get() {
+                state.counters.host_syncs += 1;
+                state.counters.driver_us += HOST_SYNC_US + (state.timeline.now_us() - us) as f64;
+            }
             Ok(())
         })
     }
 
-    /// Blocks the host until `goal` has passed. Others can use the device while that is up to another process.
-    pub(super) fn block(&self, call: Call, goal: &Goal) -> Result<(), CallError> {
-        while !self.resume(call, |state| state.reach(goal))? {
-            thread::sleep(POLL);
+    /// Makes a driver call that blocks the host until what `start` names has passed, and then does `finish`. Others
+    /// can use the device while that is up to another process.
+    pub(super) fn block<T>(
+        &self,
+        call: Call,
+        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
+        mut finish: impl FnMut(&mut State) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        let mut attempt = |state: &mut State, goal: Goal| {
+            if state.reach(&goal)? { finish(state).map(Ok) } else { Ok(Err(goal)) }
+        };
+        let mut outcome = self.call(call, |state| {
+            let goal = start(state)?;
+            attempt(state, goal)
+        })?;
+        loop {
+            match outcome {
+                Ok(result) => return Ok(result),
+                Err(goal) => {
+                    thread::sleep(POLL);
+                    outcome = self.resume(call, |state| attempt(state, goal))?;
+                }
+            }
         }
-        Ok(())
     }
 
     /// Does more of a driver call, or something that is none but finds errors.

@@ -116,14 +116,14 @@ impl Timeline {
 
     pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
         if stream == StreamId::NULL || self.by_id.remove(&stream).is_none() {
-            return Err(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 });
+            return Err(unknown("stream", stream.0));
         }
         Ok(())
     }
 
     /// The index of a stream, never used for another.
     pub(super) fn stream(&self, stream: StreamId) -> Result<usize, ErrorKind> {
-        self.by_id.get(&stream).copied().ok_or(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 })
+        self.by_id.get(&stream).copied().ok_or_else(|| unknown("stream", stream.0))
     }
 
     /// The end of what is on a stream now.
@@ -188,10 +188,13 @@ impl Timeline {
         stream: usize,
         stamp: Stamp,
     ) -> Result<Option<Point>, ErrorKind> {
-        if let Some((signal, record)) = self.events.publish(event)? {
+        let found = self.events.get_mut(event)?;
+        let published = found.publish()?;
+        found.records += 1;
+        let (records, is_shared) = (found.records, published.is_some());
+        if let Some((signal, record)) = published {
             self.push(stream, Item::Signal(signal, record));
         }
-        let records = self.events.get(event)?.records + 1;
         let mut passed_us = None;
         if self.streams[stream].queue.is_empty() {
             passed_us = Some(self.streams[stream].ready_us.max(self.now_us));
@@ -199,9 +202,9 @@ impl Timeline {
             self.push(stream, Item::Note(event, records));
         }
         let point = self.tail(stream);
-        let event = self.events.get_mut(event)?;
-        (event.records, event.point, event.stamp, event.passed_us) = (records, Some(point), stamp, passed_us);
-        Ok(event.is_shared().then_some(point))
+        let found = self.events.get_mut(event)?;
+        (found.point, found.stamp, found.passed_us) = (Some(point), stamp, passed_us);
+        Ok(is_shared.then_some(point))
     }
 
     /// When `event` was passed, in µs.
@@ -283,4 +286,10 @@ impl Timeline {
         };
         Some(own_us.max(stream.ready_us))
     }
+}
+
+/// Apart, since building and dropping an error that did not occur costs more than finding an event.
+#[cold]
+pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
+    ErrorKind::UnknownHandle { what, handle }
 }

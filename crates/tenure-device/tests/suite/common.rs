@@ -11,9 +11,16 @@ use tenure_device::{Access, Driver, ErrorKind, Platform, cuda};
 
 /// A device under test.
 pub(crate) struct Tested {
-    pub(crate) driver: Arc<dyn Driver>,
+    driver: Arc<dyn Driver>,
     /// Held while a real device is used, so that no other test, of any process, changes its free memory.
     _alone: Option<File>,
+}
+
+impl Tested {
+    /// The driver, for what holds on to one. Drop that before this.
+    pub(crate) fn shared(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
 }
 
 impl Deref for Tested {

@@ -6,11 +6,10 @@ use tenure_core::Device;
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
 use tenure_device::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Platform, Priority, Stream, Streams};
 
-use crate::common::{drivers, kind, sim};
+use crate::common::{Tested, drivers, kind, sim};
 
-/// A stream of each kind of device.
-fn stream_of_each() -> Vec<Stream> {
-    drivers().into_iter().map(|driver| Streams::new(driver.driver).pooled(Priority::Default).unwrap()).collect()
+fn stream(tested: &Tested) -> Stream {
+    Streams::new(tested.shared()).pooled(Priority::Default).unwrap()
 }
 
 fn event(stream: &Stream, kind: EventKind) -> Event {
@@ -25,7 +24,8 @@ fn why<T: std::fmt::Debug>(result: Result<T, DriverError>) -> ErrorKind {
 
 #[test]
 fn an_event_that_was_not_recorded_counts_as_passed() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let event = event(&stream, EventKind::Order);
         assert!(event.query().unwrap());
         event.synchronize().unwrap();
@@ -60,7 +60,8 @@ fn a_failed_creation_is_tried_again() {
 
 #[test]
 fn a_recorded_event_is_passed_after_its_work() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let address = stream.driver().malloc(1 << 20).unwrap();
         for kind in [EventKind::Order, EventKind::Timing, EventKind::Interprocess] {
             let mut event = event(&stream, kind);
@@ -86,7 +87,8 @@ fn an_event_ends_when_it_is_dropped() {
 
 #[test]
 fn a_wait_holds_when_its_event_is_dropped() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let driver = stream.driver();
         let other = Streams::new(Arc::clone(driver)).pooled(Priority::High).unwrap();
         let address = driver.malloc(4).unwrap();
@@ -104,7 +106,8 @@ fn a_wait_holds_when_its_event_is_dropped() {
 
 #[test]
 fn time_passes_between_two_timing_events() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let [mut start, mut end] = [(); 2].map(|()| event(&stream, EventKind::Timing));
         start.record(&stream).unwrap();
         end.record(&stream).unwrap();
@@ -115,7 +118,8 @@ fn time_passes_between_two_timing_events() {
 
 #[test]
 fn time_is_not_kept_by_events_of_other_kinds() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let mut timing = event(&stream, EventKind::Timing);
         timing.record(&stream).unwrap();
         timing.synchronize().unwrap();
@@ -132,7 +136,8 @@ fn time_is_not_kept_by_events_of_other_kinds() {
 
 #[test]
 fn time_is_not_known_of_events_that_were_not_recorded() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let [mut start, end] = [(); 2].map(|()| event(&stream, EventKind::Timing));
         start.record(&stream).unwrap();
         start.synchronize().unwrap();
@@ -142,7 +147,8 @@ fn time_is_not_known_of_events_that_were_not_recorded() {
 
 #[test]
 fn an_interprocess_event_has_a_name_before_it_is_recorded() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let mut event = event(&stream, EventKind::Interprocess);
         event.export().unwrap();
         event.record(&stream).unwrap();
@@ -152,7 +158,8 @@ fn an_interprocess_event_has_a_name_before_it_is_recorded() {
 
 #[test]
 fn an_event_of_another_kind_has_no_name_for_other_processes() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         for actual in [EventKind::Order, EventKind::Timing] {
             let needed = EventKind::Interprocess;
             let wrong = ErrorKind::WrongEventKind { event: 0, actual, needed };
@@ -163,7 +170,8 @@ fn an_event_of_another_kind_has_no_name_for_other_processes() {
 
 #[test]
 fn an_event_is_not_opened_by_the_process_that_made_it() {
-    for stream in stream_of_each() {
+    for tested in drivers() {
+        let stream = stream(&tested);
         let handle = event(&stream, EventKind::Interprocess).export().unwrap();
         why(Event::open(Arc::clone(stream.driver()), &handle));
     }

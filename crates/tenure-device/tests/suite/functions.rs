@@ -9,7 +9,7 @@ use tenure_device::functions::{
     memory_info, properties, set_device, synchronize,
 };
 use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{DriverError, ErrorKind};
+use tenure_device::{DriverError, ErrorKind, cuda};
 
 fn platform(devices: usize) -> SimPlatform {
     SimPlatform::new(vec![SimConfig::default(); devices])
@@ -42,6 +42,21 @@ fn devices_are_counted() {
         assert_eq!(device_count_ensure_non_zero(&platform(count)).unwrap(), count as u8);
     }
     assert_eq!(device_count(&counting(Ok(255))).unwrap(), 255);
+}
+
+#[test]
+fn the_devices_of_this_machine_are_counted_be_there_any_or_none() {
+    let platform = cuda::platform();
+    let count = device_count(platform).unwrap();
+    for device in 0..count {
+        assert!(properties(platform, device).unwrap().total_bytes > 0);
+    }
+    if count == 0 {
+        let none = why(device_count_ensure_non_zero(platform));
+        assert!(matches!(none, ErrorKind::NoDriver { .. } | ErrorKind::NoDevice), "{none}");
+    } else {
+        assert_eq!(why(properties(platform, count)), ErrorKind::NoSuchDevice { device: count, count });
+    }
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod launches;
 mod memory;
 mod pinned;
 mod platform;
+mod processes;
 mod races;
 mod schedule;
 mod shared;

@@ -36,7 +36,7 @@ fn lasting(driver: Arc<dyn Driver>, policy: Policy) -> &'static DeviceMemory {
 fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
     for device in drivers() {
         for policy in policies() {
-            let memory = lasting(Arc::clone(&device.driver), policy);
+            let memory = lasting(device.shared(), policy);
             test(&device, memory);
             memory.allocator().release_cached().unwrap();
             assert_eq!(memory.backing().held_bytes(), 0);

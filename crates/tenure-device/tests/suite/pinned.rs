@@ -38,7 +38,7 @@ fn calls(driver: &SimDriver) -> (u64, u64) {
 #[test]
 fn bytes_go_to_the_device_and_back() {
     for device in drivers() {
-        let pool = PinnedPool::new(Arc::clone(&device.driver), small()).unwrap();
+        let pool = PinnedPool::new(device.shared(), small()).unwrap();
         let stream = device.create_stream(Priority::Default).unwrap();
         let target = device.malloc(MIB).unwrap();
         let (mut source, mut copy) = (mib(&pool, 1).unwrap(), mib(&pool, 1).unwrap());
@@ -60,7 +60,7 @@ fn buffers_dropped_under_recorded_copies_keep_their_bytes() {
     const ROUNDS: u64 = 20;
     const BYTES: u64 = 256 << 10;
     for device in drivers() {
-        let pool = PinnedPool::new(Arc::clone(&device.driver), small()).unwrap();
+        let pool = PinnedPool::new(device.shared(), small()).unwrap();
         let streams = [0; 2].map(|_| device.create_stream(Priority::Default).unwrap());
         let target = device.malloc(ROUNDS * BYTES).unwrap();
         for round in 0..ROUNDS {

@@ -29,7 +29,7 @@ fn two_devices() -> [(Streams, Stream); 2] {
 #[test]
 fn a_pool_hands_out_its_streams_in_turn() {
     for driver in drivers() {
-        let streams = Streams::new(driver.driver);
+        let streams = Streams::new(driver.shared());
         for priority in Priority::ALL {
             let round = || (0..STREAMS_PER_POOL).map(|_| streams.pooled(priority).unwrap().id());
             let first: Vec<_> = round().collect();
@@ -42,7 +42,7 @@ fn a_pool_hands_out_its_streams_in_turn() {
 #[test]
 fn no_two_streams_of_the_pools_are_one() {
     for driver in drivers() {
-        let streams = Streams::new(driver.driver);
+        let streams = Streams::new(driver.shared());
         let ask = |priority| (0..STREAMS_PER_POOL).map(move |_| priority);
         let mut ids: Vec<_> =
             Priority::ALL.into_iter().flat_map(ask).map(|priority| streams.pooled(priority).unwrap().id()).collect();
@@ -80,7 +80,7 @@ fn a_creation_that_fails_leaves_the_pool_as_it_was() {
 #[test]
 fn threads_that_ask_at_once_share_the_pool_evenly() {
     for driver in drivers() {
-        let streams = Streams::new(driver.driver);
+        let streams = Streams::new(driver.shared());
         let ask = || (0..STREAMS_PER_POOL).map(|_| streams.pooled(Priority::Default).unwrap().id()).collect::<Vec<_>>();
         let asked: Vec<StreamId> = thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
@@ -109,7 +109,7 @@ fn the_streams_of_the_pools_end_with_their_last_handle_and_no_others() {
 #[test]
 fn work_of_a_stream_can_be_queried_and_waited_for() {
     for driver in drivers() {
-        let streams = Streams::new(Arc::clone(&driver.driver));
+        let streams = Streams::new(driver.shared());
         let address = driver.malloc(64).unwrap();
         let external = driver.create_stream(Priority::Default).unwrap();
         for stream in [streams.null(), streams.pooled(Priority::High).unwrap(), streams.external(external)] {
@@ -125,9 +125,19 @@ fn work_of_a_stream_can_be_queried_and_waited_for() {
 }
 
 #[test]
+fn a_stream_from_outside_is_known_once_it_is_adopted() {
+    let driver = sim(0);
+    let stream = Streams::new(driver.clone()).external(StreamId(0x7f00_0000_1000));
+    assert_eq!(stream.kind(), StreamKind::External);
+    assert!(matches!(stream.query().unwrap_err().error.kind, ErrorKind::UnknownHandle { what: "stream", .. }));
+    driver.adopt_stream(stream.id());
+    assert!(stream.query().unwrap());
+}
+
+#[test]
 fn a_host_function_runs_in_the_order_of_its_stream() {
     for driver in drivers() {
-        let stream = Streams::new(driver.driver).pooled(Priority::Default).unwrap();
+        let stream = Streams::new(driver.shared()).pooled(Priority::Default).unwrap();
         let turn = Arc::new(AtomicU32::new(0));
         for expected in 0..10 {
             let turn = Arc::clone(&turn);
@@ -141,10 +151,9 @@ fn a_host_function_runs_in_the_order_of_its_stream() {
 #[test]
 fn a_stream_that_waits_sees_what_came_before_the_event() {
     for driver in drivers() {
-        let streams = Streams::new(Arc::clone(&driver.driver));
+        let streams = Streams::new(driver.shared());
         let [first, second] = [(); 2].map(|()| streams.pooled(Priority::Default).unwrap());
-        let (address, mut event) =
-            (driver.malloc(4).unwrap(), Event::new(Arc::clone(&driver.driver), EventKind::Order));
+        let (address, mut event) = (driver.malloc(4).unwrap(), Event::new(driver.shared(), EventKind::Order));
         driver.memset(address, 7, 4, first.id()).unwrap();
         event.record(&first).unwrap();
         second.wait(&event).unwrap();
@@ -158,7 +167,7 @@ fn a_stream_that_waits_sees_what_came_before_the_event() {
 #[test]
 fn the_null_stream_is_current_until_another_is() {
     for driver in drivers() {
-        let streams = Streams::new(driver.driver);
+        let streams = Streams::new(driver.shared());
         assert_eq!(streams.current(), streams.null());
         assert_eq!(streams.current().kind(), StreamKind::Null);
         let stream = streams.pooled(Priority::Default).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use tenure_alloc::native::{Config, NativeAllocator};
 use tenure_alloc::{AllocError, Backing, CachingAllocator, PagedAllocator, paged};
-use tenure_plan::Trace;
+use tenure_plan::Settings;
 
 /// An allocator to replay a trace on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -32,20 +32,25 @@ impl AllocatorKind {
         }
     }
 
-    /// A fresh allocator for `trace`.
-    pub(super) fn build(
+    /// A fresh allocator of device number `device`; PyTorch's are set up as `settings` say.
+    pub(crate) fn build(
         self,
-        trace: &Trace,
+        settings: &Settings,
+        device: u32,
         backing: Arc<dyn Backing>,
     ) -> Result<Box<dyn CachingAllocator>, AllocError> {
-        Ok(match self {
-            Self::Native => Box::new(NativeAllocator::new(backing, pytorch_config(trace, false))?),
-            Self::Expandable => Box::new(NativeAllocator::new(backing, pytorch_config(trace, true))?),
+        let native = |expandable_segments| {
+            let config = Config { device, expandable_segments, ..pytorch_config(settings) };
+            Ok(Box::new(NativeAllocator::new(Arc::clone(&backing), config)?) as Box<dyn CachingAllocator>)
+        };
+        match self {
+            Self::Native => native(false),
+            Self::Expandable => native(true),
             Self::Paged => {
-                let config = paged::Config { device: trace.device(), ..paged::Config::default() };
-                Box::new(PagedAllocator::new(backing, config)?)
+                let config = paged::Config { device, ..paged::Config::default() };
+                Ok(Box::new(PagedAllocator::new(backing, config)?))
             }
-        })
+        }
     }
 }
 
@@ -55,14 +60,12 @@ impl fmt::Display for AllocatorKind {
     }
 }
 
-/// PyTorch's allocator as it was set up when `trace` was recorded.
-fn pytorch_config(trace: &Trace, expandable_segments: bool) -> Config {
-    let settings = trace.settings();
+/// PyTorch's allocator as `settings` say, but for what is known elsewhere.
+fn pytorch_config(settings: &Settings) -> Config {
     Config {
-        device: trace.device(),
         max_split_size: settings.max_split_size_bytes,
         roundup_power2_divisions: settings.roundup_power2_divisions.map(u64::from),
         garbage_collection_threshold: settings.garbage_collection_threshold,
-        expandable_segments,
+        ..Config::default()
     }
 }

@@ -1,22 +1,35 @@
-//! Replays: what a program did with its memory, done again on another allocator over the simulated driver.
+//! Replays: what a program did with its memory, done again on another allocator: on the simulated driver, or on a real
+//! device's memory.
 
 mod kind;
 mod latency;
+mod machine;
+mod measured;
+mod metered;
 mod outcome;
 mod player;
+mod real;
+mod simulated;
 
-use tenure_plan::Trace;
+use std::sync::Arc;
+
+use tenure_device::Driver;
+use tenure_plan::{Action, Trace};
 
 pub use kind::AllocatorKind;
+pub use measured::{Held, MeasuredCall, OnDevice};
 pub use outcome::{DriverCalls, Outcome, verdict};
 use player::Player;
+use real::Real;
+use simulated::Simulated;
 
 use crate::Error;
 
 /// How to replay a trace.
 ///
-/// The device is an H200 in software, or a larger one where the trace asks for more. It keeps time by the trace: the
-/// virtual clock stands at an event's time when the event is replayed.
+/// The device of [`run`](Self::run) is an H200 in software, or a larger one where the trace asks for more. It keeps time
+/// by the trace: the virtual clock stands at an event's time when the event is replayed. That of
+/// [`run_on`](Self::run_on) is whatever its driver shows, and goes through the trace as fast as it can.
 ///
 /// - An `alloc` allocates; a `free_completed` frees.
 /// - A run of `segment_free` or `segment_unmap` is the program's `empty_cache()`, and releases what is cached.
@@ -28,7 +41,8 @@ pub struct Replay {
     pub allocator: AllocatorKind,
     /// How many times the trace is played, one after the other; at least once.
     pub repeat: u32,
-    /// How long after a block's free the device completes its work on the block, in µs of the trace.
+    /// How long after a block's free the simulated device completes its work on the block, in µs of the trace. A real
+    /// device has work of its own.
     pub lag_us: u64,
 }
 
@@ -66,14 +80,39 @@ impl Replay {
     /// # Errors
     /// As [`run`](Self::run).
     pub fn run_observed(&self, trace: &Trace, mut observe: impl FnMut(Progress)) -> Result<Outcome, Error> {
+        let mut play = |script: Vec<_>| {
+            let machine = Simulated::new(&trace.summary(), self.lag_us, script);
+            Player::new(self, trace, Box::new(machine))?.play(&mut observe)
+        };
         if self.allocator == AllocatorKind::Native && player::has_native_addresses(trace) {
-            let scripted = Player::new(self, trace, true)?.play(&mut observe);
+            // Segments get the addresses that they had when the trace was recorded.
+            let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
+            let scripted = play(segments.map(|event| event.address).collect());
             // A recording that cannot be followed, such as one of graph captures or of a device that was full, may
             // give a segment the address of one that is still held here. Then the addresses are the driver's.
             if scripted.is_ok() {
                 return scripted;
             }
         }
-        Player::new(self, trace, false)?.play(&mut observe)
+        play(Vec::new())
+    }
+
+    /// Replays `trace` on a device, with real memory and real maps, and tells `observe` of every event.
+    ///
+    /// The streams of the trace are streams of `driver`. Both ends of every block are written in the order of its
+    /// stream, and those of one block in sixteen are read before its free. Every call of the allocator is timed, and
+    /// the device is asked how much of its memory is in use: what others get or give back meanwhile shows in
+    /// [`OnDevice`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); a call of the driver that failed; [`Error::Damaged`].
+    pub fn run_on(
+        &self,
+        driver: &Arc<dyn Driver>,
+        trace: &Trace,
+        mut observe: impl FnMut(Progress),
+    ) -> Result<Outcome, Error> {
+        let machine = Real::new(&trace.summary(), Arc::clone(driver))?;
+        Player::new(self, trace, Box::new(machine))?.play(&mut observe)
     }
 }

@@ -1,7 +1,7 @@
 use serde::{Serialize, Serializer};
 use tenure_device::Counters;
 
-use super::AllocatorKind;
+use super::{AllocatorKind, OnDevice};
 use crate::units::{Bytes, Percent};
 
 /// What came of a replay. Serialises to one JSON object whose keys are the fields, in this order.
@@ -38,19 +38,23 @@ pub struct Outcome {
     pub modelled_driver_us_last_repeat: f64,
     /// From the trace's first event to its last, in µs: one pass.
     pub trace_duration_us: u64,
-    /// Times that the host waited for the device.
+    /// Times that the host waited for the device, for the allocator.
     pub host_syncs: u64,
     /// Times that one stream was made to wait for another.
     pub cross_stream_waits: u64,
     /// Allocations of the first pass that are not where PyTorch put them. `None` where they need not be: on any
-    /// allocator but the native one, and for a recording with expandable segments.
+    /// allocator but the native one, for a recording with expandable segments, and on a real device, which chooses the
+    /// addresses itself.
     pub mismatched_addresses: Option<usize>,
-    /// Median wall-clock time of an allocation, in ns, the simulated driver's included and the clock's own left out.
+    /// Median wall-clock time of an allocation, in ns, the driver's included and the clock's own left out.
     pub alloc_ns_median: u32,
     /// The time that one allocation in a hundred exceeds, in ns.
     pub alloc_ns_p99: u32,
     /// Median wall-clock time of a free, in ns.
     pub free_ns_median: u32,
+    /// What a real device says of it; not there after a replay on the simulated one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<OnDevice>,
 }
 
 impl Outcome {
@@ -60,6 +64,13 @@ impl Outcome {
             return 0.0;
         }
         self.peak_reserved_bytes as f64 / self.peak_requested_bytes as f64 - 1.0
+    }
+
+    /// Whether what was reserved is what was requested, but for 1 % or 64 MiB, whichever is more: what the paged
+    /// allocator is meant to keep to.
+    pub fn is_close(&self) -> bool {
+        let allowed = (self.peak_requested_bytes / 100).max(64 << 20);
+        self.peak_reserved_bytes <= self.peak_requested_bytes + allowed
     }
 }
 
@@ -112,6 +123,6 @@ impl From<Counters> for DriverCalls {
 }
 
 /// The digits below a nanosecond are rounding errors of a sum.
-fn to_nanoseconds<S: Serializer>(us: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn to_nanoseconds<S: Serializer>(us: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64((us * 1e3).round() / 1e3)
 }

@@ -1,44 +1,34 @@
-use std::sync::Arc;
-
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, AllocError, CachingAllocator, Request};
-use tenure_core::StreamId;
-use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Counters, DeviceBacking, Driver};
+use tenure_device::Counters;
 use tenure_plan::{Action, Event, Summary, Trace};
 
 use super::latency::Latencies;
+use super::machine::{Live, Machine};
 use super::{AllocatorKind, DriverCalls, Outcome, Progress, Replay};
 use crate::Error;
-
-/// Whether `trace` says where the segments of PyTorch's native allocator were.
-pub(super) fn has_native_addresses(trace: &Trace) -> bool {
-    !trace.settings().expandable_segments && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)
-}
 
 /// A replay under way.
 pub(super) struct Player<'a> {
     replay: &'a Replay,
     trace: &'a Trace,
     summary: Summary,
-    driver: Arc<SimDriver>,
+    // Before the machine, which ends the streams that it made.
     allocator: Box<dyn CachingAllocator>,
+    machine: Box<dyn Machine>,
     /// Live blocks, by their address in the trace.
     live: FxHashMap<Address, Live>,
     /// Counted here, since an allocator's own peaks may be sums over streams.
     requested: Gauge,
     allocated: Gauge,
     operations: usize,
+    /// Blocks allocated, over all passes.
+    blocks: u64,
+    /// The event that is replayed, from 0.
+    event: usize,
     mismatched: usize,
     allocs: Latencies,
     frees: Latencies,
-}
-
-struct Live {
-    address: Address,
-    requested: u64,
-    allocated: u64,
-    stream: StreamId,
 }
 
 #[derive(Default)]
@@ -55,30 +45,22 @@ impl Gauge {
 }
 
 impl<'a> Player<'a> {
-    /// With `scripted`, segments get the addresses that they had when the trace was recorded.
-    pub(super) fn new(replay: &'a Replay, trace: &'a Trace, scripted: bool) -> Result<Self, Error> {
+    pub(super) fn new(replay: &'a Replay, trace: &'a Trace, machine: Box<dyn Machine>) -> Result<Self, Error> {
         let summary = trace.summary();
-        let driver = Arc::new(SimDriver::new(device_for(&summary)));
-        for &stream in &summary.streams {
-            driver.adopt_stream(stream);
-        }
-        if scripted {
-            let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
-            driver.script_addresses(segments.map(|event| event.address));
-        }
-        let backing = Arc::new(DeviceBacking::new(Arc::clone(&driver) as Arc<dyn Driver>));
-        let allocator = replay.allocator.build(trace, backing)?;
+        let allocator = replay.allocator.build(trace.settings(), trace.device(), machine.backing())?;
         let samples = summary.allocations * replay.repeat.max(1) as usize;
         Ok(Self {
             replay,
             trace,
             summary,
-            driver,
             allocator,
+            machine,
             live: FxHashMap::default(),
             requested: Gauge::default(),
             allocated: Gauge::default(),
             operations: 0,
+            blocks: 0,
+            event: 0,
             mismatched: 0,
             allocs: Latencies::with_capacity(samples),
             frees: Latencies::with_capacity(samples),
@@ -88,105 +70,108 @@ impl<'a> Player<'a> {
     pub(super) fn play(mut self, observe: &mut impl FnMut(Progress)) -> Result<Outcome, Error> {
         let mut last_pass = Counters::default();
         for pass in 0..self.replay.repeat.max(1) {
-            let before = self.driver.counters();
+            let before = self.machine.counters();
             self.pass(pass, observe)?;
-            last_pass = self.driver.counters() - before;
+            last_pass = self.machine.counters() - before;
         }
-        Ok(self.outcome(last_pass))
+        self.outcome(last_pass)
     }
 
     fn pass(&mut self, pass: u32, observe: &mut impl FnMut(Progress)) -> Result<(), Error> {
         let trace = self.trace;
-        let start_us = self.driver.now_us();
         let first_us = trace.events().first().map_or(0, |event| event.time_us);
         let mut emptied = false;
         self.operations = 0;
         for (index, event) in trace.events().iter().enumerate() {
-            let now_us = start_us.saturating_add(event.time_us - first_us);
-            self.driver.set_time(now_us);
+            self.event = index;
+            self.machine.set_time(event.time_us - first_us);
             match event.action {
-                Action::Alloc => self.allocate(pass, event),
+                Action::Alloc => self.allocate(pass, event)?,
                 // The trace's program may have freed the block long before and used it on another stream
                 // (`record_stream`), which a trace does not name. What it does tell is when PyTorch knew the block to
                 // be reusable: there its tenure ends, and any allocator can be asked to do no worse.
-                Action::FreeCompleted => self.free(event.address, now_us),
-                Action::SegmentFree | Action::SegmentUnmap if !emptied => self.allocator.release_cached(),
-                _ => Ok(()),
+                Action::FreeCompleted => self.free(event.address)?,
+                Action::SegmentFree | Action::SegmentUnmap if !emptied => {
+                    self.allocator.release_cached().map_err(|source| self.refused(source))?;
+                }
+                _ => {}
             }
-            .map_err(|source| Error::Replay { event: index, allocator: self.replay.allocator, source })?;
             emptied = match event.action {
                 Action::SegmentFree | Action::SegmentUnmap => true,
                 Action::Alloc | Action::FreeRequested | Action::FreeCompleted => false,
                 _ => emptied,
             };
+            self.machine.replayed()?;
             observe(Progress {
                 pass,
                 event: index,
                 requested_bytes: self.requested.current,
                 allocated_bytes: self.allocated.current,
-                reserved_bytes: self.reserved_bytes()?,
+                reserved_bytes: self.machine.reserved_bytes()?,
             });
         }
-        self.finish_pass(start_us)
+        self.free_the_rest()?;
+        self.machine.end_pass()
     }
 
-    fn allocate(&mut self, pass: u32, event: &Event) -> Result<(), AllocError> {
-        let Event { address, bytes, stream, .. } = *event;
-        let block = self.allocs.time(|| self.allocator.allocate(Request::new(bytes, stream)))?;
+    fn allocate(&mut self, pass: u32, event: &Event) -> Result<(), Error> {
+        let request = Request::new(event.bytes, self.machine.stream(event.stream));
+        let block = self.allocs.time(|| self.allocator.allocate(request)).map_err(|source| self.refused(source))?;
         self.operations += 1;
-        self.mismatched += usize::from(pass == 0 && block.address != address);
-        self.requested.add(bytes);
+        self.mismatched += usize::from(pass == 0 && block.address != event.address);
+        self.requested.add(event.bytes);
         self.allocated.add(block.bytes);
-        self.live.insert(address, Live { address: block.address, requested: bytes, allocated: block.bytes, stream });
+        let live = Live {
+            address: block.address,
+            requested: event.bytes,
+            allocated: block.bytes,
+            stream: request.stream,
+            number: self.blocks,
+        };
+        self.blocks += 1;
+        self.machine.allocated(&live)?;
+        self.live.insert(event.address, live);
         Ok(())
     }
 
     /// Frees the block that was at `address` in the trace.
-    fn free(&mut self, address: Address, now_us: u64) -> Result<(), AllocError> {
+    fn free(&mut self, address: Address) -> Result<(), Error> {
         let block = self.live.remove(&address).expect("a trace frees live blocks only");
-        // Before the free, so that any mark which the allocator puts on the stream from now on comes after the work.
-        if self.replay.lag_us > 0 {
-            let done_us = now_us.saturating_add(self.replay.lag_us);
-            self.driver.busy_until(block.stream, done_us).expect("the trace's streams were adopted");
-        }
-        self.frees.time(|| self.allocator.free(block.address))?;
+        self.machine.freeing(&block)?;
+        self.frees.time(|| self.allocator.free(block.address)).map_err(|source| self.refused(source))?;
         self.operations += 1;
         self.requested.current -= block.requested;
         self.allocated.current -= block.allocated;
         Ok(())
     }
 
-    /// Frees what is still live, in the order of the allocator's addresses, and lets the streams complete.
-    fn finish_pass(&mut self, start_us: u64) -> Result<(), Error> {
-        let end_us = start_us.saturating_add(self.summary.duration_us);
+    /// Frees what is still live, in the order of the allocator's addresses.
+    fn free_the_rest(&mut self) -> Result<(), Error> {
         let mut rest: Vec<_> = self.live.iter().map(|(&address, block)| (block.address, address)).collect();
         rest.sort_unstable();
-        for (_, address) in rest {
-            self.free(address, end_us)?;
-        }
-        // The clock may be ahead of the trace, where the host had to wait. The program that waits here is not the
-        // allocator, so nothing is counted.
-        self.driver.set_time(end_us.max(self.driver.now_us()).saturating_add(self.replay.lag_us).saturating_add(1));
-        Ok(())
+        rest.into_iter().try_for_each(|(_, address)| self.free(address))
     }
 
-    fn reserved_bytes(&self) -> Result<u64, Error> {
-        let info = self.driver.memory_info()?;
-        Ok(info.total - info.free)
+    fn refused(&self, source: AllocError) -> Error {
+        Error::Replay { event: self.event, allocator: self.replay.allocator, source }
     }
 
-    fn outcome(mut self, last_pass: Counters) -> Outcome {
-        let counters = self.driver.counters();
-        let is_native = self.replay.allocator == AllocatorKind::Native;
-        Outcome {
+    fn outcome(mut self, last_pass: Counters) -> Result<Outcome, Error> {
+        let counters = self.machine.counters();
+        let peak_reserved_bytes = self.machine.peak_reserved_bytes();
+        let peak_segments = self.allocator.statistics().all.segment.peak;
+        let device = self.machine.finish(&*self.allocator)?;
+        // A real device chooses its own addresses.
+        let compares = self.replay.allocator == AllocatorKind::Native && device.is_none();
+        Ok(Outcome {
             trace: self.trace.source().to_owned(),
             allocator: self.replay.allocator,
             events: self.summary.events,
             operations: self.operations,
             peak_requested_bytes: self.requested.peak,
             peak_allocated_bytes: self.allocated.peak,
-            peak_reserved_bytes: self.driver.peak_bytes(),
-            peak_segments: self.allocator.statistics().all.segment.peak,
+            peak_reserved_bytes,
+            peak_segments,
             created_bytes: counters.created_bytes,
             driver_calls: counters.into(),
             driver_calls_last_repeat: DriverCalls::from(last_pass),
@@ -195,19 +180,25 @@ impl<'a> Player<'a> {
             trace_duration_us: self.summary.duration_us,
             host_syncs: counters.host_syncs,
             cross_stream_waits: counters.stream_waits,
-            mismatched_addresses: (is_native && has_native_addresses(self.trace)).then_some(self.mismatched),
+            mismatched_addresses: (compares && has_native_addresses(self.trace)).then_some(self.mismatched),
             alloc_ns_median: self.allocs.quantile(0.5),
             alloc_ns_p99: self.allocs.quantile(0.99),
             free_ns_median: self.frees.quantile(0.5),
-        }
+            device,
+        })
     }
 }
 
-/// An H200, or a device with room for four times the peak: PyTorch's allocator may hold twice of it.
-fn device_for(summary: &Summary) -> SimConfig {
-    /// Several times the memory of any device; an allocator's tables may grow with it.
-    const LARGEST: u64 = 1 << 40;
-    let h200 = SimConfig::default();
-    let ample = summary.peak_requested_bytes.saturating_mul(4).min(LARGEST).next_multiple_of(h200.granularity_bytes);
-    SimConfig { capacity_bytes: h200.capacity_bytes.max(ample), ..h200 }
+impl Drop for Player<'_> {
+    /// Leaves nothing on the device, also after an error. PyTorch's allocator would keep what it cached.
+    fn drop(&mut self) {
+        let freed = self.live.values().try_for_each(|block| self.allocator.free(block.address));
+        // A lost context took all memory along.
+        let _ = freed.and_then(|()| self.allocator.release_cached());
+    }
+}
+
+/// Whether `trace` says where the segments of PyTorch's native allocator were.
+pub(super) fn has_native_addresses(trace: &Trace) -> bool {
+    !trace.settings().expandable_segments && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)
 }

@@ -1,0 +1,105 @@
+//! The listing as people read it.
+
+use std::process;
+
+use tenure::units::{Bytes, Count};
+
+use super::host::Host;
+use super::{Entry, Facts, Listing, State};
+use crate::table::table;
+
+pub(super) fn text(listing: &Listing) -> String {
+    let mut parts = vec![block("cpu", listing.cpu.name.as_deref(), &host(&listing.cpu))];
+    let versions = [("NVIDIA driver", &listing.driver_version), ("CUDA", &listing.cuda_version)];
+    let versions = versions.iter().filter_map(|(what, version)| Some(format!("{what} {}", version.as_ref()?)));
+    let versions = versions.collect::<Vec<_>>().join(", ");
+    if !versions.is_empty() {
+        parts.push(versions + "\n");
+    }
+    parts.extend(listing.unavailable.iter().map(|reason| format!("no GPU: {reason}\n")));
+    parts.extend(listing.devices.iter().map(device));
+    if listing.devices.len() > 1 {
+        parts.push(links(&listing.devices));
+    }
+    parts.join("\n")
+}
+
+/// A head, and what is known below it.
+fn block(head: &str, name: Option<&str>, facts: &[(&str, String)]) -> String {
+    let facts: String = facts.iter().map(|(what, value)| format!("  {what:<16} {value}\n")).collect();
+    format!("{head:<8} {}\n{facts}", name.unwrap_or("?"))
+}
+
+fn host(host: &Host) -> Vec<(&'static str, String)> {
+    let memory = host.free_bytes.zip(host.total_bytes).map(|(free, total)| memory(free, total));
+    let facts = [
+        ("cores", host.cores.map(|cores| cores.to_string())),
+        ("memory", memory),
+        ("memory nodes", host.numa_nodes.map(|nodes| nodes.to_string())),
+    ];
+    facts.into_iter().filter_map(|(what, value)| Some((what, value?))).collect()
+}
+
+fn device(entry: &Entry) -> String {
+    let mut lines = Vec::new();
+    lines.extend(entry.error.iter().map(|reason| ("not usable", reason.clone())));
+    lines.extend(entry.state.as_ref().map(|state| ("memory", memory(state.free_bytes, state.total_bytes))));
+    lines.extend(entry.facts.iter().flat_map(facts));
+    lines.extend(entry.state.as_ref().map(|state| ("processes", processes(state))));
+    let name = entry.facts.as_ref().map(|facts| facts.name.as_str());
+    block(&format!("cuda:{}", entry.number), name, &lines)
+}
+
+fn facts(facts: &Facts) -> [(&'static str, String); 4] {
+    let sharing = match (facts.has_virtual_memory, facts.shares_descriptors) {
+        (true, true) => "yes, in chunks that processes can share",
+        (true, false) => "yes, in chunks that processes can not share",
+        (false, _) => "no: only `native` allocates here",
+    };
+    let node = facts.numa_node.map_or(String::new(), |node| format!(", next to memory node {node}"));
+    let compute = format!(
+        "capability {}, {} multiprocessors, {} of L2 cache, {} copy engines",
+        facts.compute_capability,
+        Count(facts.multiprocessors.into()),
+        Bytes(facts.l2_bytes),
+        facts.copy_engines
+    );
+    [
+        ("compute", compute),
+        ("virtual memory", sharing.into()),
+        ("PCI address", format!("{}{node}", facts.pci_address)),
+        ("uuid", facts.uuid.clone()),
+    ]
+}
+
+fn memory(free: u64, total: u64) -> String {
+    format!("{} free of {}", Bytes(free), Bytes(total))
+}
+
+fn processes(state: &State) -> String {
+    let Some(processes) = &state.processes else { return "the system does not tell".into() };
+    let described = processes.iter().map(|process| {
+        let bytes = process.bytes.map_or("?".into(), |bytes| Bytes(bytes).to_string());
+        let own = if process.pid == process::id() { " (this one)" } else { "" };
+        format!("{}{own}: {bytes}", process.pid)
+    });
+    let described: Vec<_> = described.collect();
+    if described.is_empty() { "none".into() } else { described.join(", ") }
+}
+
+/// How each device reaches each other, a row for each.
+fn links(devices: &[Entry]) -> String {
+    let names: Vec<_> = devices.iter().map(|device| format!("cuda:{}", device.number)).collect();
+    let cell = |device: &Entry, other: &Entry| {
+        let Some(way) = device.links.iter().find(|way| way.to == other.number) else { return "-".into() };
+        let link = way.link.as_deref().unwrap_or("unknown");
+        if way.peer_access { link.into() } else { format!("{link}, no peer access") }
+    };
+    let row = |(device, name): (&Entry, &String)| {
+        let cells = devices.iter().map(|other| cell(device, other));
+        std::iter::once(name.clone()).chain(cells).collect::<Vec<String>>()
+    };
+    let rows: Vec<_> = devices.iter().zip(&names).map(row).collect();
+    let heads: Vec<_> = std::iter::once("links").chain(names.iter().map(String::as_str)).collect();
+    table(&heads, &rows)
+}

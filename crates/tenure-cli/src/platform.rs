@@ -1,0 +1,32 @@
+//! Which devices the program works with.
+
+use std::sync::{Arc, LazyLock};
+
+use tenure::prelude::*;
+use tenure_device::sim::SimPlatform;
+use tenure_device::{Platform, cuda};
+
+use crate::args::DriverKind;
+
+/// The devices of a driver.
+pub(crate) fn platform(driver: DriverKind) -> &'static dyn Platform {
+    static SIMULATED: LazyLock<SimPlatform> = LazyLock::new(|| SimPlatform::new(vec![SimConfig::default()]));
+    match driver {
+        DriverKind::Sim => &*SIMULATED,
+        DriverKind::Cuda => cuda::platform(),
+    }
+}
+
+/// A device to work on.
+///
+/// # Errors
+/// There is none, in the words for those who use it.
+pub(crate) fn device(driver: DriverKind, device: u8) -> anyhow::Result<Arc<dyn Driver>> {
+    let platform = platform(driver);
+    let count = platform.device_count().map_err(|error| anyhow::anyhow!(error.kind))?;
+    anyhow::ensure!(
+        u32::from(device) < count,
+        "there is no device {device}: `tenure devices` lists what there is, numbered from 0"
+    );
+    platform.driver(device).map_err(|error| anyhow::anyhow!("device {device}: {}", error.kind))
+}

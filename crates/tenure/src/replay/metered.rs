@@ -1,0 +1,258 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+use tenure_core::StreamId;
+use tenure_device::cost::{self, Cost};
+use tenure_device::{Call, Counters};
+
+use super::MeasuredCall;
+
+/// A backing that counts and times what another is asked for, beside what the model says of the same calls.
+///
+/// It learns the sizes of chunks and mappings as they are made, since calls over several chunks cost by the chunk.
+pub(super) struct Metered {
+    inner: Arc<dyn Backing>,
+    meter: Mutex<Meter>,
+}
+
+#[derive(Default)]
+struct Meter {
+    tallies: BTreeMap<Call, Tally>,
+    created_bytes: u64,
+    held_bytes: u64,
+    peak_bytes: u64,
+    segments: FxHashMap<Address, u64>,
+    chunks: FxHashMap<ChunkId, u64>,
+    mappings: BTreeMap<Address, u64>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    count: u64,
+    measured: Duration,
+    modelled_us: f64,
+}
+
+impl Metered {
+    pub(super) fn new(inner: Arc<dyn Backing>) -> Self {
+        Self { inner, meter: Mutex::default() }
+    }
+
+    /// Bytes held through this backing.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.meter.lock().held_bytes
+    }
+
+    /// The most that was held at once.
+    pub(super) fn peak_bytes(&self) -> u64 {
+        self.meter.lock().peak_bytes
+    }
+
+    /// What was asked for so far, with the time that the model gives it.
+    pub(super) fn counters(&self) -> Counters {
+        let meter = self.meter.lock();
+        let count = |call| meter.tallies.get(&call).map_or(0, |tally| tally.count);
+        Counters {
+            malloc: count(Call::Malloc),
+            free: count(Call::Free),
+            create: count(Call::Create),
+            map: count(Call::Map),
+            set_access: count(Call::SetAccess),
+            unmap: count(Call::Unmap),
+            release: count(Call::Release),
+            host_syncs: count(Call::SynchronizeEvent),
+            stream_waits: count(Call::WaitEvent),
+            created_bytes: meter.created_bytes,
+            driver_us: meter.tallies.values().map(|tally| tally.modelled_us).sum(),
+            ..Counters::default()
+        }
+    }
+
+    /// Every kind of call that was made.
+    pub(super) fn calls(&self) -> Vec<MeasuredCall> {
+        let measured = |(&call, tally): (&Call, &Tally)| MeasuredCall {
+            call: call.name(),
+            count: tally.count,
+            measured_us: tally.measured.as_secs_f64() * 1e6,
+            modelled_us: model(call).map(|_| tally.modelled_us),
+        };
+        self.meter.lock().tallies.iter().map(measured).collect()
+    }
+
+    /// Makes a call that works on no memory, and counts it once.
+    fn time<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce(&dyn Backing) -> Result<T, BackingError>,
+    ) -> Result<T, BackingError> {
+        self.time_memory(call, action, |_, _| vec![0])
+    }
+
+    /// Makes a call, and notes how long it took. `note` keeps the books, and says the size of each chunk or segment
+    /// that the call worked on. Calls that fail are not counted.
+    fn time_memory<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce(&dyn Backing) -> Result<T, BackingError>,
+        note: impl FnOnce(&mut Meter, &T) -> Vec<u64>,
+    ) -> Result<T, BackingError> {
+        let start = Instant::now();
+        let result = action(&*self.inner)?;
+        let measured = start.elapsed();
+        let mut meter = self.meter.lock();
+        let sizes = note(&mut meter, &result);
+        let tally = meter.tallies.entry(call).or_default();
+        tally.count += sizes.len() as u64;
+        tally.measured += measured;
+        tally.modelled_us += model(call).map_or(0.0, |cost| sizes.iter().map(|&bytes| cost.us(bytes)).sum());
+        Ok(result)
+    }
+}
+
+impl Meter {
+    fn hold(&mut self, bytes: u64) {
+        self.created_bytes += bytes;
+        self.held_bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+    }
+
+    /// Takes what was held, and is given back, off the books.
+    fn give_back(&mut self, bytes: Option<u64>) -> Vec<u64> {
+        let bytes = bytes.unwrap_or(0);
+        self.held_bytes -= bytes;
+        vec![bytes]
+    }
+}
+
+impl Backing for Metered {
+    fn granularity(&self) -> u64 {
+        self.inner.granularity()
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
+        self.time(Call::MemoryInfo, |inner| inner.memory_info())
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.inner.overhead_bytes()
+    }
+
+    fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
+        self.time_memory(
+            Call::Malloc,
+            |inner| inner.malloc(bytes),
+            |meter, &address| {
+                meter.segments.insert(address, bytes);
+                meter.hold(bytes);
+                vec![bytes]
+            },
+        )
+    }
+
+    fn free(&self, address: Address) -> Result<(), BackingError> {
+        self.time_memory(
+            Call::Free,
+            |inner| inner.free(address),
+            |meter, ()| {
+                let bytes = meter.segments.remove(&address);
+                meter.give_back(bytes)
+            },
+        )
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
+        self.time(Call::Reserve, |inner| inner.reserve(bytes))
+    }
+
+    fn unreserve(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
+        self.time(Call::Unreserve, |inner| inner.unreserve(address, bytes))
+    }
+
+    fn create(&self, bytes: u64) -> Result<ChunkId, BackingError> {
+        self.time_memory(
+            Call::Create,
+            |inner| inner.create(bytes),
+            |meter, &chunk| {
+                meter.chunks.insert(chunk, bytes);
+                meter.hold(bytes);
+                vec![bytes]
+            },
+        )
+    }
+
+    fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
+        self.time_memory(
+            Call::Release,
+            |inner| inner.release(chunk),
+            |meter, ()| {
+                let bytes = meter.chunks.remove(&chunk);
+                meter.give_back(bytes)
+            },
+        )
+    }
+
+    fn map(&self, address: Address, chunk: ChunkId) -> Result<(), BackingError> {
+        self.time_memory(
+            Call::Map,
+            |inner| inner.map(address, chunk),
+            |meter, ()| {
+                let bytes = meter.chunks.get(&chunk).copied().unwrap_or(0);
+                meter.mappings.insert(address, bytes);
+                vec![bytes]
+            },
+        )
+    }
+
+    fn set_access(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
+        self.time_memory(
+            Call::SetAccess,
+            |inner| inner.set_access(address, bytes),
+            |meter, ()| meter.mappings.range(address..address + bytes).map(|(_, &bytes)| bytes).collect(),
+        )
+    }
+
+    fn unmap(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
+        self.time_memory(
+            Call::Unmap,
+            |inner| inner.unmap(address, bytes),
+            |meter, ()| {
+                let unmapped = meter.mappings.extract_if(address..address + bytes, |_, _| true);
+                unmapped.map(|(_, bytes)| bytes).collect()
+            },
+        )
+    }
+
+    fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
+        self.time(Call::RecordEvent, |inner| inner.record(stream))
+    }
+
+    fn completed(&self, mark: Mark) -> Result<bool, BackingError> {
+        self.time(Call::QueryEvent, |inner| inner.completed(mark))
+    }
+
+    fn wait(&self, stream: StreamId, mark: Mark) -> Result<(), BackingError> {
+        self.time(Call::WaitEvent, |inner| inner.wait(stream, mark))
+    }
+
+    fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
+        self.time(Call::SynchronizeEvent, |inner| inner.synchronize(mark))
+    }
+}
+
+/// What the model says of a call; `None` for calls that it leaves out.
+fn model(call: Call) -> Option<Cost> {
+    Some(match call {
+        Call::Malloc => cost::MALLOC,
+        Call::Free => cost::FREE,
+        Call::Create => cost::CREATE,
+        Call::Map => cost::MAP,
+        Call::SetAccess => cost::SET_ACCESS,
+        Call::Unmap => cost::UNMAP,
+        Call::Release => cost::RELEASE,
+        _ => return None,
+    })
+}

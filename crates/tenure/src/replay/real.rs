@@ -1,0 +1,216 @@
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use tenure_alloc::{Address, Backing, CachingAllocator};
+use tenure_core::StreamId;
+use tenure_device::{CallError, Counters, DeviceBacking, Driver, Priority};
+use tenure_plan::Summary;
+
+use super::machine::{Live, Machine};
+use super::metered::Metered;
+use super::{Held, OnDevice};
+use crate::Error;
+
+/// What is written at both ends of a block, in bytes.
+const EDGE: u64 = 64;
+/// One block in so many is read before its free.
+const CHECKED: u64 = 16;
+
+/// A device with time and memory of its own. The program writes both ends of every block in the order of its stream,
+/// and reads those of some before it frees them: a wrong mapping, or a block handed out twice, shows.
+pub(super) struct Real {
+    driver: Arc<dyn Driver>,
+    backing: Arc<Metered>,
+    /// The streams here, by those of the trace.
+    streams: FxHashMap<StreamId, StreamId>,
+    /// Bytes in use before the first allocation, by whomever.
+    baseline_bytes: u64,
+    at_peak: Held,
+    blocks_checked: u64,
+}
+
+impl Real {
+    pub(super) fn new(summary: &Summary, driver: Arc<dyn Driver>) -> Result<Self, Error> {
+        let backing = Arc::new(Metered::new(Arc::new(DeviceBacking::new(Arc::clone(&driver)))));
+        let mut machine = Self {
+            driver,
+            backing,
+            streams: FxHashMap::default(),
+            baseline_bytes: 0,
+            at_peak: Held::default(),
+            blocks_checked: 0,
+        };
+        for &stream in &summary.streams {
+            let here = match stream {
+                StreamId::NULL => stream,
+                _ => machine.driver.create_stream(Priority::Default)?,
+            };
+            machine.streams.insert(stream, here);
+        }
+        warm_up(&*machine.driver)?;
+        machine.baseline_bytes = machine.used_bytes()?;
+        Ok(machine)
+    }
+
+    /// Bytes of the device in use, by whomever.
+    fn used_bytes(&self) -> Result<u64, CallError> {
+        let info = self.driver.memory_info()?;
+        Ok(info.total - info.free)
+    }
+
+    /// What we hold and what the device says of it.
+    fn held(&self) -> Result<Held, CallError> {
+        let used_bytes = self.used_bytes()?.saturating_sub(self.baseline_bytes);
+        Ok(Held { reserved_bytes: self.backing.held_bytes(), used_bytes })
+    }
+
+    fn check(&mut self, block: &Live) -> Result<(), Error> {
+        let written = pattern(block);
+        for (address, bytes) in edges(block) {
+            let mut found = vec![0; bytes as usize];
+            self.driver.copy_from_device(&mut found, address, block.stream)?;
+            if let Some(offset) = found.iter().position(|&byte| byte != written) {
+                let address = address + offset as u64;
+                return Err(Error::Damaged { block: block.address, address, written, found: found[offset] });
+            }
+        }
+        self.blocks_checked += 1;
+        Ok(())
+    }
+}
+
+impl Machine for Real {
+    fn backing(&self) -> Arc<dyn Backing> {
+        Arc::clone(&self.backing) as Arc<dyn Backing>
+    }
+
+    fn stream(&self, recorded: StreamId) -> StreamId {
+        self.streams[&recorded]
+    }
+
+    fn set_time(&mut self, _us: u64) {}
+
+    fn allocated(&mut self, block: &Live) -> Result<(), Error> {
+        for (address, bytes) in edges(block) {
+            self.driver.memset(address, pattern(block), bytes, block.stream)?;
+        }
+        Ok(())
+    }
+
+    fn freeing(&mut self, block: &Live) -> Result<(), Error> {
+        if block.number.is_multiple_of(CHECKED) { self.check(block) } else { Ok(()) }
+    }
+
+    fn replayed(&mut self) -> Result<(), Error> {
+        if self.backing.held_bytes() > self.at_peak.reserved_bytes {
+            self.at_peak = self.held()?;
+        }
+        Ok(())
+    }
+
+    fn end_pass(&mut self) -> Result<(), Error> {
+        Ok(self.driver.synchronize()?)
+    }
+
+    fn reserved_bytes(&self) -> Result<u64, Error> {
+        Ok(self.backing.held_bytes())
+    }
+
+    fn peak_reserved_bytes(&self) -> u64 {
+        self.backing.peak_bytes()
+    }
+
+    fn counters(&self) -> Counters {
+        self.backing.counters()
+    }
+
+    fn finish(&mut self, allocator: &dyn CachingAllocator) -> Result<Option<OnDevice>, Error> {
+        let calls = self.backing.calls();
+        allocator.release_cached()?;
+        Ok(Some(OnDevice::new(calls, self.at_peak, self.held()?, self.blocks_checked)))
+    }
+}
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        for &stream in self.streams.values().filter(|&&stream| stream != StreamId::NULL) {
+            // A lost context took its streams along.
+            let _ = self.driver.destroy_stream(stream);
+        }
+    }
+}
+
+/// Has the driver get for itself what it needs for the first call of each kind, so that it is in the baseline.
+fn warm_up(driver: &dyn Driver) -> Result<(), CallError> {
+    let bytes = driver.granularity();
+    let address = driver.malloc(bytes)?;
+    driver.memset(address, 0, bytes, StreamId::NULL)?;
+    driver.copy_from_device(&mut [0; EDGE as usize], address, StreamId::NULL)?;
+    driver.free(address)
+}
+
+/// The byte that a block is filled with, which the blocks before it at the same place were not.
+fn pattern(block: &Live) -> u8 {
+    (block.number % 251) as u8 + 1
+}
+
+/// The first and the last bytes of a block: address and size of each.
+fn edges(block: &Live) -> impl Iterator<Item = (Address, u64)> {
+    let bytes = block.requested.min(EDGE);
+    let last = block.address + block.requested - bytes;
+    [(block.address, bytes), (last, bytes)].into_iter().filter(|&(_, bytes)| bytes > 0)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use tenure_device::sim::{SimConfig, SimDriver};
+    use tenure_plan::{Settings, Trace};
+
+    use super::*;
+
+    fn machine() -> (Real, Live) {
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
+        let address = driver.malloc(driver.granularity()).unwrap();
+        let summary = Trace::new("empty", 0, Settings::default(), Vec::new()).unwrap().summary();
+        let block = Live { address, requested: 1000, allocated: 1024, stream: StreamId::NULL, number: 0 };
+        (Real::new(&summary, driver).unwrap(), block)
+    }
+
+    #[test]
+    fn a_block_that_keeps_what_was_written_is_sound() {
+        let (mut machine, block) = machine();
+        machine.allocated(&block).unwrap();
+        machine.freeing(&block).unwrap();
+        assert_eq!(machine.blocks_checked, 1);
+    }
+
+    #[test]
+    fn a_byte_that_somebody_else_wrote_is_found() {
+        for (offset, found) in [(0, true), (63, true), (999, true), (500, false)] {
+            let (mut machine, block) = machine();
+            machine.allocated(&block).unwrap();
+            machine.driver.memset(block.address + offset, 0, 1, StreamId::NULL).unwrap();
+            let checked = machine.freeing(&block);
+            let damaged = matches!(checked, Err(Error::Damaged { address, .. }) if address == block.address + offset);
+            assert_eq!(damaged, found, "byte {offset}: {checked:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_in_use_before_is_not_counted() {
+        let (machine, _) = machine();
+        assert_eq!(machine.held().unwrap(), Held::default());
+    }
+
+    #[test]
+    fn small_blocks_have_both_ends() {
+        let (_, block) = machine();
+        let edges_of = |requested| {
+            let block = Live { requested, ..block };
+            edges(&block).map(|(address, bytes)| (address - block.address, bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(edges_of(0), []);
+        assert_eq!(edges_of(100), [(0, 64), (36, 64)]);
+    }
+}
