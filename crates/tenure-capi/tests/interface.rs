@@ -21,10 +21,18 @@ fn library() -> PathBuf {
     files.map(PathBuf::from).find(|file| file.extension().is_some_and(|name| name == "so")).unwrap()
 }
 
+/// Whether a program can be run here; says so if not.
+fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: there is no `{program}`");
+    }
+    found
+}
+
 #[test]
 fn a_c_program_gets_what_the_header_says() {
-    if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C compiler `cc`");
+    if !has("cc") {
         return;
     }
     let library = library();
@@ -44,6 +52,29 @@ fn a_c_program_gets_what_the_header_says() {
     assert!(compiled.unwrap().success());
     let output = Command::new(program).env("LD_LIBRARY_PATH", library).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_benchmark_beside_pytorch_runs_without_it() {
+    if !has("g++") || !has("python3") {
+        return;
+    }
+    let library = library();
+    let folder = tempfile::tempdir().unwrap();
+    let figures = folder.path().join("figures.json");
+    let output = Command::new("python3")
+        .arg(Path::new(CRATE).join("../../bench/pytorch/bench.py"))
+        .args(["--driver", "sim", "--scale", "0.01", "--repetitions", "1", "--only", "to 1 MiB", "--library"])
+        .arg(library)
+        .arg("--json")
+        .arg(&figures)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let figures: serde_json::Value = serde_json::from_str(&fs::read_to_string(figures).unwrap()).unwrap();
+    let results = figures["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    assert!(results.iter().all(|result| result["tenure"]["median_ns"].as_f64().unwrap() > 0.0), "{results:?}");
 }
 
 #[test]
