@@ -45,6 +45,7 @@ impl Priority {
 
 /// What may be done through a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads; a write loses the context.
     Read,

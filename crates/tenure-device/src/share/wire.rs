@@ -121,6 +121,7 @@ pub struct Holding {
 
 /// What is leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LeaseKind {
     /// A range of the pool.
     Pool,
@@ -130,6 +131,7 @@ pub enum LeaseKind {
 
 /// Whether a lease's holder is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LeaseState {
     /// It is connected.
     Held,
