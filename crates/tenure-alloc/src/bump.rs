@@ -94,6 +94,8 @@ impl Resource for BumpPool {
                 stream,
                 allocated,
                 reserved: total,
+                inactive: total - allocated,
+                overhead: 0,
                 free,
                 total,
                 allowed: total,

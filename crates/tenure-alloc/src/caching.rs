@@ -7,8 +7,12 @@ use crate::{Address, AllocError, PoolId, Resource, Snapshot, Statistics};
 pub struct OutOfMemory {
     /// Bytes of the request that failed, rounded.
     pub requested: u64,
-    /// Bytes this allocator may hold.
+    /// Bytes this process may hold, overhead and all.
     pub allowed: u64,
+    /// Bytes of this process beside the allocator's: [`Backing::overhead_bytes`](crate::Backing::overhead_bytes).
+    pub overhead: u64,
+    /// Bytes reserved but not allocated.
+    pub inactive: u64,
     /// Bytes of the device.
     pub total: u64,
     /// Bytes free on the device.
@@ -49,7 +53,7 @@ pub trait CachingAllocator: Resource {
     /// Records the last `limit` events from now on; `None` stops and forgets.
     fn record_history(&self, limit: Option<usize>);
 
-    /// Limits what this allocator may hold to `fraction` (0 to 1) of the device.
+    /// Limits what this process may hold, overhead and all, to `fraction` (0 to 1) of the device.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError>;
 
     /// Adds a callback to try when memory runs short.

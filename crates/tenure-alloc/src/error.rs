@@ -8,9 +8,9 @@ use crate::{Address, BackingError, PoolId};
 pub enum AllocError {
     /// No memory, after everything that could be given back was.
     #[error(
-        "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {reserved} \
-         reserved, {free} of {total} bytes are free on the device, {allowed} allowed to this process; free tensors \
-         that are no longer needed, or raise the limit"
+        "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {inactive} \
+         more of {reserved} reserved are not; {free} of {total} bytes are free on the device, {allowed} allowed to \
+         this process, {overhead} of them its own overhead; free tensors that are no longer needed, or raise the limit"
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -21,11 +21,17 @@ pub enum AllocError {
         allocated: u64,
         /// Bytes this allocator holds from the backing.
         reserved: u64,
+        /// Bytes reserved but not allocated: free ones that did not fit, and freed ones that other streams still use.
+        inactive: u64,
+        /// Bytes of this process beside the allocator's, which count against its limit: [`Backing::overhead_bytes`].
+        ///
+        /// [`Backing::overhead_bytes`]: crate::Backing::overhead_bytes
+        overhead: u64,
         /// Bytes free on the device.
         free: u64,
         /// Bytes of the device.
         total: u64,
-        /// Bytes this allocator may hold.
+        /// Bytes this process may hold, overhead and all.
         allowed: u64,
     },
     /// The request is larger than any device.

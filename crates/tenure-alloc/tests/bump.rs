@@ -101,6 +101,8 @@ fn out_of_room_tells_what_is_left() {
         stream: A,
         allocated: 512,
         reserved: 2048,
+        inactive: 1536,
+        overhead: 0,
         free: 1024,
         total: 2048,
         allowed: 2048,

@@ -197,6 +197,8 @@ fn a_memory_fraction_limits_what_is_held() {
         stream: B,
         allocated: 500 * MIB,
         reserved: 500 * MIB,
+        inactive: 0,
+        overhead: 0,
         free: GIB - 500 * MIB,
         total: GIB,
         allowed: 512 * MIB,
@@ -204,6 +206,18 @@ fn a_memory_fraction_limits_what_is_held() {
     assert_eq!(error, expected);
     assert_eq!(f.statistics().num_ooms, 1);
     assert!(matches!(f.allocator.set_memory_fraction(1.5), Err(AllocError::InvalidSetting { .. })));
+}
+
+#[test]
+fn what_the_process_holds_otherwise_counts_against_the_fraction() {
+    let f = Fixture::new(Config::default());
+    f.allocator.set_memory_fraction(0.5).unwrap();
+    f.backing.set_overhead(100 * MIB);
+    f.alloc(400 * MIB);
+    let error = f.try_alloc(30 * MIB, B).unwrap_err();
+    let AllocError::OutOfMemory { overhead, inactive, .. } = error else { panic!("{error}") };
+    assert_eq!((overhead, inactive), (100 * MIB, 0));
+    f.alloc(12 * MIB);
 }
 
 #[test]
@@ -232,7 +246,8 @@ fn observers_of_out_of_memory_run_without_the_lock() {
         told.set((*error, allocator.upgrade().unwrap().statistics().num_ooms)).unwrap();
     }));
     f.try_alloc(30 * MIB + 1, A).unwrap_err();
-    let expected = OutOfMemory { requested: 32 * MIB, allowed: 50 * MIB, total: 50 * MIB, free: 20 * MIB };
+    let (allowed, total, free) = (50 * MIB, 50 * MIB, 20 * MIB);
+    let expected = OutOfMemory { requested: 32 * MIB, allowed, overhead: 0, inactive: 0, total, free };
     assert_eq!(seen.get(), Some(&(expected, 1)));
 }
 

@@ -306,7 +306,8 @@ fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
     assert_eq!((f.statistics().num_ooms, tries.load(Ordering::Relaxed)), (0, 1));
 
     let error = f.try_alloc(500 * MIB + 1, B).unwrap_err();
-    let expected = OutOfMemory { requested: 500 * MIB + 512, allowed: GIB, total: GIB, free: GIB - f.reserved() };
+    let (free, inactive) = (GIB - f.reserved(), f.reserved() - 700 * MIB);
+    let expected = OutOfMemory { requested: 500 * MIB + 512, allowed: GIB, overhead: 0, inactive, total: GIB, free };
     assert_eq!(seen.get(), Some(&expected));
     let AllocError::OutOfMemory { requested, allocated, reserved, .. } = error else { panic!("{error}") };
     assert_eq!((requested, allocated, reserved), (500 * MIB + 1, 700 * MIB, f.reserved()));
@@ -323,6 +324,19 @@ fn a_memory_fraction_limits_what_is_reserved() {
     f.alloc(56 * MIB);
     assert_eq!(f.reserved(), GIB / 4);
     assert!(f.allocator.set_memory_fraction(1.5).is_err());
+}
+
+#[test]
+fn what_the_process_holds_otherwise_counts_against_the_fraction() {
+    let f = Fixture::new(Config::default());
+    f.allocator.set_memory_fraction(0.5).unwrap();
+    f.backing.set_overhead(100 * MIB);
+    f.alloc(400 * MIB);
+    let error = f.try_alloc(30 * MIB, B).unwrap_err();
+    let AllocError::OutOfMemory { overhead, inactive, reserved, .. } = error else { panic!("{error}") };
+    assert_eq!((overhead, inactive), (100 * MIB, reserved - 400 * MIB));
+    f.alloc(12 * MIB);
+    assert_eq!(f.reserved(), 412 * MIB);
 }
 
 #[test]

@@ -52,6 +52,8 @@ impl<R: Resource> Limited<R> {
             stream,
             allocated: used,
             reserved: used,
+            inactive: 0,
+            overhead: 0,
             free,
             total: limit,
             allowed: limit,

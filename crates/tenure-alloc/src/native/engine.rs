@@ -11,7 +11,9 @@ use super::expandable::ExpandableSegment;
 use super::pending::Pending;
 use super::pool::Pools;
 use super::private::Captures;
-use crate::{Action, Address, AllocError, Backing, Event, History, OutOfMemory, PoolKind, Request, Stat, Statistics};
+use crate::{
+    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolKind, Request, Stat, Statistics,
+};
 
 /// Everything that the allocator's lock guards.
 pub(super) struct Engine {
@@ -104,14 +106,19 @@ impl Engine {
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
         self.history.record(|time_us| Event { action: Action::OutOfMemory, address, bytes, stream, time_us, tag, key });
-        let seen = OutOfMemory { requested: segment_size(bytes), allowed, total: info.total, free: info.free };
+        let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
+        let (inactive, overhead) = (reserved - allocated, self.backing.overhead_bytes());
+        let MemoryInfo { free, total } = info;
+        let seen = OutOfMemory { requested: segment_size(bytes), allowed, overhead, inactive, total, free };
         let error = AllocError::OutOfMemory {
             requested: request.bytes,
             stream,
-            allocated: self.statistics.all.allocated_bytes.current,
-            reserved: self.reserved(),
-            free: info.free,
-            total: info.total,
+            allocated,
+            reserved,
+            inactive,
+            overhead,
+            free,
+            total,
             allowed,
         };
         Ok((error, seen))

@@ -9,7 +9,8 @@ impl Engine {
     /// A new segment, or a larger one, with a block for `wanted` that is in no set. `None` if memory is out.
     pub(super) fn add_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         let bytes = segment_size(wanted.bytes);
-        let forbidden = self.allowed.is_some_and(|allowed| self.reserved() + bytes > allowed);
+        let held = |bytes| self.reserved() + self.backing.overhead_bytes() + bytes;
+        let forbidden = self.allowed.is_some_and(|allowed| held(bytes) > allowed);
         if forbidden || wanted.bytes > self.device_bytes {
             return Ok(None);
         }

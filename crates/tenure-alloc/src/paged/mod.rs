@@ -206,10 +206,22 @@ impl PagedAllocator {
         let (allowed, reserved, total) = (state.allowed, state.reserved(), self.total);
         state.note_out_of_memory(request, free);
         drop(state);
-        self.hooks.out_of_memory(&OutOfMemory { requested: bytes, allowed, total, free });
-        let (requested, stream) = (request.bytes, request.stream);
         let allocated = self.statistics().all.allocated_bytes.current;
-        Err(AllocError::OutOfMemory { requested, stream, allocated, reserved, free, total, allowed })
+        let (inactive, overhead) = (reserved.saturating_sub(allocated), self.backing.overhead_bytes());
+        self.hooks.out_of_memory(&OutOfMemory { requested: bytes, allowed, overhead, inactive, total, free });
+        let (requested, stream) = (request.bytes, request.stream);
+        let error = AllocError::OutOfMemory {
+            requested,
+            stream,
+            allocated,
+            reserved,
+            inactive,
+            overhead,
+            free,
+            total,
+            allowed,
+        };
+        Err(error)
     }
 
     /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.

@@ -78,7 +78,8 @@ impl State {
         let in_streak = self.streak >= STREAK;
         let space = &mut self.spaces[id];
         let reserved = self.statistics.all.reserved_bytes.current;
-        let limit = self.allowed.saturating_sub(reserved).min(creatable);
+        let held = reserved + self.backing.overhead_bytes();
+        let limit = self.allowed.saturating_sub(held).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
         let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);
         for (index, chunk) in &mut space.chunks {

@@ -46,7 +46,7 @@ pub(super) struct State {
     pub(super) peak_requested: u64,
     /// Blocks placed since the last was freed.
     pub(super) streak: u32,
-    /// Bytes that may be reserved.
+    /// Bytes that this process may hold.
     pub(super) allowed: u64,
 }
 

@@ -1,5 +1,6 @@
 //! What an allocator holds, in the shape of PyTorch's `torch.cuda.memory._snapshot()`.
 
+mod holders;
 pub mod pickle;
 
 use std::io;
@@ -7,6 +8,7 @@ use std::io;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Action, Address, Event, PoolId, PoolKind};
+pub use holders::Holder;
 use pickle::Writer;
 
 /// Everything an allocator holds, and what happened to it.

@@ -23,6 +23,7 @@ pub struct FakeBacking {
 struct State {
     total: u64,
     used: u64,
+    overhead: u64,
     next_address: Address,
     next_chunk: u64,
     /// Addresses that `malloc` returns next, before any of its own.
@@ -141,6 +142,11 @@ impl FakeBacking {
         self.state.lock().used
     }
 
+    /// Says that the process holds so many bytes otherwise.
+    pub fn set_overhead(&self, bytes: u64) {
+        self.state.lock().overhead = bytes;
+    }
+
     /// Makes `malloc` return these addresses, in order.
     pub fn give_addresses(&self, addresses: impl IntoIterator<Item = Address>) {
         self.state.lock().given.extend(addresses);
@@ -235,6 +241,10 @@ impl Backing for FakeBacking {
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
         let state = self.enter("memory_info")?;
         Ok(MemoryInfo { free: state.total - state.used, total: state.total })
+    }
+
+    fn overhead_bytes(&self) -> u64 {
+        self.state.lock().overhead
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
