@@ -22,7 +22,7 @@ import sysconfig
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-HEADER = HERE.parent.parent / "crates/tenure-capi/include"
+INCLUDE = HERE.parent.parent / "crates/tenure-capi/include"
 KIB, MIB = 1 << 10, 1 << 20
 PAIR, CHURN, THREADS, RECORDED, HANDED_OVER, EMPTY_CACHE = range(6)
 
@@ -50,7 +50,7 @@ CASES = [
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, type=pathlib.Path, help="libtenure.so")
-    parser.add_argument("--include", type=pathlib.Path, default=HEADER, help="folder of tenure.h")
+    parser.add_argument("--include", type=pathlib.Path, default=INCLUDE, help="folder of tenure.h")
     parser.add_argument("--driver", choices=["cuda", "sim"], default="cuda")
     parser.add_argument("--options", default="", help="more options of tenure_open, such as allocator=native")
     parser.add_argument("--repetitions", type=int, default=7)

@@ -8,9 +8,12 @@ use std::{env, fs};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Builds `libtenure.so`, as `cargo test` does not, and says where it is.
-fn library() -> PathBuf {
+/// Builds `libtenure.so`, as `cargo test` does not, and says where it is. `None` where there is no Rust.
+fn library() -> Option<PathBuf> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    if !has(&cargo) {
+        return None;
+    }
     let arguments = ["build", "--offline", "--package", "tenure-capi", "--message-format", "json"];
     let output = Command::new(cargo).args(arguments).current_dir(CRATE).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -18,16 +21,24 @@ fn library() -> PathBuf {
     let messages = messages.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let built = messages.filter(|message| message["target"]["name"] == "tenure");
     let files = built.filter_map(|message| Some(message["filenames"].as_array()?[0].as_str()?.to_owned()));
-    files.map(PathBuf::from).find(|file| file.extension().is_some_and(|name| name == "so")).unwrap()
+    Some(files.map(PathBuf::from).find(|file| file.extension().is_some_and(|name| name == "so")).unwrap())
+}
+
+/// Whether a program can be run here; says so if not.
+fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("skipped: there is no `{program}`");
+    }
+    found
 }
 
 #[test]
 fn a_c_program_gets_what_the_header_says() {
-    if Command::new("cc").arg("--version").output().is_err() {
-        eprintln!("skipped: there is no C compiler `cc`");
+    if !has("cc") {
         return;
     }
-    let library = library();
+    let Some(library) = library() else { return };
     let library = library.parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
@@ -44,6 +55,29 @@ fn a_c_program_gets_what_the_header_says() {
     assert!(compiled.unwrap().success());
     let output = Command::new(program).env("LD_LIBRARY_PATH", library).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_benchmark_beside_pytorch_runs_without_it() {
+    if !has("g++") || !has("python3") {
+        return;
+    }
+    let Some(library) = library() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let figures = folder.path().join("figures.json");
+    let output = Command::new("python3")
+        .arg(Path::new(CRATE).join("../../bench/pytorch/bench.py"))
+        .args(["--driver", "sim", "--scale", "0.01", "--repetitions", "1", "--only", "to 1 MiB", "--library"])
+        .arg(library)
+        .arg("--json")
+        .arg(&figures)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let figures: serde_json::Value = serde_json::from_str(&fs::read_to_string(figures).unwrap()).unwrap();
+    let results = figures["results"].as_array().unwrap();
+    assert_eq!(results.len(), 4);
+    assert!(results.iter().all(|result| result["tenure"]["median_ns"].as_f64().unwrap() > 0.0), "{results:?}");
 }
 
 #[test]

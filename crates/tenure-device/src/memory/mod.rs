@@ -18,7 +18,6 @@
 mod config;
 mod devices;
 mod error;
-mod holders;
 mod report;
 mod storage;
 
@@ -30,7 +29,6 @@ use tenure_core::{Device, StreamId};
 pub use config::{MemoryConfig, Policy};
 pub use devices::{MAX_DEVICES, device, install, installed};
 pub use error::MemoryError;
-pub use holders::Holder;
 pub use report::OutOfMemoryReport;
 pub use storage::record_stream;
 

@@ -1,10 +1,10 @@
 use std::fmt;
 
 use tenure_alloc::AllocError;
-use tenure_core::{Device, StreamId, Tag};
+use tenure_alloc::snapshot::Holder;
+use tenure_core::{Device, KeyId, StreamId, Tag};
 
 use super::DeviceMemory;
-use super::holders::{Holder, holders};
 use crate::ProcessMemory;
 
 /// Keys named in the text.
@@ -36,9 +36,9 @@ pub struct OutOfMemoryReport {
     pub allocated_bytes: u64,
     /// Of those, bytes of freed blocks that other streams may still use.
     pub awaited_bytes: u64,
-    /// Who holds the live blocks, by tag, the largest first.
+    /// Who holds the blocks, awaited ones too, added up by tag, the largest first.
     pub tags: Vec<Holder>,
-    /// Who holds those that have a key, by key, the largest first.
+    /// Who holds those that have a key, the largest first.
     pub keys: Vec<Holder>,
     /// Other processes that the system names, the largest first.
     pub others: Vec<ProcessMemory>,
@@ -53,7 +53,7 @@ impl OutOfMemoryReport {
             return None;
         };
         let figures = memory.allocator().statistics().all;
-        let (tags, keys) = holders(&memory.allocator().snapshot());
+        let holders = memory.allocator().snapshot().holders(usize::MAX);
         let mut others = memory.driver().processes().unwrap_or_default();
         others.retain(|process| process.pid != std::process::id());
         others.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.pid));
@@ -68,8 +68,8 @@ impl OutOfMemoryReport {
             reserved_bytes: reserved,
             allocated_bytes: figures.allocated_bytes.current,
             awaited_bytes: figures.active_bytes.current.saturating_sub(figures.allocated_bytes.current),
-            tags,
-            keys,
+            tags: by_tag(&holders),
+            keys: holders.into_iter().filter(|holder| holder.key != KeyId::NONE).collect(),
             others,
         })
     }
@@ -199,11 +199,12 @@ impl OutOfMemoryReport {
     }
 
     fn write_tags(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held: u64 = self.tags.iter().map(|holder| holder.bytes).sum();
         let rows = self.tags.iter().map(|holder| {
-            let share = holder.bytes as f64 / self.allocated_bytes.max(1) as f64 * 100.0;
+            let share = holder.bytes as f64 / held.max(1) as f64 * 100.0;
             format!("{:<16} {:>11} {share:>5.1}%  {}", holder.tag.name(), Gib(holder.bytes).to_string(), Blocks(holder))
         });
-        write_section(f, "Live blocks by tag", rows)
+        write_section(f, "Held, by tag", rows)
     }
 
     fn write_keys(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -212,7 +213,7 @@ impl OutOfMemoryReport {
             let tag = holder.tag.name();
             format!("{tag:<16} {:>11}  {}  {key}", Gib(holder.bytes).to_string(), Blocks(holder))
         });
-        write_section(f, "Largest by key", rows)
+        write_section(f, "Held, by key", rows)
     }
 
     fn write_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -229,6 +230,18 @@ impl OutOfMemoryReport {
             (_, None) => write!(f, "\nOther processes, and the context of this one, hold {}.", Gib(rest)),
         }
     }
+}
+
+/// Adds up the holders of each tag, whatever their keys.
+fn by_tag(holders: &[Holder]) -> Vec<Holder> {
+    let sum = |tag| {
+        let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
+        let (bytes, blocks) = (of_tag().map(|holder| holder.bytes).sum(), of_tag().map(|holder| holder.blocks).sum());
+        (blocks > 0).then_some(Holder { tag, key, bytes, blocks })
+    };
+    let mut tags: Vec<Holder> = Tag::ALL.into_iter().filter_map(sum).collect();
+    tags.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+    tags
 }
 
 /// Rows under a heading; nothing if there are none.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use tenure_alloc::{AllocError, CachingAllocator, NativeAllocator, Request, Resource, Statistics, native};
 use tenure_core::StreamId;
 
-use crate::Driver;
+use crate::{Driver, Properties};
 use backing::HostBacking;
 
 /// The stream that every block is allocated on. No driver is asked about it.
@@ -41,6 +41,11 @@ impl PinnedConfig {
     /// At most `limit_bytes` bytes, in chunks of 64 MiB, from any node.
     pub fn new(limit_bytes: u64) -> Self {
         Self { limit_bytes, chunk_bytes: 64 << 20, numa_node: None }
+    }
+
+    /// The same, from the node next to a device, if the system tells which that is.
+    pub fn near(self, device: &Properties) -> Self {
+        Self { numa_node: device.numa_node, ..self }
     }
 }
 

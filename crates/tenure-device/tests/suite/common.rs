@@ -11,7 +11,7 @@ use tenure_device::{Access, Driver, ErrorKind, Platform, cuda};
 
 /// A device under test.
 pub(crate) struct Tested {
-    pub(crate) driver: Arc<dyn Driver>,
+    driver: Arc<dyn Driver>,
     /// Held while a real device is used, so that no other test, of any process, changes its free memory.
     _alone: Option<File>,
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use tenure_alloc::snapshot::Holder;
 use tenure_alloc::{Action, AllocError, Event, Request, native};
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Storage, StreamId, Tag};
-use tenure_device::memory::{self, DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
 use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
 
@@ -40,6 +41,8 @@ fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
             test(&device, memory);
             memory.allocator().release_cached().unwrap();
             assert_eq!(memory.backing().held_bytes(), 0);
+            // SAFETY: made by `lasting`, and every storage of the test is gone.
+            drop(unsafe { Box::from_raw(std::ptr::from_ref(memory).cast_mut()) });
         }
     }
 }
@@ -83,6 +86,18 @@ fn a_fraction_is_a_limit() {
     }
     let config = MemoryConfig { fraction: 1.5, ..MemoryConfig::default() };
     assert!(DeviceMemory::new(gibibyte(), config).is_err());
+}
+
+#[test]
+fn the_context_counts_against_the_fraction() {
+    let config = SimConfig { capacity_bytes: GIB, context_bytes: 100 * MIB, ..SimConfig::default() };
+    for policy in policies() {
+        let memory = memory(&Arc::new(SimDriver::new(config)), MemoryConfig { policy, fraction: 0.5 });
+        let report = report(memory.allocate(Request::new(450 * MIB, StreamId::NULL)).unwrap_err());
+        assert_eq!((report.overhead_bytes, report.in_use_bytes()), (Some(100 * MIB), 100 * MIB));
+        assert!(report.advice()[0].ends_with("raise its memory fraction to at least 0.54."), "{report}");
+        memory.allocate(Request::new(400 * MIB, StreamId::NULL)).unwrap();
+    }
 }
 
 #[test]
@@ -286,10 +301,10 @@ fn a_report_in_words() {
 CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which 1.00 GiB is free. \
 This process has 118.50 GiB in use (512.00 MiB of it context, kernels and libraries), and may use 126.00 GiB (90.0% \
 of the device). Of that 117.00 GiB is allocated by live blocks, 1.00 GiB is reserved but unallocated.
-Live blocks by tag:
+Held, by tag:
   activation         97.00 GiB  82.9%  1204 blocks
   weight             20.00 GiB  17.1%  1 block
-Largest by key:
+Held, by key:
   weight             20.00 GiB  1 block  embedding/matmul/out#0
   activation          3.00 GiB  24 blocks  encoder.layer.3/matmul/out#0
 Other processes:

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tenure_core::StreamId;
 use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool};
-use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, Driver, Priority};
+use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Call, Driver, Platform, Priority, Properties};
 
 use crate::common::drivers;
 
@@ -226,7 +226,9 @@ fn buffers_keep_their_pool_and_the_last_gives_everything_back() {
 #[test]
 fn memory_comes_from_the_node_asked_for_or_not_at_all() {
     let driver = sim();
-    let near = pool(&driver, PinnedConfig { numa_node: Some(0), ..small() });
+    let device = SimPlatform::new(vec![SimConfig::default()]).properties(0).unwrap();
+    let device = Properties { numa_node: Some(0), ..device };
+    let near = pool(&driver, small().near(&device));
     mib(&near, 1).unwrap();
     let nowhere = pool(&driver, PinnedConfig { numa_node: Some(5000), ..small() });
     let error = mib(&nowhere, 1).err().unwrap().to_string();
