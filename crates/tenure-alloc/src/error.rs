@@ -37,6 +37,19 @@ pub enum AllocError {
     /// The pool is not there.
     #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
     UnknownPool(PoolId),
+    /// Donated memory is wanted back, but blocks live in it.
+    #[error(
+        "{blocks} blocks of {bytes} bytes still live in the memory donated to stream {stream}: free them before taking \
+         it back"
+    )]
+    StillInUse {
+        /// Bytes in live blocks.
+        bytes: u64,
+        /// Live blocks.
+        blocks: usize,
+        /// The stream that the memory was given to.
+        stream: StreamId,
+    },
     /// A setting makes no sense.
     #[error("{setting} = {value}: {expected}")]
     InvalidSetting {

@@ -6,6 +6,8 @@ use clap::builder::PossibleValue;
 use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
 
+use crate::commands::memory::MemoryCommand;
+
 /// Shows what a program did with its GPU memory, and what another allocator would have made of it.
 #[derive(Parser)]
 #[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
@@ -35,6 +37,9 @@ pub(crate) enum Command {
     /// Measure how fast something is
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Share a device's memory between processes
+    #[command(subcommand)]
+    Memory(MemoryCommand),
 }
 
 #[derive(Subcommand)]

@@ -21,13 +21,16 @@ use args::{Args, BenchCommand, Command, TraceCommand};
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    output::clean_up_when_interrupted();
+    if !matches!(args.command, Command::Memory(_)) {
+        output::clean_up_when_interrupted();
+    }
     match args.command {
         Command::Trace(TraceCommand::Info(args)) => commands::info::run(&args),
         Command::Trace(TraceCommand::Convert(args)) => commands::convert::run(&args),
         Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
         Command::Devices(args) => commands::devices::run(&args),
+        Command::Memory(command) => commands::memory::run(&command),
         Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }
 }

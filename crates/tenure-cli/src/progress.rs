@@ -37,6 +37,12 @@ impl Replaying {
     }
 }
 
+/// A line of what is going on.
+pub(crate) fn line() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {wide_msg}").expect("a template of ours");
+    ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()).with_style(style)
+}
+
 fn bar(length: u64, message: String, template: &str) -> ProgressBar {
     let style = ProgressStyle::with_template(template).expect("a template of ours");
     ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr())

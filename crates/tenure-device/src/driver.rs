@@ -1,5 +1,6 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use serde::{Deserialize, Serialize};
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
@@ -43,7 +44,8 @@ impl Priority {
 }
 
 /// What may be done through a mapping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Access {
     /// Reads; a write loses the context.
     Read,

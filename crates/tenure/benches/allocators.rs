@@ -1,28 +1,106 @@
-//! What an allocation or a free costs when it needs no driver call: random churn over a number of live blocks, one
-//! thread or several, each on a stream of its own. Times are per operation: an iteration frees a random block and
-//! allocates another, so it counts as two.
+//! What an allocation or a free costs when it needs no driver call.
+//!
+//! - `pair/SIZE`: allocate and free at once; the time is of both.
+//! - `churn/N` and `churn_large/N`: free a random one of N live blocks and allocate another, up to 1 MiB or 4 MiB; the
+//!   time is of both.
+//! - `threads/N`: the same with 200 blocks up to 1 MiB a thread, each thread on a stream of its own; the time is that
+//!   of a thread.
+//! - `streams`: allocate on one stream, record another, free; the time is of the three.
+//!
+//! The backing costs nothing, so that the allocator alone is measured.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
-use tenure_alloc::{CachingAllocator, Request};
+use tenure_alloc::{Address, Backing, BackingError, CachingAllocator, ChunkId, Mark, MemoryInfo, Request};
 use tenure_core::StreamId;
-use tenure_device::DeviceBacking;
-use tenure_device::sim::{SimConfig, SimDriver};
 
+const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
+const DEVICE_BYTES: u64 = 140 << 30;
+
+/// A device that does nothing, at once.
+#[derive(Default)]
+struct NullBacking {
+    next: AtomicU64,
+}
+
+impl NullBacking {
+    fn take(&self, bytes: u64) -> u64 {
+        self.next.fetch_add(bytes, Ordering::Relaxed) + (1 << 40)
+    }
+}
+
+impl Backing for NullBacking {
+    fn granularity(&self) -> u64 {
+        2 * MIB
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
+        Ok(MemoryInfo { free: DEVICE_BYTES, total: DEVICE_BYTES })
+    }
+
+    fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
+        Ok(self.take(bytes))
+    }
+
+    fn free(&self, _: Address) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
+        Ok(self.take(bytes))
+    }
+
+    fn unreserve(&self, _: Address, _: u64) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn create(&self, _: u64) -> Result<ChunkId, BackingError> {
+        Ok(ChunkId(self.take(1)))
+    }
+
+    fn release(&self, _: ChunkId) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn map(&self, _: Address, _: ChunkId) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn set_access(&self, _: Address, _: u64) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn unmap(&self, _: Address, _: u64) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
+        Ok(Mark { stream, sequence: self.take(1) })
+    }
+
+    fn completed(&self, _: Mark) -> Result<bool, BackingError> {
+        Ok(true)
+    }
+
+    fn wait(&self, _: StreamId, _: Mark) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn synchronize(&self, _: Mark) -> Result<(), BackingError> {
+        Ok(())
+    }
+}
 
 fn allocators() -> [(&'static str, Arc<dyn CachingAllocator>); 2] {
-    let backing = || {
-        let sim = SimDriver::new(SimConfig::default());
-        (1..=16).for_each(|stream| sim.adopt_stream(StreamId(stream)));
-        Arc::new(DeviceBacking::new(Arc::new(sim)))
-    };
+    let backing = || Arc::new(NullBacking::default());
     let native = NativeAllocator::new(backing(), native::Config::default()).expect("the defaults are valid");
     let paged = PagedAllocator::new(backing(), paged::Config::default()).expect("the defaults are valid");
     [("paged", Arc::new(paged)), ("native", Arc::new(native))]
@@ -58,6 +136,12 @@ impl<'a> Churn<'a> {
             self.live[index] = self.allocate();
         }
     }
+
+    fn time(&mut self, iterations: u64) -> Duration {
+        let start = Instant::now();
+        self.run(iterations);
+        start.elapsed()
+    }
 }
 
 impl Drop for Churn<'_> {
@@ -66,18 +150,16 @@ impl Drop for Churn<'_> {
     }
 }
 
-fn one_thread(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("churn");
-    group.throughput(Throughput::Elements(2));
-    for (blocks, largest) in [(100, MIB), (1_000, MIB), (10_000, MIB), (10_000, 4 * MIB)] {
+fn pair(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("pair");
+    let sizes = [("512B", 512), ("64KiB", 64 * KIB), ("1MiB", MIB), ("16MiB", 16 * MIB), ("256MiB", 256 * MIB)];
+    for (size, bytes) in sizes {
         for (name, allocator) in allocators() {
-            let id = BenchmarkId::new(name, format!("{blocks} blocks up to {} MiB", largest / MIB));
-            let mut churn = Churn::new(&*allocator, 1, blocks, largest);
-            group.bench_function(id, |bencher| {
-                bencher.iter_custom(|iterations| {
-                    let start = Instant::now();
-                    churn.run(iterations);
-                    start.elapsed()
+            let request = Request::new(bytes, StreamId(1));
+            group.bench_function(BenchmarkId::new(size, name), |bencher| {
+                bencher.iter(|| {
+                    let block = allocator.allocate(request).expect("there is room");
+                    allocator.free(block.address).expect("the block is live");
                 });
             });
         }
@@ -85,7 +167,22 @@ fn one_thread(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The time in which `threads` threads together do `iterations` iterations each.
+fn churn(criterion: &mut Criterion) {
+    for (group, largest) in [("churn", MIB), ("churn_large", 4 * MIB)] {
+        let mut group = criterion.benchmark_group(group);
+        for blocks in [100, 1_000, 10_000] {
+            for (name, allocator) in allocators() {
+                let mut churn = Churn::new(&*allocator, 1, blocks, largest);
+                group.bench_function(BenchmarkId::new(blocks.to_string(), name), |bencher| {
+                    bencher.iter_custom(|iterations| churn.time(iterations));
+                });
+            }
+        }
+        group.finish();
+    }
+}
+
+/// The time in which `threads` threads do `iterations` iterations each, side by side.
 fn together(allocator: &dyn CachingAllocator, threads: u64, iterations: u64) -> Duration {
     let barrier = std::sync::Barrier::new(threads as usize);
     std::thread::scope(|scope| {
@@ -94,9 +191,7 @@ fn together(allocator: &dyn CachingAllocator, threads: u64, iterations: u64) -> 
             scope.spawn(move || {
                 let mut churn = Churn::new(allocator, stream, 200, MIB);
                 barrier.wait();
-                let start = Instant::now();
-                churn.run(iterations);
-                start.elapsed()
+                churn.time(iterations)
             })
         });
         let workers: Vec<_> = workers.collect();
@@ -104,12 +199,11 @@ fn together(allocator: &dyn CachingAllocator, threads: u64, iterations: u64) -> 
     })
 }
 
-fn many_threads(criterion: &mut Criterion) {
+fn threads(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("threads");
-    for (name, allocator) in allocators() {
-        for threads in [1, 2] {
-            group.throughput(Throughput::Elements(2 * threads));
-            group.bench_function(BenchmarkId::new(name, threads), |bencher| {
+    for threads in [1, 2, 4, 16] {
+        for (name, allocator) in allocators() {
+            group.bench_function(BenchmarkId::new(threads.to_string(), name), |bencher| {
                 bencher.iter_custom(|iterations| together(&*allocator, threads, iterations));
             });
         }
@@ -117,5 +211,22 @@ fn many_threads(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, one_thread, many_threads);
+fn streams(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("streams");
+    for (size, bytes) in [("64KiB", 64 * KIB), ("16MiB", 16 * MIB)] {
+        for (name, allocator) in allocators() {
+            let request = Request::new(bytes, StreamId(1));
+            group.bench_function(BenchmarkId::new(size, name), |bencher| {
+                bencher.iter(|| {
+                    let block = allocator.allocate(request).expect("there is room");
+                    allocator.record_stream(block.address, StreamId(2)).expect("the block is live");
+                    allocator.free(block.address).expect("the block is live");
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, pair, churn, threads, streams);
 criterion_main!(benches);

@@ -3,14 +3,18 @@
 //!
 //! Each holds the resource below it and no lock while that is called, so a callback further down may free through the
 //! adaptors above. A block that was allocated below an adaptor may be freed through it: it is passed on, uncounted.
+//!
+//! [`Donated`] wraps a whole caching allocator, and gives it further memory for a while.
 
 mod counted;
+mod donated;
 mod ledger;
 mod limited;
 mod on_failure;
 mod recorded;
 
 pub use counted::Counted;
+pub use donated::Donated;
 pub use limited::Limited;
 pub use on_failure::{FailureCallback, OnFailure};
 pub use recorded::Recorded;

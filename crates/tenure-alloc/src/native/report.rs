@@ -45,6 +45,7 @@ impl Engine {
             kind: head.pool.kind,
             pool: self.pools.pair(head.pool.owner).id,
             is_expandable: head.segment.is_some(),
+            is_external: false,
             blocks: blocks.collect(),
         }
     }

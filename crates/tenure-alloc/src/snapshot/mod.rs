@@ -37,6 +37,8 @@ pub struct Segment {
     pub pool: PoolId,
     /// Whether it is made of chunks mapped into reserved address space.
     pub is_expandable: bool,
+    /// Whether the memory was given from outside ([`Donated`](crate::adaptor::Donated)); PyTorch's snapshots do not say.
+    pub is_external: bool,
     /// Its blocks, by address; they cover it without a gap.
     pub blocks: Vec<SnapshotBlock>,
 }

@@ -4,5 +4,6 @@ pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod info;
+pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod report;

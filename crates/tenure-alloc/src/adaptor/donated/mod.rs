@@ -1,0 +1,176 @@
+//! Memory that an allocator was given from outside, such as a shared pool's: PipeSwitch's `insertSharedCache` and
+//! `clearSharedCache` (its patch of PyTorch 1.3).
+
+mod ranges;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tenure_core::StreamId;
+
+use crate::{
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, OutOfMemoryObserver, PoolId, Request,
+    Resource, Snapshot, Statistics, StreamFilter,
+};
+use ranges::Ranges;
+
+/// Requests beyond this many bytes go to donated memory first; it is no place for small blocks.
+const SMALL_LIMIT: u64 = 1 << 20;
+
+/// An allocator that is given further memory for a while: large requests on the memory's stream are served from it,
+/// best fit, and only then by the allocator below.
+///
+/// Streams that are captured into a private pool get none of it. Given memory counts as reserved; its bytes are in the
+/// figures and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an upper bound.
+pub struct Donated {
+    inner: Arc<dyn CachingAllocator>,
+    backing: Arc<dyn Backing>,
+    ranges: Mutex<Ranges>,
+    /// Every donated address lies in `lowest..highest`: a free of anything else takes no lock.
+    lowest: AtomicU64,
+    highest: AtomicU64,
+}
+
+impl Donated {
+    /// Nothing yet beside `inner`. `backing` tells how far streams are that a donated block was recorded on.
+    pub fn new(inner: Arc<dyn CachingAllocator>, backing: Arc<dyn Backing>) -> Self {
+        let (lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        Self { inner, backing, ranges: Mutex::default(), lowest, highest }
+    }
+
+    /// The allocator below.
+    pub fn inner(&self) -> &Arc<dyn CachingAllocator> {
+        &self.inner
+    }
+
+    /// Gives `address..address + bytes` to large requests on `stream`, until [`clear`](Self::clear). The memory must
+    /// be accessible, and nothing else may use it; work of other streams on it must have finished or be waited for.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`]: the range is empty, not made of whole 512 bytes, or overlaps one given before.
+    pub fn insert(&self, address: Address, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+        let mut ranges = self.ranges.lock();
+        ranges.insert(address, bytes, stream)?;
+        self.lowest.fetch_min(address, Ordering::Release);
+        self.highest.fetch_max(address + bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes the memory given for `stream` out again; returns (address, bytes) of each range, by address. Work put on
+    /// the stream may still use it. Waits on the host for other streams that use a freed block.
+    ///
+    /// # Errors
+    /// [`AllocError::StillInUse`]: blocks live in it; free them first. A stream cannot be waited for in a capture, so
+    /// that there freed blocks of other streams count as live.
+    pub fn clear(&self, stream: StreamId) -> Result<Vec<(Address, u64)>, AllocError> {
+        self.ranges.lock().clear(stream, &*self.backing)
+    }
+
+    fn may_own(&self, address: Address) -> bool {
+        (self.lowest.load(Ordering::Acquire)..self.highest.load(Ordering::Acquire)).contains(&address)
+    }
+}
+
+impl Resource for Donated {
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        if request.bytes > SMALL_LIMIT
+            && self.highest.load(Ordering::Acquire) > 0
+            && let Some(block) = self.ranges.lock().allocate(request, &*self.backing)?
+        {
+            return Ok(block);
+        }
+        self.inner.allocate(request)
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        if self.may_own(address) {
+            let mut ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.free(address, &*self.backing);
+            }
+        }
+        self.inner.free(address)
+    }
+}
+
+impl CachingAllocator for Donated {
+    fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        if self.may_own(address) {
+            let mut ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.record_stream(address, stream);
+            }
+        }
+        self.inner.record_stream(address, stream)
+    }
+
+    /// Donated memory stays until it is [cleared](Donated::clear).
+    fn release_cached(&self) -> Result<(), AllocError> {
+        self.inner.release_cached()
+    }
+
+    fn statistics(&self) -> Statistics {
+        let mut statistics = self.inner.statistics();
+        statistics.merge(self.ranges.lock().statistics());
+        statistics
+    }
+
+    fn reset_peak_statistics(&self) {
+        self.inner.reset_peak_statistics();
+        self.ranges.lock().reset_peak_statistics();
+    }
+
+    fn reset_accumulated_statistics(&self) {
+        self.inner.reset_accumulated_statistics();
+        self.ranges.lock().reset_accumulated_statistics();
+    }
+
+    /// Donated ranges are segments of their own. The history is that of the allocator below.
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.inner.snapshot();
+        // There is one history for each device up to the allocator's.
+        let device = snapshot.device_traces.len().saturating_sub(1) as u32;
+        snapshot.segments.extend(self.ranges.lock().segments(device));
+        snapshot.segments.sort_by_key(|segment| segment.address);
+        snapshot
+    }
+
+    fn record_history(&self, limit: Option<usize>) {
+        self.inner.record_history(limit);
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        self.inner.set_memory_fraction(fraction)
+    }
+
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.inner.add_free_memory_callback(callback);
+    }
+
+    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
+        self.inner.add_out_of_memory_observer(observer);
+    }
+
+    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
+        let filter: Arc<dyn Fn(StreamId) -> bool + Send + Sync> = Arc::from(filter);
+        let shared = Arc::clone(&filter);
+        self.inner.begin_pool(pool, Box::new(move |stream| shared(stream)))?;
+        self.ranges.lock().begin_capture(pool, filter);
+        Ok(())
+    }
+
+    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.end_pool(pool)?;
+        self.ranges.lock().end_capture(pool);
+        Ok(())
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.release_pool(pool)
+    }
+
+    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.use_pool_on_oom(pool)
+    }
+}

@@ -1,0 +1,296 @@
+//! The donated ranges and the blocks in them: best fit, split to the byte, merged at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tenure_core::{KeyId, StreamId, Tag};
+
+use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
+use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, Request, Statistics};
+
+/// Every block is a multiple of this.
+const GRANULE: u64 = 512;
+
+type Filter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
+
+/// What the adaptor's lock guards.
+#[derive(Default)]
+pub(super) struct Ranges {
+    ranges: BTreeMap<Address, Range>,
+    /// They cover the ranges without a gap, and no block spans two ranges.
+    pieces: BTreeMap<Address, Piece>,
+    /// The free pieces.
+    free: BTreeSet<(StreamId, u64, Address)>,
+    /// Freed pieces that other streams may still use.
+    pending: Vec<Pending>,
+    /// Private pools that allocations are sent to now.
+    captures: Vec<(PoolId, Filter)>,
+    statistics: Statistics,
+}
+
+struct Range {
+    bytes: u64,
+    stream: StreamId,
+}
+
+struct Piece {
+    bytes: u64,
+    state: PieceState,
+}
+
+enum PieceState {
+    Free,
+    Live { request: Request, users: SmallVec<[StreamId; 1]> },
+    Pending { request: Request },
+}
+
+struct Pending {
+    address: Address,
+    /// Streams to be passed, recorded when that is allowed.
+    users: SmallVec<[StreamId; 1]>,
+    marks: SmallVec<[Mark; 1]>,
+}
+
+impl Ranges {
+    pub(super) fn insert(&mut self, address: Address, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+        let refuse = |expected| {
+            let value = format!("{bytes} bytes at {address:#x}");
+            Err(AllocError::InvalidSetting { setting: "donated range", value, expected })
+        };
+        let Some(end) = address.checked_add(bytes).filter(|_| bytes > 0 && address > 0) else {
+            return refuse("it must hold memory");
+        };
+        if !address.is_multiple_of(GRANULE) || !bytes.is_multiple_of(GRANULE) {
+            return refuse("it must begin and end at multiples of 512 bytes");
+        }
+        let before = self.ranges.range(..end).next_back();
+        if before.is_some_and(|(start, range)| start + range.bytes > address) {
+            return refuse("it overlaps a range given before: clear that first");
+        }
+        self.ranges.insert(address, Range { bytes, stream });
+        self.put_free(address, bytes, stream);
+        for pool in self.statistics.both(PoolKind::Large) {
+            pool.reserved_bytes.increase(bytes);
+            pool.segment.increase(1);
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&mut self, stream: StreamId, backing: &dyn Backing) -> Result<Vec<(Address, u64)>, AllocError> {
+        self.settle(backing, Some(stream))?;
+        let ranges: Vec<(Address, u64)> = self
+            .ranges
+            .iter()
+            .filter(|(_, range)| range.stream == stream)
+            .map(|(&at, range)| (at, range.bytes))
+            .collect();
+        let pieces = ranges.iter().flat_map(|&(at, bytes)| self.pieces.range(at..at + bytes));
+        let (used, blocks) = (pieces.filter(|(_, piece)| !piece.is_free()))
+            .fold((0, 0), |(bytes, blocks), (_, piece)| (bytes + piece.bytes, blocks + 1));
+        if blocks > 0 {
+            return Err(AllocError::StillInUse { bytes: used, blocks, stream });
+        }
+        for &(address, bytes) in &ranges {
+            self.ranges.remove(&address);
+            self.take_free(address, stream);
+            for pool in self.statistics.both(PoolKind::Large) {
+                pool.reserved_bytes.decrease(bytes);
+                pool.segment.decrease(1);
+            }
+        }
+        Ok(ranges)
+    }
+
+    /// Whether an address lies in a range.
+    pub(super) fn contains(&self, address: Address) -> bool {
+        self.range_of(address).is_some()
+    }
+
+    /// The smallest free piece of the request's stream that fits, cut to size.
+    pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
+        let stream = request.stream;
+        if self.captures.iter().any(|(_, filter)| filter(stream)) {
+            return Ok(None);
+        }
+        self.settle(backing, None)?;
+        let Some(bytes) = request.bytes.checked_next_multiple_of(GRANULE) else { return Ok(None) };
+        let mut fitting = self.free.range((stream, bytes, 0)..);
+        let Some(&(_, whole, address)) = fitting.next().filter(|(owner, ..)| *owner == stream) else { return Ok(None) };
+        self.take_free(address, stream);
+        if whole > bytes {
+            self.put_free(address + bytes, whole - bytes, stream);
+        }
+        let state = PieceState::Live { request, users: SmallVec::new() };
+        self.pieces.insert(address, Piece { bytes, state });
+        self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
+        Ok(Some(Block { address, bytes }))
+    }
+
+    pub(super) fn free(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
+        let can_mark = self.captures.is_empty();
+        let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let PieceState::Live { request, users } = &piece.state else { return Err(AllocError::UnknownAddress(address)) };
+        let (request, mut pending) = (*request, Pending { address, users: users.clone(), marks: SmallVec::new() });
+        if can_mark {
+            pending.record(backing)?;
+        }
+        let is_used_elsewhere = !pending.users.is_empty() || !pending.marks.is_empty();
+        piece.state = PieceState::Pending { request };
+        self.statistics.block_freed(PoolKind::Large, request.tag, request.bytes, piece.bytes);
+        if is_used_elsewhere {
+            self.pending.push(pending);
+        } else {
+            self.complete(address);
+        }
+        Ok(())
+    }
+
+    pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        match self.pieces.get_mut(&address).map(|piece| &mut piece.state) {
+            Some(PieceState::Live { request, users }) => {
+                if request.stream != stream && !users.contains(&stream) {
+                    users.push(stream);
+                }
+                Ok(())
+            }
+            _ => Err(AllocError::UnknownAddress(address)),
+        }
+    }
+
+    pub(super) fn begin_capture(&mut self, pool: PoolId, filter: Filter) {
+        self.captures.push((pool, filter));
+    }
+
+    pub(super) fn end_capture(&mut self, pool: PoolId) {
+        if let Some(at) = self.captures.iter().rposition(|(id, _)| *id == pool) {
+            drop(self.captures.remove(at));
+        }
+    }
+
+    pub(super) fn statistics(&self) -> &Statistics {
+        &self.statistics
+    }
+
+    pub(super) fn reset_peak_statistics(&mut self) {
+        self.statistics.reset_peak();
+    }
+
+    pub(super) fn reset_accumulated_statistics(&mut self) {
+        self.statistics.reset_accumulated();
+    }
+
+    /// Each range as a segment.
+    pub(super) fn segments(&self, device: u32) -> impl Iterator<Item = Segment> {
+        self.ranges.iter().map(move |(&address, range)| Segment {
+            device,
+            address,
+            stream: range.stream,
+            kind: PoolKind::Large,
+            pool: PoolId::default(),
+            is_expandable: false,
+            is_external: true,
+            blocks: self.pieces.range(address..address + range.bytes).map(|(&at, piece)| piece.shown(at)).collect(),
+        })
+    }
+
+    /// Completes the frees that every stream has passed; waits for those in memory of `awaited`, if given. A capture
+    /// allows neither.
+    fn settle(&mut self, backing: &dyn Backing, awaited: Option<StreamId>) -> Result<(), BackingError> {
+        if !self.captures.is_empty() {
+            return Ok(());
+        }
+        let mut at = 0;
+        while at < self.pending.len() {
+            let address = self.pending[at].address;
+            let waits = awaited.is_some() && self.range_of(address).map(|(_, range)| range.stream) == awaited;
+            if self.pending[at].is_passed(backing, waits)? {
+                self.pending.swap_remove(at);
+                self.complete(address);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a freed piece free, merged with its free neighbours in the range.
+    fn complete(&mut self, address: Address) {
+        let Some((&start, range)) = self.range_of(address) else { return };
+        let (end, stream) = (start + range.bytes, range.stream);
+        let Some(piece) = self.pieces.remove(&address) else { return };
+        if let PieceState::Pending { request } = piece.state {
+            self.statistics.block_completed(PoolKind::Large, request.tag, piece.bytes);
+        }
+        let (mut address, mut bytes) = (address, piece.bytes);
+        let behind = address + bytes;
+        if behind < end && self.pieces.get(&behind).is_some_and(Piece::is_free) {
+            bytes += self.take_free(behind, stream);
+        }
+        let before = self.pieces.range(start..address).next_back();
+        if let Some(before) = before.filter(|(_, piece)| piece.is_free()).map(|(&before, _)| before) {
+            bytes += self.take_free(before, stream);
+            address = before;
+        }
+        self.put_free(address, bytes, stream);
+    }
+
+    fn put_free(&mut self, address: Address, bytes: u64, stream: StreamId) {
+        self.pieces.insert(address, Piece { bytes, state: PieceState::Free });
+        self.free.insert((stream, bytes, address));
+    }
+
+    /// Removes a free piece; returns its bytes.
+    fn take_free(&mut self, address: Address, stream: StreamId) -> u64 {
+        let bytes = self.pieces.remove(&address).map_or(0, |piece| piece.bytes);
+        self.free.remove(&(stream, bytes, address));
+        bytes
+    }
+
+    fn range_of(&self, address: Address) -> Option<(&Address, &Range)> {
+        self.ranges.range(..=address).next_back().filter(|(start, range)| address < **start + range.bytes)
+    }
+}
+
+impl Piece {
+    fn is_free(&self) -> bool {
+        matches!(self.state, PieceState::Free)
+    }
+
+    fn shown(&self, address: Address) -> SnapshotBlock {
+        let bytes = self.bytes;
+        let (state, request) = match &self.state {
+            PieceState::Free => (SnapshotState::Inactive, None),
+            PieceState::Live { request, .. } => (SnapshotState::Allocated, Some(request)),
+            PieceState::Pending { request } => (SnapshotState::PendingFree, Some(request)),
+        };
+        let (requested, tag, key) =
+            request.map_or((0, Tag::Unknown, KeyId::NONE), |request| (request.bytes, request.tag, request.key));
+        SnapshotBlock { address, bytes, requested, state, tag, key }
+    }
+}
+
+impl Pending {
+    /// Records a mark on every stream to be passed.
+    fn record(&mut self, backing: &dyn Backing) -> Result<(), BackingError> {
+        while let Some(&user) = self.users.last() {
+            self.marks.push(backing.record(user)?);
+            self.users.pop();
+        }
+        Ok(())
+    }
+
+    /// Whether every stream has passed; waits on the host if `waits`.
+    fn is_passed(&mut self, backing: &dyn Backing, waits: bool) -> Result<bool, BackingError> {
+        self.record(backing)?;
+        while let Some(&mark) = self.marks.last() {
+            if waits {
+                backing.synchronize(mark)?;
+            } else if !backing.completed(mark)? {
+                return Ok(false);
+            }
+            self.marks.pop();
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,323 @@
+//! Memory given to an allocator from outside: what is served from it, and how it is taken out again.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::{FakeBacking, GIB, MIB};
+use proptest::prelude::*;
+use tenure_alloc::adaptor::Donated;
+use tenure_alloc::native::{self, NativeAllocator};
+use tenure_alloc::snapshot::SnapshotState;
+use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, Request, Resource};
+use tenure_core::{StreamId, Tag};
+
+const A: StreamId = StreamId(1);
+const B: StreamId = StreamId(2);
+const POOL: PoolId = PoolId(0, 5);
+
+struct Fixture {
+    backing: Arc<FakeBacking>,
+    donated: Donated,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let backing = Arc::new(FakeBacking::new(GIB));
+        backing.hold_streams();
+        let inner = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap();
+        let donated = Donated::new(Arc::new(inner), Arc::clone(&backing) as _);
+        Self { backing, donated }
+    }
+
+    /// Gives `bytes` bytes to `stream`; returns where.
+    fn insert(&self, bytes: u64, stream: StreamId) -> u64 {
+        let address = self.backing.malloc(bytes).unwrap();
+        self.donated.insert(address, bytes, stream).unwrap();
+        address
+    }
+
+    fn alloc(&self, bytes: u64, stream: StreamId) -> u64 {
+        self.donated.allocate(Request::new(bytes, stream)).unwrap().address
+    }
+
+    fn free(&self, address: u64) {
+        self.donated.free(address).unwrap();
+    }
+}
+
+#[test]
+fn large_requests_on_its_stream_are_served_from_it() {
+    let f = Fixture::new();
+    let range = f.insert(32 * MIB, A);
+    let inside = |address: u64| (range..range + 32 * MIB).contains(&address);
+    assert!(inside(f.alloc(2 * MIB, A)));
+    assert!(!inside(f.alloc(2 * MIB, B)), "another stream");
+    assert!(!inside(f.alloc(MIB, A)), "a small request");
+    assert!(!inside(f.alloc(31 * MIB, A)), "more than is left");
+}
+
+#[test]
+fn the_smallest_piece_that_fits_is_split_and_merged_again() {
+    let f = Fixture::new();
+    let (large, small) = (f.insert(32 * MIB, A), f.insert(8 * MIB, A));
+    let (first, second) = (f.alloc(5 * MIB, A), f.alloc(4 * MIB, A));
+    assert_eq!((first, second), (small, large));
+    f.free(first);
+    f.free(second);
+    assert_eq!((f.alloc(8 * MIB, A), f.alloc(32 * MIB, A)), (small, large));
+}
+
+#[test]
+fn ranges_that_overlap_or_do_not_fit_the_grid_are_refused() {
+    let f = Fixture::new();
+    let range = f.insert(8 * MIB, A);
+    for (address, bytes) in [(range + MIB, 512), (range - 512, 1024), (range - 512, 16 * MIB)] {
+        let error = f.donated.insert(address, bytes, B).unwrap_err();
+        assert!(error.to_string().contains("overlaps"), "{error}");
+    }
+    for (address, bytes) in [(1, 512), (512, 511), (512, 0), (0, 512), (u64::MAX - 511, 1024)] {
+        assert!(matches!(f.donated.insert(address, bytes, B), Err(AllocError::InvalidSetting { .. })));
+    }
+    f.donated.insert(range - 512, 512, B).unwrap();
+}
+
+#[test]
+fn clear_returns_every_range_of_the_stream_and_only_when_nothing_lives_there() {
+    let f = Fixture::new();
+    let (first, second, other) = (f.insert(8 * MIB, A), f.insert(4 * MIB, A), f.insert(4 * MIB, B));
+    let blocks = [f.alloc(3 * MIB, A), f.alloc(2 * MIB, A)];
+    let error = f.donated.clear(A).unwrap_err();
+    assert_eq!(error, AllocError::StillInUse { bytes: 5 * MIB, blocks: 2, stream: A });
+    blocks.into_iter().for_each(|address| f.free(address));
+    assert_eq!(f.donated.clear(A).unwrap(), [(first, 8 * MIB), (second, 4 * MIB)]);
+    assert_eq!(f.donated.clear(A).unwrap(), []);
+    assert!(!(first..first + 8 * MIB).contains(&f.alloc(2 * MIB, A)));
+    assert_eq!(f.alloc(2 * MIB, B), other);
+    f.donated.insert(first, 8 * MIB, B).unwrap();
+}
+
+#[test]
+fn a_recorded_stream_holds_a_block_back_until_it_has_passed() {
+    let f = Fixture::new();
+    let range = f.insert(8 * MIB, A);
+    let block = f.alloc(8 * MIB, A);
+    f.donated.record_stream(block, B).unwrap();
+    f.backing.launch(B, block, 8 * MIB);
+    f.free(block);
+    assert_eq!(f.donated.statistics().all.active.current, 1);
+    assert_ne!(f.alloc(8 * MIB, A), range);
+    f.backing.pass(B);
+    assert_eq!(f.alloc(8 * MIB, A), range);
+}
+
+#[test]
+fn clear_waits_for_other_streams_of_freed_blocks() {
+    let f = Fixture::new();
+    let range = f.insert(8 * MIB, A);
+    let block = f.alloc(8 * MIB, A);
+    f.donated.record_stream(block, B).unwrap();
+    f.free(block);
+    assert_eq!(f.donated.clear(A).unwrap(), [(range, 8 * MIB)]);
+    assert_eq!(f.backing.calls()["synchronize"], 1);
+}
+
+#[test]
+fn a_capture_gets_none_of_it_and_asks_nothing_of_streams() {
+    let f = Fixture::new();
+    let range = f.insert(8 * MIB, A);
+    let block = f.alloc(8 * MIB, A);
+    f.donated.begin_pool(POOL, Box::new(|stream| stream == A)).unwrap();
+    f.donated.record_stream(block, B).unwrap();
+    f.free(block);
+    assert_ne!(f.alloc(8 * MIB, A), range);
+    assert_eq!(f.donated.clear(A).unwrap_err(), AllocError::StillInUse { bytes: 8 * MIB, blocks: 1, stream: A });
+    assert!(!f.backing.calls().contains_key("record"));
+    f.donated.end_pool(POOL).unwrap();
+    f.donated.clear(A).unwrap();
+}
+
+#[test]
+fn a_block_is_freed_once_and_only_where_it_begins() {
+    let f = Fixture::new();
+    f.insert(8 * MIB, A);
+    let block = f.alloc(4 * MIB, A);
+    for address in [block + 512, block + 5 * MIB] {
+        assert_eq!(f.donated.free(address), Err(AllocError::UnknownAddress(address)));
+        assert_eq!(f.donated.record_stream(address, B), Err(AllocError::UnknownAddress(address)));
+    }
+    f.free(block);
+    assert_eq!(f.donated.free(block), Err(AllocError::UnknownAddress(block)));
+}
+
+#[test]
+fn a_mark_that_fails_leaves_the_block_live() {
+    let f = Fixture::new();
+    f.insert(8 * MIB, A);
+    let block = f.alloc(4 * MIB, A);
+    f.donated.record_stream(block, B).unwrap();
+    f.backing.fail_calls(0..1);
+    assert!(matches!(f.donated.free(block), Err(AllocError::Backing(_))));
+    f.free(block);
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert { mib: u64, stream: u64 },
+    Clear { stream: u64 },
+    Allocate { bytes: u64, stream: u64, tag: usize },
+    Free { index: usize },
+    RecordStream { index: usize, stream: u64 },
+    Pass { stream: u64 },
+    BeginPool,
+    EndPool,
+    FailCall { after: u64 },
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        2 => (2..24_u64, 0..3_u64).prop_map(|(mib, stream)| Op::Insert { mib, stream }),
+        1 => (0..3_u64).prop_map(|stream| Op::Clear { stream }),
+        8 => (prop_oneof![1..2 * MIB, MIB..12 * MIB], 0..3_u64, 0..Tag::ALL.len())
+            .prop_map(|(bytes, stream, tag)| Op::Allocate { bytes, stream, tag }),
+        7 => any::<usize>().prop_map(|index| Op::Free { index }),
+        3 => (any::<usize>(), 0..3_u64).prop_map(|(index, stream)| Op::RecordStream { index, stream }),
+        2 => (0..3_u64).prop_map(|stream| Op::Pass { stream }),
+        1 => Just(Op::BeginPool),
+        1 => Just(Op::EndPool),
+        1 => (0..4_u64).prop_map(|after| Op::FailCall { after }),
+    ]
+}
+
+/// The adaptor, and what it should be doing.
+struct Model {
+    f: Fixture,
+    /// Bytes and requested bytes of live blocks.
+    live: BTreeMap<u64, (u64, u64)>,
+    ranges: BTreeMap<u64, (u64, StreamId)>,
+    /// Memory of ranges taken out again.
+    cleared: u64,
+    capturing: bool,
+}
+
+impl Model {
+    fn apply(&mut self, op: &Op) -> Result<(), AllocError> {
+        let Fixture { backing, donated } = &self.f;
+        match *op {
+            Op::Insert { mib, stream } => {
+                let (bytes, stream) = (mib * MIB, StreamId(stream));
+                let address = backing.malloc(bytes)?;
+                donated.insert(address, bytes, stream)?;
+                self.ranges.insert(address, (bytes, stream));
+            }
+            Op::Clear { stream } => {
+                let stream = StreamId(stream);
+                let given = self.ranges.iter().filter(|(_, range)| range.1 == stream);
+                let given: Vec<(u64, u64)> = given.map(|(&address, range)| (address, range.0)).collect();
+                let lives = |&(at, bytes): &(u64, u64)| self.live.range(at..at + bytes).next().is_some();
+                let in_use = given.iter().any(lives);
+                let cleared = donated.clear(stream)?;
+                assert!(!in_use && cleared == given);
+                self.ranges.retain(|_, range| range.1 != stream);
+                self.cleared += given.iter().map(|range| range.1).sum::<u64>();
+            }
+            Op::Allocate { bytes, stream, tag } => {
+                let stream = StreamId(stream);
+                let block = donated.allocate(Request::new(bytes, stream).with_tag(Tag::ALL[tag]))?;
+                let end = block.address + block.bytes;
+                let before = self.live.range(..end).next_back();
+                assert!(before.is_none_or(|(start, live)| start + live.0 <= block.address), "blocks overlap");
+                let range = self.ranges.range(..=block.address).next_back();
+                if let Some((start, range)) = range.filter(|(start, range)| block.address < **start + range.0) {
+                    assert!(end <= start + range.0 && range.1 == stream && bytes > MIB);
+                    assert!(!self.capturing || stream != A, "a captured stream got donated memory");
+                }
+                backing.assert_exclusive(stream, block.address, block.bytes);
+                backing.launch(stream, block.address, block.bytes);
+                self.live.insert(block.address, (block.bytes, bytes));
+            }
+            Op::Free { index } => {
+                if let Some(address) = self.pick(index) {
+                    donated.free(address)?;
+                    self.live.remove(&address);
+                }
+            }
+            Op::RecordStream { index, stream } => {
+                if let Some(address) = self.pick(index) {
+                    donated.record_stream(address, StreamId(stream))?;
+                    if !self.capturing {
+                        backing.launch(StreamId(stream), address, self.live[&address].0);
+                    }
+                }
+            }
+            Op::Pass { stream } => backing.pass(StreamId(stream)),
+            Op::BeginPool if !self.capturing => {
+                donated.begin_pool(POOL, Box::new(|stream| stream == A))?;
+                self.capturing = true;
+            }
+            Op::EndPool if self.capturing => {
+                donated.end_pool(POOL)?;
+                self.capturing = false;
+            }
+            Op::BeginPool | Op::EndPool => {}
+            Op::FailCall { after } => backing.fail_calls(after..after + 1),
+        }
+        Ok(())
+    }
+
+    fn pick(&self, index: usize) -> Option<u64> {
+        self.live.keys().nth(index.checked_rem(self.live.len())?).copied()
+    }
+
+    fn check(&self) {
+        let all = self.f.donated.statistics().all;
+        let sums = self.live.values().fold((0, 0), |sum, live| (sum.0 + live.0, sum.1 + live.1));
+        assert_eq!((all.allocated_bytes.current, all.requested_bytes.current), sums);
+        assert_eq!(all.reserved_bytes.current + self.cleared, self.f.backing.used());
+        assert!(all.allocated_bytes.current <= all.active_bytes.current);
+        assert!(all.active_bytes.current <= all.reserved_bytes.current);
+
+        let snapshot = self.f.donated.snapshot();
+        let external: Vec<_> = snapshot.segments.iter().filter(|segment| segment.is_external).collect();
+        let ranges: Vec<_> = self.ranges.iter().map(|(&address, &(bytes, stream))| (address, bytes, stream)).collect();
+        assert_eq!(external.iter().map(|s| (s.address, s.bytes(), s.stream)).collect::<Vec<_>>(), ranges);
+        let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
+        let allocated = blocks.filter(|block| block.state == SnapshotState::Allocated);
+        let allocated: BTreeMap<u64, (u64, u64)> =
+            allocated.map(|block| (block.address, (block.bytes, block.requested))).collect();
+        assert_eq!(allocated, self.live);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocks_never_overlap_and_figures_are_exact(ops in prop::collection::vec(op(), 1..100)) {
+        let mut model = Model {
+            f: Fixture::new(),
+            live: BTreeMap::new(),
+            ranges: BTreeMap::new(),
+            cleared: 0,
+            capturing: false,
+        };
+        for op in &ops {
+            // Errors are expected: ranges are in use, and calls are made to fail.
+            let _ = model.apply(op);
+            model.check();
+        }
+        model.f.backing.fail_none();
+        model.apply(&Op::EndPool).unwrap();
+        for address in std::mem::take(&mut model.live).into_keys() {
+            model.f.free(address);
+        }
+        for stream in 0..3 {
+            model.apply(&Op::Clear { stream }).unwrap();
+        }
+        model.f.donated.release_cached().unwrap();
+        model.check();
+        prop_assert_eq!(model.f.donated.statistics().all.active.current, 0);
+    }
+}

@@ -1,0 +1,187 @@
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::socket::{Socket, SocketError};
+use super::wire::{DESCRIPTORS, Reply, Request, Status, Terms};
+use super::{LeaseId, ShareError};
+use crate::Access;
+
+/// How long a daemon may take for an answer.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// A connection to a memory daemon.
+///
+/// Its leases belong to the connection. Those that were not given back when it is dropped stay with the process until
+/// it exits.
+pub struct Client {
+    path: PathBuf,
+    terms: Terms,
+    /// `None` once something was lost: what comes later would be the answer to another request.
+    socket: Mutex<Option<Socket>>,
+}
+
+impl Client {
+    /// Connects to the daemon that listens at `path`.
+    ///
+    /// # Errors
+    /// Nobody listens there; the daemon refuses this process, or is of another release.
+    pub fn connect(path: &Path) -> Result<Self, ShareError> {
+        let (socket, terms) = open(path)?;
+        Ok(Self { path: path.into(), terms, socket: Mutex::new(Some(socket)) })
+    }
+
+    /// What the daemon offers.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// The socket that it is connected to.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is leased now, and to whom.
+    ///
+    /// # Errors
+    /// The daemon is gone.
+    pub fn status(&self) -> Result<Status, ShareError> {
+        match self.request(&Request::Status, 0, Duration::ZERO)? {
+            (Reply::Status(status), _) => Ok(status),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    /// Calls `give_back` with a number of bytes whenever another process is short of so much, until what this returns
+    /// is dropped. It should give back what it can spare, such as an allocator's cached memory; nothing is forced.
+    ///
+    /// It is called on a thread of its own, which holds no lock.
+    ///
+    /// # Errors
+    /// The daemon is gone, or takes no more connections: this needs one of its own.
+    pub fn on_recall(&self, give_back: impl Fn(u64) + Send + 'static) -> Result<Recalls, ShareError> {
+        let (socket, _) = open(&self.path)?;
+        match exchange(&self.path, &socket, &Request::Recalls, 0)? {
+            (Reply::Done, _) => {}
+            _ => return Err(ShareError::Unexpected),
+        }
+        let failed = |doing| move |reason| ShareError::Socket { path: self.path.clone(), doing, reason };
+        socket.set_timeout(None).map_err(|error| failed("its time limit can not be lifted")(error.into()))?;
+        let socket = Arc::new(socket);
+        let receiving = Arc::clone(&socket);
+        let receive = move || {
+            while let Ok((Reply::Recall(bytes), _)) = receiving.receive(0) {
+                give_back(bytes);
+            }
+        };
+        let thread = thread::Builder::new().name("tenure-recalls".into()).spawn(receive);
+        Ok(Recalls { socket, thread: Some(thread.map_err(failed("no thread can be started"))?) })
+    }
+
+    /// A descriptor for each chunk of the pool.
+    pub(super) fn attach(&self) -> Result<Vec<OwnedFd>, ShareError> {
+        match self.request(&Request::Attach, DESCRIPTORS, Duration::ZERO)? {
+            (Reply::Attached, descriptors) if descriptors.len() == self.terms.pool.len() => Ok(descriptors),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    pub(super) fn lease_pool(&self, offset: u64, bytes: u64, access: Access) -> Result<LeaseId, ShareError> {
+        match self.request(&Request::LeasePool { offset, bytes, access }, 0, Duration::ZERO)? {
+            (Reply::Leased(lease), _) => Ok(lease),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    /// A chunk of `bytes` bytes. If there is not enough memory, others are given `wait` to return some.
+    pub(super) fn lease_chunk(&self, bytes: u64, wait: Duration) -> Result<(LeaseId, OwnedFd), ShareError> {
+        let wait_ms = wait.as_millis().try_into().unwrap_or(u32::MAX);
+        let (reply, mut descriptors) = self.request(&Request::LeaseChunk { bytes, wait_ms }, 1, wait)?;
+        match (reply, descriptors.pop()) {
+            (Reply::Leased(lease), Some(descriptor)) => Ok((lease, descriptor)),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    pub(super) fn release(&self, lease: LeaseId) -> Result<(), ShareError> {
+        match self.request(&Request::Release(lease), 0, Duration::ZERO)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    /// Asks, and waits for the answer: `wait` longer than answers take.
+    fn request(
+        &self,
+        request: &Request,
+        descriptors: usize,
+        wait: Duration,
+    ) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+        let mut connected = self.socket.lock();
+        let Some(socket) = &*connected else { return Err(ShareError::DaemonGone { socket: self.path.clone() }) };
+        // A socket that takes no time limit waits for ever; nothing else is lost.
+        let _ = socket.set_timeout(Some(ANSWER + wait));
+        let answer = exchange(&self.path, socket, request, descriptors);
+        if !matches!(answer, Ok(_) | Err(ShareError::Refused(_))) {
+            *connected = None;
+        }
+        answer
+    }
+}
+
+/// While it lives, a process is told when others are short of memory.
+pub struct Recalls {
+    socket: Arc<Socket>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Recalls {
+    fn drop(&mut self) {
+        self.socket.shut_down();
+        if let Some(thread) = self.thread.take()
+            // Dropped by what it calls, it ends after that.
+            && thread.thread().id() != thread::current().id()
+        {
+            // It has said why, if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A connection to the daemon at `path` that is accepted.
+fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
+    let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
+    let socket = Socket::connect(path).map_err(none)?;
+    socket.set_timeout(Some(ANSWER)).map_err(none)?;
+    match socket.receive(0).map_err(|error| lost(path, error))? {
+        (Reply::Welcome(terms), _) => Ok((socket, terms)),
+        (Reply::Refused(refusal), _) => Err(refusal.into()),
+        _ => Err(ShareError::Unexpected),
+    }
+}
+
+fn exchange(
+    path: &Path,
+    socket: &Socket,
+    request: &Request,
+    descriptors: usize,
+) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+    socket.send(request, &[]).map_err(|error| lost(path, error))?;
+    match socket.receive(descriptors).map_err(|error| lost(path, error))? {
+        (Reply::Refused(refusal), _) => Err(refusal.into()),
+        answer => Ok(answer),
+    }
+}
+
+fn lost(path: &Path, error: SocketError) -> ShareError {
+    let socket = path.into();
+    match error {
+        SocketError::Closed => ShareError::DaemonGone { socket },
+        SocketError::Waiting => ShareError::NoAnswer { socket, waited: ANSWER },
+        SocketError::Wire(error) => error.into(),
+    }
+}

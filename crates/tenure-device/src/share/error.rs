@@ -1,0 +1,195 @@
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tenure_alloc::{AllocError, BackingError};
+
+use super::LeaseId;
+use super::wire::WireError;
+use crate::{Access, CallError, DriverError};
+
+/// Why memory could not be shared.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShareError {
+    /// Nobody serves the socket.
+    #[error(
+        "no memory daemon at {0}: {reason}; start one with `tenure memory daemon --socket {0}`", .socket.display()
+    )]
+    NoDaemon {
+        /// The socket.
+        socket: PathBuf,
+        /// The system's words.
+        reason: io::Error,
+    },
+    /// The daemon ended, or closed the connection.
+    #[error(
+        "the memory daemon at {} is gone: what it shared stays valid in this process, and nothing new can be had; \
+         start it again and connect anew (it will not know the leases of before)",
+        .socket.display()
+    )]
+    DaemonGone {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// There is no pool to attach to.
+    #[error("the memory daemon at {} has no pool: start it with a size for one (`--pool-bytes`)", .socket.display())]
+    NoPool {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// The daemon does not answer.
+    #[error("the memory daemon at {} did not answer within {waited:?}: look at what its process does", .socket.display())]
+    NoAnswer {
+        /// The socket.
+        socket: PathBuf,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The daemon said no.
+    #[error("the memory daemon refused: {0}")]
+    Refused(#[from] Refusal),
+    /// What was received is no message.
+    #[error("the memory daemon's message can not be read: {0}")]
+    Wire(#[from] WireError),
+    /// A message that is no answer to what was asked.
+    #[error("the memory daemon's answer does not fit the question: it is of another release, or no memory daemon")]
+    Unexpected,
+    /// The socket is served already.
+    #[error("{} is served already by {}: stop that first, or choose another socket", .socket.display(), .by)]
+    AlreadyServed {
+        /// The socket.
+        socket: PathBuf,
+        /// Who serves it.
+        by: String,
+    },
+    /// The socket could not be made.
+    #[error("{}: {doing}: {reason}", .path.display())]
+    Socket {
+        /// The file.
+        path: PathBuf,
+        /// What failed.
+        doing: &'static str,
+        /// The system's words.
+        reason: io::Error,
+    },
+    /// A setting makes no sense.
+    #[error("{setting} = {value}: {expected}")]
+    InvalidSetting {
+        /// The setting's name.
+        setting: &'static str,
+        /// The value given.
+        value: String,
+        /// What it must be.
+        expected: String,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The allocator refused a range, or to give one back.
+    #[error(transparent)]
+    Alloc(#[from] AllocError),
+}
+
+impl From<CallError> for ShareError {
+    #[track_caller]
+    fn from(error: CallError) -> Self {
+        Self::Driver(error.into())
+    }
+}
+
+impl From<ShareError> for BackingError {
+    fn from(error: ShareError) -> Self {
+        const CALL: &str = "lease from the memory daemon";
+        match error {
+            ShareError::Driver(error) => error.into(),
+            ShareError::Refused(Refusal::Full { requested, available }) => {
+                Self::OutOfMemory { call: CALL, requested, free: available }
+            }
+            error => Self::Failed { call: CALL, reason: error.to_string() },
+        }
+    }
+}
+
+/// Why a daemon said no. It travels, so it carries no more than words and numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The connecting process belongs to somebody else.
+    #[error("it serves user {allowed} only, and this process belongs to user {uid}")]
+    ForeignUser {
+        /// The user of the connecting process.
+        uid: u32,
+        /// The user served.
+        allowed: u32,
+    },
+    /// No more clients.
+    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit")]
+    TooManyClients {
+        /// The most that it takes.
+        limit: u32,
+    },
+    /// No more leases.
+    #[error("it has given {limit} leases, the most that it gives: use larger chunks")]
+    TooManyLeases {
+        /// The most that it gives.
+        limit: u32,
+    },
+    /// The message could not be read.
+    #[error("it can not read this message: {reason}")]
+    Unreadable {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no pool, or not this much of it.
+    #[error("{bytes} bytes from {offset} are not a range of its pool, which has {pool_bytes} bytes")]
+    OutsidePool {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of the pool.
+        pool_bytes: u64,
+    },
+    /// Somebody else uses a part of the range.
+    #[error(
+        "{bytes} bytes of the pool from {offset} are leased to {} for {}: wait until they are given back",
+        holder(.pid), use_of(.access)
+    )]
+    Leased {
+        /// First byte of the other's lease.
+        offset: u64,
+        /// Bytes of the other's lease.
+        bytes: u64,
+        /// The other process, if the daemon can see it.
+        pid: Option<u32>,
+        /// What the other may do.
+        access: Access,
+    },
+    /// Not enough memory for a chunk.
+    #[error("{requested} bytes were asked for and {available} are available: free memory here or in another worker")]
+    Full {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that could have been had.
+        available: u64,
+    },
+    /// Released before, or somebody else's.
+    #[error("lease {0} does not exist: it was given back before, or belongs to another connection")]
+    UnknownLease(LeaseId),
+    /// The daemon's driver failed.
+    #[error("its driver failed: {0}")]
+    Driver(String),
+}
+
+fn holder(pid: &Option<u32>) -> String {
+    pid.map_or_else(|| "a process out of sight".to_owned(), |pid| format!("process {pid}"))
+}
+
+fn use_of(access: &Access) -> &'static str {
+    match access {
+        Access::Read => "reading",
+        Access::ReadWrite => "writing",
+    }
+}

@@ -1,0 +1,275 @@
+//! Who leases what, and when a lease that its holder can not give back any more is over. Nothing here does any I/O.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::Refusal;
+use super::wire::{Holding, LeaseKind, LeaseState};
+use crate::Access;
+
+/// The most leases that a daemon gives at once.
+const LEASES: usize = 1 << 16;
+
+/// A lease of one daemon; never used for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LeaseId(pub u64);
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A connection, or what is left of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct HolderId(pub(super) u64);
+
+/// What is leased.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// A range of the pool, which others have after this holder.
+    Pool { offset: u64, bytes: u64 },
+    /// A chunk, which nobody has after this holder: the driver keeps its memory for whoever still maps it.
+    Chunk { bytes: u64 },
+}
+
+impl Extent {
+    fn chunk_bytes(self) -> u64 {
+        match self {
+            Self::Chunk { bytes } => bytes,
+            Self::Pool { .. } => 0,
+        }
+    }
+}
+
+/// All leases of a daemon.
+///
+/// A lease is *held* until its holder gives it back. If the holder ends before, it is *orphaned*: a closed connection
+/// does not prove that the holder's work on the device has ended. It is *reclaimed* on proof:
+///
+/// | the holder | a chunk | a range of the pool |
+/// | --- | --- | --- |
+/// | has exited | at once | when the driver no longer lists its process; or, if the driver lists none, after the grace period |
+/// | is out of sight, and its connection closed | after the grace period | after the grace period |
+/// | runs, and its connection is closed | not yet | not yet |
+///
+/// Ranges of the pool are leased to any number of readers or one writer. Times are in ms and do not decrease.
+pub(super) struct Leases {
+    grace_ms: u64,
+    holders: BTreeMap<HolderId, Holder>,
+    leases: BTreeMap<LeaseId, Lease>,
+    chunk_bytes: u64,
+    next_holder: u64,
+    next_lease: u64,
+}
+
+struct Holder {
+    /// Its process, whose exit will be told. `None`: it is out of sight.
+    pid: Option<u32>,
+    life: Life,
+    leases: usize,
+}
+
+enum Life {
+    Connected,
+    Disconnected { since_ms: u64 },
+    Exited { since_ms: u64 },
+}
+
+#[derive(Clone, Copy)]
+struct Lease {
+    holder: HolderId,
+    extent: Extent,
+    access: Access,
+    since_ms: u64,
+}
+
+impl Leases {
+    /// None yet.
+    pub(super) fn new(grace_ms: u64) -> Self {
+        Self {
+            grace_ms,
+            holders: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            chunk_bytes: 0,
+            next_holder: 0,
+            next_lease: 0,
+        }
+    }
+
+    /// A new connection, of process `pid` if its exit will be told.
+    pub(super) fn connect(&mut self, pid: Option<u32>) -> HolderId {
+        let id = HolderId(self.next_holder);
+        self.next_holder += 1;
+        self.holders.insert(id, Holder { pid, life: Life::Connected, leases: 0 });
+        id
+    }
+
+    /// Leases `extent` to a connected holder.
+    pub(super) fn grant(
+        &mut self,
+        holder: HolderId,
+        extent: Extent,
+        access: Access,
+        now_ms: u64,
+    ) -> Result<LeaseId, Refusal> {
+        if self.leases.len() >= LEASES {
+            return Err(Refusal::TooManyLeases { limit: LEASES as u32 });
+        }
+        if let Some(refusal) = self.conflict(extent, access) {
+            return Err(refusal);
+        }
+        let id = LeaseId(self.next_lease);
+        self.next_lease += 1;
+        self.leases.insert(id, Lease { holder, extent, access, since_ms: now_ms });
+        self.chunk_bytes += extent.chunk_bytes();
+        if let Some(holder) = self.holders.get_mut(&holder) {
+            holder.leases += 1;
+        }
+        Ok(id)
+    }
+
+    /// Ends a lease of `holder`. Returns what was leased.
+    pub(super) fn release(&mut self, holder: HolderId, id: LeaseId) -> Result<Extent, Refusal> {
+        if self.leases.get(&id).is_none_or(|lease| lease.holder != holder) {
+            return Err(Refusal::UnknownLease(id));
+        }
+        self.end(id).ok_or(Refusal::UnknownLease(id))
+    }
+
+    /// Notes that a holder's connection has closed. Returns whether it holds nothing and is forgotten.
+    pub(super) fn disconnect(&mut self, holder: HolderId, now_ms: u64) -> bool {
+        self.end_life(holder, Life::Disconnected { since_ms: now_ms })
+    }
+
+    /// Notes that a holder's process has exited. Returns whether it holds nothing and is forgotten.
+    pub(super) fn exit(&mut self, holder: HolderId, now_ms: u64) -> bool {
+        self.end_life(holder, Life::Exited { since_ms: now_ms })
+    }
+
+    fn end_life(&mut self, id: HolderId, life: Life) -> bool {
+        let Some(holder) = self.holders.get_mut(&id) else { return true };
+        // The one does not follow the other.
+        if !matches!((&holder.life, &life), (Life::Exited { .. }, _)) {
+            holder.life = life;
+        }
+        holder.leases == 0 && self.holders.remove(&id).is_some()
+    }
+
+    /// Ends the orphaned leases whose holders' work can not run any more. `listed` says whether the driver lists a
+    /// process. Returns what was leased, and the holders that are forgotten with it.
+    pub(super) fn reclaim(
+        &mut self,
+        now_ms: u64,
+        mut listed: impl FnMut(u32) -> Option<bool>,
+    ) -> (Vec<(LeaseId, Extent)>, Vec<HolderId>) {
+        let (mut reclaimed, mut forgotten) = (Vec::new(), Vec::new());
+        let orphaned: Vec<_> =
+            self.leases.iter().filter(|(_, lease)| self.is_orphaned(lease)).map(|(&id, &lease)| (id, lease)).collect();
+        for (id, lease) in orphaned {
+            let Some(holder) = self.holders.get(&lease.holder) else { continue };
+            if holder.is_over(lease.extent, now_ms, self.grace_ms, &mut listed)
+                && let Some(extent) = self.end(id)
+            {
+                reclaimed.push((id, extent));
+                if self.holders.get(&lease.holder).is_some_and(|holder| holder.leases == 0) {
+                    self.holders.remove(&lease.holder);
+                    forgotten.push(lease.holder);
+                }
+            }
+        }
+        (reclaimed, forgotten)
+    }
+
+    /// Whether a lease may be over with time alone, so that [`reclaim`](Self::reclaim) should be asked again.
+    pub(super) fn awaits_proof(&self) -> bool {
+        self.holders.values().any(|holder| match holder.life {
+            Life::Connected => false,
+            Life::Disconnected { .. } => holder.pid.is_none(),
+            Life::Exited { .. } => true,
+        })
+    }
+
+    /// Bytes of leased chunks.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        self.chunk_bytes
+    }
+
+    /// Every lease, those of one holder and kind together.
+    pub(super) fn holdings(&self, now_ms: u64) -> Vec<Holding> {
+        let mut holdings = BTreeMap::new();
+        for lease in self.leases.values() {
+            let (kind, bytes) = match lease.extent {
+                Extent::Pool { bytes, .. } => (LeaseKind::Pool, bytes),
+                Extent::Chunk { bytes } => (LeaseKind::Chunk, bytes),
+            };
+            let state = if self.is_orphaned(lease) { LeaseState::Orphaned } else { LeaseState::Held };
+            let (pid, access) = (self.pid(lease), lease.access);
+            let key = (lease.holder, kind, access == Access::ReadWrite);
+            let holding =
+                holdings.entry(key).or_insert(Holding { pid, kind, access, state, leases: 0, bytes: 0, oldest_ms: 0 });
+            holding.leases += 1;
+            holding.bytes += bytes;
+            holding.oldest_ms = holding.oldest_ms.max(now_ms.saturating_sub(lease.since_ms));
+        }
+        holdings.into_values().collect()
+    }
+
+    /// Why `extent` can not be leased, if somebody's lease is in the way.
+    fn conflict(&self, extent: Extent, access: Access) -> Option<Refusal> {
+        let Extent::Pool { offset, bytes } = extent else { return None };
+        self.leases.values().find_map(|lease| {
+            let Extent::Pool { offset: start, bytes: length } = lease.extent else { return None };
+            let apart = offset + bytes <= start || start + length <= offset;
+            let readers = access == Access::Read && lease.access == Access::Read;
+            (!apart && !readers).then(|| Refusal::Leased {
+                offset: start,
+                bytes: length,
+                pid: self.pid(lease),
+                access: lease.access,
+            })
+        })
+    }
+
+    fn is_orphaned(&self, lease: &Lease) -> bool {
+        self.holders.get(&lease.holder).is_none_or(|holder| !matches!(holder.life, Life::Connected))
+    }
+
+    fn pid(&self, lease: &Lease) -> Option<u32> {
+        self.holders.get(&lease.holder).and_then(|holder| holder.pid)
+    }
+
+    fn end(&mut self, id: LeaseId) -> Option<Extent> {
+        let lease = self.leases.remove(&id)?;
+        self.chunk_bytes -= lease.extent.chunk_bytes();
+        if let Some(holder) = self.holders.get_mut(&lease.holder) {
+            holder.leases -= 1;
+        }
+        Some(lease.extent)
+    }
+}
+
+impl Holder {
+    /// Whether nothing of its can touch `extent` any more; see [`Leases`].
+    fn is_over(
+        &self,
+        extent: Extent,
+        now_ms: u64,
+        grace_ms: u64,
+        listed: &mut impl FnMut(u32) -> Option<bool>,
+    ) -> bool {
+        match (&self.life, self.pid) {
+            (Life::Connected, _) | (Life::Disconnected { .. }, Some(_)) => false,
+            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => now_ms >= since_ms + grace_ms,
+            (Life::Exited { since_ms }, Some(pid)) => match extent {
+                Extent::Chunk { .. } => true,
+                Extent::Pool { .. } => listed(pid).map_or(now_ms >= since_ms + grace_ms, |listed| !listed),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

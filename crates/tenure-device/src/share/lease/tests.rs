@@ -1,0 +1,285 @@
+//! Leases against a model that keeps no books: it remembers everything that happened, and asks it.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const GRACE_MS: u64 = 100;
+const READ: Access = Access::Read;
+const WRITE: Access = Access::ReadWrite;
+
+fn pool(offset: u64, bytes: u64) -> Extent {
+    Extent::Pool { offset, bytes }
+}
+
+fn reclaim(leases: &mut Leases, now_ms: u64, listed: Option<bool>) -> Vec<LeaseId> {
+    leases.reclaim(now_ms, |_| listed).0.into_iter().map(|(id, _)| id).collect()
+}
+
+#[test]
+fn any_number_of_readers_share_a_range_and_a_writer_shares_it_with_nobody() {
+    let mut leases = Leases::new(GRACE_MS);
+    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let first = leases.grant(a, pool(0, 10), READ, 0).unwrap();
+    let second = leases.grant(b, pool(5, 10), READ, 0).unwrap();
+    assert!(matches!(leases.grant(b, pool(9, 1), WRITE, 0), Err(Refusal::Leased { pid: Some(1), .. })));
+    leases.release(a, first).unwrap();
+    leases.release(b, second).unwrap();
+    leases.grant(b, pool(5, 10), WRITE, 0).unwrap();
+    assert!(matches!(leases.grant(a, pool(14, 1), READ, 0), Err(Refusal::Leased { pid: Some(2), .. })));
+    leases.grant(a, pool(15, 1), WRITE, 0).unwrap();
+    leases.grant(a, pool(0, 5), WRITE, 0).unwrap();
+}
+
+#[test]
+fn only_its_holder_gives_a_lease_back_and_once() {
+    let mut leases = Leases::new(GRACE_MS);
+    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let lease = leases.grant(a, pool(0, 10), WRITE, 0).unwrap();
+    assert_eq!(leases.release(b, lease), Err(Refusal::UnknownLease(lease)));
+    assert_eq!(leases.release(a, lease), Ok(pool(0, 10)));
+    assert_eq!(leases.release(a, lease), Err(Refusal::UnknownLease(lease)));
+}
+
+#[test]
+fn a_range_of_the_dead_is_free_when_the_driver_no_longer_lists_its_process() {
+    let mut leases = Leases::new(GRACE_MS);
+    let dead = leases.connect(Some(1));
+    let lease = leases.grant(dead, pool(0, 10), WRITE, 0).unwrap();
+    assert!(!leases.disconnect(dead, 0));
+    assert_eq!(reclaim(&mut leases, 1000, Some(false)), [], "it runs");
+    assert!(!leases.exit(dead, 1000));
+    assert_eq!(reclaim(&mut leases, 9999, Some(true)), [], "its context is there");
+    let other = leases.connect(Some(2));
+    assert!(leases.grant(other, pool(0, 10), READ, 9999).is_err());
+    assert_eq!(reclaim(&mut leases, 9999, Some(false)), [lease]);
+    leases.grant(other, pool(0, 10), WRITE, 9999).unwrap();
+}
+
+#[test]
+fn without_a_list_a_range_of_the_dead_is_free_after_the_grace_period() {
+    let mut leases = Leases::new(GRACE_MS);
+    let dead = leases.connect(Some(1));
+    let lease = leases.grant(dead, pool(0, 10), WRITE, 0).unwrap();
+    leases.exit(dead, 500);
+    assert_eq!(reclaim(&mut leases, 500 + GRACE_MS - 1, None), []);
+    assert_eq!(reclaim(&mut leases, 500 + GRACE_MS, None), [lease]);
+}
+
+#[test]
+fn a_chunk_of_the_dead_is_given_back_at_once() {
+    let mut leases = Leases::new(GRACE_MS);
+    let dead = leases.connect(Some(1));
+    let lease = leases.grant(dead, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
+    leases.disconnect(dead, 0);
+    assert_eq!(reclaim(&mut leases, 9999, Some(true)), []);
+    assert_eq!(leases.chunk_bytes(), 7);
+    leases.exit(dead, 0);
+    assert_eq!(reclaim(&mut leases, 0, Some(true)), [lease]);
+    assert_eq!(leases.chunk_bytes(), 0);
+}
+
+#[test]
+fn a_process_out_of_sight_has_the_grace_period_after_its_connection() {
+    let mut leases = Leases::new(GRACE_MS);
+    let hidden = leases.connect(None);
+    let chunk = leases.grant(hidden, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
+    let range = leases.grant(hidden, pool(0, 10), READ, 0).unwrap();
+    leases.disconnect(hidden, 1000);
+    assert!(leases.awaits_proof());
+    assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS - 1, Some(false)), []);
+    assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS, Some(true)), [chunk, range]);
+    assert!(!leases.awaits_proof());
+}
+
+#[test]
+fn holdings_sum_up_the_leases_of_a_connection_by_kind() {
+    let mut leases = Leases::new(GRACE_MS);
+    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    for (offset, now_ms) in [(0, 10), (10, 20)] {
+        leases.grant(a, pool(offset, 10), WRITE, now_ms).unwrap();
+    }
+    leases.grant(b, Extent::Chunk { bytes: 7 }, WRITE, 30).unwrap();
+    leases.disconnect(b, 40);
+    let held = Holding {
+        pid: Some(1),
+        kind: LeaseKind::Pool,
+        access: WRITE,
+        state: LeaseState::Held,
+        leases: 2,
+        bytes: 20,
+        oldest_ms: 40,
+    };
+    let orphaned = Holding {
+        pid: Some(2),
+        kind: LeaseKind::Chunk,
+        state: LeaseState::Orphaned,
+        leases: 1,
+        bytes: 7,
+        oldest_ms: 20,
+        ..held
+    };
+    assert_eq!(leases.holdings(50), [held, orphaned]);
+}
+
+/// What may happen to leases. Numbers choose among what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Connect { visible: bool },
+    GrantPool { holder: usize, offset: u64, bytes: u64, write: bool },
+    GrantChunk { holder: usize },
+    Release { lease: usize },
+    Disconnect { holder: usize },
+    Exit { holder: usize },
+    LeaveTheList { holder: usize },
+    Pass { ms: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = || 0..64usize;
+    prop_oneof![
+        any::<bool>().prop_map(|visible| Step::Connect { visible }),
+        (which(), 0..16u64, 1..8u64, any::<bool>()).prop_map(|(holder, offset, bytes, write)| Step::GrantPool {
+            holder,
+            offset,
+            bytes,
+            write
+        }),
+        which().prop_map(|holder| Step::GrantChunk { holder }),
+        which().prop_map(|lease| Step::Release { lease }),
+        which().prop_map(|holder| Step::Disconnect { holder }),
+        which().prop_map(|holder| Step::Exit { holder }),
+        which().prop_map(|holder| Step::LeaveTheList { holder }),
+        (1..GRACE_MS).prop_map(|ms| Step::Pass { ms }),
+    ]
+}
+
+/// A process with one connection, as it really is.
+#[derive(Clone, Copy)]
+struct Process {
+    id: HolderId,
+    visible: bool,
+    closed_ms: Option<u64>,
+    exited_ms: Option<u64>,
+    listed: bool,
+}
+
+/// A lease that was granted and not ended.
+struct Live {
+    id: LeaseId,
+    process: usize,
+    extent: Extent,
+    access: Access,
+}
+
+#[derive(Default)]
+struct Model {
+    processes: Vec<Process>,
+    live: Vec<Live>,
+    now_ms: u64,
+}
+
+impl Model {
+    /// Whether a process's work may touch what a lease is of.
+    fn may_touch(&self, process: &Process, extent: Extent, tells: bool) -> bool {
+        let in_grace = |since_ms: Option<u64>| since_ms.is_none_or(|since_ms| self.now_ms < since_ms + GRACE_MS);
+        match (process.visible, extent) {
+            (false, _) => in_grace(process.closed_ms),
+            (true, Extent::Chunk { .. }) => process.exited_ms.is_none(),
+            (true, Extent::Pool { .. }) => {
+                process.exited_ms.is_none() || if tells { process.listed } else { in_grace(process.exited_ms) }
+            }
+        }
+    }
+
+    fn conflicts(&self, extent: Extent, access: Access) -> bool {
+        let range = |extent| match extent {
+            Extent::Pool { offset, bytes } => offset..offset + bytes,
+            Extent::Chunk { .. } => 0..0,
+        };
+        let wanted = range(extent);
+        self.live.iter().any(|lease| {
+            let held = range(lease.extent);
+            wanted.clone().any(|byte| held.contains(&byte)) && (access == WRITE || lease.access == WRITE)
+        })
+    }
+}
+
+proptest! {
+    /// No writer beside anybody; nothing reclaimed while work may touch it; everything reclaimed after that.
+    #[test]
+    fn leases_agree_with_the_model(steps in prop::collection::vec(step(), 1..120), tells: bool) {
+        let mut leases = Leases::new(GRACE_MS);
+        let mut model = Model::default();
+        for step in steps {
+            let pick = |among: usize, count: usize| (count > 0).then(|| among % count);
+            let count = model.processes.len();
+            match step {
+                Step::Connect { visible } => {
+                    let id = leases.connect(visible.then_some(count as u32));
+                    model.processes.push(Process { id, visible, closed_ms: None, exited_ms: None, listed: true });
+                }
+                Step::GrantPool { holder, .. } | Step::GrantChunk { holder } => {
+                    let Some(process) = pick(holder, count) else { continue };
+                    if model.processes[process].closed_ms.is_some() {
+                        continue;
+                    }
+                    let (extent, access) = match step {
+                        Step::GrantPool { offset, bytes, write, .. } => {
+                            (pool(offset, bytes), if write { WRITE } else { READ })
+                        }
+                        _ => (Extent::Chunk { bytes: 1 }, WRITE),
+                    };
+                    let granted = leases.grant(model.processes[process].id, extent, access, model.now_ms);
+                    prop_assert_eq!(granted.is_err(), model.conflicts(extent, access));
+                    if let Ok(id) = granted {
+                        model.live.push(Live { id, process, extent, access });
+                    }
+                }
+                Step::Release { lease } => {
+                    let Some(lease) = pick(lease, model.live.len()) else { continue };
+                    if model.processes[model.live[lease].process].closed_ms.is_some() {
+                        continue;
+                    }
+                    let lease = model.live.swap_remove(lease);
+                    prop_assert_eq!(leases.release(model.processes[lease.process].id, lease.id), Ok(lease.extent));
+                }
+                Step::Disconnect { holder } => {
+                    let Some(process) = pick(holder, count).map(|index| &mut model.processes[index]) else { continue };
+                    if process.closed_ms.is_none() {
+                        process.closed_ms = Some(model.now_ms);
+                        leases.disconnect(process.id, model.now_ms);
+                    }
+                }
+                Step::Exit { holder } => {
+                    let Some(process) = pick(holder, count).map(|index| &mut model.processes[index]) else { continue };
+                    if process.visible && process.exited_ms.is_none() {
+                        process.closed_ms = process.closed_ms.or(Some(model.now_ms));
+                        process.exited_ms = Some(model.now_ms);
+                        leases.exit(process.id, model.now_ms);
+                    }
+                }
+                Step::LeaveTheList { holder } => {
+                    let Some(process) = pick(holder, count).map(|index| &mut model.processes[index]) else { continue };
+                    process.listed &= process.exited_ms.is_none();
+                }
+                Step::Pass { ms } => model.now_ms += ms,
+            }
+            let listed = |pid: u32| tells.then(|| model.processes[pid as usize].listed);
+            let (reclaimed, _) = leases.reclaim(model.now_ms, listed);
+            let over: Vec<_> = model
+                .live
+                .iter()
+                .filter(|lease| !model.may_touch(&model.processes[lease.process], lease.extent, tells))
+                .map(|lease| lease.id)
+                .collect();
+            let mut reclaimed: Vec<_> = reclaimed.into_iter().map(|(id, _)| id).collect();
+            reclaimed.sort();
+            model.live.retain(|lease| !over.contains(&lease.id));
+            let mut over = over;
+            over.sort();
+            prop_assert_eq!(reclaimed, over);
+            prop_assert_eq!(leases.leases.len(), model.live.len());
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The socket that a daemon listens on: one daemon a path, for one user's eyes.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, Uid, chown, fchmod, flock};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::{self, SocketAddrUnix};
+
+use super::ShareError;
+use super::socket::Socket;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Where a daemon of device `device` listens when nothing else is said: in `$XDG_RUNTIME_DIR/tenure`, or else in a
+/// folder of this user under the system's folder for temporary files.
+pub fn default_socket(device: u8) -> PathBuf {
+    let folder = match std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
+        Some(folder) => PathBuf::from(folder).join("tenure"),
+        None => std::env::temp_dir().join(format!("tenure-{}", rustix::process::getuid().as_raw())),
+    };
+    folder.join(format!("memory-{device}.sock"))
+}
+
+/// A listening socket. Dropped, its file is removed.
+pub(super) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Locked for as long as the daemon lives, however it ends. The file stays: who removes a lock file races with who
+    /// takes it.
+    _lock: File,
+}
+
+impl Listener {
+    /// Listens at `path` for processes of user `uid`. The file of a daemon that has died is replaced.
+    pub(super) fn bind(path: &Path, uid: u32) -> Result<Self, ShareError> {
+        let failed = |doing| move |error: Errno| socket_error(path, doing, error.into());
+        private_folder(path.parent().unwrap_or(Path::new(".")))?;
+        let lock = lock(path)?;
+        remove_stale(path)?;
+        let socket = Socket::unconnected().map_err(failed("no socket"))?;
+        // Before it has a name: the file is made with the socket's own mode, so that it is never open to others.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("its mode can not be set"))?;
+        let address = SocketAddrUnix::new(path).map_err(failed("no socket can have this path"))?;
+        net::bind(&socket, &address).map_err(failed("no socket can be made here"))?;
+        let listener = Self { socket, path: path.into(), _lock: lock };
+        if uid != rustix::process::getuid().as_raw() {
+            let failed = failed("it can not be given to the user who is served");
+            chown(path, Some(Uid::from_raw(uid)), None).map_err(failed)?;
+        }
+        ioctl_fionbio(&listener.socket, true).map_err(failed("it can not be made non-blocking"))?;
+        net::listen(&listener.socket, BACKLOG).map_err(failed("it can not be listened on"))?;
+        Ok(listener)
+    }
+
+    /// A connection that waits, if there is one.
+    pub(super) fn accept(&self) -> Result<Socket, Errno> {
+        Socket::accept(self.socket.as_fd())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Somebody may have removed it before.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Makes `folder` for this user alone, unless it is there. Then it must not be one that others could swap files in.
+fn private_folder(folder: &Path) -> Result<(), ShareError> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(|error| socket_error(folder, "the folder can not be made", error))?;
+    let found = fs::metadata(folder).map_err(|error| socket_error(folder, "the folder can not be read", error))?;
+    let (owner, user) = (found.uid(), rustix::process::getuid().as_raw());
+    let (open, sticky) = (found.mode() & 0o022 != 0, found.mode() & 0o1000 != 0);
+    if (owner != user && owner != 0) || (open && !sticky) {
+        let reason = io::Error::new(io::ErrorKind::PermissionDenied, "other users could replace the socket in it");
+        return Err(socket_error(folder, "the folder is not safe", reason));
+    }
+    Ok(())
+}
+
+/// Takes the lock beside the socket, and leaves this process's number in it.
+fn lock(path: &Path) -> Result<File, ShareError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock_path = Path::new(&name);
+    let failed = |doing| move |error| socket_error(lock_path, doing, error);
+    let mut file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&name)
+        .map_err(failed("the lock can not be opened"))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut pid = String::new();
+            // Its number is a courtesy.
+            let _ = file.read_to_string(&mut pid);
+            let by = format!("the memory daemon of process {}", pid.trim());
+            return Err(ShareError::AlreadyServed { socket: path.into(), by });
+        }
+        Err(error) => return Err(failed("the lock can not be taken")(error.into())),
+    }
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(failed("the lock can not be written"))?;
+    Ok(file)
+}
+
+/// Removes what a dead daemon left. A socket that somebody answers on, or a file that is no socket, is not that.
+fn remove_stale(path: &Path) -> Result<(), ShareError> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(socket_error(path, "it can not be looked at", error)),
+    };
+    if !found.file_type().is_socket() {
+        let reason = io::Error::from(io::ErrorKind::AlreadyExists);
+        return Err(socket_error(path, "a file that is no socket is in the way", reason));
+    }
+    // A socket of another type is somebody's too.
+    if matches!(Socket::connect(path), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {
+        return Err(ShareError::AlreadyServed { socket: path.into(), by: "another program".into() });
+    }
+    fs::remove_file(path).map_err(|error| socket_error(path, "the file of a dead daemon can not be removed", error))
+}
+
+fn socket_error(path: &Path, doing: &'static str, reason: io::Error) -> ShareError {
+    ShareError::Socket { path: path.into(), doing, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn own() -> u32 {
+        rustix::process::getuid().as_raw()
+    }
+
+    #[test]
+    fn only_its_user_can_open_the_socket_and_the_folder_made_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new/memory.sock");
+        let _listener = Listener::bind(&path, own()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_second_daemon_is_told_of_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory.sock");
+        let first = Listener::bind(&path, own()).unwrap();
+        let error = Listener::bind(&path, own()).err().unwrap().to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        drop(first);
+        assert!(!path.exists());
+        Listener::bind(&path, own()).unwrap();
+    }
+
+    #[test]
+    fn the_socket_of_a_dead_daemon_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let _listener = Listener::bind(&path, own()).unwrap();
+        Socket::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn another_program_s_socket_and_file_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, file) = (folder.path().join("other.sock"), folder.path().join("file"));
+        let _other = UnixListener::bind(&socket).unwrap();
+        fs::write(&file, "mine").unwrap();
+        assert!(matches!(Listener::bind(&socket, own()), Err(ShareError::AlreadyServed { .. })));
+        assert!(matches!(Listener::bind(&file, own()), Err(ShareError::Socket { .. })));
+        assert!(socket.exists());
+        assert_eq!(fs::read(&file).unwrap(), b"mine");
+    }
+
+    #[test]
+    fn a_folder_that_others_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let error = Listener::bind(&folder.path().join("memory.sock"), own()).err().unwrap();
+        assert!(error.to_string().contains("not safe"), "{error}");
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_an_error_that_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Listener::bind(&folder.path().join("x".repeat(120)), own()).err().unwrap();
+        assert!(error.to_string().contains("no socket can have this path"), "{error}");
+    }
+}

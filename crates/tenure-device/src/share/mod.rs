@@ -1,0 +1,47 @@
+//! Device memory shared between processes.
+//!
+//! A [`MemoryDaemon`] owns memory of one device and leases it to other processes over a Unix socket, as file
+//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`Client`], and has memory in one
+//! of two ways:
+//!
+//! - the **pool**, a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
+//!   reading, at an address of the process's own choosing, in less than a millisecond; [`SharedPool::lease`] gives the
+//!   right to use a range, to any number of readers or one writer;
+//! - **chunks** on demand. [`LeasedBacking`] lets any allocator of `tenure-alloc` draw its chunks from the daemon
+//!   instead of the driver, so that all workers share one budget, and the daemon may ask for what they can spare.
+//!
+//! [`SharedCache`] and [`WorkerCache`] are PipeSwitch's five calls by name on top of the pool.
+//!
+//! **Access is a guard against mistakes, not against malice.** What a process maps for reading it can not write by
+//! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only.
+//!
+//! **A worker that dies** keeps its leases until its work on the device can not run any more; a closed socket does not
+//! prove that. The pidfd of the process says when it has exited, and the driver's list of processes when its context
+//! is gone. A leased chunk is never given to anybody else: the driver keeps its memory until the last mapping is gone.
+//!
+//! **A daemon that dies** leaves all mapped memory valid. The next request fails with [`ShareError::DaemonGone`]. A
+//! daemon started again has a new pool, and does not know the old leases.
+
+mod backing;
+mod cache;
+mod client;
+mod daemon;
+mod error;
+mod lease;
+mod listener;
+mod liveness;
+mod pool;
+mod service;
+mod socket;
+mod store;
+pub mod wire;
+
+pub use backing::LeasedBacking;
+pub use cache::{SharedCache, SharedCacheConfig, WorkerCache};
+pub use client::{Client, Recalls};
+pub use daemon::{DaemonConfig, MemoryDaemon};
+pub use error::{Refusal, ShareError};
+pub use lease::LeaseId;
+pub use listener::default_socket;
+pub use pool::{PoolLease, SharedPool};
+pub use wire::{Holding, LeaseKind, LeaseState, Status, Terms};

@@ -1,0 +1,211 @@
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_alloc::{Address, ChunkId};
+
+use super::{Client, LeaseId, ShareError};
+use crate::{Access, CallError, Driver};
+
+/// A daemon's pool, mapped in this process at an address of its own.
+///
+/// All of it may be read, at any time; what is in it means something where a lease says so. A range may be written
+/// under a [`PoolLease`] of [`Access::ReadWrite`]. The device protects whole chunks: a lease makes each chunk that it
+/// touches writable, for this process.
+///
+/// Dropped, it waits for the device and unmaps the pool.
+pub struct SharedPool {
+    client: Arc<Client>,
+    driver: Arc<dyn Driver>,
+    address: Address,
+    bytes: u64,
+    chunks: Vec<Chunk>,
+    /// Chunks before this offset are mapped; all of them, once the pool is attached.
+    mapped_bytes: u64,
+    /// How many leases write each chunk.
+    writers: Mutex<Vec<u32>>,
+}
+
+struct Chunk {
+    chunk: ChunkId,
+    /// Where it lies in the pool.
+    range: Range<u64>,
+}
+
+impl SharedPool {
+    /// Maps the pool of the daemon that `client` is connected to, for reading.
+    ///
+    /// # Errors
+    /// The daemon is gone or has no pool; a driver call failed. Nothing is left behind.
+    pub fn attach(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<Arc<Self>, ShareError> {
+        let sizes = client.terms().pool.clone();
+        if sizes.is_empty() {
+            return Err(ShareError::NoPool { socket: client.path().into() });
+        }
+        let descriptors = client.attach()?;
+        let bytes = sizes.iter().sum();
+        let address = driver.reserve(bytes)?;
+        let writers = Mutex::new(vec![0; sizes.len()]);
+        // From here on, dropping it undoes what was done.
+        let mut pool = Self { client, driver, address, bytes, chunks: Vec::new(), mapped_bytes: 0, writers };
+        for (descriptor, bytes) in descriptors.iter().zip(sizes) {
+            let chunk = pool.driver.import(descriptor.as_fd(), bytes)?;
+            let range = pool.mapped_bytes..pool.mapped_bytes + bytes;
+            pool.chunks.push(Chunk { chunk, range: range.clone() });
+            pool.driver.map(address + range.start, chunk)?;
+            pool.mapped_bytes = range.end;
+        }
+        pool.driver.set_access(address, bytes, Access::Read)?;
+        Ok(Arc::new(pool))
+    }
+
+    /// Its first byte, in this process.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Its size, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The right to use `bytes` bytes from `offset`, multiples of the device's granularity: as one of any number of
+    /// readers, or as the only writer.
+    ///
+    /// # Errors
+    /// Somebody else uses a part of the range; it is none of the pool; the daemon is gone; a driver call failed.
+    pub fn lease(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Result<PoolLease, ShareError> {
+        let id = self.client.lease_pool(offset, bytes, access)?;
+        if access == Access::ReadWrite
+            && let Err(error) = self.begin_writing(offset, bytes)
+        {
+            // If the daemon is gone too, there is nobody to tell.
+            let _ = self.client.release(id);
+            return Err(error.into());
+        }
+        Ok(PoolLease { pool: Arc::clone(self), id, offset, bytes, access, ended: false })
+    }
+
+    /// Makes the chunks under a range writable, or none of them.
+    fn begin_writing(&self, offset: u64, bytes: u64) -> Result<(), CallError> {
+        let mut writers = self.writers.lock();
+        let touched = self.touched(offset, bytes);
+        for index in touched.clone() {
+            if writers[index] == 0
+                && let Err(error) = self.allow(index, Access::ReadWrite)
+            {
+                // It was allowed to be read before; a driver that refuses that now leaves it writable.
+                let raised = (touched.start..index).filter(|&index| writers[index] == 0);
+                raised.for_each(|index| drop(self.allow(index, Access::Read)));
+                return Err(error);
+            }
+        }
+        touched.for_each(|index| writers[index] += 1);
+        Ok(())
+    }
+
+    /// Makes the chunks under a range readable only, where nobody else in this process writes.
+    fn end_writing(&self, offset: u64, bytes: u64) -> Result<(), CallError> {
+        let mut writers = self.writers.lock();
+        let mut result = Ok(());
+        for index in self.touched(offset, bytes) {
+            writers[index] -= 1;
+            if writers[index] == 0 {
+                result = result.and(self.allow(index, Access::Read));
+            }
+        }
+        result
+    }
+
+    fn allow(&self, index: usize, access: Access) -> Result<(), CallError> {
+        let range = &self.chunks[index].range;
+        self.driver.set_access(self.address + range.start, range.end - range.start, access)
+    }
+
+    /// The chunks under a range.
+    fn touched(&self, offset: u64, bytes: u64) -> Range<usize> {
+        let first = self.chunks.partition_point(|chunk| chunk.range.end <= offset);
+        first..self.chunks.partition_point(|chunk| chunk.range.start < offset + bytes)
+    }
+}
+
+impl Drop for SharedPool {
+    fn drop(&mut self) {
+        // Memory under unfinished work must stay. If that can not be known, it stays until the process ends.
+        if self.mapped_bytes > 0
+            && (self.driver.synchronize().is_err() || self.driver.unmap(self.address, self.mapped_bytes).is_err())
+        {
+            return;
+        }
+        // What the driver refuses to take back now ends with the process.
+        self.chunks.iter().for_each(|chunk| drop(self.driver.release(chunk.chunk)));
+        let _ = self.driver.unreserve(self.address, self.bytes);
+    }
+}
+
+/// The right to use a range of a [`SharedPool`]. Dropped, it is given back.
+pub struct PoolLease {
+    pool: Arc<SharedPool>,
+    id: LeaseId,
+    offset: u64,
+    bytes: u64,
+    access: Access,
+    ended: bool,
+}
+
+impl PoolLease {
+    /// The range's first byte, in this process.
+    pub fn address(&self) -> Address {
+        self.pool.address + self.offset
+    }
+
+    /// The range's size, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What the range may be used for.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The daemon's name for it.
+    pub fn id(&self) -> LeaseId {
+        self.id
+    }
+
+    /// Waits for the device, and gives the range back.
+    ///
+    /// # Errors
+    /// The context is lost: then work may still run, and the lease stays with the process until it exits. The daemon is
+    /// gone: then there is nobody to give it back to, and the range is readable only in this process, as after success.
+    pub fn release(mut self) -> Result<(), ShareError> {
+        self.end()
+    }
+
+    /// Keeps the range for this process until it exits, mapped where it is.
+    pub(super) fn keep(self) {
+        std::mem::forget(self);
+    }
+
+    fn end(&mut self) -> Result<(), ShareError> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        self.pool.driver.synchronize()?;
+        let lowered = match self.access {
+            Access::ReadWrite => self.pool.end_writing(self.offset, self.bytes),
+            Access::Read => Ok(()),
+        };
+        self.pool.client.release(self.id)?;
+        Ok(lowered?)
+    }
+}
+
+impl Drop for PoolLease {
+    fn drop(&mut self) {
+        // Who wants to know calls `release`.
+        let _ = self.end();
+    }
+}

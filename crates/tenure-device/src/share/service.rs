@@ -1,0 +1,352 @@
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::daemon::DaemonConfig;
+use super::lease::{Extent, HolderId, Leases};
+use super::listener::Listener;
+use super::liveness::{Peer, is_listed};
+use super::socket::{Socket, SocketError};
+use super::store::Store;
+use super::wire::{Reply, Request, Status, Terms};
+use super::{LeaseId, Refusal};
+use crate::Access;
+
+/// How often to look again at what no descriptor tells.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// The longest that a request may wait for memory, whatever it asks for.
+const LONGEST_WAIT_MS: u64 = 60_000;
+
+/// The most holdings in a status, so that it fits into a frame.
+const HOLDINGS: usize = 1000;
+
+/// What a daemon's thread does: one message of one client after the other. It alone knows the leases, so there is no
+/// lock; no client can make it wait.
+pub(super) struct Service {
+    config: DaemonConfig,
+    listener: Listener,
+    stop: Arc<OwnedFd>,
+    store: Store,
+    leases: Leases,
+    clients: BTreeMap<HolderId, Client>,
+    /// Requests for chunks that there is no memory for, the oldest first.
+    waiting: Vec<Waiting>,
+    started: Instant,
+    /// Connections could not be accepted for want of something: it is tried again at the next tick.
+    out_of_descriptors: bool,
+}
+
+/// A connection, or what is left of one while its leases are orphaned.
+struct Client {
+    socket: Option<Socket>,
+    peer: Peer,
+    /// Whether it is told when memory runs short.
+    recalls: bool,
+}
+
+struct Waiting {
+    holder: HolderId,
+    bytes: u64,
+    until_ms: u64,
+}
+
+/// What the thread was woken up for.
+#[derive(Clone, Copy)]
+enum Event {
+    Stop,
+    Connection,
+    Message(HolderId),
+    Exit(HolderId),
+}
+
+impl Service {
+    pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig, stop: Arc<OwnedFd>) -> Self {
+        let leases = Leases::new(config.grace.as_millis() as u64);
+        Self {
+            config,
+            listener,
+            stop,
+            store,
+            leases,
+            clients: BTreeMap::new(),
+            waiting: Vec::new(),
+            started: Instant::now(),
+            out_of_descriptors: false,
+        }
+    }
+
+    /// Serves until it is told to stop.
+    pub(super) fn run(mut self) {
+        loop {
+            for event in self.wait() {
+                match event {
+                    Event::Stop => return,
+                    Event::Connection => self.accept(),
+                    Event::Message(holder) => self.serve(holder),
+                    Event::Exit(holder) => self.exited(holder),
+                }
+            }
+            self.reclaim();
+            self.store.retry_releases();
+            self.serve_waiting();
+        }
+    }
+
+    /// Waits until there is something to do.
+    fn wait(&mut self) -> Vec<Event> {
+        let mut events = vec![Event::Stop];
+        let mut polled = vec![PollFd::new(&*self.stop, PollFlags::IN)];
+        if !self.out_of_descriptors {
+            events.push(Event::Connection);
+            polled.push(PollFd::new(&self.listener, PollFlags::IN));
+        }
+        for (&holder, client) in &self.clients {
+            if let Some(socket) = &client.socket {
+                events.push(Event::Message(holder));
+                polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+            }
+            if let Some(exit) = &client.peer.exit {
+                events.push(Event::Exit(holder));
+                polled.push(PollFd::new(exit, PollFlags::IN));
+            }
+        }
+        let ticks = self.out_of_descriptors
+            || !self.waiting.is_empty()
+            || self.store.unreleased() > 0
+            || self.leases.awaits_proof();
+        self.out_of_descriptors = false;
+        match poll(&mut polled, ticks.then_some(&TICK)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // For want of memory. Nothing is lost by trying again.
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+        let ready = events.into_iter().zip(&polled).filter(|(_, polled)| !polled.revents().is_empty());
+        ready.map(|(event, _)| event).collect()
+    }
+
+    fn accept(&mut self) {
+        let socket = match self.listener.accept() {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            Err(_) => {
+                self.out_of_descriptors = true;
+                return;
+            }
+        };
+        let Ok(peer) = Peer::of(socket.as_fd()) else { return };
+        let reply = match self.refuse(&peer) {
+            Some(refusal) => Reply::Refused(refusal),
+            None => Reply::Welcome(self.terms()),
+        };
+        if socket.send(&reply, &[]).is_ok() && matches!(reply, Reply::Welcome(_)) {
+            let holder = self.leases.connect(peer.exit.as_ref().and(peer.pid));
+            self.clients.insert(holder, Client { socket: Some(socket), peer, recalls: false });
+        }
+    }
+
+    fn refuse(&self, peer: &Peer) -> Option<Refusal> {
+        let (allowed, limit) = (self.config.uid, self.config.clients);
+        if peer.uid != allowed {
+            return Some(Refusal::ForeignUser { uid: peer.uid, allowed });
+        }
+        // Those that are left with orphaned leases count: each holds a descriptor.
+        (self.clients.len() >= limit as usize).then_some(Refusal::TooManyClients { limit })
+    }
+
+    /// Answers one message of a client.
+    fn serve(&mut self, holder: HolderId) {
+        let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
+        let request = match socket.receive::<Request>(0) {
+            Ok((request, _)) => request,
+            Err(SocketError::Waiting) => return,
+            Err(SocketError::Closed) => return self.disconnect(holder),
+            Err(SocketError::Wire(error)) => {
+                let refusal = Reply::Refused(Refusal::Unreadable { reason: error.to_string() });
+                // Whoever speaks another language gets one answer, if it takes it.
+                let _ = socket.send(&refusal, &[]);
+                return self.disconnect(holder);
+            }
+        };
+        if self.waiting.iter().any(|waiting| waiting.holder == holder) {
+            // One request at a time is all that a client of ours makes.
+            return self.disconnect(holder);
+        }
+        match request {
+            Request::Attach => self.answer_with_pool(holder),
+            Request::LeasePool { offset, bytes, access } => {
+                let reply = self.lease_pool(holder, offset, bytes, access).map(Reply::Leased);
+                self.answer(holder, reply, None);
+            }
+            Request::LeaseChunk { bytes, wait_ms } => self.lease_chunk_or_wait(holder, bytes, wait_ms.into()),
+            Request::Release(lease) => {
+                let reply = self.leases.release(holder, lease).map(|_| Reply::Done);
+                if reply.is_ok() {
+                    self.store.end_lease(lease);
+                }
+                self.answer(holder, reply, None);
+            }
+            Request::Recalls => {
+                if let Some(client) = self.clients.get_mut(&holder) {
+                    client.recalls = true;
+                }
+                self.answer(holder, Ok(Reply::Done), None);
+            }
+            Request::Status => {
+                let reply = Reply::Status(self.status());
+                self.answer(holder, Ok(reply), None);
+            }
+        }
+    }
+
+    fn answer_with_pool(&mut self, holder: HolderId) {
+        let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
+        if socket.send(&Reply::Attached, &self.store.pool_descriptors()).is_err() {
+            self.disconnect(holder);
+        }
+    }
+
+    fn answer(&mut self, holder: HolderId, reply: Result<Reply, Refusal>, descriptor: Option<OwnedFd>) {
+        let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
+        let reply = reply.unwrap_or_else(Reply::Refused);
+        let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
+        // One that does not take its answers is not waited for.
+        if socket.send(&reply, &descriptors).is_err() {
+            self.disconnect(holder);
+        }
+    }
+
+    fn lease_pool(&mut self, holder: HolderId, offset: u64, bytes: u64, access: Access) -> Result<LeaseId, Refusal> {
+        if !self.store.is_range(offset, bytes) {
+            return Err(Refusal::OutsidePool { offset, bytes, pool_bytes: self.store.pool_bytes() });
+        }
+        self.leases.grant(holder, Extent::Pool { offset, bytes }, access, self.now_ms())
+    }
+
+    fn lease_chunk_or_wait(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
+        match self.lease_chunk(holder, bytes) {
+            Err(Refusal::Full { available, .. }) if wait_ms > 0 => {
+                let until_ms = self.now_ms() + wait_ms.min(LONGEST_WAIT_MS);
+                self.waiting.push(Waiting { holder, bytes, until_ms });
+                self.recall(holder, bytes.saturating_sub(available));
+            }
+            reply => self.answer_with_chunk(holder, reply),
+        }
+    }
+
+    fn answer_with_chunk(&mut self, holder: HolderId, reply: Result<(LeaseId, OwnedFd), Refusal>) {
+        match reply {
+            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
+            Err(refusal) => self.answer(holder, Err(refusal), None),
+        }
+    }
+
+    fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), Refusal> {
+        if let Some(limit) = self.config.chunk_limit_bytes {
+            let available = limit.saturating_sub(self.leases.chunk_bytes());
+            if bytes > available {
+                return Err(Refusal::Full { requested: bytes, available });
+            }
+        }
+        let (chunk, descriptor) = self.store.create(bytes)?;
+        match self.leases.grant(holder, Extent::Chunk { bytes }, Access::ReadWrite, self.now_ms()) {
+            Ok(lease) => {
+                self.store.lease(lease, chunk);
+                Ok((lease, descriptor))
+            }
+            Err(refusal) => {
+                self.store.give_back(chunk);
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Asks everybody but the process that is short of it for `bytes` bytes.
+    fn recall(&self, holder: HolderId, bytes: u64) {
+        let asking = self.clients.get(&holder).and_then(|client| client.peer.pid);
+        for client in self.clients.values().filter(|client| client.recalls) {
+            if let Some(socket) = &client.socket
+                && (asking.is_none() || client.peer.pid != asking)
+            {
+                // Who has not taken the last recall yet needs no other.
+                let _ = socket.send(&Reply::Recall(bytes), &[]);
+            }
+        }
+    }
+
+    /// Tries again what waits for memory, in the order in which it was asked for.
+    fn serve_waiting(&mut self) {
+        let now_ms = self.now_ms();
+        for waiting in std::mem::take(&mut self.waiting) {
+            match self.lease_chunk(waiting.holder, waiting.bytes) {
+                Err(Refusal::Full { .. }) if now_ms < waiting.until_ms => self.waiting.push(waiting),
+                reply => self.answer_with_chunk(waiting.holder, reply),
+            }
+        }
+    }
+
+    fn disconnect(&mut self, holder: HolderId) {
+        self.waiting.retain(|waiting| waiting.holder != holder);
+        if self.leases.disconnect(holder, self.now_ms()) {
+            self.clients.remove(&holder);
+        } else if let Some(client) = self.clients.get_mut(&holder) {
+            client.socket = None;
+        }
+    }
+
+    fn exited(&mut self, holder: HolderId) {
+        if self.leases.exit(holder, self.now_ms()) {
+            self.clients.remove(&holder);
+        } else if let Some(client) = self.clients.get_mut(&holder) {
+            // Both have told what they had to.
+            (client.socket, client.peer.exit) = (None, None);
+        }
+        self.waiting.retain(|waiting| waiting.holder != holder);
+    }
+
+    /// Ends the leases whose holders' work can not run any more.
+    fn reclaim(&mut self) {
+        if !self.leases.awaits_proof() {
+            return;
+        }
+        let (now_ms, store) = (self.now_ms(), &self.store);
+        let mut processes = None;
+        let listed = |pid| {
+            let processes = processes.get_or_insert_with(|| store.processes());
+            is_listed(processes.as_deref(), std::process::id(), pid)
+        };
+        let (reclaimed, forgotten) = self.leases.reclaim(now_ms, listed);
+        reclaimed.into_iter().for_each(|(lease, _)| self.store.end_lease(lease));
+        forgotten.iter().for_each(|holder| drop(self.clients.remove(holder)));
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { device: self.store.device(), pool: self.store.pool() }
+    }
+
+    fn status(&self) -> Status {
+        let now_ms = self.now_ms();
+        let mut holdings = self.leases.holdings(now_ms);
+        let left_out = holdings.len().saturating_sub(HOLDINGS) as u32;
+        holdings.truncate(HOLDINGS);
+        Status {
+            terms: self.terms(),
+            pid: std::process::id(),
+            uptime_ms: now_ms,
+            connections: self.clients.values().filter(|client| client.socket.is_some()).count() as u32,
+            chunk_bytes: self.leases.chunk_bytes(),
+            chunk_limit_bytes: self.config.chunk_limit_bytes,
+            unreleased: self.store.unreleased() as u32,
+            holdings,
+            left_out,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+}

@@ -1,0 +1,181 @@
+//! Frames and descriptors over a Unix socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::wire::{self, DESCRIPTORS, FRAME_BYTES, WireError};
+
+/// One end of a connection.
+pub(super) struct Socket(OwnedFd);
+
+/// Why nothing could be sent or received.
+#[derive(Debug)]
+pub(super) enum SocketError {
+    /// The other end is closed.
+    Closed,
+    /// It would have to wait, or has waited for as long as it may.
+    Waiting,
+    /// Not a message.
+    Wire(WireError),
+}
+
+impl Socket {
+    /// A socket that a daemon can listen on or a client connect.
+    pub(super) fn unconnected() -> Result<OwnedFd, Errno> {
+        net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+    }
+
+    pub(super) fn connect(path: &Path) -> Result<Self, Errno> {
+        let socket = Self::unconnected()?;
+        net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(Self(socket))
+    }
+
+    /// The next connection to a listening socket. It never blocks, nor do its calls.
+    pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<Self, Errno> {
+        Ok(Self(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?))
+    }
+
+    /// How long [`send`](Self::send) and [`receive`](Self::receive) wait; `None` is for ever.
+    pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Errno> {
+        set_socket_timeout(&self.0, Timeout::Recv, timeout)?;
+        set_socket_timeout(&self.0, Timeout::Send, timeout)
+    }
+
+    /// Ends the connection; whoever waits in [`receive`](Self::receive) finds it closed.
+    pub(super) fn shut_down(&self) {
+        // Fails only on a connection that has ended.
+        let _ = net::shutdown(&self.0, Shutdown::Both);
+    }
+
+    pub(super) fn send<T: Serialize>(&self, message: &T, descriptors: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+        let frame = wire::encode(message)?;
+        self.send_bytes(&frame, descriptors)
+    }
+
+    fn send_bytes(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(WireError::TooLong.into());
+        }
+        retry(|| net::sendmsg(&self.0, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)).map(drop)
+    }
+
+    /// The next message, and the descriptors that came with it. More than `descriptors` of them are no message; they
+    /// are closed.
+    pub(super) fn receive<T: DeserializeOwned>(&self, descriptors: usize) -> Result<(T, Vec<OwnedFd>), SocketError> {
+        let mut frame = vec![0; FRAME_BYTES];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
+        // Without room for them the kernel passes no descriptors on.
+        let room = if descriptors == 0 { 0 } else { space.len() };
+        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+        let received =
+            retry(|| net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut frame)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
+        let mut received_descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                received_descriptors.extend(fds);
+            }
+        }
+        if received.bytes == 0 {
+            return Err(SocketError::Closed);
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+            || received_descriptors.len() > descriptors
+        {
+            return Err(WireError::TooLong.into());
+        }
+        Ok((wire::decode(&frame[..received.bytes])?, received_descriptors))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<WireError> for SocketError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, SocketError> {
+    loop {
+        match call() {
+            Ok(value) => return Ok(value),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(SocketError::Waiting),
+            // Whatever else goes wrong on a connected local socket, nothing more comes of it.
+            Err(_) => return Err(SocketError::Closed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::share::wire::{Reply, Request};
+
+    fn pair() -> (Socket, Socket) {
+        let (a, b) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        (Socket(a), Socket(b))
+    }
+
+    fn open_descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    #[test]
+    fn a_message_arrives_with_its_descriptors() {
+        let (a, b) = pair();
+        a.send(&Reply::Attached, &[a.as_fd(), b.as_fd()]).unwrap();
+        let (reply, descriptors) = b.receive::<Reply>(2).unwrap();
+        assert_eq!((reply, descriptors.len()), (Reply::Attached, 2));
+    }
+
+    #[test]
+    fn descriptors_that_nobody_asked_for_are_closed() {
+        let (a, b) = pair();
+        let before = open_descriptors();
+        for allowed in [0, 1] {
+            a.send(&Request::Status, &[a.as_fd(), b.as_fd()]).unwrap();
+            let error = b.receive::<Request>(allowed).unwrap_err();
+            assert!(matches!(error, SocketError::Wire(WireError::TooLong)), "{error:?}");
+        }
+        assert_eq!(open_descriptors(), before);
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_no_message() {
+        let (a, b) = pair();
+        a.send_bytes(&vec![1; FRAME_BYTES + 1], &[]).unwrap();
+        let error = b.receive::<Request>(0).unwrap_err();
+        assert!(matches!(error, SocketError::Wire(WireError::TooLong)), "{error:?}");
+    }
+
+    #[test]
+    fn a_closed_connection_is_told_from_a_silent_one() {
+        let (a, b) = pair();
+        b.set_timeout(Some(Duration::from_millis(1))).unwrap();
+        assert!(matches!(b.receive::<Reply>(0), Err(SocketError::Waiting)));
+        drop(a);
+        assert!(matches!(b.receive::<Reply>(0), Err(SocketError::Closed)));
+        assert!(matches!(b.send(&Request::Status, &[]), Err(SocketError::Closed)));
+    }
+}

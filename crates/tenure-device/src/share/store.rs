@@ -1,0 +1,142 @@
+//! The physical memory of a daemon.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use tenure_alloc::ChunkId;
+
+use super::wire::DESCRIPTORS;
+use super::{LeaseId, Refusal, ShareError};
+use crate::{CallError, Driver, ErrorKind, ProcessMemory};
+
+/// Chunks of one device. Dropped, it gives all of them back; whoever maps one keeps its memory.
+pub(super) struct Store {
+    driver: Arc<dyn Driver>,
+    pool: Vec<PoolChunk>,
+    leased: BTreeMap<LeaseId, ChunkId>,
+    /// What the driver refused to take back.
+    unreleased: Vec<ChunkId>,
+}
+
+/// A chunk of the pool, exported once for everybody.
+struct PoolChunk {
+    chunk: ChunkId,
+    bytes: u64,
+    descriptor: OwnedFd,
+}
+
+impl Store {
+    /// Takes a pool of chunks of these sizes.
+    pub(super) fn new(driver: Arc<dyn Driver>, pool: &[u64]) -> Result<Self, ShareError> {
+        check(pool, driver.granularity())?;
+        let mut store = Self { driver, pool: Vec::new(), leased: BTreeMap::new(), unreleased: Vec::new() };
+        for &bytes in pool {
+            let (chunk, descriptor) = store.exported(bytes)?;
+            store.pool.push(PoolChunk { chunk, bytes, descriptor });
+        }
+        Ok(store)
+    }
+
+    /// Sizes of the pool's chunks.
+    pub(super) fn pool(&self) -> Vec<u64> {
+        self.pool.iter().map(|chunk| chunk.bytes).collect()
+    }
+
+    pub(super) fn pool_bytes(&self) -> u64 {
+        self.pool.iter().map(|chunk| chunk.bytes).sum()
+    }
+
+    pub(super) fn pool_descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.pool.iter().map(|chunk| chunk.descriptor.as_fd()).collect()
+    }
+
+    /// Whether `offset` and `bytes` are a range of whole granules of the pool.
+    pub(super) fn is_range(&self, offset: u64, bytes: u64) -> bool {
+        let granularity = self.driver.granularity();
+        let aligned = offset.is_multiple_of(granularity) && bytes.is_multiple_of(granularity);
+        aligned && bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= self.pool_bytes())
+    }
+
+    /// A new chunk, and a descriptor of it. The caller hands the chunk to [`lease`](Self::lease) or to
+    /// [`give_back`](Self::give_back).
+    pub(super) fn create(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), Refusal> {
+        self.exported(bytes).map_err(|error| match error.kind {
+            ErrorKind::OutOfMemory { requested, free } => Refusal::Full { requested, available: free },
+            _ => Refusal::Driver(error.to_string()),
+        })
+    }
+
+    pub(super) fn lease(&mut self, lease: LeaseId, chunk: ChunkId) {
+        self.leased.insert(lease, chunk);
+    }
+
+    /// Gives back the chunk of a lease that has ended. It is never leased again.
+    pub(super) fn end_lease(&mut self, lease: LeaseId) {
+        if let Some(chunk) = self.leased.remove(&lease) {
+            self.give_back(chunk);
+        }
+    }
+
+    /// Gives a chunk back, or keeps it in mind if the driver refuses.
+    pub(super) fn give_back(&mut self, chunk: ChunkId) {
+        if self.driver.release(chunk).is_err() {
+            self.unreleased.push(chunk);
+        }
+    }
+
+    /// Asks the driver again to take what it refused.
+    pub(super) fn retry_releases(&mut self) {
+        for chunk in std::mem::take(&mut self.unreleased) {
+            self.give_back(chunk);
+        }
+    }
+
+    pub(super) fn unreleased(&self) -> usize {
+        self.unreleased.len()
+    }
+
+    /// The processes that the driver lists.
+    pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
+        self.driver.processes()
+    }
+
+    /// The device's name.
+    pub(super) fn device(&self) -> String {
+        self.driver.device().to_string()
+    }
+
+    fn exported(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), CallError> {
+        let chunk = self.driver.create(bytes)?;
+        match self.driver.export(chunk) {
+            Ok(descriptor) => Ok((chunk, descriptor)),
+            Err(error) => {
+                self.give_back(chunk);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let pool = self.pool.drain(..).map(|chunk| chunk.chunk);
+        let chunks: Vec<_> = pool.chain(std::mem::take(&mut self.leased).into_values()).collect();
+        chunks.into_iter().for_each(|chunk| self.give_back(chunk));
+        self.retry_releases();
+    }
+}
+
+fn check(pool: &[u64], granularity: u64) -> Result<(), ShareError> {
+    let invalid = |value, expected| Err(ShareError::InvalidSetting { setting: "pool", value, expected });
+    if pool.len() > DESCRIPTORS {
+        return invalid(format!("{} chunks", pool.len()), format!("at most {DESCRIPTORS} chunks: use larger ones"));
+    }
+    if let Some(bytes) = pool.iter().find(|&&bytes| bytes == 0 || !bytes.is_multiple_of(granularity)) {
+        return invalid(format!("a chunk of {bytes} bytes"), format!("multiples of {granularity} bytes"));
+    }
+    if pool.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes)).is_none() {
+        return invalid("more than 2^64 bytes".into(), "less than the device has".into());
+    }
+    Ok(())
+}

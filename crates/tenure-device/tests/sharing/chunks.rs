@@ -1,0 +1,132 @@
+//! Chunks leased one by one, under an allocator.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tenure_alloc::{AllocError, Backing, BackingError, CachingAllocator, Request, Resource};
+use tenure_core::StreamId;
+use tenure_device::Call;
+use tenure_device::share::{DaemonConfig, LeaseKind, LeasedBacking};
+use tenure_device::sim::SimDriver;
+
+use crate::common::{Daemon, GRANULE, eventually, fill, paged, quick, sim, sum};
+use crate::process::Process;
+
+fn backing(daemon: &Daemon, wait: Duration) -> (Arc<LeasedBacking>, Arc<SimDriver>) {
+    let driver = sim();
+    (Arc::new(LeasedBacking::new(daemon.client(), Arc::<SimDriver>::clone(&driver), wait)), driver)
+}
+
+fn limited(granules: u64) -> Daemon {
+    Daemon::new(DaemonConfig { chunk_limit_bytes: Some(granules * GRANULE), ..quick() })
+}
+
+#[test]
+fn an_allocator_draws_its_pages_from_the_daemon() {
+    let daemon = Daemon::with_pool(&[]);
+    let (backing, driver) = backing(&daemon, Duration::ZERO);
+    let allocator = paged(backing);
+    let block = allocator.allocate(Request::new(3 * GRANULE, StreamId::NULL)).unwrap();
+    fill(&*driver, block.address, 3 * GRANULE, 7);
+    sum(&*driver, block.address, 3 * GRANULE);
+    let status = daemon.status();
+    assert_eq!(status.holdings[0].kind, LeaseKind::Chunk);
+    assert!(status.chunk_bytes >= 3 * GRANULE);
+    assert_eq!(status.chunk_bytes, daemon.driver.counters().created_bytes);
+    assert_eq!(driver.counters().create, 0);
+    allocator.free(block.address).unwrap();
+    allocator.release_cached().unwrap();
+    assert_eq!((daemon.status().holdings, daemon.status().chunk_bytes), (vec![], 0));
+    assert_eq!(daemon.driver.counters().release, daemon.driver.counters().create);
+}
+
+#[test]
+fn nobody_gets_a_chunk_that_another_had() {
+    let daemon = limited(1);
+    let ((first, here), (second, there)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::ZERO));
+    let map = |backing: &LeasedBacking, chunk| {
+        let address = backing.reserve(GRANULE).unwrap();
+        backing.map(address, chunk).unwrap();
+        backing.set_access(address, GRANULE).unwrap();
+        address
+    };
+    let chunk = first.create(GRANULE).unwrap();
+    let address = map(&first, chunk);
+    fill(&*here, address, GRANULE, 3);
+    let before = sum(&*here, address, GRANULE);
+    first.unmap(address, GRANULE).unwrap();
+    first.release(chunk).unwrap();
+    let address = map(&second, second.create(GRANULE).unwrap());
+    assert_ne!(sum(&*there, address, GRANULE), before);
+    assert_eq!((daemon.driver.calls(Some(Call::Create)), daemon.driver.calls(Some(Call::Release))), (2, 1));
+}
+
+#[test]
+fn the_limit_holds_for_all_together() {
+    let daemon = limited(3);
+    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::ZERO));
+    let chunk = first.create(2 * GRANULE).unwrap();
+    let error = second.create(2 * GRANULE).unwrap_err();
+    let BackingError::OutOfMemory { requested, free, .. } = error else { panic!("{error}") };
+    assert_eq!((requested, free), (2 * GRANULE, GRANULE));
+    first.release(chunk).unwrap();
+    second.create(3 * GRANULE).unwrap();
+}
+
+#[test]
+fn an_allocator_says_out_of_memory_when_the_daemon_is() {
+    let daemon = limited(4);
+    let (backing, _driver) = backing(&daemon, Duration::ZERO);
+    let allocator = paged(backing);
+    let block = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
+    let error = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    allocator.free(block.address).unwrap();
+    allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
+}
+
+#[test]
+fn a_request_that_waits_is_served_when_memory_comes_back() {
+    let daemon = limited(2);
+    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::from_secs(20)));
+    let chunk = first.create(2 * GRANULE).unwrap();
+    let asked = Instant::now();
+    let waiting = std::thread::spawn(move || second.create(GRANULE).map(drop));
+    std::thread::sleep(Duration::from_millis(50));
+    first.release(chunk).unwrap();
+    waiting.join().unwrap().unwrap();
+    assert!(asked.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn a_request_that_waits_in_vain_is_refused_in_time() {
+    let daemon = limited(1);
+    let (backing, _driver) = backing(&daemon, Duration::from_millis(50));
+    let asked = Instant::now();
+    assert!(matches!(backing.create(2 * GRANULE), Err(BackingError::OutOfMemory { .. })));
+    assert!((Duration::from_millis(50)..Duration::from_secs(5)).contains(&asked.elapsed()));
+    backing.create(GRANULE).unwrap();
+}
+
+#[test]
+fn others_are_asked_for_what_they_can_spare() {
+    let daemon = limited(8);
+    let mut hoarder = Process::start(&format!("hoard {} {}", daemon.daemon.socket().display(), 8 * GRANULE));
+    assert_eq!(hoarder.hear(), "hoarding");
+    assert_eq!(daemon.status().chunk_bytes, 8 * GRANULE);
+    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
+    backing.create(3 * GRANULE).unwrap();
+    assert_eq!(hoarder.hear(), format!("gave back {}", 3 * GRANULE));
+    assert_eq!(daemon.status().chunk_bytes, 3 * GRANULE);
+    hoarder.finish();
+}
+
+#[test]
+fn a_recall_ends_with_its_guard() {
+    let daemon = limited(1);
+    let client = daemon.client();
+    let recalls = client.on_recall(|_| panic!("recalled")).unwrap();
+    assert_eq!(daemon.status().connections, 3);
+    drop(recalls);
+    eventually("its connection is closed", || daemon.status().connections == 2);
+}

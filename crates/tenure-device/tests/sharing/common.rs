@@ -1,0 +1,160 @@
+//! Devices, daemons and clients to test with.
+
+use std::fs::File;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use tempfile::TempDir;
+use tenure_alloc::{Address, Backing, PagedAllocator, paged};
+use tenure_core::StreamId;
+use tenure_device::share::wire::{self, FRAME_BYTES, Reply, Request};
+use tenure_device::share::{Client, DaemonConfig, MemoryDaemon, SharedPool, Status};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::{Driver, Platform, cuda};
+
+/// The granularity of every device here.
+pub(crate) const GRANULE: u64 = 2 << 20;
+
+/// How long something may take that has no other limit.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A simulated H200.
+pub(crate) fn sim() -> Arc<SimDriver> {
+    Arc::new(SimDriver::new(SimConfig::default()))
+}
+
+pub(crate) fn is_cuda() -> bool {
+    std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda")
+}
+
+/// The device as this process sees it.
+pub(crate) fn driver() -> Arc<dyn Driver> {
+    if is_cuda() { cuda::platform().driver(0).unwrap() } else { sim() }
+}
+
+/// Keeps other tests away from a real device for as long as this process lives.
+pub(crate) fn alone() {
+    static LOCK: OnceLock<File> = OnceLock::new();
+    if is_cuda() {
+        LOCK.get_or_init(|| {
+            let file = File::create(std::env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
+            file.lock().unwrap();
+            file
+        });
+    }
+}
+
+/// A folder with a socket's path in it.
+pub(crate) fn socket() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory.sock");
+    (folder, path)
+}
+
+/// A daemon of its own device, with a pool of chunks of so many granules.
+pub(crate) struct Daemon {
+    pub(crate) driver: Arc<SimDriver>,
+    pub(crate) daemon: MemoryDaemon,
+    _folder: TempDir,
+}
+
+impl Daemon {
+    pub(crate) fn with_pool(granules: &[u64]) -> Self {
+        Self::new(DaemonConfig { pool: granules.iter().map(|count| count * GRANULE).collect(), ..quick() })
+    }
+
+    /// `config`'s socket is not used.
+    pub(crate) fn new(config: DaemonConfig) -> Self {
+        let (driver, (folder, socket)) = (sim(), socket());
+        let daemon = MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), DaemonConfig { socket, ..config }).unwrap();
+        Self { driver, daemon, _folder: folder }
+    }
+
+    pub(crate) fn client(&self) -> Arc<Client> {
+        Arc::new(Client::connect(self.daemon.socket()).unwrap())
+    }
+
+    /// The pool as a process with a device of its own sees it.
+    pub(crate) fn attach(&self) -> (Arc<SharedPool>, Arc<SimDriver>) {
+        let driver = sim();
+        (SharedPool::attach(self.client(), Arc::<SimDriver>::clone(&driver)).unwrap(), driver)
+    }
+
+    pub(crate) fn raw(&self) -> Raw {
+        Raw::connect(self.daemon.socket())
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        self.client().status().unwrap()
+    }
+}
+
+/// An allocator on chunks of one granule.
+pub(crate) fn paged(backing: Arc<dyn Backing>) -> PagedAllocator {
+    let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
+    PagedAllocator::new(backing, config).unwrap()
+}
+
+/// A daemon that does not wait long.
+pub(crate) fn quick() -> DaemonConfig {
+    DaemonConfig { grace: Duration::from_millis(100), ..DaemonConfig::default() }
+}
+
+/// A client that says what it likes.
+pub(crate) struct Raw(pub(crate) OwnedFd);
+
+impl Raw {
+    pub(crate) fn connect(path: &Path) -> Self {
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let raw = Self(socket);
+        assert!(matches!(raw.receive(), Some(Reply::Welcome(_))));
+        raw
+    }
+
+    pub(crate) fn ask(&self, request: &Request) -> Option<Reply> {
+        self.send(&wire::encode(request).unwrap());
+        self.receive()
+    }
+
+    pub(crate) fn send(&self, frame: &[u8]) {
+        net::send(&self.0, frame, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    /// `None`: the daemon has closed the connection.
+    pub(crate) fn receive(&self) -> Option<Reply> {
+        let mut frame = [MaybeUninit::uninit(); FRAME_BYTES];
+        let received = net::recv(&self.0, &mut frame[..], RecvFlags::empty());
+        match received {
+            Ok(((frame, _), _)) if !frame.is_empty() => Some(wire::decode(frame).unwrap()),
+            _ => None,
+        }
+    }
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Fills a range with bytes that depend on `seed`, and waits until they are there.
+pub(crate) fn fill(driver: &dyn Driver, address: Address, bytes: u64, seed: u64) {
+    let pattern: Vec<u8> = (0..bytes).map(|index| (index.wrapping_mul(2 * seed + 1) >> 3) as u8).collect();
+    driver.copy_to_device(address, &pattern, StreamId::NULL).unwrap();
+}
+
+/// The sum of the 64-bit words of a range.
+pub(crate) fn sum(driver: &dyn Driver, address: Address, bytes: u64) -> u64 {
+    let mut copy = vec![0; bytes as usize];
+    driver.copy_from_device(&mut copy, address, StreamId::NULL).unwrap();
+    let words = copy.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+    words.fold(0, |sum: u64, word| sum.rotate_left(1).wrapping_add(word))
+}

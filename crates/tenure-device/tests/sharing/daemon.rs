@@ -1,0 +1,176 @@
+//! Whom a daemon serves, and what it makes of those who misbehave.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, encode};
+use tenure_device::share::{Client, DaemonConfig, LeaseState, MemoryDaemon, Refusal, ShareError};
+use tenure_device::sim::SimDriver;
+use tenure_device::{Access, Driver};
+
+use crate::common::{Daemon, GRANULE, Raw, eventually, quick, sim, socket};
+
+#[test]
+fn a_client_is_told_what_is_offered() {
+    let daemon = Daemon::with_pool(&[1, 3]);
+    let client = daemon.client();
+    assert_eq!((&*client.terms().device, &client.terms().pool), ("cuda:0", &vec![GRANULE, 3 * GRANULE]));
+    let status = client.status().unwrap();
+    assert_eq!((status.pid, status.connections), (std::process::id(), 1));
+    assert_eq!((status.holdings, status.chunk_bytes, status.unreleased), (vec![], 0, 0));
+}
+
+#[test]
+fn without_a_daemon_the_error_says_how_to_start_one() {
+    let (_folder, path) = socket();
+    let error = Client::connect(&path).err().unwrap();
+    assert!(matches!(error, ShareError::NoDaemon { .. }));
+    assert!(error.to_string().contains(&format!("tenure memory daemon --socket {}", path.display())));
+}
+
+#[test]
+fn a_second_daemon_takes_no_memory() {
+    let daemon = Daemon::with_pool(&[1]);
+    let driver = sim();
+    let config = DaemonConfig { socket: daemon.daemon.socket().into(), pool: vec![GRANULE], ..quick() };
+    let error = MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), config).err().unwrap();
+    assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
+    assert_eq!(driver.counters().create, 0);
+}
+
+#[test]
+fn a_daemon_that_stops_gives_its_memory_back() {
+    let daemon = Daemon::with_pool(&[1, 2]);
+    let (driver, path) = (Arc::clone(&daemon.driver), daemon.daemon.socket().to_owned());
+    let (client, free) = (daemon.client(), driver.memory_info().unwrap().free);
+    daemon.daemon.stop();
+    assert_eq!(driver.memory_info().unwrap().free, free + 3 * GRANULE);
+    assert!(!path.exists());
+    assert!(matches!(client.status(), Err(ShareError::DaemonGone { .. })));
+}
+
+#[test]
+fn a_pool_that_can_not_be_is_an_error_before_anything_is_taken() {
+    for pool in [vec![GRANULE, 0], vec![GRANULE / 2], vec![GRANULE; 65], vec![u64::MAX - GRANULE + 1; 2]] {
+        let ((_folder, socket), driver) = (socket(), sim());
+        let config = DaemonConfig { socket: socket.clone(), pool, ..quick() };
+        let error = MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), config).err().unwrap();
+        assert!(matches!(error, ShareError::InvalidSetting { setting: "pool", .. }), "{error}");
+        assert_eq!(driver.counters().create, 0);
+        assert!(!socket.exists());
+    }
+}
+
+#[test]
+fn another_user_is_refused_and_told_why() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root can serve another user");
+        return;
+    }
+    let daemon = Daemon::new(DaemonConfig { uid: 65534, ..quick() });
+    let error = Client::connect(daemon.daemon.socket()).err().unwrap();
+    assert!(matches!(error, ShareError::Refused(Refusal::ForeignUser { uid: 0, allowed: 65534 })), "{error}");
+    let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(daemon.daemon.socket()).unwrap());
+    assert_eq!(owner, 65534);
+}
+
+#[test]
+fn there_are_no_more_clients_than_are_allowed() {
+    let daemon = Daemon::new(DaemonConfig { clients: 2, ..quick() });
+    let (_first, second) = (daemon.client(), daemon.client());
+    let error = Client::connect(daemon.daemon.socket()).err().unwrap();
+    assert!(matches!(error, ShareError::Refused(Refusal::TooManyClients { limit: 2 })), "{error}");
+    drop(second);
+    eventually("its place is free", || Client::connect(daemon.daemon.socket()).is_ok());
+}
+
+#[test]
+fn what_is_no_message_ends_its_connection_and_no_other() {
+    let daemon = Daemon::with_pool(&[1]);
+    let other = daemon.client();
+    let wrong_version = [[9, 9], [0, 0]].concat();
+    let frames = [vec![1], vec![1, 0, 200], wrong_version, vec![1; FRAME_BYTES + 1]];
+    for frame in frames {
+        let hostile = daemon.raw();
+        hostile.send(&frame);
+        let reply = hostile.receive();
+        assert!(matches!(reply, Some(Reply::Refused(Refusal::Unreadable { .. }))), "{reply:?}");
+        assert_eq!(hostile.receive(), None);
+        other.status().unwrap();
+    }
+}
+
+#[test]
+fn descriptors_are_not_taken() {
+    let daemon = Daemon::with_pool(&[1]);
+    let hostile = daemon.raw();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [hostile.0.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let frame = encode(&Request::Status).unwrap();
+    sendmsg(&hostile.0, &[std::io::IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+    assert!(matches!(hostile.receive(), Some(Reply::Refused(Refusal::Unreadable { .. }))));
+}
+
+#[test]
+fn who_takes_no_answers_makes_nobody_wait() {
+    let daemon = Daemon::with_pool(&[1]);
+    let deaf = daemon.raw();
+    let asking = thread::spawn(move || {
+        let frame = encode(&Request::Status).unwrap();
+        // It ends when the daemon has dropped the connection.
+        while rustix::net::send(&deaf.0, &frame, SendFlags::NOSIGNAL).is_ok() {}
+    });
+    let other = daemon.client();
+    let start = Instant::now();
+    for _ in 0..100 {
+        other.status().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    asking.join().unwrap();
+}
+
+#[test]
+fn leases_of_a_closed_connection_stay_while_its_process_runs() {
+    let daemon = Daemon::with_pool(&[4]);
+    let raw = daemon.raw();
+    let lease = raw.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite });
+    assert!(matches!(lease, Some(Reply::Leased(_))));
+    assert_eq!(daemon.status().holdings[0].state, LeaseState::Held);
+    drop(raw);
+    eventually("it is noticed", || daemon.status().holdings[0].state == LeaseState::Orphaned);
+    thread::sleep(3 * quick().grace);
+    assert_eq!(daemon.status().holdings[0].bytes, GRANULE);
+    let (pool, _driver) = daemon.attach();
+    let error = pool.lease(0, GRANULE, Access::Read).err().unwrap();
+    assert!(error.to_string().contains(&format!("process {} for writing", std::process::id())), "{error}");
+}
+
+#[test]
+fn nobody_gives_back_what_another_holds() {
+    let daemon = Daemon::with_pool(&[4]);
+    let (holder, other) = (daemon.raw(), daemon.raw());
+    let Some(Reply::Leased(lease)) =
+        holder.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite })
+    else {
+        panic!("no lease")
+    };
+    let refused = Some(Reply::Refused(Refusal::UnknownLease(lease)));
+    assert_eq!(other.ask(&Request::Release(lease)), refused);
+    assert_eq!(holder.ask(&Request::Release(lease)), Some(Reply::Done));
+    assert_eq!(holder.ask(&Request::Release(lease)), refused);
+}
+
+#[test]
+fn who_asks_again_before_it_has_its_answer_is_dropped() {
+    let daemon = Daemon::new(DaemonConfig { chunk_limit_bytes: Some(GRANULE), ..quick() });
+    let hasty: Raw = daemon.raw();
+    hasty.send(&encode(&Request::LeaseChunk { bytes: 2 * GRANULE, wait_ms: 60_000 }).unwrap());
+    hasty.send(&encode(&Request::Status).unwrap());
+    assert_eq!(hasty.receive(), None);
+    eventually("nothing waits", || daemon.status().connections == 1);
+}

@@ -1,0 +1,207 @@
+//! Real processes that share a pool of 16 GiB, and are killed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_alloc::Backing;
+use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, MemoryDaemon, ShareError, SharedPool};
+use tenure_device::sim::SimDriver;
+use tenure_device::{Access, Driver, ProcessMemory};
+
+use crate::common::{GRANULE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
+use crate::process::{Process, tell};
+use crate::roles::SHARE;
+
+const CHUNK: u64 = 8 << 30;
+
+/// How many workers are started and killed, if the environment does not say.
+const ROUNDS: u32 = 100;
+
+/// How many of them at once.
+const AT_ONCE: u64 = 4;
+
+fn serve(driver: Arc<dyn Driver>, socket: &Path) -> MemoryDaemon {
+    MemoryDaemon::start(driver, DaemonConfig { socket: socket.into(), pool: vec![CHUNK; 2], ..quick() }).unwrap()
+}
+
+#[test]
+fn two_workers_map_the_pool() {
+    alone();
+    let (_folder, socket) = socket();
+    let _daemon = serve(driver(), &socket);
+    let mut workers = [(); 2].map(|()| Process::start(&format!("attach {}", socket.display())));
+    for worker in &mut workers {
+        let said = worker.hear();
+        let (bytes, us) = said.split_once(' ').unwrap();
+        assert_eq!(bytes, (2 * CHUNK).to_string());
+        eprintln!("{bytes} bytes mapped in {us} µs");
+    }
+    workers.into_iter().for_each(Process::finish);
+}
+
+#[test]
+fn a_write_through_a_mapping_for_reading_is_refused() {
+    alone();
+    let (_folder, socket) = socket();
+    let driver = driver();
+    let _daemon = serve(Arc::clone(&driver), &socket);
+    let pool = SharedPool::attach(Arc::new(Client::connect(&socket).unwrap()), Arc::clone(&driver)).unwrap();
+    let lease = pool.lease(GRANULE, GRANULE, Access::ReadWrite).unwrap();
+    fill(&*driver, lease.address(), GRANULE, 1);
+    let before = sum(&*driver, pool.address(), 2 * GRANULE);
+    let mut worker = Process::start(&format!("trespass {}", socket.display()));
+    assert_ne!(worker.hear(), "written");
+    worker.kill();
+    assert_eq!(sum(&*driver, pool.address(), 2 * GRANULE), before);
+}
+
+#[test]
+fn a_worker_killed_in_mid_copy_loses_its_lease_and_nobody_else_anything() {
+    alone();
+    let (_folder, socket) = socket();
+    let _daemon = serve(driver(), &socket);
+    let client = Client::connect(&socket).unwrap();
+    let mut other = Process::start(&format!("sum {} 1", socket.display()));
+    let before = other.hear();
+    let mut victim = Process::start(&format!("copy {} 0", socket.display()));
+    assert_eq!(victim.hear(), "copying");
+    let pid = victim.id();
+    let holds = |pid| client.status().unwrap().holdings.iter().filter(|holding| holding.pid == Some(pid)).count();
+    assert_eq!(holds(pid), 2, "a range of the pool and a chunk");
+    victim.kill();
+    eventually("its leases come back", || holds(pid) == 0);
+    assert_eq!(holds(other.id()), 1);
+    other.say("again");
+    assert_eq!(other.hear(), before);
+    let mut heir = Process::start(&format!("sum {} 0", socket.display()));
+    heir.hear();
+    other.say("again");
+    assert_eq!(other.hear(), before);
+    heir.finish();
+    other.finish();
+    eventually("all is given back", || client.status().unwrap().holdings.is_empty());
+}
+
+#[test]
+fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
+    let (_folder, socket) = socket();
+    let driver = sim();
+    let _daemon = serve(Arc::<SimDriver>::clone(&driver), &socket);
+    let client = Client::connect(&socket).unwrap();
+    let mut victim = Process::start(&format!("copy {} 0", socket.display()));
+    assert_eq!(victim.hear(), "copying");
+    let process = |pid| ProcessMemory { pid, bytes: None };
+    driver.set_processes(Some(vec![process(std::process::id()), process(victim.id())]));
+    victim.kill();
+    eventually("its chunk comes back", || client.status().unwrap().chunk_bytes == 0);
+    std::thread::sleep(2 * quick().grace);
+    let [left] = client.status().unwrap().holdings[..] else { panic!("its range is left") };
+    assert_eq!((left.state, left.bytes), (LeaseState::Orphaned, SHARE));
+    driver.set_processes(Some(vec![process(std::process::id())]));
+    eventually("its range comes back", || client.status().unwrap().holdings.is_empty());
+}
+
+#[test]
+fn memory_outlives_a_killed_daemon() {
+    alone();
+    let (_folder, socket) = socket();
+    let mut daemon = Process::start(&format!("daemon {} {CHUNK}", socket.display()));
+    assert_eq!(daemon.hear(), "serving");
+    let driver = driver();
+    let client = Arc::new(Client::connect(&socket).unwrap());
+    let pool = SharedPool::attach(Arc::clone(&client), Arc::clone(&driver)).unwrap();
+    let lease = pool.lease(CHUNK - SHARE, 2 * SHARE, Access::ReadWrite).unwrap();
+    fill(&*driver, lease.address(), 2 * SHARE, 1);
+    let backing = LeasedBacking::new(Arc::clone(&client), Arc::clone(&driver), Duration::ZERO);
+    let chunk = backing.create(GRANULE).unwrap();
+    let before = sum(&*driver, lease.address(), 2 * SHARE);
+    daemon.kill();
+
+    assert_eq!(sum(&*driver, lease.address(), 2 * SHARE), before);
+    let address = backing.reserve(GRANULE).unwrap();
+    backing.map(address, chunk).unwrap();
+    backing.set_access(address, GRANULE).unwrap();
+    fill(&*driver, address, GRANULE, 2);
+    assert!(matches!(client.status(), Err(ShareError::DaemonGone { .. })));
+    let error = backing.create(GRANULE).unwrap_err().to_string();
+    assert!(error.contains("is gone") && error.contains("connect anew"), "{error}");
+    driver.synchronize().unwrap();
+    backing.unmap(address, GRANULE).unwrap();
+    backing.release(chunk).unwrap();
+    assert!(matches!(lease.release(), Err(ShareError::DaemonGone { .. })));
+
+    let mut daemon = Process::start(&format!("daemon {} {CHUNK}", socket.display()));
+    assert_eq!(daemon.hear(), "serving");
+    assert_eq!(sum(&*driver, pool.address() + CHUNK - SHARE, 2 * SHARE), before);
+    assert_eq!(Client::connect(&socket).unwrap().status().unwrap().holdings, []);
+    daemon.finish();
+}
+
+/// In a process of its own, so that nothing else opens descriptors or starts threads in it.
+#[test]
+fn starts_and_kills_leak_nothing() {
+    alone();
+    let rounds = std::env::var("TENURE_SHARING_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
+    let mut supervisor = Process::start(&format!("supervise {rounds}"));
+    eprintln!("{rounds} starts and kills: {}", supervisor.hear());
+    supervisor.finish();
+}
+
+/// Starts and kills `rounds` workers, a few at once, half of them wherever they may be.
+pub(crate) fn supervise(rounds: u32) {
+    let (_folder, socket) = socket();
+    let driver = driver();
+    let daemon = serve(Arc::clone(&driver), &socket);
+    let client = Client::connect(&socket).unwrap();
+    client.status().unwrap();
+    let before = Footprint::now(&*driver);
+    let mut started = 0;
+    for batch in 0.. {
+        let count = AT_ONCE.min(u64::from(rounds - started));
+        if count == 0 {
+            break;
+        }
+        let mut workers: Vec<_> =
+            (0..count).map(|index| Process::start(&format!("copy {} {index}", socket.display()))).collect();
+        if batch % 2 == 0 {
+            workers.iter_mut().for_each(|worker| assert_eq!(worker.hear(), "copying"));
+        } else {
+            std::thread::sleep(Duration::from_millis(batch * 7 % if is_cuda() { 600 } else { 30 }));
+        }
+        workers.into_iter().for_each(Process::kill);
+        started += count as u32;
+        eventually("their leases come back", || client.status().unwrap().holdings.is_empty());
+    }
+    assert_eq!(client.status().unwrap().chunk_bytes, 0);
+    // A context goes a little after its process.
+    eventually("everything is as before", || Footprint::now(&*driver).is_like(&before));
+    tell(format!("before {before:?}, after {:?}", Footprint::now(&*driver)));
+    drop(daemon);
+}
+
+/// What this process and its device hold.
+#[derive(Debug)]
+struct Footprint {
+    free_bytes: u64,
+    descriptors: usize,
+    threads: usize,
+}
+
+impl Footprint {
+    fn now(driver: &dyn Driver) -> Self {
+        let count = |folder| std::fs::read_dir(folder).unwrap().count();
+        Self {
+            free_bytes: driver.memory_info().unwrap().free,
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+        }
+    }
+
+    fn is_like(&self, before: &Self) -> bool {
+        // The driver of a real device keeps a little for itself.
+        let tolerance = if is_cuda() { 16 << 20 } else { 0 };
+        self.free_bytes + tolerance >= before.free_bytes
+            && (self.descriptors, self.threads) == (before.descriptors, before.threads)
+    }
+}

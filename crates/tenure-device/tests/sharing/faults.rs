@@ -1,0 +1,130 @@
+//! Every driver call of every step fails in turn: the step leaves nothing behind, and succeeds the next time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_alloc::{AllocError, CachingAllocator, Request, Resource};
+use tenure_core::StreamId;
+use tenure_device::share::{DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
+use tenure_device::sim::{Failure, SimDriver};
+use tenure_device::{Access, Call, Driver};
+
+use crate::common::{Daemon, GRANULE, eventually, paged, quick, sim, socket};
+
+/// Does `step` with its first call failing, then its second, and so on, until it succeeds. Returns how many failed.
+fn until_it_succeeds<T, E>(
+    driver: &SimDriver,
+    mut step: impl FnMut() -> Result<T, E>,
+    mut failed: impl FnMut(),
+) -> u64 {
+    for n in 1.. {
+        driver.inject(Failure::of_any(n));
+        let result = step();
+        driver.clear_failures();
+        match result {
+            Ok(_) => return n - 1,
+            Err(_) => failed(),
+        }
+    }
+    unreachable!("a step has an end")
+}
+
+#[test]
+fn a_daemon_that_can_not_start_leaves_nothing_behind() {
+    let ((_folder, socket), driver) = (socket(), sim());
+    let total = driver.memory_info().unwrap().free;
+    let config = DaemonConfig { socket: socket.clone(), pool: vec![GRANULE; 3], ..quick() };
+    let start = || MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), config.clone());
+    let failed = || {
+        assert_eq!(driver.memory_info().unwrap().free, total);
+        assert!(!socket.exists());
+    };
+    assert_eq!(until_it_succeeds(&driver, start, failed), 6, "three chunks made and exported");
+}
+
+#[test]
+fn a_pool_that_can_not_be_attached_is_let_go() {
+    let daemon = Daemon::with_pool(&[1, 2]);
+    let driver = sim();
+    let attach = || SharedPool::attach(daemon.client(), Arc::<SimDriver>::clone(&driver));
+    let failures = until_it_succeeds(&driver, attach, || {});
+    assert_eq!(failures, 6, "a reservation, two imports and maps, and access");
+    let owner = Arc::clone(&daemon.driver);
+    let free = owner.memory_info().unwrap().free;
+    drop(daemon);
+    assert_eq!(owner.memory_info().unwrap().free, free + 3 * GRANULE, "an import was left");
+}
+
+#[test]
+fn a_lease_that_can_not_be_written_is_given_back() {
+    let daemon = Daemon::with_pool(&[1, 1]);
+    let (pool, driver) = daemon.attach();
+    let lease = || pool.lease(0, 2 * GRANULE, Access::ReadWrite);
+    let failures = until_it_succeeds(&driver, lease, || assert_eq!(daemon.status().holdings, []));
+    assert_eq!(failures, 2, "access to two chunks");
+}
+
+#[test]
+fn a_chunk_that_can_not_be_had_is_nobody_s() {
+    let daemon = Daemon::with_pool(&[]);
+    let (owner, driver) = (Arc::clone(&daemon.driver), sim());
+    let total = owner.memory_info().unwrap().free;
+    let backing = Arc::new(LeasedBacking::new(daemon.client(), Arc::<SimDriver>::clone(&driver), Duration::ZERO));
+    let allocator = paged(backing);
+    let cycle = || -> Result<(), AllocError> {
+        let block = allocator.allocate(Request::new(3 * GRANULE, StreamId::NULL))?;
+        driver.memset(block.address, 1, 3 * GRANULE, StreamId::NULL).unwrap();
+        allocator.free(block.address)?;
+        allocator.release_cached()
+    };
+    let settled = || {
+        driver.clear_failures();
+        owner.clear_failures();
+        allocator.release_cached().unwrap();
+        eventually("all is given back", || {
+            let status = daemon.status();
+            (status.chunk_bytes, status.unreleased, owner.memory_info().unwrap().free) == (0, 0, total)
+        });
+    };
+    let ours = [Call::Import, Call::Map, Call::SetAccess, Call::Unmap, Call::Release].map(|call| (&driver, call));
+    let theirs = [Call::Create, Call::Export, Call::Release].map(|call| (&owner, call));
+    for (driver, call) in ours.into_iter().chain(theirs) {
+        for n in 1..=3 {
+            let calls = driver.calls(Some(call));
+            driver.inject(Failure::of(call, n));
+            // The allocator may find a way around it.
+            let _ = cycle();
+            assert!(n > 1 || driver.calls(Some(call)) > calls, "{call} failed");
+            settled();
+            cycle().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_the_driver_does_not_take_back_is_offered_again() {
+    let daemon = Daemon::with_pool(&[]);
+    let total = daemon.driver.memory_info().unwrap().free;
+    let driver = sim();
+    let backing = LeasedBacking::new(daemon.client(), driver, Duration::ZERO);
+    let chunk = tenure_alloc::Backing::create(&backing, GRANULE).unwrap();
+    daemon.driver.inject(Failure::of(Call::Release, 1).lasting());
+    tenure_alloc::Backing::release(&backing, chunk).unwrap();
+    assert_eq!((daemon.status().chunk_bytes, daemon.status().unreleased), (0, 1));
+    daemon.driver.clear_failures();
+    eventually("it is taken", || daemon.status().unreleased == 0);
+    assert_eq!(daemon.driver.memory_info().unwrap().free, total);
+}
+
+#[test]
+fn a_lost_context_keeps_its_leases() {
+    let daemon = Daemon::with_pool(&[2]);
+    let (pool, driver) = daemon.attach();
+    let lease = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    driver.memset(0x42, 1, 1, StreamId::NULL).unwrap_err();
+    assert!(driver.fault().is_some());
+    lease.release().unwrap_err();
+    drop(pool);
+    // Its connection is closed, and this process runs.
+    assert_eq!(daemon.status().holdings.len(), 1);
+}

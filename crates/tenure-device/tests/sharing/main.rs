@@ -1,0 +1,25 @@
+//! Memory shared between processes. [`deaths`] starts and kills real ones; the rest needs one process only, and drivers
+//! that can be made to fail.
+//!
+//! What starts processes runs on the simulated driver, or with `TENURE_TEST_DRIVER=cuda` on the first NVIDIA device.
+//! `TENURE_SHARING_ROUNDS` says how many workers are started and killed to look for leaks.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod cache;
+mod chunks;
+mod common;
+mod daemon;
+mod deaths;
+mod faults;
+mod pool;
+mod process;
+mod roles;
+mod wire;
+
+/// What other processes of these tests run. On its own it does nothing.
+#[test]
+fn worker() {
+    if let Ok(role) = std::env::var(process::ROLE) {
+        roles::play(&role);
+    }
+}

@@ -1,0 +1,80 @@
+//! Other processes: this test program again, in a role.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The environment variable that says what a process does.
+pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
+
+/// Stands before what a process says to its parent; the rest is the test harness's.
+const MARK: char = '@';
+
+/// A process in a role. Dropped, it is killed.
+pub(crate) struct Process {
+    child: Child,
+    /// Closed to let it end.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// Starts a role with its arguments, separated by spaces.
+    pub(crate) fn start(role: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["worker", "--exact", "--nocapture"])
+            .env(ROLE, role)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Self { child, input: Some(input), output }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next thing that it says.
+    pub(crate) fn hear(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the process ended before it said anything");
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(self) {}
+
+    /// Waits for it to end well, after what it said was heard.
+    pub(crate) fn finish(mut self) {
+        self.input = None;
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says something to the parent.
+pub(crate) fn tell(what: impl std::fmt::Display) {
+    println!("{MARK}{what}");
+}
+
+/// What the parent says next; `None` when it has closed the pipe.
+pub(crate) fn listen() -> Option<String> {
+    std::io::stdin().lines().next().map(Result::unwrap)
+}

@@ -1,0 +1,116 @@
+//! What other processes do.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tenure_alloc::{Backing, CachingAllocator, Request, Resource};
+use tenure_core::StreamId;
+use tenure_device::share::{Client, DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
+use tenure_device::{Access, Priority};
+
+use crate::common::{GRANULE, driver, fill, paged, quick, sum};
+use crate::deaths;
+use crate::process::{listen, tell};
+
+/// What one worker uses of the pool, in bytes.
+pub(crate) const SHARE: u64 = 4 * GRANULE;
+
+/// Plays `role`, until it is over or the parent is.
+pub(crate) fn play(role: &str) {
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[..] {
+        ["daemon", socket, chunk_bytes] => daemon(Path::new(socket), chunk_bytes.parse().unwrap()),
+        ["attach", socket] => attach(Path::new(socket)),
+        ["sum", socket, index] => sums(Path::new(socket), index.parse().unwrap()),
+        ["copy", socket, index] => copies(Path::new(socket), index.parse().unwrap()),
+        ["trespass", socket] => trespasses(Path::new(socket)),
+        ["hoard", socket, bytes] => hoards(Path::new(socket), bytes.parse().unwrap()),
+        ["supervise", rounds] => deaths::supervise(rounds.parse().unwrap()),
+        _ => panic!("no role: {role}"),
+    }
+}
+
+/// Serves a pool of two chunks.
+fn daemon(socket: &Path, chunk_bytes: u64) {
+    let config = DaemonConfig { socket: socket.into(), pool: vec![chunk_bytes; 2], ..quick() };
+    let _daemon = MemoryDaemon::start(driver(), config).unwrap();
+    tell("serving");
+    listen();
+}
+
+/// Maps the pool, says how many µs that took, and waits.
+fn attach(socket: &Path) {
+    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let start = Instant::now();
+    let pool = SharedPool::attach(client, driver).unwrap();
+    tell(format!("{} {}", pool.bytes(), start.elapsed().as_micros()));
+    listen();
+}
+
+/// Fills its part of the pool, and says its sum whenever it is asked.
+fn sums(socket: &Path, index: u64) {
+    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
+    let lease = pool.lease(index * SHARE, SHARE, Access::ReadWrite).unwrap();
+    fill(&*driver, lease.address(), SHARE, index);
+    tell(sum(&*driver, lease.address(), SHARE));
+    while listen().is_some() {
+        tell(sum(&*driver, lease.address(), SHARE));
+    }
+}
+
+/// Copies to its part of the pool, and to chunks of its own, until it is killed.
+fn copies(socket: &Path, index: u64) {
+    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let pool = SharedPool::attach(Arc::clone(&client), Arc::clone(&driver)).unwrap();
+    let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(client, Arc::clone(&driver), Duration::ZERO));
+    let allocator = paged(backing);
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let block = allocator.allocate(Request::new(SHARE, stream)).unwrap();
+    let lease = pool.lease(index * SHARE, SHARE, Access::ReadWrite).unwrap();
+    let source = vec![0xa5; SHARE as usize];
+    for round in 0u64.. {
+        // SAFETY: `source` is never written, and the process is killed before it is freed.
+        unsafe { driver.copy_to_device_async(lease.address(), source.as_ptr(), SHARE, stream).unwrap() };
+        driver.copy_on_device(block.address, lease.address(), SHARE, stream).unwrap();
+        if round == 0 {
+            tell("copying");
+        }
+        // A few are always under way.
+        if round.is_multiple_of(4) {
+            driver.synchronize_stream(stream).unwrap();
+        }
+    }
+}
+
+/// Writes to the pool without a lease to write, and says what comes of it.
+fn trespasses(socket: &Path) {
+    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
+    let before = sum(&*driver, pool.address(), GRANULE);
+    let lease = pool.lease(0, GRANULE, Access::Read).unwrap();
+    assert_eq!(sum(&*driver, lease.address(), GRANULE), before);
+    let written = driver.memset(lease.address(), 1, GRANULE, StreamId::NULL).and_then(|()| driver.synchronize());
+    tell(written.map_or_else(|error| format!("{}", error.kind.code()), |()| "written".into()));
+}
+
+/// Allocates and frees, which keeps memory cached, and gives it back when others are short of it.
+fn hoards(socket: &Path, bytes: u64) {
+    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(Arc::clone(&client), driver, Duration::ZERO));
+    let allocator = Arc::new(paged(backing));
+    let block = allocator.allocate(Request::new(bytes, StreamId::NULL)).unwrap();
+    allocator.free(block.address).unwrap();
+    let hoard = Arc::clone(&allocator);
+    let _recalls = client
+        .on_recall(move |bytes| {
+            hoard.release_cached().unwrap();
+            tell(format!("gave back {bytes}"));
+        })
+        .unwrap();
+    tell("hoarding");
+    listen();
+}

@@ -1,0 +1,166 @@
+//! Frames: what goes in comes out, and what nobody sent is refused.
+
+use proptest::prelude::*;
+use tenure_device::Access;
+use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, VERSION, WireError, decode, encode};
+use tenure_device::share::{Holding, LeaseId, LeaseKind, LeaseState, Refusal, Status, Terms};
+
+fn access() -> impl Strategy<Value = Access> {
+    prop_oneof![Just(Access::Read), Just(Access::ReadWrite)]
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    prop_oneof![
+        Just(Request::Attach),
+        (any::<u64>(), any::<u64>(), access()).prop_map(|(offset, bytes, access)| Request::LeasePool {
+            offset,
+            bytes,
+            access
+        }),
+        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::LeaseChunk { bytes, wait_ms }),
+        any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
+        Just(Request::Recalls),
+        Just(Request::Status),
+    ]
+}
+
+fn terms() -> impl Strategy<Value = Terms> {
+    (".*", prop::collection::vec(any::<u64>(), 0..64)).prop_map(|(device, pool)| Terms { device, pool })
+}
+
+fn holding() -> impl Strategy<Value = Holding> {
+    let kind = prop_oneof![Just(LeaseKind::Pool), Just(LeaseKind::Chunk)];
+    let state = prop_oneof![Just(LeaseState::Held), Just(LeaseState::Orphaned)];
+    (any::<Option<u32>>(), kind, access(), state, any::<u32>(), any::<u64>(), any::<u64>()).prop_map(
+        |(pid, kind, access, state, leases, bytes, oldest_ms)| Holding {
+            pid,
+            kind,
+            access,
+            state,
+            leases,
+            bytes,
+            oldest_ms,
+        },
+    )
+}
+
+fn status() -> impl Strategy<Value = Status> {
+    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), prop::collection::vec(holding(), 0..100))
+        .prop_map(|(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, holdings)| {
+            Status {
+                terms,
+                pid,
+                uptime_ms,
+                connections,
+                chunk_bytes,
+                chunk_limit_bytes: limit,
+                unreleased,
+                holdings,
+                left_out,
+            }
+        })
+}
+
+fn refusal() -> impl Strategy<Value = Refusal> {
+    prop_oneof![
+        any::<(u32, u32)>().prop_map(|(uid, allowed)| Refusal::ForeignUser { uid, allowed }),
+        any::<u32>().prop_map(|limit| Refusal::TooManyClients { limit }),
+        any::<(u64, u64)>().prop_map(|(requested, available)| Refusal::Full { requested, available }),
+        (any::<(u64, u64, Option<u32>)>(), access()).prop_map(|((offset, bytes, pid), access)| Refusal::Leased {
+            offset,
+            bytes,
+            pid,
+            access
+        }),
+        ".*".prop_map(Refusal::Driver),
+    ]
+}
+
+fn reply() -> impl Strategy<Value = Reply> {
+    prop_oneof![
+        terms().prop_map(Reply::Welcome),
+        Just(Reply::Attached),
+        any::<u64>().prop_map(|lease| Reply::Leased(LeaseId(lease))),
+        any::<u64>().prop_map(Reply::Recall),
+        status().prop_map(Reply::Status),
+        refusal().prop_map(Reply::Refused),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn requests_come_out_as_they_went_in(request in request()) {
+        prop_assert_eq!(decode::<Request>(&encode(&request).unwrap()), Ok(request));
+    }
+
+    #[test]
+    fn replies_come_out_as_they_went_in(reply in reply()) {
+        prop_assert_eq!(decode::<Reply>(&encode(&reply).unwrap()), Ok(reply));
+    }
+
+    #[test]
+    fn a_part_of_a_frame_is_none(reply in reply(), at: prop::sample::Index) {
+        let frame = encode(&reply).unwrap();
+        let part = &frame[..at.index(frame.len())];
+        prop_assert!(decode::<Reply>(part).is_err());
+    }
+
+    #[test]
+    fn a_frame_with_something_behind_it_is_none(request in request(), more in 1..9usize) {
+        let mut frame = encode(&request).unwrap();
+        frame.extend(vec![0; more]);
+        prop_assert_eq!(decode::<Request>(&frame), Err(WireError::Trailing(more)));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let frame = [&VERSION.to_le_bytes(), &bytes[..]].concat();
+        if let Ok(request) = decode::<Request>(&frame) {
+            prop_assert_eq!(decode(&encode(&request).unwrap()), Ok(request));
+        }
+        // Only that it comes to an end.
+        let _ = decode::<Reply>(&frame);
+    }
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut frame = encode(&Request::Status).unwrap();
+    frame[..2].copy_from_slice(&7u16.to_le_bytes());
+    let error = decode::<Request>(&frame).unwrap_err();
+    assert_eq!(error, WireError::Version { theirs: 7 });
+    assert!(error.to_string().contains("same release"));
+}
+
+#[test]
+fn a_message_has_a_longest_length() {
+    let long = Reply::Refused(Refusal::Driver("x".repeat(FRAME_BYTES)));
+    assert_eq!(encode(&long), Err(WireError::TooLong));
+    assert_eq!(decode::<Reply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
+}
+
+/// A status of a thousand holdings, the most that a daemon sends, has room in a frame.
+#[test]
+fn the_longest_status_fits() {
+    let holding = Holding {
+        pid: Some(u32::MAX),
+        kind: LeaseKind::Chunk,
+        access: Access::ReadWrite,
+        state: LeaseState::Orphaned,
+        leases: u32::MAX,
+        bytes: u64::MAX,
+        oldest_ms: u64::MAX,
+    };
+    let status = Status {
+        terms: Terms { device: "cuda:255".into(), pool: vec![u64::MAX; 64] },
+        pid: u32::MAX,
+        uptime_ms: u64::MAX,
+        connections: u32::MAX,
+        chunk_bytes: u64::MAX,
+        chunk_limit_bytes: Some(u64::MAX),
+        unreleased: u32::MAX,
+        holdings: vec![holding; 1000],
+        left_out: u32::MAX,
+    };
+    assert!(encode(&Reply::Status(status)).is_ok());
+}
