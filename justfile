@@ -37,6 +37,10 @@ loom:
 bench *args:
     cargo bench --workspace {{ args }}
 
+# Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
+gpu:
+    scripts/gpu-build
+
 # Feeds a parser (unpickle, compact_trace) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap.
