@@ -37,7 +37,7 @@ loom:
 bench *args:
     cargo bench --workspace {{ args }}
 
-# Feeds a parser (unpickle, compact_trace) hostile bytes
+# Feeds a parser (unpickle, compact_trace, wire) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
