@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tenure_alloc::Backing;
 use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, MemoryDaemon, ShareError, SharedPool};
@@ -70,7 +70,9 @@ fn a_worker_killed_in_mid_copy_loses_its_lease_and_nobody_else_anything() {
     let holds = |pid| client.status().unwrap().holdings.iter().filter(|holding| holding.pid == Some(pid)).count();
     assert_eq!(holds(pid), 2, "a range of the pool and a chunk");
     victim.kill();
+    let killed = Instant::now();
     eventually("its leases come back", || holds(pid) == 0);
+    eprintln!("its leases are back after {:?}", killed.elapsed());
     assert_eq!(holds(other.id()), 1);
     other.say("again");
     assert_eq!(other.hear(), before);
@@ -89,7 +91,7 @@ fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
     let driver = sim();
     let _daemon = serve(Arc::<SimDriver>::clone(&driver), &socket);
     let client = Client::connect(&socket).unwrap();
-    let mut victim = Process::start(&format!("copy {} 0", socket.display()));
+    let mut victim = Process::simulated(&format!("copy {} 0", socket.display()));
     assert_eq!(victim.hear(), "copying");
     let process = |pid| ProcessMemory { pid, bytes: None };
     driver.set_processes(Some(vec![process(std::process::id()), process(victim.id())]));
