@@ -89,6 +89,11 @@ pub struct PoolStatistics {
 }
 
 impl PoolStatistics {
+    /// Adds the figures of other blocks. See [`Statistics::merge`].
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.stats_mut().into_iter().zip(other.named()).for_each(|(mine, (_, theirs))| mine.merge(theirs));
+    }
+
     fn named(&self) -> [(&'static str, &Stat); 9] {
         [
             ("allocation", &self.allocation),

@@ -208,6 +208,16 @@ pub enum AllocatorError {
         /// Bytes the allocator's live allocations hold.
         allocated: usize,
     },
+    /// Not enough memory, on a device that knows who holds it.
+    #[error("{report}")]
+    DeviceOutOfMemory {
+        /// Where.
+        device: Device,
+        /// Bytes asked for.
+        requested: usize,
+        /// Who holds what, and what to try.
+        report: String,
+    },
     /// The request is larger than any address space.
     #[error("a request of {requested} bytes is larger than any memory: check the shape it was computed from")]
     TooLarge {

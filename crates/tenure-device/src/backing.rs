@@ -1,5 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -8,26 +9,70 @@ use tenure_core::StreamId;
 
 use crate::{Access, CallError, Driver, EventId, EventKind};
 
+/// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
+/// go slowly.
+const OVERHEAD_AGE: Duration = Duration::from_millis(100);
 /// Passed events are looked for when a stream has more pending marks than this, asked for or not.
 const PENDING_MARKS: usize = 64;
 
 /// The backing of an allocator, on any driver.
 ///
 /// A mark is an event. Events are reused: a passed mark needs none, and costs no driver call to ask about.
+///
+/// It knows what it holds of the device, so that what the process holds beside that, its *overhead*, can be told.
 pub struct DeviceBacking {
     driver: Arc<dyn Driver>,
     marks: Mutex<Marks>,
+    held: Mutex<Held>,
+    overhead: Mutex<Option<(Instant, Option<u64>)>>,
 }
 
 impl DeviceBacking {
     /// A backing on `driver`, which others may use too.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { driver, marks: Mutex::default() }
+        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default() }
     }
 
     /// The driver underneath.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
+    }
+
+    /// Physical bytes got here and not given back.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.lock().bytes
+    }
+
+    /// Bytes of the device that this process holds beside what it got here: its context, kernels and libraries, and
+    /// what it got elsewhere. `None` where the system does not tell what a process holds; then nothing can be said,
+    /// since other processes move what is left too. At most a tenth of a second old.
+    pub fn known_overhead_bytes(&self) -> Option<u64> {
+        let mut overhead = self.overhead.lock();
+        if let Some((asked, bytes)) = *overhead
+            && asked.elapsed() < OVERHEAD_AGE
+        {
+            return bytes;
+        }
+        let held_before = self.held_bytes();
+        let own = own_bytes(&*self.driver);
+        // What other threads take and give back meanwhile must not look like overhead.
+        let held = held_before.max(self.held_bytes());
+        let bytes = own.map(|own| own.saturating_sub(held));
+        *overhead = Some((Instant::now(), bytes));
+        bytes
+    }
+
+    /// Forgets `memory` before `call` gives it back: once that is done, another thread may get the same name.
+    #[track_caller]
+    fn give_back(&self, memory: Memory, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
+        let forgotten = self.held.lock().forget(memory);
+        let given_back = call();
+        if given_back.is_err()
+            && let Some(bytes) = forgotten
+        {
+            self.held.lock().take(memory, bytes);
+        }
+        Ok(given_back?)
     }
 }
 
@@ -51,12 +96,19 @@ impl Backing for DeviceBacking {
         Ok(self.driver.memory_info()?)
     }
 
+    /// 0 where the system does not tell.
+    fn overhead_bytes(&self) -> u64 {
+        self.known_overhead_bytes().unwrap_or(0)
+    }
+
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        Ok(self.driver.malloc(bytes)?)
+        let address = self.driver.malloc(bytes)?;
+        self.held.lock().take(Memory::Segment(address), bytes);
+        Ok(address)
     }
 
     fn free(&self, address: Address) -> Result<(), BackingError> {
-        Ok(self.driver.free(address)?)
+        self.give_back(Memory::Segment(address), || self.driver.free(address))
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
@@ -68,11 +120,13 @@ impl Backing for DeviceBacking {
     }
 
     fn create(&self, bytes: u64) -> Result<ChunkId, BackingError> {
-        Ok(self.driver.create(bytes)?)
+        let chunk = self.driver.create(bytes)?;
+        self.held.lock().take(Memory::Chunk(chunk), bytes);
+        Ok(chunk)
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
-        Ok(self.driver.release(chunk)?)
+        self.give_back(Memory::Chunk(chunk), || self.driver.release(chunk))
     }
 
     fn map(&self, address: Address, chunk: ChunkId) -> Result<(), BackingError> {
@@ -117,6 +171,37 @@ impl Backing for DeviceBacking {
         self.marks.lock().retire(mark);
         Ok(())
     }
+}
+
+/// The physical memory that a backing holds.
+#[derive(Default)]
+struct Held {
+    sizes: FxHashMap<Memory, u64>,
+    bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Memory {
+    Segment(Address),
+    Chunk(ChunkId),
+}
+
+impl Held {
+    fn take(&mut self, memory: Memory, bytes: u64) {
+        self.sizes.insert(memory, bytes);
+        self.bytes += bytes;
+    }
+
+    fn forget(&mut self, memory: Memory) -> Option<u64> {
+        let bytes = self.sizes.remove(&memory)?;
+        self.bytes -= bytes;
+        Some(bytes)
+    }
+}
+
+/// What this process holds of the device in all, as the system counts it.
+fn own_bytes(driver: &dyn Driver) -> Option<u64> {
+    driver.processes()?.into_iter().find(|process| process.pid == std::process::id())?.bytes
 }
 
 #[derive(Default)]

@@ -4,7 +4,7 @@ use std::panic::Location;
 use std::sync::Arc;
 
 use tenure_alloc::{Address, BackingError, ChunkId};
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 use crate::{Call, EventKind};
 
@@ -28,6 +28,14 @@ pub struct DriverError {
     pub error: CallError,
     /// Where it was made.
     pub at: &'static Location<'static>,
+}
+
+impl DriverError {
+    /// Of a call that was not made, since it would have failed: named after it, and made at the caller's place.
+    #[track_caller]
+    pub(crate) fn new(call: Call, kind: ErrorKind) -> Self {
+        CallError { call, kind }.into()
+    }
 }
 
 impl From<CallError> for DriverError {
@@ -85,6 +93,34 @@ pub enum ErrorKind {
     StartFailed {
         /// The driver's words.
         reason: String,
+    },
+    /// Counting the devices failed with an error that does not speak of it.
+    #[error(
+        "the devices could not be counted, for an unknown error ({0}): check `nvidia-smi`, and that \
+         CUDA_VISIBLE_DEVICES was not changed after the program started"
+    )]
+    CountFailed(Box<ErrorKind>),
+    /// More devices than a device index holds.
+    #[error("the driver found {0} devices, more than Tenure can number: please report this to its developers")]
+    TooManyDevices(u32),
+    /// A device's index is out of range.
+    #[error("there is no device {device}: there are {count}, numbered from 0")]
+    NoSuchDevice {
+        /// The index given.
+        device: u8,
+        /// How many devices there are.
+        count: u8,
+    },
+    /// Peer access was asked of a device and itself.
+    #[error("device {0} is no peer of its own: its memory is in its own reach always")]
+    PeerOfItself(u8),
+    /// An event is recorded on a stream of another device.
+    #[error("an event of {event} cannot be recorded on a stream of {stream}: make one for that device")]
+    OtherDevice {
+        /// The event's device.
+        event: Device,
+        /// The stream's device.
+        stream: Device,
     },
     /// Any other error of a real driver.
     #[error("{name}: {description}{}", suspects(.in_flight))]
@@ -205,6 +241,9 @@ pub enum ErrorKind {
         /// What the call needs.
         needed: EventKind,
     },
+    /// An event of this process is opened as if it were another's.
+    #[error("the event was made by this process: use it as it is, without opening it")]
+    OwnEvent,
     /// Time was asked of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
@@ -274,8 +313,11 @@ impl ErrorKind {
             Self::NoDriver { .. } | Self::StartFailed { .. } => 3,
             Self::DriverTooOld { .. } => 35,
             Self::NoDevice => 100,
+            Self::NoSuchDevice { .. } | Self::PeerOfItself(_) => 101,
+            Self::CountFailed(unknown) => unknown.code(),
+            Self::OwnEvent => 201,
             Self::Overlap { .. } => 208,
-            Self::UnknownHandle { .. } | Self::WrongEventKind { .. } => 400,
+            Self::UnknownHandle { .. } | Self::WrongEventKind { .. } | Self::OtherDevice { .. } => 400,
             Self::NotPassed(_) => 600,
             Self::IllegalAddress { .. }
             | Self::NoAccess { .. }

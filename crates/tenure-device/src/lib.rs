@@ -5,24 +5,38 @@
 //! once in a thousand runs there goes wrong every time here, and says why. [`cuda`] is NVIDIA's devices.
 //! [`DeviceBacking`] puts an allocator of `tenure-alloc` on any driver. [`share`] shares a device's memory between
 //! processes.
+//!
+//! Above a driver stand [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of a
+//! thread) and [`Event`], after c10/cuda.
 
 mod backing;
 mod call;
+mod check;
 pub mod cost;
 pub mod cuda;
 mod driver;
 mod error;
+mod event;
+pub mod functions;
 mod launches;
+pub mod memory;
+pub mod pinned;
 mod platform;
 mod ring;
 pub mod share;
 pub mod sim;
+mod stream;
+mod streams;
 mod sync;
 
 pub use backing::DeviceBacking;
 pub use call::Call;
+pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
 pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
+pub use event::Event;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use platform::{Link, Platform, Properties};
+pub use stream::{Stream, StreamGuard, StreamKind};
+pub use streams::{STREAMS_PER_POOL, Streams};

@@ -3,21 +3,34 @@
 use crate::Address;
 use crate::sync::{AtomicU64, Ordering};
 
-use super::config::{GRANULE, SLAB_BYTES};
+use super::config::{GRANULE, SLAB_BYTES, SMALL_LIMIT};
 
-/// A map from address to heap.
+/// A map from address to heap, of what is lent to heaps: slabs, and ranges of larger blocks.
 ///
-/// Addresses are divided into pages of a slab's size. A slab starts anywhere on a granule, so it lies in one or two
-/// pages, and a page sees at most the slab that starts in it and the end of the one that starts in the page before. An
-/// entry packs the two: the heap of the slab before (16 bits) and where it ends (12), the heap of the slab that starts
-/// here (16) and where it starts (12); heaps count from 1 and 0 is none, places are granules of the page. Whoever
-/// looks an address up holds a live block there, so the slab's part of its entry does not change meanwhile; the other
-/// part may, which is why each word is changed by an atomic update.
+/// Addresses are divided into pages. Whatever is lent is at least as long as a page, so that at most one of them starts
+/// in a page, behind the end of at most one slab that started before. An entry packs the two: the heap of the slab
+/// before (16 bits) and where it ends (12), the heap of what starts here (16), where it starts (11) and whether it is a
+/// slab; heaps count from 1 and 0 is none, places are granules of the page. Whoever looks an address up holds a live
+/// block there, so that part of its entry does not change meanwhile; the other part may, which is why each word is
+/// changed by an atomic update.
 pub(super) struct Directory {
     first: Address,
     pages: Box<[AtomicU64]>,
 }
 
+/// What lies at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lent {
+    /// Part of a slab.
+    Slab,
+    /// The first byte of a larger block's range.
+    Range,
+}
+
+/// Bytes of a page.
+const PAGE: u64 = SMALL_LIMIT;
+/// Pages that the end of a slab lies in or touches, after the one that it starts in.
+const SLAB_PAGES: u64 = SLAB_BYTES / PAGE;
 const HALF_BITS: u32 = 28;
 const BEFORE: u64 = (1 << HALF_BITS) - 1;
 const START: u64 = BEFORE << HALF_BITS;
@@ -25,41 +38,47 @@ const START: u64 = BEFORE << HALF_BITS;
 impl Directory {
     /// For the `bytes` addresses from `first` on.
     pub(super) fn new(first: Address, bytes: u64) -> Self {
-        Self { first, pages: empty_pages(bytes.div_ceil(SLAB_BYTES) as usize + 1) }
+        Self { first, pages: empty_pages((bytes.div_ceil(PAGE) + SLAB_PAGES) as usize) }
     }
 
-    /// The heap of the slab that `address` lies in, if it lies in one.
+    /// The heap that the memory at `address` is lent to, and what lies there.
     #[inline]
-    pub(super) fn owner(&self, address: Address) -> Option<u16> {
+    pub(super) fn owner(&self, address: Address) -> Option<(u16, Lent)> {
         let (page, offset) = self.position(address)?;
         let entry = self.pages.get(page)?.load(Ordering::Acquire);
         let (before, start) = (Half(entry & BEFORE), Half(entry >> HALF_BITS));
-        let starts_before_address = start.heap() > 0 && start.place() <= offset;
-        let heap = match starts_before_address {
-            true => start.heap(),
-            false if offset < before.place() => before.heap(),
-            false => 0,
-        };
-        (heap as u16).checked_sub(1)
-    }
-
-    /// Enters a slab of `heap`.
-    pub(super) fn enter(&self, slab: Address, heap: u16) {
-        if let Some((page, offset)) = self.position(slab) {
-            let half = Half::new(heap, offset);
-            self.update(page, START, half.0 << HALF_BITS);
-            if offset > 0 {
-                self.update(page + 1, BEFORE, half.0);
+        let (heap, lent) = if start.heap() > 0 && start.start() <= offset {
+            match start.lent() {
+                Lent::Range if start.start() < offset => return None,
+                lent => (start.heap(), lent),
             }
-        }
+        } else if offset < before.end() {
+            (before.heap(), Lent::Slab)
+        } else {
+            return None;
+        };
+        Some((heap as u16 - 1, lent))
     }
 
-    /// Removes a slab.
-    pub(super) fn remove(&self, slab: Address) {
-        if let Some((page, offset)) = self.position(slab) {
-            self.update(page, START, 0);
-            if offset > 0 {
-                self.update(page + 1, BEFORE, 0);
+    /// Enters what is lent to `heap`.
+    pub(super) fn enter(&self, address: Address, heap: u16, lent: Lent) {
+        self.set(address, lent, |place| Half::new(heap, place, lent));
+    }
+
+    /// Removes what was lent.
+    pub(super) fn remove(&self, address: Address, lent: Lent) {
+        self.set(address, lent, |_| Half(0));
+    }
+
+    /// Sets the halves of every page that something lent lies in. `half` makes one of a place.
+    fn set(&self, address: Address, lent: Lent, half: impl Fn(u64) -> Half) {
+        let Some((page, start)) = self.position(address) else { return };
+        self.update(page, START, half(start).0 << HALF_BITS);
+        if lent == Lent::Slab {
+            let behind_last = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
+            for step in 1..behind_last {
+                let end = if step < SLAB_PAGES { PAGE / GRANULE } else { start };
+                self.update(page + step as usize, BEFORE, half(end).0);
             }
         }
     }
@@ -68,7 +87,7 @@ impl Directory {
     #[inline]
     fn position(&self, address: Address) -> Option<(usize, u64)> {
         let offset = address.checked_sub(self.first)?;
-        Some(((offset / SLAB_BYTES) as usize, offset % SLAB_BYTES / GRANULE))
+        Some(((offset / PAGE) as usize, offset % PAGE / GRANULE))
     }
 
     fn update(&self, page: usize, mask: u64, bits: u64) {
@@ -80,20 +99,35 @@ impl Directory {
     }
 }
 
-/// A slab in an entry.
+/// A part of an entry.
 struct Half(u64);
 
+const HEAP_BITS: u32 = 16;
+/// Set where something starts that is no slab.
+const RANGE: u64 = 1 << (HALF_BITS - 1);
+
 impl Half {
-    fn new(heap: u16, place: u64) -> Self {
-        Self(place << 16 | (u64::from(heap) + 1))
+    fn new(heap: u16, place: u64, lent: Lent) -> Self {
+        let kind = if lent == Lent::Range { RANGE } else { 0 };
+        Self(kind | place << HEAP_BITS | (u64::from(heap) + 1))
     }
 
     fn heap(&self) -> u64 {
-        self.0 & 0xFFFF
+        self.0 & ((1 << HEAP_BITS) - 1)
     }
 
-    fn place(&self) -> u64 {
-        self.0 >> 16
+    /// Where the slab before ends: at most a page's granules.
+    fn end(&self) -> u64 {
+        self.0 >> HEAP_BITS
+    }
+
+    /// Where something starts: less than a page's granules, so that a bit is left to say what it is.
+    fn start(&self) -> u64 {
+        (self.0 & !RANGE) >> HEAP_BITS
+    }
+
+    fn lent(&self) -> Lent {
+        if self.0 & RANGE == 0 { Lent::Slab } else { Lent::Range }
     }
 }
 
@@ -114,27 +148,50 @@ fn empty_pages(count: usize) -> Box<[AtomicU64]> {
 mod tests {
     use super::*;
 
+    const FIRST: Address = 7 << 40;
+    const SLAB: Lent = Lent::Slab;
+    const RANGE: Lent = Lent::Range;
+
     #[test]
     fn finds_slabs_that_share_pages() {
-        let first = 7 << 40;
-        let directory = Directory::new(first, 64 << 20);
-        let (one, two, three) = (first + 512, first + 512 + SLAB_BYTES, first + 3 * SLAB_BYTES);
+        let directory = Directory::new(FIRST, 64 << 20);
+        let (one, two, three) = (FIRST + 512, FIRST + 512 + SLAB_BYTES, FIRST + 3 * SLAB_BYTES);
         for (slab, heap) in [(one, 3), (two, 0), (three, 9)] {
-            directory.enter(slab, heap);
+            directory.enter(slab, heap, SLAB);
         }
-        assert_eq!(directory.owner(first), None);
-        assert_eq!(directory.owner(one), Some(3));
-        assert_eq!(directory.owner(two - 512), Some(3));
-        assert_eq!(directory.owner(two), Some(0));
-        assert_eq!(directory.owner(two + SLAB_BYTES - 1), Some(0));
-        assert_eq!(directory.owner(three), Some(9));
+        assert_eq!(directory.owner(FIRST), None);
+        assert_eq!(directory.owner(one), Some((3, SLAB)));
+        assert_eq!(directory.owner(one + PAGE), Some((3, SLAB)));
+        assert_eq!(directory.owner(two - 512), Some((3, SLAB)));
+        assert_eq!(directory.owner(two), Some((0, SLAB)));
+        assert_eq!(directory.owner(two + SLAB_BYTES - 1), Some((0, SLAB)));
+        assert_eq!(directory.owner(three), Some((9, SLAB)));
+        assert_eq!(directory.owner(three + SLAB_BYTES - 1), Some((9, SLAB)));
         assert_eq!(directory.owner(three + SLAB_BYTES), None);
         assert_eq!(directory.owner(two + SLAB_BYTES), None, "the rest of a page behind a slab's end");
-        directory.remove(one);
+        directory.remove(one, SLAB);
+        assert_eq!(directory.owner(one + PAGE), None);
         assert_eq!(directory.owner(two - 512), None);
-        assert_eq!(directory.owner(two), Some(0));
-        assert_eq!(directory.owner(first - 1), None);
+        assert_eq!(directory.owner(two), Some((0, SLAB)));
+        assert_eq!(directory.owner(FIRST - 1), None);
         assert_eq!(directory.owner(u64::MAX), None);
+    }
+
+    #[test]
+    fn finds_a_range_only_where_it_begins() {
+        let directory = Directory::new(FIRST, 64 << 20);
+        let (slab, range, last) = (FIRST + 1024, FIRST + 1024 + SLAB_BYTES, FIRST + 4 * PAGE - 512);
+        directory.enter(slab, 3, SLAB);
+        directory.enter(range, 4, RANGE);
+        directory.enter(last, 5, RANGE);
+        assert_eq!(directory.owner(range - 512), Some((3, SLAB)));
+        assert_eq!(directory.owner(range), Some((4, RANGE)));
+        assert_eq!(directory.owner(range + 512), None);
+        assert_eq!(directory.owner(range + PAGE), None);
+        assert_eq!(directory.owner(last), Some((5, RANGE)));
+        directory.remove(range, RANGE);
+        assert_eq!(directory.owner(range), None);
+        assert_eq!(directory.owner(range - 512), Some((3, SLAB)));
     }
 }
 
@@ -152,15 +209,15 @@ mod model {
             let (one, two) = (512, 512 + SLAB_BYTES);
             let other = Arc::clone(&directory);
             let thread = loom::thread::spawn(move || {
-                other.enter(one, 1);
-                assert_eq!(other.owner(one), Some(1));
-                assert_eq!(other.owner(two - 512), Some(1));
-                other.remove(one);
+                other.enter(one, 1, Lent::Slab);
+                assert_eq!(other.owner(one), Some((1, Lent::Slab)));
+                assert_eq!(other.owner(two - 512), Some((1, Lent::Slab)));
+                other.remove(one, Lent::Slab);
                 assert_eq!(other.owner(two - 512), None);
             });
-            directory.enter(two, 2);
-            assert_eq!(directory.owner(two), Some(2));
-            directory.remove(two);
+            directory.enter(two, 2, Lent::Slab);
+            assert_eq!(directory.owner(two), Some((2, Lent::Slab)));
+            directory.remove(two, Lent::Slab);
             assert_eq!(directory.owner(two), None);
             thread.join().unwrap();
         });
@@ -175,9 +232,9 @@ mod model {
             let (there, sent) = (Arc::clone(&directory), Arc::clone(&address));
             let thread = loom::thread::spawn(move || match sent.load(Ordering::Acquire) {
                 0 => {}
-                address => assert_eq!(there.owner(address), Some(4)),
+                address => assert_eq!(there.owner(address), Some((4, Lent::Slab))),
             });
-            directory.enter(SLAB_BYTES, 4);
+            directory.enter(SLAB_BYTES, 4, Lent::Slab);
             address.store(SLAB_BYTES, Ordering::Release);
             thread.join().unwrap();
         });

@@ -1,20 +1,22 @@
-//! The small blocks of one stream: best fit in slabs, behind a lock that only this stream's users take.
+//! The blocks of one stream, behind a lock that only this stream's users take.
+
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
-use slab::Slab as Slots;
 use smallvec::SmallVec;
-use tenure_core::{KeyId, StreamId, Tag};
+use tenure_core::StreamId;
 
-use super::bins::{Bins, NONE};
-use super::config::{GRANULE, SLAB_BYTES};
+use super::config::SLAB_BYTES;
+use super::counters::Counters;
+use super::directory::Lent;
+use super::large::{LargeBlock, LargeBlocks};
+use super::parked::{GivenBack, Loan, Parked};
 use super::progress::{Progress, Uses};
-use super::state::State;
+use super::slabs::{EntryState, Slabs};
+use super::state::{COMMON, State};
 use crate::sync::{AtomicU64, Ordering};
-use crate::{
-    Action, Address, AllocError, BackingError, Block, Event, History, PoolStatistics, Request, Statistics,
-    TagStatistics,
-};
+use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolKind, Request, Statistics};
 
 /// A heap. Its own cache lines: heaps of different streams must not slow each other down.
 #[repr(align(128))]
@@ -28,68 +30,40 @@ pub(super) struct Heap {
 /// What the heap's lock guards.
 pub(super) struct Blocks {
     stream: StreamId,
-    slabs: Slots<Slab>,
-    /// Live and free blocks; the rest of the table is a list of unused places.
-    table: Vec<Entry>,
-    unused: u32,
-    bins: Bins,
-    /// Live blocks.
+    /// Numbers the state's placements and returns: see Note [Parking].
+    clock: Arc<AtomicU64>,
+    slabs: Slabs,
+    /// Live blocks in slabs.
     by_address: FxHashMap<Address, u32>,
-    /// Other streams that use a block.
+    /// Other streams that use a block of a slab.
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
-    /// Freed blocks that other streams may still use.
+    /// Freed blocks of slabs that other streams may still use.
     pending: Vec<(u32, Uses)>,
-    /// Slabs with a block in use. While there is one, an empty slab is kept beside it, so that one block coming and
-    /// going asks for no slab each time.
-    slabs_in_use: usize,
-    pool: PoolStatistics,
-    tags: [TagStatistics; Tag::ALL.len()],
+    large: LargeBlocks,
+    parked: Parked,
+    counters: Counters,
 }
 
-struct Slab {
-    address: Address,
-    /// Granules in use.
-    used: u32,
-}
-
-/// A block of a slab, free or in use.
-struct Entry {
-    address: Address,
-    requested: u32,
-    granules: u16,
-    tag: Tag,
-    state: EntryState,
-    key: KeyId,
-    slab: u32,
-    /// The neighbours in the slab.
-    before: u32,
-    behind: u32,
-    /// The neighbours in the list of free blocks of its size. `next` also links unused places.
-    previous: u32,
-    next: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EntryState {
-    Live,
-    Pending,
-    Free,
+/// What became of a freed block.
+pub(super) enum Freed {
+    /// It is free. This is to be given back to the state.
+    Done(GivenBack),
+    /// Nothing yet: other streams use it.
+    InUse,
 }
 
 impl Heap {
-    pub(super) fn new(stream: StreamId) -> Self {
+    pub(super) fn new(stream: StreamId, clock: Arc<AtomicU64>) -> Self {
         let blocks = Blocks {
             stream,
-            slabs: Slots::new(),
-            table: Vec::new(),
-            unused: NONE,
-            bins: Bins::default(),
+            clock,
+            slabs: Slabs::default(),
             by_address: FxHashMap::default(),
             users: FxHashMap::default(),
             pending: Vec::new(),
-            slabs_in_use: 0,
-            pool: PoolStatistics::default(),
-            tags: Default::default(),
+            large: LargeBlocks::default(),
+            parked: Parked::default(),
+            counters: Counters::default(),
         };
         Self { stream, requested: AtomicU64::new(0), blocks: Mutex::new(blocks) }
     }
@@ -103,17 +77,46 @@ impl Heap {
         self.blocks.lock()
     }
 
-    /// A block of a slab that is there.
+    /// A block of a slab that is there, or parked.
     #[inline]
-    pub(super) fn allocate(&self, blocks: &mut Blocks, request: Request, history: &History) -> Option<Block> {
-        let block = blocks.allocate(request, history)?;
+    pub(super) fn allocate_small(&self, blocks: &mut Blocks, request: Request, history: &History) -> Option<Block> {
+        let block = blocks.allocate_small(request, history).or_else(|| {
+            let slab = blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
+            blocks.slabs.add(slab);
+            blocks.allocate_small(request, history)
+        })?;
         self.publish(blocks);
         Some(block)
     }
 
-    /// Ends the tenure of a block that no other stream uses.
+    /// A block of `bytes` bytes in a parked range.
     #[inline]
-    pub(super) fn free(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
+    pub(super) fn allocate_parked(
+        &self,
+        blocks: &mut Blocks,
+        request: Request,
+        bytes: u64,
+        history: &History,
+    ) -> Option<Block> {
+        let range = blocks.parked.take(bytes, Lent::Range, blocks.now())?;
+        Some(self.place(blocks, request, range, history))
+    }
+
+    /// Makes a range lent by the state a block.
+    pub(super) fn place(&self, blocks: &mut Blocks, request: Request, range: Loan, history: &History) -> Block {
+        let Loan { address, bytes, .. } = range;
+        let block = blocks.large.insert(request, range, COMMON);
+        if history.is_on() {
+            block.record(Action::Alloc, address, history);
+        }
+        blocks.counters.allocated(PoolKind::Large, request.tag, request.bytes, bytes);
+        self.publish(blocks);
+        Block { address, bytes }
+    }
+
+    /// Ends the tenure of a block in a slab that no other stream uses.
+    #[inline]
+    pub(super) fn free_small(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
         let blocks = &mut *self.blocks.lock();
         let index = *blocks.by_address.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         if !blocks.users.is_empty() && blocks.users.contains_key(&index) {
@@ -121,9 +124,23 @@ impl Heap {
         }
         blocks.by_address.remove(&address);
         blocks.note_freed(index, history);
-        let empty = blocks.complete(index, history);
+        let given_back = blocks.complete_small(index, history);
         self.publish(blocks);
-        Ok(if empty.is_empty() { Freed::Done } else { Freed::Emptied(empty) })
+        Ok(Freed::Done(given_back))
+    }
+
+    /// Ends the tenure of a larger block that no other stream uses.
+    #[inline]
+    pub(super) fn free_large(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
+        let blocks = &mut *self.blocks.lock();
+        let Some(block) = blocks.large.take(address)? else { return Ok(Freed::InUse) };
+        blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
+        if history.is_on() {
+            block.record(Action::FreeRequested, address, history);
+        }
+        let given_back = blocks.complete_large(address, &block, history);
+        self.publish(blocks);
+        Ok(Freed::Done(given_back))
     }
 
     /// Ends the tenure of a block that other streams use: it becomes free when they have passed what they run now.
@@ -134,52 +151,46 @@ impl Heap {
         history: &History,
     ) -> Result<(), AllocError> {
         let blocks = &mut *self.blocks.lock();
-        let index = *blocks.by_address.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        let (mut uses, progress) = (Uses::default(), &mut state.lock().progress);
-        for &user in blocks.users.get(&index).into_iter().flatten() {
-            uses.add(progress.mark_now(user)?);
+        let progress = &mut state.lock().progress;
+        if let Some(&index) = blocks.by_address.get(&address) {
+            let mut uses = Uses::default();
+            for &user in blocks.users.get(&index).into_iter().flatten() {
+                uses.add(progress.mark_now(user)?);
+            }
+            blocks.users.remove(&index);
+            blocks.by_address.remove(&address);
+            blocks.slabs.entry_mut(index).state = EntryState::Pending;
+            blocks.pending.push((index, uses));
+            blocks.note_freed(index, history);
+        } else {
+            let block = blocks.large.free(address, progress)?;
+            blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
+            block.record(Action::FreeRequested, address, history);
         }
-        blocks.users.remove(&index);
-        blocks.by_address.remove(&address);
-        blocks.table[index as usize].state = EntryState::Pending;
-        blocks.pending.push((index, uses));
-        blocks.note_freed(index, history);
         self.publish(blocks);
         Ok(())
     }
 
+    #[inline]
     fn publish(&self, blocks: &Blocks) {
-        self.requested.store(blocks.pool.requested_bytes.current, Ordering::Relaxed);
+        self.requested.store(blocks.counters.requested(), Ordering::Relaxed);
     }
-}
-
-/// Addresses of slabs given up: usually none, or the one that a free emptied.
-pub(super) type EmptySlabs = SmallVec<[Address; 2]>;
-
-/// What became of a freed block.
-pub(super) enum Freed {
-    Done,
-    /// Slabs at these addresses are empty and no longer the heap's.
-    Emptied(EmptySlabs),
-    /// Nothing yet: other streams use it.
-    InUse,
 }
 
 impl Blocks {
+    #[inline]
     pub(super) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.large.has_pending()
     }
 
-    /// Adds a slab, all free.
-    pub(super) fn add_slab(&mut self, address: Address) {
-        let slab = self.slabs.insert(Slab { address, used: 0 }) as u32;
-        let block = self.place(address, (SLAB_BYTES / GRANULE) as u16, slab);
-        self.link(block);
+    /// Adds a slab lent by the state, all free.
+    pub(super) fn add_slab(&mut self, slab: Loan) {
+        self.slabs.add(slab);
     }
 
     /// Lets `stream` use a block too. Whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
-        let Some(&index) = self.by_address.get(&address) else { return false };
+        let Some(&index) = self.by_address.get(&address) else { return self.large.record_stream(address, stream) };
         if stream != self.stream {
             let users = self.users.entry(index).or_default();
             if !users.contains(&stream) {
@@ -189,14 +200,14 @@ impl Blocks {
         true
     }
 
-    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`; adds the slabs that
-    /// became empty to `empty`, also before an error.
+    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`; adds what is to be
+    /// given back to `given_back`, also before an error.
     pub(super) fn settle(
         &mut self,
         progress: &mut Progress,
         wait: bool,
         history: &History,
-        empty: &mut Vec<Address>,
+        given_back: &mut GivenBack,
     ) -> Result<(), BackingError> {
         let mut at = 0;
         while let Some((index, uses)) = self.pending.get_mut(at) {
@@ -206,90 +217,60 @@ impl Blocks {
             }
             if progress.is_finished(uses)? {
                 self.pending.swap_remove(at);
-                empty.extend(self.complete(index, history));
+                given_back.extend(self.complete_small(index, history));
             } else {
                 at += 1;
             }
         }
-        Ok(())
+        let mut done = Vec::new();
+        let settled = self.large.settle(progress, wait, &mut done);
+        for (address, block) in done {
+            given_back.extend(self.complete_large(address, &block, history));
+        }
+        settled
     }
 
-    /// Gives up every empty slab.
-    pub(super) fn take_empty(&mut self) -> EmptySlabs {
-        let empty: Vec<usize> = self.slabs.iter().filter(|(_, slab)| slab.used == 0).map(|(index, _)| index).collect();
-        empty.into_iter().map(|slab| self.remove_slab(slab)).collect()
+    /// Everything that is parked: to be given back.
+    pub(super) fn take_parked(&mut self) -> GivenBack {
+        self.parked.take_all()
     }
 
-    /// The blocks of the slab at `slab`, by address: (address, bytes, requested, state, tag, key).
-    pub(super) fn blocks_of(&self, slab: Address) -> Vec<(Address, u64, u64, EntryState, Tag, KeyId)> {
-        let Some((number, _)) = self.slabs.iter().find(|(_, candidate)| candidate.address == slab) else {
-            return Vec::new();
-        };
-        let mut blocks: Vec<_> = (self.table.iter())
-            .filter(|entry| entry.granules > 0 && entry.slab as usize == number)
-            .map(|entry| (entry.address, entry.bytes(), u64::from(entry.requested), entry.state, entry.tag, entry.key))
-            .collect();
-        blocks.sort_unstable_by_key(|block| block.0);
-        blocks
+    /// The same, and every empty slab.
+    pub(super) fn take_unused(&mut self) -> GivenBack {
+        let mut unused = self.parked.take_all();
+        unused.extend(std::iter::from_fn(|| self.slabs.take_empty()));
+        unused
+    }
+
+    pub(super) fn slabs(&self) -> &Slabs {
+        &self.slabs
+    }
+
+    pub(super) fn large(&self) -> &LargeBlocks {
+        &self.large
     }
 
     /// Adds this heap's counters to an allocator's.
     pub(super) fn add_statistics(&self, statistics: &mut Statistics) {
-        let mut small_pool = self.pool.clone();
-        let whole = (SLAB_BYTES / GRANULE) as u16;
-        let split = |entry: &&Entry| entry.state == EntryState::Free && (1..whole).contains(&entry.granules);
-        small_pool.inactive_split.set(self.table.iter().filter(split).count() as u64);
-        small_pool.inactive_split_bytes.set(self.table.iter().filter(split).map(Entry::bytes).sum());
-        statistics.merge(&Statistics { all: small_pool.clone(), small_pool, tags: self.tags, ..Statistics::default() });
+        self.counters.add_to(statistics);
+        let (count, bytes) = self.slabs.inactive_split();
+        for pool in statistics.both(PoolKind::Small) {
+            pool.inactive_split.increase(count);
+            pool.inactive_split_bytes.increase(bytes);
+        }
     }
 
-    pub(super) fn reset_peaks(&mut self) {
-        self.reset(|statistics| statistics.reset_peak());
-    }
-
-    pub(super) fn reset_accumulated(&mut self) {
-        self.reset(|statistics| statistics.reset_accumulated());
-    }
-
-    fn reset(&mut self, how: impl Fn(&mut Statistics)) {
-        let mut statistics =
-            Statistics { small_pool: std::mem::take(&mut self.pool), tags: self.tags, ..Default::default() };
-        how(&mut statistics);
-        (self.pool, self.tags) = (statistics.small_pool, statistics.tags);
+    pub(super) fn counters_mut(&mut self) -> &mut Counters {
+        &mut self.counters
     }
 
     #[inline]
-    fn allocate(&mut self, request: Request, history: &History) -> Option<Block> {
-        let granules = request.bytes.div_ceil(GRANULE) as u16;
-        let index = self.bins.best(usize::from(granules))?;
-        self.unlink(index);
-        let entry = &mut self.table[index as usize];
-        let (address, slab, rest) = (entry.address, entry.slab as usize, entry.granules - granules);
-        entry.granules = granules;
-        entry.requested = request.bytes as u32;
-        entry.tag = request.tag;
-        entry.key = request.key;
-        entry.state = EntryState::Live;
-        if rest > 0 {
-            self.split(index, rest);
-        }
-        let slab_entry = &mut self.slabs[slab];
-        if slab_entry.used == 0 {
-            self.slabs_in_use += 1;
-        }
-        slab_entry.used += u32::from(granules);
+    fn allocate_small(&mut self, request: Request, history: &History) -> Option<Block> {
+        let index = self.slabs.allocate(request)?;
+        let entry = self.slabs.entry(index);
+        let (address, bytes) = (entry.address, entry.bytes());
         self.by_address.insert(address, index);
-
-        let bytes = u64::from(granules) * GRANULE;
-        self.pool.allocation.increase(1);
-        self.pool.active.increase(1);
-        self.pool.requested_bytes.increase(request.bytes);
-        self.pool.allocated_bytes.increase(bytes);
-        self.pool.active_bytes.increase(bytes);
-        let tag = &mut self.tags[request.tag as usize];
-        tag.requested_bytes.increase(request.bytes);
-        tag.allocated_bytes.increase(bytes);
-        tag.active_bytes.increase(bytes);
+        self.counters.allocated(PoolKind::Small, request.tag, request.bytes, bytes);
         if history.is_on() {
             self.record(Action::Alloc, index, history);
         }
@@ -299,180 +280,59 @@ impl Blocks {
     /// Counts the end of a block's tenure.
     #[inline]
     fn note_freed(&mut self, index: u32, history: &History) {
-        let entry = &self.table[index as usize];
-        let (requested, bytes) = (u64::from(entry.requested), entry.bytes());
-        let tag = &mut self.tags[entry.tag as usize];
-        tag.requested_bytes.decrease(requested);
-        tag.allocated_bytes.decrease(bytes);
-        self.pool.allocation.decrease(1);
-        self.pool.requested_bytes.decrease(requested);
-        self.pool.allocated_bytes.decrease(bytes);
+        let entry = self.slabs.entry(index);
+        self.counters.freed(PoolKind::Small, entry.tag, u64::from(entry.requested), entry.bytes());
         if history.is_on() {
             self.record(Action::FreeRequested, index, history);
         }
     }
 
-    /// Makes a block free, merged with its neighbours; returns the slabs that are empty and not kept.
+    /// Makes a block of a slab free.
     #[inline]
-    fn complete(&mut self, index: u32, history: &History) -> EmptySlabs {
+    fn complete_small(&mut self, index: u32, history: &History) -> GivenBack {
         if history.is_on() {
             self.record(Action::FreeCompleted, index, history);
         }
-        let entry = &mut self.table[index as usize];
-        entry.state = EntryState::Free;
-        let (bytes, granules, slab) = (entry.bytes(), entry.granules, entry.slab as usize);
-        let (before, behind) = (entry.before, entry.behind);
-        self.pool.active.decrease(1);
-        self.pool.active_bytes.decrease(bytes);
-        self.tags[entry.tag as usize].active_bytes.decrease(bytes);
-
-        let mut index = index;
-        if self.is_free(behind) {
-            self.unlink(behind);
-            self.absorb(index, behind);
-        }
-        if self.is_free(before) {
-            self.unlink(before);
-            self.absorb(before, index);
-            index = before;
-        }
-        self.link(index);
-        let slab_entry = &mut self.slabs[slab];
-        slab_entry.used -= u32::from(granules);
-        if slab_entry.used > 0 { EmptySlabs::new() } else { self.empty(slab) }
+        let entry = self.slabs.entry(index);
+        self.counters.completed(PoolKind::Small, entry.tag, entry.bytes());
+        if self.slabs.free(index) { self.park_empty() } else { GivenBack::new() }
     }
 
-    /// A slab has no block in use any more.
-    #[cold]
-    fn empty(&mut self, slab: usize) -> EmptySlabs {
-        self.slabs_in_use -= 1;
-        if self.slabs_in_use == 0 {
-            // An idle heap holds nothing.
-            return self.take_empty();
+    /// Parks the slabs that are empty, but for one while others are in use: one block coming and going then asks for no
+    /// slab each time.
+    fn park_empty(&mut self) -> GivenBack {
+        let mut given_back = GivenBack::new();
+        let kept = usize::from(self.slabs.in_use() > 0);
+        while self.slabs.empty() > kept
+            && let Some(slab) = self.slabs.take_empty()
+        {
+            given_back.extend(self.parked.park(slab, self.now()));
         }
-        if self.slabs.len() - self.slabs_in_use == 1 {
-            return EmptySlabs::new();
-        }
-        EmptySlabs::from_slice(&[self.remove_slab(slab)])
+        given_back
     }
 
-    /// Forgets an empty slab; returns its address.
-    fn remove_slab(&mut self, slab: usize) -> Address {
-        let address = self.slabs.remove(slab).address;
-        let whole = (SLAB_BYTES / GRANULE) as usize;
-        let mut block = self.bins.first(whole);
-        while block != NONE && self.table[block as usize].address != address {
-            block = self.table[block as usize].next;
-        }
-        if block != NONE {
-            self.unlink(block);
-            self.give_up(block);
-        }
-        address
-    }
-
-    fn is_free(&self, index: u32) -> bool {
-        index != NONE && self.table[index as usize].state == EntryState::Free
-    }
-
-    /// Cuts the last `rest` granules off the range that a block had, as a free block behind it.
+    /// Parks the range of a larger block that was taken out.
     #[inline]
-    fn split(&mut self, index: u32, rest: u16) {
-        let entry = &self.table[index as usize];
-        let (address, slab, behind) = (entry.address + entry.bytes(), entry.slab, entry.behind);
-        let new = self.place(address, rest, slab);
-        let entry = &mut self.table[new as usize];
-        (entry.before, entry.behind) = (index, behind);
-        self.table[index as usize].behind = new;
-        if behind != NONE {
-            self.table[behind as usize].before = new;
+    fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> GivenBack {
+        if history.is_on() {
+            block.record(Action::FreeCompleted, address, history);
         }
-        self.link(new);
+        self.counters.completed(PoolKind::Large, block.tag, block.bytes);
+        let LargeBlock { bytes, number, .. } = *block;
+        self.parked.park(Loan { address, bytes, lent: Lent::Range, number }, self.now())
     }
 
-    /// Makes the block behind `index` a part of it.
+    /// The number of the state's last change.
     #[inline]
-    fn absorb(&mut self, index: u32, behind: u32) {
-        let (granules, next) = (self.table[behind as usize].granules, self.table[behind as usize].behind);
-        let entry = &mut self.table[index as usize];
-        entry.granules += granules;
-        entry.behind = next;
-        if next != NONE {
-            self.table[next as usize].before = index;
-        }
-        self.give_up(behind);
-    }
-
-    /// A place in the table for a free block without neighbours.
-    #[inline]
-    fn place(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
-        let entry = Entry {
-            address,
-            requested: 0,
-            granules,
-            tag: Tag::Unknown,
-            state: EntryState::Free,
-            key: KeyId::NONE,
-            slab,
-            before: NONE,
-            behind: NONE,
-            previous: NONE,
-            next: NONE,
-        };
-        if self.unused == NONE {
-            self.table.push(entry);
-            return (self.table.len() - 1) as u32;
-        }
-        let index = self.unused;
-        self.unused = self.table[index as usize].next;
-        self.table[index as usize] = entry;
-        index
-    }
-
-    fn give_up(&mut self, index: u32) {
-        let entry = &mut self.table[index as usize];
-        // No granules: not a block.
-        entry.granules = 0;
-        entry.next = self.unused;
-        self.unused = index;
-    }
-
-    /// Puts a free block into the list of its size.
-    #[inline]
-    fn link(&mut self, index: u32) {
-        let size = usize::from(self.table[index as usize].granules);
-        let first = self.bins.first(size);
-        let entry = &mut self.table[index as usize];
-        (entry.previous, entry.next) = (NONE, first);
-        if first != NONE {
-            self.table[first as usize].previous = index;
-        }
-        self.bins.set_first(size, index);
-    }
-
-    #[inline]
-    fn unlink(&mut self, index: u32) {
-        let Entry { granules, previous, next, .. } = self.table[index as usize];
-        if next != NONE {
-            self.table[next as usize].previous = previous;
-        }
-        if previous == NONE {
-            self.bins.set_first(usize::from(granules), next);
-        } else {
-            self.table[previous as usize].next = next;
-        }
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Acquire)
     }
 
     #[cold]
     fn record(&self, action: Action, index: u32, history: &History) {
-        let Entry { address, requested, tag, key, .. } = self.table[index as usize];
-        let (bytes, stream) = (u64::from(requested), self.stream);
+        let entry = self.slabs.entry(index);
+        let (address, bytes, stream) = (entry.address, u64::from(entry.requested), self.stream);
+        let (tag, key) = (entry.tag, entry.key);
         history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
-    }
-}
-
-impl Entry {
-    fn bytes(&self) -> u64 {
-        u64::from(self.granules) * GRANULE
     }
 }

@@ -1,11 +1,12 @@
 //! The heaps of all streams, found without a lock.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use tenure_core::StreamId;
 
 use super::heap::Heap;
+use crate::sync::AtomicU64;
 
 /// Streams that can have a heap of their own; small requests of any more are served as large ones are. A power of two.
 const STREAMS: usize = 1024;
@@ -15,15 +16,15 @@ pub(super) struct Heaps {
     table: Box<[OnceLock<Box<Heap>>]>,
     /// The numbers of the heaps there are, so that going through them does not go through the table.
     made: Mutex<Vec<u16>>,
-}
-
-impl Default for Heaps {
-    fn default() -> Self {
-        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Mutex::default() }
-    }
+    clock: Arc<AtomicU64>,
 }
 
 impl Heaps {
+    /// No heaps yet. `clock` numbers the state's placements and returns: see Note [Parking].
+    pub(super) fn new(clock: Arc<AtomicU64>) -> Self {
+        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Mutex::default(), clock }
+    }
+
     /// The heap of a stream, made at its first use, and its number.
     #[inline]
     pub(super) fn of(&self, stream: StreamId) -> Option<(u16, &Heap)> {
@@ -34,7 +35,7 @@ impl Heaps {
             let number = at as u16;
             let heap = self.table[at].get_or_init(|| {
                 self.made.lock().push(number);
-                Box::new(Heap::new(stream))
+                Box::new(Heap::new(stream, Arc::clone(&self.clock)))
             });
             if heap.stream == stream {
                 return Some((number, heap));
@@ -66,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_stream_keeps_its_heap_until_there_are_too_many() {
-        let heaps = Heaps::default();
+        let heaps = Heaps::new(Arc::default());
         let numbers: Vec<u16> = (0..1024).map(|stream| heaps.of(StreamId(stream * 64)).unwrap().0).collect();
         for (stream, &number) in numbers.iter().enumerate() {
             let stream = StreamId(stream as u64 * 64);

@@ -8,13 +8,17 @@ mod address_space;
 mod bins;
 mod compose;
 mod config;
+mod counters;
 mod directory;
 mod heap;
 mod heaps;
+mod large;
+mod parked;
 mod placement;
 mod progress;
 mod report;
 mod runs;
+mod slabs;
 mod space;
 mod state;
 
@@ -32,11 +36,12 @@ use crate::{
     OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use address_space::AddressSpace;
-use config::{SMALL_LIMIT, round};
-use directory::Directory;
+use config::{SLAB_BYTES, SMALL_LIMIT, round};
+use directory::{Directory, Lent};
 use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
-use state::{COMMON, Refusal, State};
+use parked::GivenBack;
+use state::{COMMON, Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
 ///
@@ -80,7 +85,7 @@ impl PagedAllocator {
         let addresses = AddressSpace::new(first, bytes, granularity);
         let state = State::new(Arc::clone(&backing), config, addresses, total, Arc::clone(&history));
         Ok(Self {
-            heaps: Heaps::default(),
+            heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
             filters: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -92,73 +97,96 @@ impl PagedAllocator {
         })
     }
 
-    /// A small block of the stream's heap, with a new slab if need be.
-    fn allocate_small(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
+    /// A block of the stream's heap, with more memory from the state if need be.
+    #[inline]
+    fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
+        let is_small = request.bytes <= SMALL_LIMIT;
+        let (bytes, lent) = if is_small { (SLAB_BYTES, Lent::Slab) } else { (round(request.bytes)?, Lent::Range) };
         loop {
             let mut blocks = heap.lock();
             if blocks.has_pending() {
                 self.settle(&mut blocks, false)?;
             }
-            if let Some(block) = heap.allocate(&mut blocks, request, &self.history) {
+            let found = match lent {
+                Lent::Slab => heap.allocate_small(&mut blocks, request, &self.history),
+                Lent::Range => heap.allocate_parked(&mut blocks, request, bytes, &self.history),
+            };
+            if let Some(block) = found {
                 return Ok(block);
             }
+            let parked = blocks.take_parked();
             drop(blocks);
-            match self.obtain(request, |state, requested| state.slab(request.stream, requested))? {
+            let lend =
+                |state: &mut State, requested, effort| state.lend(request.stream, bytes, lent, requested, effort);
+            let loan = match self.obtain(request, parked, lend)? {
                 Found::Lent(block) => return Ok(block),
-                Found::Sought(slab) => {
-                    self.directory.enter(slab, number);
-                    heap.lock().add_slab(slab);
-                }
+                Found::Sought(loan) => loan,
+            };
+            self.directory.enter(loan.address, number, lent);
+            let mut blocks = heap.lock();
+            match lent {
+                Lent::Slab => blocks.add_slab(loan),
+                Lent::Range => return Ok(heap.place(&mut blocks, request, loan, &self.history)),
             }
         }
     }
 
-    /// A block of any size that is not in a slab.
-    fn allocate_large(&self, request: Request) -> Result<Block, AllocError> {
+    /// A block of a private pool, or of a stream that has no heap.
+    fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = round(request.bytes)?;
-        let attempt = |state: &mut State, requested: u64| {
+        let attempt = |state: &mut State, requested, effort| {
             let space = state.private_space(request.stream).unwrap_or(COMMON);
-            state.allocate(request, bytes, space, requested)
+            state.allocate(request, bytes, space, requested, effort)
         };
-        Ok(match self.obtain(request, attempt)? {
+        Ok(match self.obtain(request, GivenBack::new(), attempt)? {
             Found::Sought(address) => Block { address, bytes },
             Found::Lent(block) => block,
         })
     }
 
-    /// What `attempt` finds, if need be after everything that can be given back was.
-    fn obtain(
+    /// What `attempt` finds when `parked` is given back; if need be, after everything that can be given back was.
+    #[inline(never)]
+    fn obtain<T>(
         &self,
         request: Request,
-        attempt: impl Fn(&mut State, u64) -> Result<Address, Refusal>,
-    ) -> Result<Found, AllocError> {
-        let try_once = |state: &mut State| {
-            let large = state.statistics.large_pool.requested_bytes.current;
-            match attempt(state, self.heaps.requested() + large + request.bytes) {
-                Ok(address) => Ok(Some(Found::Sought(address))),
+        parked: GivenBack,
+        attempt: impl Fn(&mut State, u64, Effort) -> Result<T, Refusal>,
+    ) -> Result<Found<T>, AllocError> {
+        let try_once = |state: &mut State, effort| {
+            let apart = state.statistics.large_pool.requested_bytes.current;
+            match attempt(state, self.heaps.requested() + apart + request.bytes, effort) {
+                Ok(found) => Ok(Some(Found::Sought(found))),
                 Err(Refusal::Full) => Ok(None),
                 Err(Refusal::Backing(error)) => Err(AllocError::from(error)),
             }
         };
-        if let Some(found) = try_once(&mut self.state.lock())? {
-            return Ok(found);
-        }
-        if self.hooks.has_callbacks()
-            && self.hooks.free_memory()
-            && let Some(found) = try_once(&mut self.state.lock())?
         {
+            let state = &mut *self.state.lock();
+            self.take_back(state, parked);
+            if let Some(found) = try_once(state, Effort::Free)? {
+                return Ok(found);
+            }
+        }
+        self.unpark();
+        if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
             return Ok(found);
         }
-        self.obtain_at_last(request, try_once)
+        if self.hooks.has_callbacks() && self.hooks.free_memory() {
+            self.unpark();
+            if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
+                return Ok(found);
+            }
+        }
+        self.obtain_at_last(request, |state| try_once(state, Effort::Any))
     }
 
     /// The last means before an out-of-memory error: waiting for every stream, and pools that lend.
     #[cold]
-    fn obtain_at_last(
+    fn obtain_at_last<T>(
         &self,
         request: Request,
-        try_once: impl Fn(&mut State) -> Result<Option<Found>, AllocError>,
-    ) -> Result<Found, AllocError> {
+        try_once: impl Fn(&mut State) -> Result<Option<Found<T>>, AllocError>,
+    ) -> Result<Found<T>, AllocError> {
         // The host cannot wait for a stream that is being captured.
         if !self.state.lock().progress.is_capturing() {
             self.settle_all()?;
@@ -187,41 +215,66 @@ impl PagedAllocator {
     /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
     fn settle(&self, blocks: &mut MutexGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        let mut empty = Vec::new();
-        let settled = blocks.settle(&mut state.progress, wait, &self.history, &mut empty);
-        for slab in empty {
-            self.directory.remove(slab);
-            state.return_slab(slab);
-        }
+        let mut given_back = GivenBack::new();
+        let settled = blocks.settle(&mut state.progress, wait, &self.history, &mut given_back);
+        self.take_back(&mut state, given_back);
         Ok(settled?)
     }
 
-    /// Waits on the host for every pending free, and takes back every empty slab.
+    /// Waits on the host for every pending free, and takes back everything that no block is in.
     fn settle_all(&self) -> Result<(), AllocError> {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
             self.settle(&mut blocks, true)?;
-            for slab in blocks.take_empty() {
-                self.directory.remove(slab);
-                self.state.lock().return_slab(slab);
-            }
+            let unused = blocks.take_unused();
+            self.take_back(&mut self.state.lock(), unused);
         }
         let mut state = self.state.lock();
         state.statistics.num_sync_all_streams += 1;
-        Ok(state.synchronize()?)
+        Ok(state.settle(true)?)
     }
 
-    /// The heap that owns the slab of an address.
+    /// Takes back what every heap has parked.
+    fn unpark(&self) {
+        for heap in self.heaps.all() {
+            let mut blocks = heap.lock();
+            let parked = blocks.take_parked();
+            if !parked.is_empty() {
+                self.take_back(&mut self.state.lock(), parked);
+            }
+        }
+    }
+
+    /// Takes back memory that a heap gave up.
+    fn take_back(&self, state: &mut State, given_back: GivenBack) {
+        for loan in given_back {
+            self.directory.remove(loan.address, loan.lent);
+            state.take_back(loan);
+        }
+    }
+
+    /// The heap that the memory at an address is lent to, and what lies there.
     #[inline]
-    fn owner(&self, address: Address) -> Option<&Heap> {
-        self.heaps.numbered(self.directory.owner(address)?)
+    fn owner(&self, address: Address) -> Option<(&Heap, Lent)> {
+        let (number, lent) = self.directory.owner(address)?;
+        Some((self.heaps.numbered(number)?, lent))
+    }
+}
+
+/// Bounds the peaks of live blocks, which are sums over heaps, by the peak of what was reserved, which is exact.
+fn bound_peaks(statistics: &mut Statistics) {
+    for pool in [&mut statistics.all, &mut statistics.small_pool, &mut statistics.large_pool] {
+        let most = pool.reserved_bytes.peak;
+        for stat in [&mut pool.requested_bytes, &mut pool.allocated_bytes, &mut pool.active_bytes] {
+            stat.peak = stat.peak.min(most);
+        }
     }
 }
 
 /// What was found for a request.
-enum Found {
-    /// The address of what was asked for.
-    Sought(Address),
+enum Found<T> {
+    /// What was asked for.
+    Sought(T),
     /// A block of a private pool that lends its free memory.
     Lent(Block),
 }
@@ -233,13 +286,10 @@ impl Resource for PagedAllocator {
             return Ok(Block { address: 0, bytes: 0 });
         }
         let to_pool = || self.filters.load(Ordering::Acquire) > 0 && self.state.lock().sends_to_pool(request.stream);
-        if request.bytes <= SMALL_LIMIT
-            && let Some((number, heap)) = self.heaps.of(request.stream)
-            && !to_pool()
-        {
-            return self.allocate_small(heap, number, request);
+        match self.heaps.of(request.stream) {
+            Some((number, heap)) if !to_pool() => self.allocate_in(heap, number, request),
+            _ => self.allocate_apart(request),
         }
-        self.allocate_large(request)
     }
 
     #[inline]
@@ -247,16 +297,14 @@ impl Resource for PagedAllocator {
         if address == 0 {
             return Ok(());
         }
-        let Some(heap) = self.owner(address) else { return self.state.lock().free(address) };
-        match heap.free(address, &self.history)? {
-            Freed::Done => {}
-            Freed::Emptied(slabs) => {
-                let mut state = self.state.lock();
-                for slab in slabs {
-                    self.directory.remove(slab);
-                    state.return_slab(slab);
-                }
-            }
+        let Some((heap, lent)) = self.owner(address) else { return self.state.lock().free(address) };
+        let freed = match lent {
+            Lent::Slab => heap.free_small(address, &self.history)?,
+            Lent::Range => heap.free_large(address, &self.history)?,
+        };
+        match freed {
+            Freed::Done(given_back) if given_back.is_empty() => {}
+            Freed::Done(given_back) => self.take_back(&mut self.state.lock(), given_back),
             Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,
         }
         Ok(())
@@ -267,7 +315,7 @@ impl CachingAllocator for PagedAllocator {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
         let known = address == 0
             || match self.owner(address) {
-                Some(heap) => heap.lock().record_stream(address, stream),
+                Some((heap, _)) => heap.lock().record_stream(address, stream),
                 None => self.state.lock().record_stream(address, stream),
             };
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
@@ -284,19 +332,22 @@ impl CachingAllocator for PagedAllocator {
 
     fn statistics(&self) -> Statistics {
         // All locks at once, heaps first: the figures are of one moment.
-        let heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
-        let mut statistics = self.state.lock().statistics();
+        let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
+        let mut state = self.state.lock();
+        heaps.iter_mut().for_each(|heap| self.take_back(&mut state, heap.take_parked()));
+        let mut statistics = state.statistics();
         heaps.iter().for_each(|heap| heap.add_statistics(&mut statistics));
+        bound_peaks(&mut statistics);
         statistics
     }
 
     fn reset_peak_statistics(&self) {
-        self.heaps.all().for_each(|heap| heap.lock().reset_peaks());
+        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_peaks());
         self.state.lock().statistics.reset_peak();
     }
 
     fn reset_accumulated_statistics(&self) {
-        self.heaps.all().for_each(|heap| heap.lock().reset_accumulated());
+        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_accumulated());
         self.state.lock().statistics.reset_accumulated();
     }
 

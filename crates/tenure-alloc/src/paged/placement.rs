@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
-use super::state::{COMMON, Refusal, State, segment_event};
+use super::state::{COMMON, Effort, Refusal, State, segment_event};
 use crate::{Action, Address, BackingError};
 
 /// More allocations than this without a free make a streak.
@@ -16,30 +16,35 @@ const STREAK_BLOCKS: u64 = 4;
 impl State {
     /// Free memory for a block, made free if need be: see Note [Where a block goes]. `requested` bytes are requested in
     /// all, with this block.
-    pub(super) fn find(&mut self, bytes: u64, stream: StreamId, id: usize, requested: u64) -> Result<Address, Refusal> {
-        let peak = self.peak_requested.max(requested);
-        let found = match self.place(bytes, stream, id, peak, u64::MAX) {
-            // The device may have less than it seemed: what is there must do.
-            Err(Refusal::Full) => {
-                let free = self.backing.memory_info()?.free;
-                self.place(bytes, stream, id, peak, free / self.granularity * self.granularity)
-            }
-            placed => placed,
-        }?;
-        self.peak_requested = peak;
-        self.streak = self.streak.saturating_add(1);
-        Ok(found)
-    }
-
-    /// The same when at most `creatable` bytes can be created, and at most `peak` bytes were ever requested at once.
-    fn place(
+    pub(super) fn find(
         &mut self,
         bytes: u64,
         stream: StreamId,
         id: usize,
-        peak: u64,
-        creatable: u64,
+        requested: u64,
+        effort: Effort,
     ) -> Result<Address, Refusal> {
+        let peak = self.peak_requested.max(requested);
+        let found = match self.find_free(bytes, stream, id)? {
+            Some(address) => address,
+            None if effort == Effort::Free => return Err(Refusal::Full),
+            None => match self.make(bytes, stream, id, peak, u64::MAX) {
+                // The device may have less than it seemed: what is there must do.
+                Err(Refusal::Full) => {
+                    let free = self.backing.memory_info()?.free;
+                    self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)?
+                }
+                made => made?,
+            },
+        };
+        self.peak_requested = peak;
+        self.count_change();
+        self.streak = self.streak.saturating_add(1);
+        Ok(found)
+    }
+
+    /// A free range in one piece that the stream may touch, taken into use.
+    fn find_free(&mut self, bytes: u64, stream: StreamId, id: usize) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
         // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
@@ -50,10 +55,9 @@ impl State {
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
-        let in_streak = self.streak >= STREAK;
         let (space, progress) = (&mut self.spaces[id], &mut self.progress);
         let mut found = None;
-        if in_streak {
+        if self.streak >= STREAK {
             found = space.behind_last(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
@@ -64,9 +68,15 @@ impl State {
         }
         if let Some(address) = found {
             space.occupy(address, bytes);
-            return Ok(address);
         }
+        Ok(found)
+    }
 
+    /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
+    /// requested at once.
+    fn make(&mut self, bytes: u64, stream: StreamId, id: usize, peak: u64, creatable: u64) -> Result<Address, Refusal> {
+        let in_streak = self.streak >= STREAK;
+        let space = &mut self.spaces[id];
         let reserved = self.statistics.all.reserved_bytes.current;
         let limit = self.allowed.saturating_sub(reserved).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::PagedAllocator;
-use super::heap::EntryState;
+use super::directory::Lent;
+use super::large::LargeBlock;
+use super::slabs::{Entry, EntryState};
 use super::state::{COMMON, State};
 use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
@@ -17,30 +19,25 @@ use crate::{Address, PoolId, PoolKind, Snapshot};
 /// Everything that `allocator` holds.
 pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
     // All heaps before the device lock, in order: nothing moves meanwhile.
-    let heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
-    let state = allocator.state.lock();
+    let mut heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
+    let mut state = allocator.state.lock();
+    heaps.iter_mut().for_each(|(_, heap)| allocator.take_back(&mut state, heap.take_parked()));
     let mut segments = Vec::new();
     for (id, space) in &state.spaces {
         let mut blocks = free_blocks(&state, id);
-        for (&address, block) in state.blocks.iter().filter(|(_, block)| block.space == id) {
-            let shown = if block.is_freed { SnapshotState::PendingFree } else { SnapshotState::Allocated };
-            let (bytes, requested) = (block.bytes, block.requested);
-            let block_shown = SnapshotBlock { address, bytes, requested, state: shown, tag: block.tag, key: block.key };
-            blocks.insert(address, (block.stream, block_shown));
+        for (address, block) in state.blocks.iter().filter(|(_, block)| block.space == id) {
+            blocks.insert(address, (block.stream, large(address, block)));
         }
         if id == COMMON {
-            for (&slab, &stream) in &state.slabs {
-                let heap = heaps.iter().find(|(owner, _)| *owner == stream);
-                for (address, bytes, requested, entry, tag, key) in
-                    heap.iter().flat_map(|(_, heap)| heap.blocks_of(slab))
-                {
-                    let state = match entry {
-                        EntryState::Live => SnapshotState::Allocated,
-                        EntryState::Pending => SnapshotState::PendingFree,
-                        EntryState::Free => SnapshotState::Inactive,
-                    };
-                    blocks.insert(address, (stream, SnapshotBlock { address, bytes, requested, state, tag, key }));
-                }
+            for (&address, (stream, loan)) in &state.loans {
+                let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
+                let shown: Vec<SnapshotBlock> = match (loan.lent, heap.large().get(address)) {
+                    (Lent::Slab, _) => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
+                    (Lent::Range, Some(block)) => vec![large(address, block)],
+                    // On its way to or from the heap.
+                    (Lent::Range, None) => vec![free(address, loan.bytes)],
+                };
+                blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
             }
         }
         let pool = state.pools.iter().find(|(_, pool)| pool.space == id).map_or(PoolId::default(), |(pool, _)| *pool);
@@ -60,13 +57,32 @@ fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, Snapsho
     for (_, chunk) in &state.spaces[id].chunks {
         let Some(&home) = chunk.mapped_at.first() else { continue };
         for extent in &chunk.free {
-            let (address, bytes) = (home + extent.offset, extent.bytes);
-            let (tag, key) = (Tag::Unknown, KeyId::NONE);
-            let block = SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key };
-            blocks.insert(address, (chunk.uses.stream().unwrap_or_default(), block));
+            let block = free(home + extent.offset, extent.bytes);
+            blocks.insert(block.address, (chunk.uses.stream().unwrap_or_default(), block));
         }
     }
     blocks
+}
+
+fn free(address: Address, bytes: u64) -> SnapshotBlock {
+    let (tag, key) = (Tag::Unknown, KeyId::NONE);
+    SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key }
+}
+
+fn large(address: Address, block: &LargeBlock) -> SnapshotBlock {
+    let LargeBlock { bytes, requested, tag, key, .. } = *block;
+    let state = if block.is_freed { SnapshotState::PendingFree } else { SnapshotState::Allocated };
+    SnapshotBlock { address, bytes, requested, state, tag, key }
+}
+
+fn small(entry: &Entry) -> SnapshotBlock {
+    let state = match entry.state {
+        EntryState::Live => SnapshotState::Allocated,
+        EntryState::Pending => SnapshotState::PendingFree,
+        EntryState::Free => SnapshotState::Inactive,
+    };
+    let Entry { address, requested, tag, key, .. } = *entry;
+    SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key }
 }
 
 /// Blocks side by side, as segments.

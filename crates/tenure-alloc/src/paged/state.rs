@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
-use super::config::{Config, SLAB_BYTES};
-use super::progress::{Progress, Uses};
+use super::config::Config;
+use super::directory::Lent;
+use super::large::{LargeBlock, LargeBlocks};
+use super::parked::Loan;
+use super::progress::Progress;
 use super::space::Space;
+use crate::sync::{AtomicU64, Ordering};
 use crate::{
     Action, Address, AllocError, Backing, BackingError, Event, History, PoolId, PoolKind, Request, Statistics,
     StreamFilter,
@@ -31,12 +34,13 @@ pub(super) struct State {
     pub(super) pools: FxHashMap<PoolId, Pool>,
     /// Who asked for allocations to go to a pool, the last first.
     pub(super) filters: Vec<(PoolId, StreamFilter)>,
-    pub(super) blocks: FxHashMap<Address, LargeBlock>,
-    /// The slabs of all heaps, and the stream of each.
-    pub(super) slabs: FxHashMap<Address, StreamId>,
-    /// Freed blocks that other streams may still use.
-    pending: Vec<(Address, Uses)>,
-    /// Of everything but small blocks.
+    /// Blocks of private pools, and those of streams that have no heap.
+    pub(super) blocks: LargeBlocks,
+    /// What is lent to heaps, by first address: see Note [Parking].
+    pub(super) loans: FxHashMap<Address, (StreamId, Loan)>,
+    /// Numbers the placements in the common space and the returns to it: see Note [Parking].
+    pub(super) clock: Arc<AtomicU64>,
+    /// Of what is reserved, and of the blocks here.
     pub(super) statistics: Statistics,
     /// The most bytes ever requested at once.
     pub(super) peak_requested: u64,
@@ -46,19 +50,6 @@ pub(super) struct State {
     pub(super) allowed: u64,
 }
 
-/// A block that is not in a slab.
-pub(super) struct LargeBlock {
-    pub(super) bytes: u64,
-    pub(super) requested: u64,
-    pub(super) stream: StreamId,
-    pub(super) tag: Tag,
-    pub(super) key: KeyId,
-    pub(super) space: usize,
-    /// Other streams that use it.
-    pub(super) users: SmallVec<[StreamId; 1]>,
-    pub(super) is_freed: bool,
-}
-
 /// A private pool: its memory serves nobody else while it is in use.
 pub(super) struct Pool {
     pub(super) space: usize,
@@ -66,10 +57,19 @@ pub(super) struct Pool {
     lends: bool,
 }
 
+/// How far to go for memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// What is free in one piece.
+    Free,
+    /// Whatever can be made, pieced together or waited for.
+    Any,
+}
+
 /// Why there is no block.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// The device is full, or the limit is reached.
+    /// The device is full, or the limit is reached, or there is none without more [`Effort`].
     Full,
     /// A call of the backing failed for another reason.
     Backing(BackingError),
@@ -102,9 +102,9 @@ impl State {
             spaces: [(COMMON, Space::default())].into_iter().collect(),
             pools: FxHashMap::default(),
             filters: Vec::new(),
-            blocks: FxHashMap::default(),
-            slabs: FxHashMap::default(),
-            pending: Vec::new(),
+            blocks: LargeBlocks::default(),
+            loans: FxHashMap::default(),
+            clock: Arc::default(),
             statistics: Statistics::default(),
             peak_requested: 0,
             streak: 0,
@@ -112,37 +112,48 @@ impl State {
         }
     }
 
-    /// A slab for `stream`. `requested` bytes are requested in all.
-    pub(super) fn slab(&mut self, stream: StreamId, requested: u64) -> Result<Address, Refusal> {
-        self.settle()?;
-        let address = self.find(SLAB_BYTES, stream, COMMON, requested)?;
-        self.slabs.insert(address, stream);
-        self.statistics.large_pool.reserved_bytes.decrease(SLAB_BYTES);
-        self.statistics.small_pool.reserved_bytes.increase(SLAB_BYTES);
-        Ok(address)
+    /// Memory for the heap of `stream`. `requested` bytes are requested in all.
+    pub(super) fn lend(
+        &mut self,
+        stream: StreamId,
+        bytes: u64,
+        lent: Lent,
+        requested: u64,
+        effort: Effort,
+    ) -> Result<Loan, Refusal> {
+        let address = self.find(bytes, stream, COMMON, requested, effort)?;
+        let loan = Loan { address, bytes, lent, number: self.clock.load(Ordering::Relaxed) };
+        self.loans.insert(address, (stream, loan));
+        if lent == Lent::Slab {
+            self.statistics.large_pool.reserved_bytes.decrease(bytes);
+            self.statistics.small_pool.reserved_bytes.increase(bytes);
+        }
+        Ok(loan)
     }
 
-    /// Takes back an empty slab.
-    pub(super) fn return_slab(&mut self, address: Address) {
-        if let Some(stream) = self.slabs.remove(&address) {
-            self.streak = 0;
-            let last = self.progress.use_now(stream);
-            self.spaces[COMMON].vacate(address, SLAB_BYTES, last);
-            self.statistics.small_pool.reserved_bytes.decrease(SLAB_BYTES);
-            self.statistics.large_pool.reserved_bytes.increase(SLAB_BYTES);
+    /// Takes back what was lent to a heap.
+    pub(super) fn take_back(&mut self, loan: Loan) {
+        let Loan { address, bytes, lent, .. } = loan;
+        let Some((stream, _)) = self.loans.remove(&address) else { return };
+        self.streak = 0;
+        self.vacate(address, bytes, stream, COMMON);
+        if lent == Lent::Slab {
+            self.statistics.small_pool.reserved_bytes.decrease(bytes);
+            self.statistics.large_pool.reserved_bytes.increase(bytes);
         }
     }
 
-    /// A block of `bytes` bytes. `requested` bytes are requested in all, with this one.
+    /// A block of `bytes` bytes, of no heap. `requested` bytes are requested in all, with this one.
     pub(super) fn allocate(
         &mut self,
         request: Request,
         bytes: u64,
         space: usize,
         requested: u64,
+        effort: Effort,
     ) -> Result<Address, Refusal> {
-        self.settle()?;
-        let address = self.find(bytes, request.stream, space, requested)?;
+        self.settle(false)?;
+        let address = self.find(bytes, request.stream, space, requested, effort)?;
         self.register(request, bytes, space, address);
         Ok(address)
     }
@@ -168,54 +179,35 @@ impl State {
 
     /// Ends the tenure of a block.
     pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
-        let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed);
-        let block = block.ok_or(AllocError::UnknownAddress(address))?;
-        let mut uses = Uses::default();
-        for &user in &block.users {
-            uses.add(self.progress.mark_now(user)?);
-        }
-        block.is_freed = true;
+        let taken = self.blocks.take(address)?;
+        let block = match &taken {
+            Some(block) => block,
+            None => self.blocks.free(address, &mut self.progress)?,
+        };
         self.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
-        let event = block.event(address);
-        self.history.record(|time_us| Event { action: Action::FreeRequested, time_us, ..event });
-        if block.users.is_empty() {
-            self.complete(address);
-        } else {
-            self.pending.push((address, uses));
+        block.record(Action::FreeRequested, address, &self.history);
+        if let Some(block) = taken {
+            self.complete(address, &block);
         }
         Ok(())
     }
 
     /// Lets `stream` use a block too. Whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
-        let Some(block) = self.blocks.get_mut(&address).filter(|block| !block.is_freed) else { return false };
-        if block.stream != stream && !block.users.contains(&stream) {
-            block.users.push(stream);
-        }
-        true
+        self.blocks.record_stream(address, stream)
     }
 
-    /// Completes the frees that every stream has passed.
-    pub(super) fn settle(&mut self) -> Result<(), BackingError> {
-        let mut index = 0;
-        while let Some((address, uses)) = self.pending.get_mut(index) {
-            let address = *address;
-            if self.progress.is_finished(uses)? {
-                self.pending.swap_remove(index);
-                self.complete(address);
-            } else {
-                index += 1;
-            }
+    /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
+    pub(super) fn settle(&mut self, wait: bool) -> Result<(), BackingError> {
+        if !self.blocks.has_pending() {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    /// Waits on the host until every pending free has completed.
-    pub(super) fn synchronize(&mut self) -> Result<(), BackingError> {
-        for (_, uses) in &mut self.pending {
-            self.progress.synchronize(uses)?;
+        let mut done = Vec::new();
+        let settled = self.blocks.settle(&mut self.progress, wait, &mut done);
+        for (address, block) in done {
+            self.complete(address, &block);
         }
-        self.settle()
+        settled
     }
 
     /// Gives every chunk with no byte in use back to the backing, of the common space and of pools given up. Waits on
@@ -240,7 +232,8 @@ impl State {
     }
 
     fn release_wholes(&mut self, spaces: &[usize]) -> Result<(), BackingError> {
-        let mut live: Vec<Address> = self.blocks.keys().chain(self.slabs.keys()).copied().collect();
+        let mut live: Vec<Address> =
+            self.blocks.iter().map(|(address, _)| address).chain(self.loans.keys().copied()).collect();
         live.sort_unstable();
         let released = spaces.iter().try_for_each(|&id| {
             let whole: Vec<usize> = self.spaces[id].whole.iter().map(|(_, index)| *index).collect();
@@ -298,7 +291,7 @@ impl State {
         self.history.record(|time_us| Event { action, address: free, bytes, stream, time_us, tag, key });
     }
 
-    /// The counters of everything but small blocks, with the free bytes of chunks partly in use.
+    /// The counters of everything but the blocks of heaps, with the free bytes of chunks partly in use.
     pub(super) fn statistics(&mut self) -> Statistics {
         let partial =
             self.spaces.iter().flat_map(|(_, space)| space.chunks.iter()).filter(|(_, chunk)| !chunk.is_whole());
@@ -315,31 +308,39 @@ impl State {
         self.statistics.all.reserved_bytes.current
     }
 
+    fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId, space: usize) {
+        let last = self.progress.use_now(stream);
+        self.spaces[space].vacate(address, bytes, last);
+        self.count_change();
+    }
+
+    /// Counts a change of what is free.
+    pub(super) fn count_change(&self) {
+        self.clock.fetch_add(1, Ordering::Release);
+    }
+
     fn register(&mut self, request: Request, bytes: u64, space: usize, address: Address) {
-        let Request { bytes: requested, stream, tag, key } = request;
-        let block = LargeBlock { bytes, requested, stream, tag, key, space, users: SmallVec::new(), is_freed: false };
-        self.statistics.block_allocated(PoolKind::Large, tag, requested, bytes);
-        let event = block.event(address);
-        self.history.record(|time_us| Event { action: Action::Alloc, time_us, ..event });
-        self.blocks.insert(address, block);
+        let range = Loan { address, bytes, lent: Lent::Range, number: 0 };
+        let block = self.blocks.insert(request, range, space);
+        block.record(Action::Alloc, address, &self.history);
+        self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
 
     /// Makes the memory of a freed block free.
-    fn complete(&mut self, address: Address) {
-        let Some(block) = self.blocks.remove(&address) else { return };
+    fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
-        let last = self.progress.use_now(block.stream);
-        self.spaces[block.space].vacate(address, block.bytes, last);
+        self.vacate(address, block.bytes, block.stream, block.space);
         self.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        let event = block.event(address);
-        self.history.record(|time_us| Event { action: Action::FreeCompleted, time_us, ..event });
+        block.record(Action::FreeCompleted, address, &self.history);
     }
 
     pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.spaces[id];
         let bytes = space.chunks[index].bytes;
         let mapped = space.chunks[index].mapped_at.first().copied();
-        space.release(index, live, &mut self.addresses, &*self.backing)?;
+        let released = space.release(index, live, &mut self.addresses, &*self.backing);
+        self.clock.fetch_add(1, Ordering::Release);
+        released?;
         self.statistics.num_device_free += 1;
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
         if let Some(address) = mapped {
@@ -357,14 +358,6 @@ impl State {
     pub(super) fn count_windows(&mut self) {
         let windows = self.spaces.iter().map(|(_, space)| space.windows.len() as u64).sum::<u64>();
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.segment.set(windows));
-    }
-}
-
-impl LargeBlock {
-    /// An event of the block, undated.
-    fn event(&self, address: Address) -> Event {
-        let Self { requested: bytes, stream, tag, key, .. } = *self;
-        Event { action: Action::Alloc, address, bytes, stream, time_us: 0, tag, key }
     }
 }
 

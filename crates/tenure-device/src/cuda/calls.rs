@@ -4,7 +4,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{
     self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUstream, CUstream_flags,
+    CUresult, CUstream, CUstream_flags,
 };
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
@@ -57,13 +57,12 @@ impl Driver for CudaDriver {
 
     fn reserve(&self, bytes: u64) -> Result<Address, CallError> {
         self.call(Call::Reserve, || {
-            let mut space = self.space.lock();
-            space.check_size(bytes)?;
+            self.space.lock().check_size(bytes)?;
             let mut address = 0;
             // SAFETY: `address` is writable; no address and no alignment is asked for.
             let reserve = || unsafe { sys::cuMemAddressReserve(&mut address, bytes as usize, 0, 0, 0) };
             self.timings.time(Call::Reserve, 1, bytes, reserve)?;
-            space.add_reservation(address, bytes);
+            self.space.lock().add_reservation(address, bytes);
             Ok(address)
         })
     }
@@ -82,14 +81,13 @@ impl Driver for CudaDriver {
 
     fn create(&self, bytes: u64) -> Result<ChunkId, CallError> {
         self.call(Call::Create, || {
-            let mut space = self.space.lock();
-            space.check_size(bytes)?;
+            self.space.lock().check_size(bytes)?;
             let properties = chunk_properties(self.ordinal, self.properties.shares_descriptors);
             let mut handle = 0;
             // SAFETY: `handle` is writable, `properties` is whole.
             let create = || unsafe { sys::cuMemCreate(&mut handle, bytes as usize, &properties, 0) };
             self.timings.time(Call::Create, 1, bytes, create).map_err(|kind| self.refusal(kind, bytes))?;
-            space.add_chunk(ChunkId(handle), bytes);
+            self.space.lock().add_chunk(ChunkId(handle), bytes);
             Ok(ChunkId(handle))
         })
     }
@@ -162,14 +160,13 @@ impl Driver for CudaDriver {
 
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError> {
         self.call(Call::Import, || {
-            let mut space = self.space.lock();
-            space.check_size(bytes)?;
+            self.space.lock().check_size(bytes)?;
             let descriptor = chunk.as_raw_fd() as usize as *mut c_void;
             let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
             let mut handle = 0;
             // SAFETY: `handle` is writable, and for this kind the driver takes an open descriptor as the pointer itself.
             check(unsafe { sys::cuMemImportFromShareableHandle(&mut handle, descriptor, kind) })?;
-            space.add_chunk(ChunkId(handle), bytes);
+            self.space.lock().add_chunk(ChunkId(handle), bytes);
             Ok(ChunkId(handle))
         })
     }
@@ -188,7 +185,11 @@ impl Driver for CudaDriver {
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError> {
         self.in_context(Call::UnregisterHost, || {
             // SAFETY: the driver looks the address up, and refuses one that was not registered.
-            check(unsafe { sys::cuMemHostUnregister(address.cast()) })
+            let code = unsafe { sys::cuMemHostUnregister(address.cast()) };
+            if code == CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED {
+                return Err(ErrorKind::HostNotRegistered(address as u64));
+            }
+            check(code)
         })
     }
 

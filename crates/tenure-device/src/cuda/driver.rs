@@ -17,13 +17,16 @@ use super::error::check;
 use super::handles::Handles;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
-use crate::{Call, CallError, ErrorKind, EventId, EventKind, HostFunction, Priority, Properties};
+use crate::{Call, CallError, ErrorKind, EventId, EventKind, HostFunction, LaunchRegistry, Priority, Properties};
+
+/// How many launches an error shows that may come from any of them.
+const SUSPECTS: usize = 8;
 
 /// The driver of one NVIDIA device.
 ///
 /// A panic of a [`HostFunction`] ends the process, and a function whose turn comes after the context was lost is never
-/// called. Calls that create, release, map and unmap take turns, whichever thread they come from; no other call waits
-/// for them, and they wait for no work of the device.
+/// called. Calls that release, map and unmap take turns, whichever thread they come from; they wait for no work of the
+/// device.
 pub struct CudaDriver {
     pub(super) device: Device,
     pub(super) ordinal: CUdevice,
@@ -38,6 +41,7 @@ pub struct CudaDriver {
     pub(super) streams: Handles<StreamOwner>,
     pub(super) events: Handles<EventKind>,
     pub(super) timings: Timings,
+    pub(super) launches: LaunchRegistry,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
@@ -76,6 +80,7 @@ impl CudaDriver {
             streams: Handles::new(),
             events: Handles::new(),
             timings: Timings::default(),
+            launches: LaunchRegistry::new(),
             lost: OnceLock::new(),
         })
     }
@@ -93,6 +98,11 @@ impl CudaDriver {
     /// forgotten here.
     pub unsafe fn adopt_stream(&self, stream: StreamId) {
         self.streams.adopt(stream.0, StreamOwner::Other);
+    }
+
+    /// The kernels launched last through this driver.
+    pub fn launches(&self) -> &LaunchRegistry {
+        &self.launches
     }
 
     /// What the driver took for the memory calls made so far.
@@ -120,13 +130,20 @@ impl CudaDriver {
         if let Some(first) = self.lost.get() {
             return Err(CallError { call, kind: ErrorKind::ContextLost(Arc::clone(first)) });
         }
-        action().map_err(|kind| {
-            let error = CallError { call, kind };
-            if error.kind.loses_context() {
-                self.lost.get_or_init(|| Arc::new(error.clone()));
-            }
-            error
-        })
+        action().map_err(|kind| self.failure(call, kind))
+    }
+
+    /// The error of a call that failed. One that loses the context may come from any kernel launched before.
+    fn failure(&self, call: Call, mut kind: ErrorKind) -> CallError {
+        if !kind.loses_context() {
+            return CallError { call, kind };
+        }
+        if let ErrorKind::Device { in_flight, .. } = &mut kind {
+            *in_flight = self.launches.recent(SUSPECTS);
+        }
+        let error = CallError { call, kind };
+        self.lost.get_or_init(|| Arc::new(error.clone()));
+        error
     }
 
     /// The driver's handle of a known stream.

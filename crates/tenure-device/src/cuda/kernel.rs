@@ -107,6 +107,8 @@ impl CudaDriver {
         self.in_context(Call::Launch, || {
             let raw = self.stream(stream)?;
             let LaunchConfig { grid, block, shared_bytes } = config;
+            // Before the launch: the kernel may fail before this thread goes on.
+            self.launches.record(function.name, stream, grid, block, at);
             // SAFETY: the function is loaded for good, the stream is known, and the caller answers for the arguments.
             check(unsafe {
                 sys::cuLaunchKernel(

@@ -10,8 +10,9 @@ use crate::ErrorKind;
 
 /// Chunks, reserved address space, and which of the one lies under which of the other.
 ///
-/// A call on them has two halves, with the driver's call between them, all under one lock: a check, which changes
-/// nothing, and a note that it was done.
+/// A call on them has two halves, with the driver's call between them: a check, which changes nothing, and a note that
+/// it was done. All three happen under one lock where the driver is given a name, so that none is taken away between;
+/// a name that the driver gives is noted after, and cannot be known before.
 pub(super) struct AddressSpace {
     granularity: u64,
     /// Reserved ranges: first byte, end.

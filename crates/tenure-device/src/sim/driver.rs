@@ -39,9 +39,11 @@ impl Driver for SimDriver {
     }
 
     fn free(&self, address: Address) -> Result<(), CallError> {
-        self.call(Call::Free, |state| {
+        let start = |state: &mut State| {
             state.memory.check_segment(address)?;
-            state.drain()?;
+            Ok(state.device_goal())
+        };
+        self.block(Call::Free, start, |state| {
             let bytes = state.memory.free(address)?;
             state.counters.free += 1;
             state.counters.driver_us += cost::FREE.us(bytes);
@@ -147,62 +149,43 @@ impl Driver for SimDriver {
     }
 
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
-        self.call(Call::SynchronizeStream, |state| finish(state, stream))
+        self.synchronize_with(Call::SynchronizeStream, |state| state.stream_goal(stream))
     }
 
     fn synchronize(&self) -> Result<(), CallError> {
-        self.call(Call::Synchronize, State::synchronize_all)
+        self.synchronize_with(Call::Synchronize, |state| Ok(state.device_goal()))
     }
 
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
-        self.call(Call::CreateEvent, |state| Ok(state.timeline.create_event(kind)))
+        self.call(Call::CreateEvent, |state| state.timeline.events.create(kind))
     }
 
-    fn export_event(&self, _event: EventId) -> Result<EventHandle, CallError> {
-        self.call(Call::ExportEvent, |_| Err(ErrorKind::Injected))
+    fn export_event(&self, event: EventId) -> Result<EventHandle, CallError> {
+        self.call(Call::ExportEvent, |state| state.timeline.events.export(event))
     }
 
-    fn open_event(&self, _handle: &EventHandle) -> Result<EventId, CallError> {
-        self.call(Call::OpenEvent, |_| Err(ErrorKind::Injected))
+    fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError> {
+        self.call(Call::OpenEvent, |state| state.timeline.events.open(handle))
     }
 
     fn destroy_event(&self, event: EventId) -> Result<(), CallError> {
-        self.call(Call::DestroyEvent, |state| state.timeline.destroy_event(event))
+        self.call(Call::DestroyEvent, |state| state.timeline.events.destroy(event))
     }
 
     fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError> {
-        self.call(Call::RecordEvent, |state| {
-            let stream = state.timeline.stream(stream)?;
-            state.timeline.record_event(event, stream, state.order.stamp(stream))
-        })
+        self.call(Call::RecordEvent, |state| state.record_event(event, stream))
     }
 
     fn query_event(&self, event: EventId) -> Result<bool, CallError> {
-        self.call(Call::QueryEvent, |state| match state.recorded(event)? {
-            Some((point, stamp)) => state.query(point, &stamp),
-            None => Ok(true),
-        })
+        self.call(Call::QueryEvent, |state| state.query_event(event))
     }
 
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {
-        self.call(Call::WaitEvent, |state| {
-            let stream = state.timeline.stream(stream)?;
-            if let Some((point, stamp)) = state.recorded(event)?
-                && point.stream() != stream
-            {
-                state.order.wait(stream, &stamp);
-                state.timeline.push_wait(stream, point);
-                state.counters.stream_waits += 1;
-            }
-            Ok(())
-        })
+        self.call(Call::WaitEvent, |state| state.wait_event(stream, event))
     }
 
     fn synchronize_event(&self, event: EventId) -> Result<(), CallError> {
-        self.call(Call::SynchronizeEvent, |state| match state.recorded(event)? {
-            Some((point, stamp)) => state.synchronize(point, &stamp),
-            None => Ok(()),
-        })
+        self.synchronize_with(Call::SynchronizeEvent, |state| state.event_goal(event))
     }
 
     fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError> {
@@ -213,12 +196,12 @@ impl Driver for SimDriver {
 
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
         let source = source.to_vec();
-        self.call(Call::CopyToDevice, |state| {
+        self.synchronize_with(Call::CopyToDevice, |state| {
             let touches = Touches::new(None, Some(target..target.saturating_add(source.len() as u64)));
             state.submit_call(Call::CopyToDevice, stream, touches, move |memory, launch| {
                 memory.write(target, &source, launch)
             })?;
-            finish(state, stream)
+            state.stream_goal(stream)
         })
     }
 
@@ -227,14 +210,14 @@ impl Driver for SimDriver {
         // The work owns what it writes to: it may outlive this call, if other work panics on the way.
         let copy = Arc::new(Mutex::new(Vec::new()));
         let copied = Arc::clone(&copy);
-        self.call(Call::CopyFromDevice, |state| {
+        self.synchronize_with(Call::CopyFromDevice, |state| {
             let touches = Touches::new(Some(source..source.saturating_add(len as u64)), None);
             state.submit_call(Call::CopyFromDevice, stream, touches, move |memory, launch| {
                 let mut copied = copied.lock();
                 copied.resize(len, 0);
                 memory.read(source, &mut copied, launch)
             })?;
-            finish(state, stream)
+            state.stream_goal(stream)
         })?;
         target.copy_from_slice(&copy.lock());
         Ok(())
@@ -346,12 +329,6 @@ impl HostTarget {
         // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
         if self.1 == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(self.0, self.1) } }
     }
-}
-
-/// Blocks the host until `stream` has done what is on it.
-fn finish(state: &mut State, stream: StreamId) -> Result<(), ErrorKind> {
-    let stream = state.timeline.stream(stream)?;
-    state.synchronize(state.timeline.tail(stream), &state.order.stamp(stream))
 }
 
 fn copy(

@@ -16,6 +16,12 @@
 //! and no descriptor and no import is left anywhere, whether they were given up or their processes died; on the account
 //! of a device that imports it, it never is. Each device looks for races in its own work only.
 //!
+//! An [interprocess](crate::EventKind::Interprocess) event is passed for other devices when the one that recorded it
+//! has run what comes before. It does so within the call that records, since nothing else would while its host waits
+//! for another process; but its clock does not move for that, so [`SimDriver::busy_until`] before a record, and
+//! [`SimDriver::run`] once the time has come, choose when others see it passed. They never do if the recording process
+//! dies or loses its context before.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
@@ -27,6 +33,7 @@
 //! next to nothing: a replay that only tells the time needs no more.
 
 mod driver;
+mod events;
 mod fault;
 mod host;
 mod kernel;
@@ -37,6 +44,7 @@ mod platform;
 mod race;
 mod random;
 mod shared;
+mod signal;
 mod state;
 mod timeline;
 
@@ -115,7 +123,7 @@ impl SimDriver {
     /// # Errors
     /// What the work did wrong, as an error of `cuLaunchKernel`.
     pub fn step(&self) -> Result<bool, CallError> {
-        self.check(|state| state.step())
+        self.resume(Call::Launch, |state| state.step())
     }
 
     /// Runs everything that may run now. The host knows no more than before of what has completed.
@@ -123,7 +131,7 @@ impl SimDriver {
     /// # Errors
     /// What the work did wrong, as an error of `cuLaunchKernel`.
     pub fn run(&self) -> Result<(), CallError> {
-        self.check(|state| {
+        self.resume(Call::Launch, |state| {
             while state.step()? {}
             Ok(())
         })

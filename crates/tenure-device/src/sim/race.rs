@@ -55,6 +55,15 @@ impl Order {
         self.streams.get(stream).cloned().flatten()
     }
 
+    /// What is known at the ends of all streams now.
+    pub(super) fn stamp_of_all(&self) -> Stamp {
+        let mut all = Stamp::default();
+        for stamp in self.streams.iter().flatten() {
+            Arc::make_mut(all.get_or_insert_default()).join(stamp);
+        }
+        all
+    }
+
     /// Later work of `stream` comes after `stamp`.
     pub(super) fn wait(&mut self, stream: usize, stamp: &Stamp) {
         if let Some(stamp) = stamp {
@@ -65,13 +74,6 @@ impl Order {
     /// The host has seen `stamp` pass.
     pub(super) fn observe(&mut self, stamp: &Stamp) {
         if let Some(stamp) = stamp {
-            self.host.join(stamp);
-        }
-    }
-
-    /// The host has seen everything pass.
-    pub(super) fn observe_all(&mut self) {
-        for stamp in self.streams.iter().flatten() {
             self.host.join(stamp);
         }
     }

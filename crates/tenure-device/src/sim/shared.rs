@@ -88,8 +88,8 @@ impl Abandoned {
     }
 }
 
-/// The same for every descriptor of a file, and of no two files at once.
-fn identity(file: &File) -> io::Result<(u64, u64)> {
+/// The same whoever opened a file, and of no two files at once.
+pub(super) fn identity(file: &File) -> io::Result<(u64, u64)> {
     let metadata = file.metadata()?;
     Ok((metadata.dev(), metadata.ino()))
 }

@@ -1,19 +1,36 @@
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{slice, thread};
 
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::StreamId;
 
+use super::events::Recorded;
 use super::fault::Failures;
 use super::host::HostMemory;
 use super::kernel::{Kernel, KernelMemory, Touches};
 use super::memory::Memory;
 use super::physical::PhysicalMemory;
 use super::race::{Order, Stamp};
+use super::signal::Signal;
 use super::timeline::{Point, Timeline, Work};
 use super::{SimConfig, SimDriver};
 use crate::cost::HOST_SYNC_US;
 use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch, ProcessMemory};
+
+/// How often the host looks whether another process has passed an event that it waits for.
+const POLL: Duration = Duration::from_micros(50);
+
+/// What the host waits for.
+pub(super) enum Goal {
+    Nothing,
+    /// A point, and what the host knows to be complete then.
+    Point(Point, Stamp),
+    Points(Vec<Point>, Stamp),
+    /// A record of an event by another process.
+    Elsewhere(Arc<Signal>, u64),
+}
 
 /// Everything about a device.
 pub(super) struct State {
@@ -129,51 +146,79 @@ impl State {
         Ok(passed)
     }
 
-    /// Blocks the host until `point` is passed.
-    pub(super) fn synchronize(&mut self, point: Point, stamp: &Stamp) -> Result<(), ErrorKind> {
-        self.stall([point])?;
-        self.order.observe(stamp);
-        Ok(())
-    }
-
-    /// Blocks the host until everything is passed.
-    pub(super) fn synchronize_all(&mut self) -> Result<(), ErrorKind> {
-        self.stall(self.timeline.tails())?;
-        self.order.observe_all();
-        Ok(())
-    }
-
-    /// Waits for everything, as a part of a call that has its own cost.
-    pub(super) fn drain(&mut self) -> Result<(), ErrorKind> {
-        self.run_until(self.timeline.tails())?;
-        self.order.observe_all();
-        Ok(())
-    }
-
-    /// Blocks the host until `points` are passed, and counts that.
-    fn stall(&mut self, points: impl IntoIterator<Item = Point>) -> Result<(), ErrorKind> {
-        let start_us = self.timeline.now_us();
-        self.run_until(points)?;
-        self.counters.host_syncs += 1;
-        self.counters.driver_us += HOST_SYNC_US + (self.timeline.now_us() - start_us) as f64;
-        Ok(())
-    }
-
-    fn run_until(&mut self, points: impl IntoIterator<Item = Point>) -> Result<(), ErrorKind> {
-        for point in points {
-            while !self.timeline.passed(point) {
-                if !self.step()? {
-                    self.timeline.skip_ahead(point);
-                }
-            }
+    /// Records `event` at the end of `stream`. What other processes may wait for runs at once: nothing else would run
+    /// it while this process waits for them.
+    pub(super) fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), ErrorKind> {
+        let stream = self.timeline.stream(stream)?;
+        if let Some(point) = self.timeline.record_event(event, stream, self.order.stamp(stream))? {
+            while !self.timeline.passed(point) && self.step()? {}
         }
         Ok(())
     }
 
-    /// Where `event` was recorded and what came before, if it was recorded.
-    pub(super) fn recorded(&self, event: EventId) -> Result<Option<(Point, Stamp)>, ErrorKind> {
-        let (point, stamp) = self.timeline.recorded(event)?;
-        Ok(point.map(|point| (point, stamp.clone())))
+    pub(super) fn query_event(&mut self, event: EventId) -> Result<bool, ErrorKind> {
+        match self.timeline.events.recorded(event)? {
+            Recorded::Nowhere => Ok(true),
+            Recorded::Here(point, stamp) => {
+                let stamp = stamp.clone();
+                self.query(point, &stamp)
+            }
+            Recorded::Elsewhere(signal, record) => Ok(signal.has_passed(record)),
+        }
+    }
+
+    pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
+        let stream = self.timeline.stream(stream)?;
+        match self.timeline.events.recorded(event)? {
+            Recorded::Nowhere => return Ok(()),
+            Recorded::Here(point, _) if point.stream() == stream => return Ok(()),
+            Recorded::Here(point, stamp) => {
+                self.order.wait(stream, stamp);
+                self.timeline.push_wait(stream, point);
+            }
+            Recorded::Elsewhere(signal, record) => self.timeline.push_wait_elsewhere(stream, signal, record),
+        }
+        self.counters.stream_waits += 1;
+        Ok(())
+    }
+
+    /// Everything on `stream`.
+    pub(super) fn stream_goal(&self, stream: StreamId) -> Result<Goal, ErrorKind> {
+        let stream = self.timeline.stream(stream)?;
+        Ok(Goal::Point(self.timeline.tail(stream), self.order.stamp(stream)))
+    }
+
+    /// The last record of `event`.
+    pub(super) fn event_goal(&self, event: EventId) -> Result<Goal, ErrorKind> {
+        Ok(match self.timeline.events.recorded(event)? {
+            Recorded::Nowhere => Goal::Nothing,
+            Recorded::Here(point, stamp) => Goal::Point(point, stamp.clone()),
+            Recorded::Elsewhere(signal, record) => Goal::Elsewhere(signal, record),
+        })
+    }
+
+    /// Everything on the device.
+    pub(super) fn device_goal(&self) -> Goal {
+        Goal::Points(self.timeline.tails(), self.order.stamp_of_all())
+    }
+
+    /// Runs what leads to `goal`, and notes that the host has seen it. Returns false if that is up to another process.
+    fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
+        let (points, stamp) = match goal {
+            Goal::Nothing => return Ok(true),
+            Goal::Elsewhere(signal, record) => return Ok(signal.has_passed(*record)),
+            Goal::Point(point, stamp) => (slice::from_ref(point), stamp),
+            Goal::Points(points, stamp) => (points.as_slice(), stamp),
+        };
+        for &point in points {
+            while !self.timeline.passed(point) {
+                if !self.step()? && !self.timeline.skip_ahead(point) {
+                    return Ok(false);
+                }
+            }
+        }
+        self.order.observe(stamp);
+        Ok(true)
     }
 
     /// An error as the caller sees it. Some end the context.
@@ -207,13 +252,64 @@ impl SimDriver {
         result.map_err(|kind| state.fail(call, kind))
     }
 
-    /// Does something that is no driver call, but finds errors.
-    pub(super) fn check<T>(&self, action: impl FnOnce(&mut State) -> Result<T, ErrorKind>) -> Result<T, CallError> {
+    /// Makes a driver call that blocks the host until what `start` names has passed, and counts that.
+    pub(super) fn synchronize_with(
+        &self,
+        call: Call,
+        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
+    ) -> Result<(), CallError> {
+        let started_us = Cell::new(None);
+        let start = |state: &mut State| {
+            let goal = start(state)?;
+            started_us.set((!matches!(goal, Goal::Nothing)).then(|| state.timeline.now_us()));
+            Ok(goal)
+        };
+        self.block(call, start, |state| {
+            if let Some(us) = started_us.get() {
+                state.counters.host_syncs += 1;
+                state.counters.driver_us += HOST_SYNC_US + (state.timeline.now_us() - us) as f64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes a driver call that blocks the host until what `start` names has passed, and then does `finish`. Others
+    /// can use the device while that is up to another process.
+    pub(super) fn block<T>(
+        &self,
+        call: Call,
+        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
+        mut finish: impl FnMut(&mut State) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        let mut attempt = |state: &mut State, goal: Goal| {
+            if state.reach(&goal)? { finish(state).map(Ok) } else { Ok(Err(goal)) }
+        };
+        let mut outcome = self.call(call, |state| {
+            let goal = start(state)?;
+            attempt(state, goal)
+        })?;
+        loop {
+            match outcome {
+                Ok(result) => return Ok(result),
+                Err(goal) => {
+                    thread::sleep(POLL);
+                    outcome = self.resume(call, |state| attempt(state, goal))?;
+                }
+            }
+        }
+    }
+
+    /// Does more of a driver call, or something that is none but finds errors.
+    pub(super) fn resume<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce(&mut State) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
         let mut state = self.state.lock();
         if let Some(first) = state.fault() {
-            return Err(CallError { call: Call::Launch, kind: ErrorKind::ContextLost(first) });
+            return Err(CallError { call, kind: ErrorKind::ContextLost(first) });
         }
-        action(&mut state).map_err(|kind| state.fail(Call::Launch, kind))
+        action(&mut state).map_err(|kind| state.fail(call, kind))
     }
 }
 

@@ -1,13 +1,16 @@
-//! Streams, events and the virtual clock: what has run, what may run next, and what waits.
+//! Streams and the virtual clock: what has run, what may run next, and what waits.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
+use super::events::Events;
 use super::memory::Memory;
 use super::race::Stamp;
 use super::random::Random;
+use super::signal::Signal;
 use crate::{ErrorKind, EventId, EventKind, Priority};
 
 /// Work on real bytes.
@@ -41,6 +44,10 @@ enum Item {
     Busy(u64),
     /// Notes the time at which an event's record of that number was passed.
     Note(EventId, u64),
+    /// Tells other processes that a record was passed.
+    Signal(Arc<Signal>, u64),
+    /// Until another process has passed a record.
+    WaitElsewhere(Arc<Signal>, u64),
 }
 
 /// One stream. Programs that only tell the time never queue anything: `ready_us` says it all.
@@ -54,27 +61,12 @@ struct Stream {
     ready_us: u64,
 }
 
-#[derive(Default)]
-struct Event {
-    /// Grows when the slot changes hands, so that an old handle is known.
-    generation: u32,
-    live: bool,
-    kind: EventKind,
-    /// How often it was recorded.
-    records: u64,
-    point: Option<Point>,
-    stamp: Stamp,
-    /// When the point was passed, in µs, if that is known.
-    passed_us: Option<u64>,
-}
-
 pub(super) struct Timeline {
     now_us: u64,
     streams: Vec<Stream>,
     by_id: FxHashMap<StreamId, usize>,
     next_stream: u64,
-    events: Vec<Event>,
-    spare_events: Vec<u32>,
+    pub(super) events: Events,
     /// Items on all streams.
     queued: usize,
     random: Random,
@@ -87,8 +79,7 @@ impl Timeline {
             streams: vec![Stream { priority: Priority::Low, ..Stream::default() }],
             by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
             next_stream: FIRST_STREAM,
-            events: Vec::new(),
-            spare_events: Vec::new(),
+            events: Events::default(),
             queued: 0,
             random: Random::new(seed),
         }
@@ -125,14 +116,14 @@ impl Timeline {
 
     pub(super) fn destroy_stream(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
         if stream == StreamId::NULL || self.by_id.remove(&stream).is_none() {
-            return Err(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 });
+            return Err(unknown("stream", stream.0));
         }
         Ok(())
     }
 
     /// The index of a stream, never used for another.
     pub(super) fn stream(&self, stream: StreamId) -> Result<usize, ErrorKind> {
-        self.by_id.get(&stream).copied().ok_or(ErrorKind::UnknownHandle { what: "stream", handle: stream.0 })
+        self.by_id.get(&stream).copied().ok_or_else(|| unknown("stream", stream.0))
     }
 
     /// The end of what is on a stream now.
@@ -177,65 +168,50 @@ impl Timeline {
         }
     }
 
+    /// Makes `stream` wait until another process has passed a record.
+    pub(super) fn push_wait_elsewhere(&mut self, stream: usize, signal: Arc<Signal>, record: u64) {
+        if !signal.has_passed(record) {
+            self.push(stream, Item::WaitElsewhere(signal, record));
+        }
+    }
+
     fn push(&mut self, stream: usize, item: Item) {
         self.streams[stream].queue.push_back(item);
         self.queued += 1;
     }
 
-    pub(super) fn create_event(&mut self, kind: EventKind) -> EventId {
-        let index = self.spare_events.pop().unwrap_or_else(|| {
-            self.events.push(Event::default());
-            (self.events.len() - 1) as u32
-        });
-        let event = &mut self.events[index as usize];
-        *event = Event { generation: event.generation + 1, live: true, kind, ..Event::default() };
-        EventId(u64::from(event.generation) << 32 | u64::from(index))
-    }
-
-    pub(super) fn destroy_event(&mut self, event: EventId) -> Result<(), ErrorKind> {
-        let index = self.event(event)?;
-        self.events[index] = Event { generation: self.events[index].generation, ..Event::default() };
-        self.spare_events.push(index as u32);
-        Ok(())
-    }
-
-    /// Records `event` at the end of `stream`, where `stamp` is what came before.
-    pub(super) fn record_event(&mut self, event: EventId, stream: usize, stamp: Stamp) -> Result<(), ErrorKind> {
-        let index = self.event(event)?;
-        let records = self.events[index].records + 1;
+    /// Records `event` at the end of `stream`, where `stamp` is what came before. Returns the point if other processes
+    /// may wait for it.
+    pub(super) fn record_event(
+        &mut self,
+        event: EventId,
+        stream: usize,
+        stamp: Stamp,
+    ) -> Result<Option<Point>, ErrorKind> {
+        let found = self.events.get_mut(event)?;
+        let published = found.publish()?;
+        found.records += 1;
+        let (records, is_shared) = (found.records, published.is_some());
+        if let Some((signal, record)) = published {
+            self.push(stream, Item::Signal(signal, record));
+        }
         let mut passed_us = None;
         if self.streams[stream].queue.is_empty() {
             passed_us = Some(self.streams[stream].ready_us.max(self.now_us));
         } else {
             self.push(stream, Item::Note(event, records));
         }
-        let point = Some(self.tail(stream));
-        let event = &mut self.events[index];
-        *event = Event { generation: event.generation, live: true, kind: event.kind, records, point, stamp, passed_us };
-        Ok(())
-    }
-
-    /// Where `event` was recorded, if it was, and what came before.
-    pub(super) fn recorded(&self, event: EventId) -> Result<(Option<Point>, &Stamp), ErrorKind> {
-        let event = &self.events[self.event(event)?];
-        Ok((event.point, &event.stamp))
+        let point = self.tail(stream);
+        let found = self.events.get_mut(event)?;
+        (found.point, found.stamp, found.passed_us) = (Some(point), stamp, passed_us);
+        Ok(is_shared.then_some(point))
     }
 
     /// When `event` was passed, in µs.
     pub(super) fn passed_us(&self, event: EventId) -> Result<u64, ErrorKind> {
-        let Event { passed_us, kind: actual, .. } = self.events[self.event(event)?];
-        if actual != EventKind::Timing {
-            return Err(ErrorKind::WrongEventKind { event: event.0, actual, needed: EventKind::Timing });
-        }
-        passed_us.filter(|&us| us <= self.now_us).ok_or(ErrorKind::NotPassed(event.0))
-    }
-
-    fn event(&self, event: EventId) -> Result<usize, ErrorKind> {
-        let (generation, index) = ((event.0 >> 32) as u32, event.0 as u32 as usize);
-        match self.events.get(index) {
-            Some(slot) if slot.live && slot.generation == generation => Ok(index),
-            _ => Err(ErrorKind::UnknownHandle { what: "event", handle: event.0 }),
-        }
+        let found = self.events.get(event)?;
+        found.check_kind(event, EventKind::Timing)?;
+        found.passed_us.filter(|&us| us <= self.now_us).ok_or(ErrorKind::NotPassed(event.0))
     }
 
     /// Whether anything is queued on any stream.
@@ -269,32 +245,39 @@ impl Timeline {
         match item {
             Item::Work(work) => return Some(Some(work)),
             Item::Note(event, record) => {
-                if let Ok(index) = self.event(event)
-                    && self.events[index].records == record
+                if let Ok(event) = self.events.get_mut(event)
+                    && event.records == record
                 {
-                    self.events[index].passed_us = Some(self.now_us);
+                    event.passed_us = Some(self.now_us);
                 }
             }
-            Item::Wait(_) | Item::Busy(_) => {}
+            Item::Signal(signal, record) => signal.pass(record),
+            Item::Wait(_) | Item::Busy(_) | Item::WaitElsewhere(..) => {}
         }
         Some(None)
     }
 
     /// Moves the clock to the next time at which something can happen that brings `point` nearer, when nothing can
-    /// run before.
-    pub(super) fn skip_ahead(&mut self, point: Point) {
+    /// run before. Returns false if that is up to another process.
+    pub(super) fn skip_ahead(&mut self, point: Point) -> bool {
         let starts = (0..self.streams.len()).filter_map(|stream| self.starts_us(stream));
         let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
-        let next = starts.chain(passes).min();
-        // Waits are for points recorded before them, so the oldest item of all can run once its time has come.
-        self.now_us = next.expect("waits form no circle").max(self.now_us);
+        let Some(next) = starts.chain(passes).min() else {
+            // Waits are for points recorded before them, so the oldest item of all can run once its time has come.
+            let elsewhere = |stream: &Stream| matches!(stream.queue.front(), Some(Item::WaitElsewhere(..)));
+            assert!(self.streams.iter().any(elsewhere), "waits form no circle");
+            return false;
+        };
+        self.now_us = next.max(self.now_us);
+        true
     }
 
     /// When the first item of a stream can run, if it waits for nothing but the clock.
     fn starts_us(&self, stream: usize) -> Option<u64> {
         let stream = &self.streams[stream];
         let own_us = match stream.queue.front()? {
-            Item::Work(_) | Item::Note(..) => 0,
+            Item::Work(_) | Item::Note(..) | Item::Signal(..) => 0,
+            Item::WaitElsewhere(signal, record) => signal.has_passed(*record).then_some(0)?,
             Item::Busy(until_us) => *until_us,
             Item::Wait(point) => {
                 let ran = self.streams[point.stream].executed >= point.position;
@@ -303,4 +286,10 @@ impl Timeline {
         };
         Some(own_us.max(stream.ready_us))
     }
+}
+
+/// Apart, since building and dropping an error that did not occur costs more than finding an event.
+#[cold]
+pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
+    ErrorKind::UnknownHandle { what, handle }
 }

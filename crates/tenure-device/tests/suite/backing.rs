@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tenure_alloc::{Backing, BackingError, Mark};
 use tenure_core::StreamId;
-use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Call, DeviceBacking, Driver, DriverError, Priority};
+use tenure_device::sim::{Failure, SimConfig, SimDriver};
+use tenure_device::{Call, DeviceBacking, Driver, DriverError, Priority, ProcessMemory};
 
 use crate::common::{GRANULE, sim};
 
@@ -138,4 +138,55 @@ fn a_failed_call_of_the_backing_says_where_too() {
     let BackingError::Failed { call, reason } = backing.free(7).unwrap_err() else { panic!("not a failed call") };
     assert_eq!(call, "cuMemFree");
     assert!(reason.contains("backing.rs:"), "{reason}");
+}
+
+#[test]
+fn what_is_held_counts_what_came_and_not_what_went() {
+    let (driver, backing) = backing();
+    let (chunk, segment) = (backing.create(2 * GRANULE).unwrap(), backing.malloc(GRANULE).unwrap());
+    backing.create(65 * GRANULE).unwrap_err();
+    driver.create(GRANULE).unwrap();
+    assert_eq!(backing.held_bytes(), 3 * GRANULE);
+    driver.inject(Failure::of(Call::Release, 1));
+    backing.release(chunk).unwrap_err();
+    assert_eq!(backing.held_bytes(), 3 * GRANULE);
+    backing.release(chunk).unwrap();
+    backing.free(segment).unwrap();
+    assert_eq!(backing.held_bytes(), 0);
+}
+
+#[test]
+fn overhead_is_what_the_process_holds_beside_the_backing() {
+    let driver = Arc::new(SimDriver::new(SimConfig { context_bytes: 500 << 20, ..SimConfig::default() }));
+    let backing = || DeviceBacking::new(Arc::clone(&driver) as _);
+    let (one, other) = (backing(), backing());
+    one.create(64 << 20).unwrap();
+    assert_eq!(one.known_overhead_bytes(), Some(500 << 20));
+    assert_eq!(other.overhead_bytes(), 564 << 20);
+}
+
+#[test]
+fn overhead_is_asked_for_rarely() {
+    let driver = Arc::new(SimDriver::new(SimConfig { context_bytes: 500 << 20, ..SimConfig::default() }));
+    let backing = DeviceBacking::new(Arc::clone(&driver) as _);
+    assert_eq!(backing.overhead_bytes(), 500 << 20);
+    driver.set_processes(Some(vec![ProcessMemory { pid: std::process::id(), bytes: Some(600 << 20) }]));
+    assert_eq!(backing.overhead_bytes(), 500 << 20, "known a moment ago");
+    std::thread::sleep(std::time::Duration::from_millis(110));
+    assert_eq!(backing.overhead_bytes(), 600 << 20);
+}
+
+#[test]
+fn overhead_that_the_system_does_not_tell_counts_as_none() {
+    let own = |bytes| Some(vec![ProcessMemory { pid: std::process::id(), bytes }]);
+    let other = vec![ProcessMemory { pid: 1, bytes: Some(1 << 30) }];
+    for processes in [None, own(None), Some(other)] {
+        let (driver, backing) = backing();
+        driver.set_processes(processes);
+        assert_eq!((backing.known_overhead_bytes(), backing.overhead_bytes()), (None, 0));
+    }
+    let (driver, backing) = backing();
+    driver.set_processes(own(Some(0)));
+    backing.create(GRANULE).unwrap();
+    assert_eq!(backing.known_overhead_bytes(), Some(0), "an old figure is no reason to underflow");
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tenure_alloc::MemoryInfo;
 use tenure_core::StreamId;
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
 use tenure_device::{Access, CallError, Driver, ErrorKind, EventKind, Priority, ProcessMemory};
@@ -17,6 +18,18 @@ fn memory_that_was_not_written_reads_as_junk_always_the_same() {
     assert_eq!(bytes[..128], [0; 128]);
     assert!(bytes[128..].windows(8).all(|eight| eight.iter().any(|&byte| byte != 0)));
     assert_eq!(read(&*driver, address, 256), bytes);
+}
+
+#[test]
+fn free_memory_is_exact() {
+    let driver = sim(0);
+    let (segment, chunk) = (driver.malloc(100).unwrap(), driver.create(3 * GRANULE).unwrap());
+    driver.malloc(driver.memory_info().unwrap().free + 1).unwrap_err();
+    driver.create(driver.memory_info().unwrap().total + GRANULE).unwrap_err();
+    assert_eq!(driver.memory_info().unwrap(), MemoryInfo { free: 61 * GRANULE - 100, total: 64 * GRANULE });
+    driver.free(segment).unwrap();
+    driver.release(chunk).unwrap();
+    assert_eq!(driver.memory_info().unwrap(), MemoryInfo { free: 64 * GRANULE, total: 64 * GRANULE });
 }
 
 #[test]

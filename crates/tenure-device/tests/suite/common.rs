@@ -1,10 +1,50 @@
 //! What the suites share: devices to test on, and a chunk to work with.
 
+use std::env;
+use std::fs::File;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Access, Driver, ErrorKind};
+use tenure_device::{Access, Driver, ErrorKind, Platform, cuda};
+
+/// A device under test.
+pub(crate) struct Tested {
+    pub(crate) driver: Arc<dyn Driver>,
+    /// Held while a real device is used, so that no other test, of any process, changes its free memory.
+    _alone: Option<File>,
+}
+
+impl Tested {
+    /// The driver, for what holds on to one. Drop that before this.
+    pub(crate) fn shared(&self) -> Arc<dyn Driver> {
+        Arc::clone(&self.driver)
+    }
+}
+
+impl Deref for Tested {
+    type Target = dyn Driver;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.driver
+    }
+}
+
+/// Each kind of device, one after another: simulated ones, and the first NVIDIA one if there is any. The environment
+/// variable `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` insists that there is one.
+pub(crate) fn drivers() -> impl Iterator<Item = Tested> {
+    let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
+    let seeds = if chosen == "cuda" { 0..0 } else { 0..8 };
+    let sims = seeds.map(|seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })));
+    let has_cuda = chosen == "cuda" || chosen == "all" && cuda::platform().device_count().is_ok();
+    let cuda = has_cuda.then_some(()).into_iter().map(|()| {
+        let alone = File::create(env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
+        alone.lock().unwrap();
+        Tested { driver: cuda::platform().driver(0).unwrap(), _alone: Some(alone) }
+    });
+    sims.map(|driver| Tested { driver, _alone: None }).chain(cuda)
+}
 
 /// One granule of the small device.
 pub(crate) const GRANULE: u64 = 64 << 10;
@@ -17,11 +57,22 @@ pub(crate) fn sim(seed: u64) -> Arc<SimDriver> {
 
 /// A chunk of `bytes` bytes, mapped and accessible at an address of its own.
 pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
-    let address = driver.reserve(bytes).unwrap();
     let chunk = driver.create(bytes).unwrap();
+    (map_anywhere(driver, chunk, bytes), chunk)
+}
+
+/// The address, reserved for it, at which a chunk of `bytes` bytes is mapped and accessible.
+pub(crate) fn map_anywhere(driver: &dyn Driver, chunk: ChunkId, bytes: u64) -> Address {
+    let address = driver.reserve(bytes).unwrap();
     driver.map(address, chunk).unwrap();
     driver.set_access(address, bytes, Access::ReadWrite).unwrap();
-    (address, chunk)
+    address
+}
+
+/// Gives back what [`map_anywhere`] took.
+pub(crate) fn unmap_again(driver: &dyn Driver, address: Address, bytes: u64) {
+    driver.unmap(address, bytes).unwrap();
+    driver.unreserve(address, bytes).unwrap();
 }
 
 /// `count` bytes at `address`, after everything on the null stream.

@@ -71,6 +71,13 @@ fn a_synchronisation_costs_the_time_it_waits_and_a_constant() {
 }
 
 #[test]
+fn an_event_that_was_not_recorded_costs_no_wait() {
+    let driver = sim(0);
+    driver.synchronize_event(driver.create_event(EventKind::Order).unwrap()).unwrap();
+    assert_eq!(driver.counters(), Counters::default());
+}
+
+#[test]
 fn the_wait_of_a_free_is_not_counted() {
     let driver = sim(0);
     let address = driver.malloc(GRANULE).unwrap();

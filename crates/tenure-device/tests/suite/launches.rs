@@ -1,11 +1,20 @@
-//! The registry of kernel launches.
+//! The registry of kernel launches, and the checks after launches and calls.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::panic::Location;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use tenure_core::StreamId;
-use tenure_device::{Launch, LaunchRegistry, RECENT_LAUNCHES};
+use tenure_device::sim::Kernel;
+use tenure_device::{
+    Call, CallError, Driver, ErrorKind, Launch, LaunchRegistry, Priority, RECENT_LAUNCHES, check_launch, check_warn,
+};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use crate::common::{drivers, sim};
 
 const NAMES: [&str; 3] = ["axpy", "matmul", "softmax"];
 
@@ -70,4 +79,99 @@ fn no_launch_is_torn_while_threads_go_round_the_buffer() {
         }
     });
     assert!(registry.recent(RECENT_LAUNCHES).iter().all(is_whole));
+}
+
+/// What is known of a launch of `axpy`.
+#[track_caller]
+fn axpy(stream: StreamId) -> Launch {
+    let (grid, block) = (Some([128, 1, 1]), Some([256, 1, 1]));
+    Launch { name: "axpy", stream, number: 17, grid, block, at: Some(Location::caller()) }
+}
+
+#[test]
+fn a_launch_is_written_with_all_that_is_known_of_it() {
+    let (text, line) = (axpy(StreamId(0x10)).to_string(), line!());
+    let stream = StreamId(0x10);
+    let place = format!("{}:{line}:", file!());
+    assert!(text.starts_with(&format!("`axpy` (launch 17 on stream {stream}, grid 128x1x1, block 256x1x1, {place}")));
+}
+
+#[test]
+fn after_work_without_fault_the_launch_check_finds_nothing() {
+    for driver in drivers() {
+        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
+        driver.memset(address, 1, 64, stream).unwrap();
+        check_launch(&*driver, &axpy(stream)).unwrap();
+        driver.synchronize_stream(stream).unwrap();
+        check_launch(&*driver, &axpy(stream)).unwrap();
+        driver.free(address).unwrap();
+        driver.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
+fn the_launch_check_names_the_launch_and_the_error_and_its_own_place() {
+    let driver = sim(0);
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let stray = Kernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]));
+    driver.launch(stray).unwrap();
+    driver.run().unwrap_err();
+    let error = check_launch(&*driver, &axpy(stream)).unwrap_err();
+    assert_eq!((error.launch.name, error.launch.stream), ("axpy", stream));
+    assert!(matches!(error.error.error.kind, ErrorKind::ContextLost(_)), "{error}");
+    let text = error.to_string();
+    for part in ["after `axpy` (launch 17", "`stray`", "cuStreamQuery", "called at", file!()] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+}
+
+/// Keeps what is logged: level, then fields and message in one line.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(Level, String)>>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push((*event.metadata().level(), line.0));
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!("{field}={value:?} ");
+    }
+}
+
+#[test]
+fn the_warn_only_check_logs_an_error_and_carries_on() {
+    let log = Log::default();
+    let (fine, failed) = tracing::subscriber::with_default(log.clone(), || {
+        let failed = Err::<u32, _>(CallError { call: Call::Unmap, kind: ErrorKind::Injected });
+        (check_warn(Ok(3)), check_warn(failed))
+    });
+    assert_eq!((fine, failed), (Some(3), None));
+    let [(level, line)] = &log.0.lock().unwrap()[..] else { panic!("one line, for the call that failed") };
+    assert_eq!(*level, Level::WARN);
+    for part in ["cuMemUnmap: error 999: injected failure", &format!("file={:?}", file!()), "line="] {
+        assert!(line.contains(part), "no {part} in {line}");
+    }
 }

@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 use tenure_alloc::{Address, ChunkId};
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Access, Call, Driver, ErrorKind, Priority};
+use tenure_device::{Call, Driver, ErrorKind, Priority};
 
-use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
+use crate::common::{GRANULE, kind, map_anywhere, mapped_chunk, read, sim};
 
 /// A chunk of another device, mapped and accessible.
 fn imported_chunk(driver: &dyn Driver, descriptor: impl AsFd, bytes: u64) -> (Address, ChunkId) {
-    let (address, chunk) = (driver.reserve(bytes).unwrap(), driver.import(descriptor.as_fd(), bytes).unwrap());
-    driver.map(address, chunk).unwrap();
-    driver.set_access(address, bytes, Access::ReadWrite).unwrap();
-    (address, chunk)
+    let chunk = driver.import(descriptor.as_fd(), bytes).unwrap();
+    (map_anywhere(driver, chunk, bytes), chunk)
 }
 
 fn free(driver: &SimDriver) -> u64 {

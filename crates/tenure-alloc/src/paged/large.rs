@@ -1,0 +1,119 @@
+//! Blocks that are not in slabs: who has them, and which streams they wait for.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use tenure_core::{KeyId, StreamId, Tag};
+
+use super::parked::Loan;
+use super::progress::{Progress, Uses};
+use crate::{Action, Address, AllocError, BackingError, Event, History, Request};
+
+/// The blocks of a heap, or of private pools. Counting them is left to the owner.
+#[derive(Default)]
+pub(super) struct LargeBlocks {
+    /// Blocks in use, and freed ones that other streams may still use.
+    blocks: FxHashMap<Address, LargeBlock>,
+    pending: Vec<(Address, Uses)>,
+}
+
+/// A block that is not in a slab.
+pub(super) struct LargeBlock {
+    pub(super) bytes: u64,
+    pub(super) requested: u64,
+    pub(super) stream: StreamId,
+    pub(super) tag: Tag,
+    pub(super) key: KeyId,
+    pub(super) space: usize,
+    /// The number of its placement.
+    pub(super) number: u64,
+    /// Other streams that use it.
+    users: SmallVec<[StreamId; 1]>,
+    pub(super) is_freed: bool,
+}
+
+impl LargeBlocks {
+    /// Adds a block for `request`; returns it.
+    pub(super) fn insert(&mut self, request: Request, loan: Loan, space: usize) -> &LargeBlock {
+        let Request { bytes: requested, stream, tag, key } = request;
+        let Loan { address, bytes, number, .. } = loan;
+        let users = SmallVec::new();
+        let block = LargeBlock { bytes, requested, stream, tag, key, space, number, users, is_freed: false };
+        self.blocks.entry(address).insert_entry(block).into_mut()
+    }
+
+    /// The blocks, freed ones that are awaited among them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Address, &LargeBlock)> {
+        self.blocks.iter().map(|(&address, block)| (address, block))
+    }
+
+    pub(super) fn get(&self, address: Address) -> Option<&LargeBlock> {
+        self.blocks.get(&address)
+    }
+
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    /// Lets `stream` use a block too. Whether the block is here.
+    pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
+        let Some(block) = self.blocks.get_mut(&address).filter(|block| !block.is_freed) else { return false };
+        if block.stream != stream && !block.users.contains(&stream) {
+            block.users.push(stream);
+        }
+        true
+    }
+
+    /// Takes a block out that no other stream uses; `None` if some do.
+    #[inline]
+    pub(super) fn take(&mut self, address: Address) -> Result<Option<LargeBlock>, AllocError> {
+        let block = self.blocks.get(&address).filter(|block| !block.is_freed);
+        let block = block.ok_or(AllocError::UnknownAddress(address))?;
+        Ok(if block.users.is_empty() { self.blocks.remove(&address) } else { None })
+    }
+
+    /// Marks a block as freed that other streams use: it is taken out when they have passed what they run now.
+    pub(super) fn free(&mut self, address: Address, progress: &mut Progress) -> Result<&LargeBlock, AllocError> {
+        let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed);
+        let block = block.ok_or(AllocError::UnknownAddress(address))?;
+        let mut uses = Uses::default();
+        for &user in &block.users {
+            uses.add(progress.mark_now(user)?);
+        }
+        block.is_freed = true;
+        self.pending.push((address, uses));
+        Ok(block)
+    }
+
+    /// Takes out the freed blocks that every stream has passed, waiting for them on the host if `wait`; adds them to
+    /// `done`, also before an error.
+    pub(super) fn settle(
+        &mut self,
+        progress: &mut Progress,
+        wait: bool,
+        done: &mut Vec<(Address, LargeBlock)>,
+    ) -> Result<(), BackingError> {
+        let mut at = 0;
+        while let Some((address, uses)) = self.pending.get_mut(at) {
+            let address = *address;
+            if wait {
+                progress.synchronize(uses)?;
+            }
+            if progress.is_finished(uses)? {
+                self.pending.swap_remove(at);
+                done.extend(self.blocks.remove(&address).map(|block| (address, block)));
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LargeBlock {
+    /// Records an event of the block at `address`.
+    #[cold]
+    pub(super) fn record(&self, action: Action, address: Address, history: &History) {
+        let Self { requested: bytes, stream, tag, key, .. } = *self;
+        history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    }
+}

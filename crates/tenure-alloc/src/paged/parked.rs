@@ -1,0 +1,101 @@
+//! Memory that a heap has freed and not yet given back.
+//!
+//! # Note [Parking]
+//!
+//! What a heap got from the device's state (a slab, or a larger block's range) is *lent*. Freed whole, it is first
+//! *parked*: it stays lent, and a request that the state would serve with it gets it back behind the heap's lock alone.
+//!
+//! The state would do so if it were again as it was just before it placed that memory. Every placement and every return
+//! is numbered. If nothing but the parked memory was placed since, in the order opposite to that in which it was parked,
+//! then giving all of it back leads to that earlier state, and a request of the same size ends at the same place. So
+//! parked memory is a stack; whatever does not continue it makes the heap give all of it back, and so does every request
+//! that the stack's top does not serve. Placement is the same as if nothing were ever parked.
+
+use smallvec::SmallVec;
+
+use super::directory::Lent;
+use crate::Address;
+
+/// Lent memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loan {
+    pub(super) address: Address,
+    pub(super) bytes: u64,
+    pub(super) lent: Lent,
+    /// The number of its placement.
+    pub(super) number: u64,
+}
+
+/// Loans that a heap gives back: usually none or one.
+pub(super) type GivenBack = SmallVec<[Loan; 1]>;
+
+/// The parked memory of a heap.
+#[derive(Default)]
+pub(super) struct Parked {
+    loans: Vec<Loan>,
+    /// The number that the state was at when the first was parked.
+    since: u64,
+}
+
+impl Parked {
+    /// Parks `loan`, while the state is at `now`; or else says what is to be given back, in order.
+    #[inline]
+    pub(super) fn park(&mut self, loan: Loan, now: u64) -> GivenBack {
+        let continues = match self.loans.last() {
+            None => loan.number == now,
+            Some(last) => self.since == now && loan.number + 1 == last.number,
+        };
+        if continues {
+            self.since = now;
+            self.loans.push(loan);
+            return GivenBack::new();
+        }
+        let mut given_back = self.take_all();
+        given_back.push(loan);
+        given_back
+    }
+
+    /// The memory that the state, at `now`, would find for a request of so many bytes, if it is parked.
+    #[inline]
+    pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
+        let top = self.loans.last()?;
+        if top.bytes == bytes && top.lent == lent && self.since == now { self.loans.pop() } else { None }
+    }
+
+    /// Everything, in the order in which it was parked.
+    pub(super) fn take_all(&mut self) -> GivenBack {
+        self.loans.drain(..).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loan(number: u64) -> Loan {
+        Loan { address: number << 30, bytes: 1 << 30, lent: Lent::Range, number }
+    }
+
+    #[test]
+    fn what_was_placed_last_is_parked_and_found_again() {
+        let mut parked = Parked::default();
+        assert!(parked.park(loan(7), 7).is_empty());
+        assert!(parked.park(loan(6), 7).is_empty());
+        assert_eq!(parked.take(1 << 30, Lent::Range, 7), Some(loan(6)));
+        assert_eq!(parked.take(1 << 29, Lent::Range, 7), None, "another size");
+        assert_eq!(parked.take(1 << 30, Lent::Slab, 7), None, "another kind");
+        assert_eq!(parked.take(1 << 30, Lent::Range, 8), None, "the state has changed");
+        assert_eq!(parked.take(1 << 30, Lent::Range, 7), Some(loan(7)));
+    }
+
+    #[test]
+    fn what_does_not_continue_the_stack_ends_it() {
+        let mut parked = Parked::default();
+        assert_eq!(parked.park(loan(6), 7)[..], [loan(6)]);
+        parked.park(loan(7), 7);
+        assert_eq!(parked.park(loan(5), 7)[..], [loan(7), loan(5)]);
+        parked.park(loan(7), 7);
+        assert_eq!(parked.park(loan(6), 8)[..], [loan(7), loan(6)]);
+        assert!(parked.take_all().is_empty());
+    }
+}

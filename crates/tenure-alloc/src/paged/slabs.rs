@@ -1,0 +1,260 @@
+//! Small blocks in slabs: best fit, split to the granule, merged at once.
+
+use slab::Slab as Slots;
+use tenure_core::{KeyId, Tag};
+
+use super::bins::{Bins, NONE};
+use super::config::{GRANULE, SLAB_BYTES};
+use super::parked::Loan;
+use crate::{Address, Request};
+
+/// Granules of a slab.
+const WHOLE: u16 = (SLAB_BYTES / GRANULE) as u16;
+
+/// The slabs of a heap, and the blocks in them, by number.
+pub(super) struct Slabs {
+    slabs: Slots<Slab>,
+    /// Blocks in use and free ones; the rest of the table is a list of unused places.
+    table: Vec<Entry>,
+    unused: u32,
+    bins: Bins,
+    /// Slabs with no block in use.
+    empty: usize,
+}
+
+struct Slab {
+    loan: Loan,
+    /// Granules in use.
+    used: u32,
+}
+
+/// A block of a slab, free or in use.
+pub(super) struct Entry {
+    pub(super) address: Address,
+    pub(super) requested: u32,
+    granules: u16,
+    pub(super) tag: Tag,
+    pub(super) state: EntryState,
+    pub(super) key: KeyId,
+    slab: u32,
+    /// The neighbours in the slab.
+    before: u32,
+    behind: u32,
+    /// The neighbours in the list of free blocks of its size. `next` also links unused places.
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryState {
+    Live,
+    Pending,
+    Free,
+}
+
+impl Default for Slabs {
+    fn default() -> Self {
+        Self { slabs: Slots::new(), table: Vec::new(), unused: NONE, bins: Bins::default(), empty: 0 }
+    }
+}
+
+impl Slabs {
+    /// Adds a slab, all free.
+    pub(super) fn add(&mut self, loan: Loan) {
+        let slab = self.slabs.insert(Slab { loan, used: 0 }) as u32;
+        let block = self.place(loan.address, WHOLE, slab);
+        self.link(block);
+        self.empty += 1;
+    }
+
+    /// The smallest free block that fits, cut to size.
+    #[inline]
+    pub(super) fn allocate(&mut self, request: Request) -> Option<u32> {
+        let granules = request.bytes.div_ceil(GRANULE) as u16;
+        let index = self.bins.best(usize::from(granules))?;
+        self.unlink(index);
+        let entry = &mut self.table[index as usize];
+        let (slab, rest) = (entry.slab as usize, entry.granules - granules);
+        entry.granules = granules;
+        entry.requested = request.bytes as u32;
+        entry.tag = request.tag;
+        entry.key = request.key;
+        entry.state = EntryState::Live;
+        if rest > 0 {
+            self.split(index, rest);
+        }
+        let slab = &mut self.slabs[slab];
+        self.empty -= usize::from(slab.used == 0);
+        slab.used += u32::from(granules);
+        Some(index)
+    }
+
+    /// Makes a block free, merged with its neighbours. Whether its slab is empty now.
+    #[inline]
+    pub(super) fn free(&mut self, index: u32) -> bool {
+        let entry = &mut self.table[index as usize];
+        entry.state = EntryState::Free;
+        let Entry { granules, slab, before, behind, .. } = *entry;
+        let mut index = index;
+        if self.is_free(behind) {
+            self.unlink(behind);
+            self.absorb(index, behind);
+        }
+        if self.is_free(before) {
+            self.unlink(before);
+            self.absorb(before, index);
+            index = before;
+        }
+        self.link(index);
+        let slab = &mut self.slabs[slab as usize];
+        slab.used -= u32::from(granules);
+        let is_empty = slab.used == 0;
+        self.empty += usize::from(is_empty);
+        is_empty
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, index: u32) -> &Entry {
+        &self.table[index as usize]
+    }
+
+    pub(super) fn entry_mut(&mut self, index: u32) -> &mut Entry {
+        &mut self.table[index as usize]
+    }
+
+    /// Slabs with no block in use.
+    #[inline]
+    pub(super) fn empty(&self) -> usize {
+        self.empty
+    }
+
+    /// Slabs with a block in use.
+    #[inline]
+    pub(super) fn in_use(&self) -> usize {
+        self.slabs.len() - self.empty
+    }
+
+    /// Gives up the empty slab that became so last.
+    pub(super) fn take_empty(&mut self) -> Option<Loan> {
+        let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
+        let slab = self.table[block as usize].slab;
+        self.unlink(block);
+        self.give_up(block);
+        self.empty -= 1;
+        Some(self.slabs.remove(slab as usize).loan)
+    }
+
+    /// The blocks of the slab at `slab`, by address.
+    pub(super) fn blocks_of(&self, slab: Address) -> Vec<&Entry> {
+        let number = self.slabs.iter().find(|(_, candidate)| candidate.loan.address == slab).map(|(number, _)| number);
+        let in_slab = |entry: &&Entry| entry.granules > 0 && Some(entry.slab as usize) == number;
+        let mut blocks: Vec<&Entry> = self.table.iter().filter(in_slab).collect();
+        blocks.sort_unstable_by_key(|block| block.address);
+        blocks
+    }
+
+    /// The free blocks of slabs in use: how many, and their bytes.
+    pub(super) fn inactive_split(&self) -> (u64, u64) {
+        let split = |entry: &&Entry| entry.state == EntryState::Free && (1..WHOLE).contains(&entry.granules);
+        self.table.iter().filter(split).fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
+    }
+
+    fn is_free(&self, index: u32) -> bool {
+        index != NONE && self.table[index as usize].state == EntryState::Free
+    }
+
+    /// Cuts the last `rest` granules off the range that a block had, as a free block behind it.
+    #[inline]
+    fn split(&mut self, index: u32, rest: u16) {
+        let entry = &self.table[index as usize];
+        let (address, slab, behind) = (entry.address + entry.bytes(), entry.slab, entry.behind);
+        let new = self.place(address, rest, slab);
+        let entry = &mut self.table[new as usize];
+        (entry.before, entry.behind) = (index, behind);
+        self.table[index as usize].behind = new;
+        if behind != NONE {
+            self.table[behind as usize].before = new;
+        }
+        self.link(new);
+    }
+
+    /// Makes the block behind `index` a part of it.
+    #[inline]
+    fn absorb(&mut self, index: u32, behind: u32) {
+        let (granules, next) = (self.table[behind as usize].granules, self.table[behind as usize].behind);
+        let entry = &mut self.table[index as usize];
+        entry.granules += granules;
+        entry.behind = next;
+        if next != NONE {
+            self.table[next as usize].before = index;
+        }
+        self.give_up(behind);
+    }
+
+    /// A place in the table for a free block without neighbours.
+    #[inline]
+    fn place(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
+        let entry = Entry {
+            address,
+            requested: 0,
+            granules,
+            tag: Tag::Unknown,
+            state: EntryState::Free,
+            key: KeyId::NONE,
+            slab,
+            before: NONE,
+            behind: NONE,
+            previous: NONE,
+            next: NONE,
+        };
+        if self.unused == NONE {
+            self.table.push(entry);
+            return (self.table.len() - 1) as u32;
+        }
+        let index = self.unused;
+        self.unused = self.table[index as usize].next;
+        self.table[index as usize] = entry;
+        index
+    }
+
+    fn give_up(&mut self, index: u32) {
+        let entry = &mut self.table[index as usize];
+        // No granules: not a block.
+        entry.granules = 0;
+        entry.next = self.unused;
+        self.unused = index;
+    }
+
+    /// Puts a free block into the list of its size.
+    #[inline]
+    fn link(&mut self, index: u32) {
+        let size = usize::from(self.table[index as usize].granules);
+        let first = self.bins.first(size);
+        let entry = &mut self.table[index as usize];
+        (entry.previous, entry.next) = (NONE, first);
+        if first != NONE {
+            self.table[first as usize].previous = index;
+        }
+        self.bins.set_first(size, index);
+    }
+
+    #[inline]
+    fn unlink(&mut self, index: u32) {
+        let Entry { granules, previous, next, .. } = self.table[index as usize];
+        if next != NONE {
+            self.table[next as usize].previous = previous;
+        }
+        if previous == NONE {
+            self.bins.set_first(usize::from(granules), next);
+        } else {
+            self.table[previous as usize].next = next;
+        }
+    }
+}
+
+impl Entry {
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.granules) * GRANULE
+    }
+}

@@ -1,0 +1,84 @@
+//! The devices that were opened, and the streams that their drivers were told of.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tenure_core::StreamId;
+use tenure_device::Driver;
+use tenure_device::cuda::CudaDriver;
+use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES, MemoryConfig, MemoryError};
+use tenure_device::sim::SimDriver;
+
+use crate::failure::Failure;
+
+/// Streams remembered at a time. A power of two.
+const STREAMS: usize = 256;
+
+static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+
+/// An open device.
+pub(crate) struct Device {
+    pub(crate) memory: &'static DeviceMemory,
+    driver: DeviceDriver,
+    /// Streams that the driver was told of, each at a place that follows from its handle. One that was displaced is
+    /// told again, which changes nothing.
+    told: [AtomicU64; STREAMS],
+}
+
+/// A driver to which streams of elsewhere can be made known.
+pub(crate) enum DeviceDriver {
+    Cuda(Arc<CudaDriver>),
+    Sim(Arc<SimDriver>),
+}
+
+impl Device {
+    /// Opens device number `number`.
+    pub(crate) fn open(number: c_int, driver: DeviceDriver, config: MemoryConfig) -> Result<(), Failure> {
+        let shared: Arc<dyn Driver> = match &driver {
+            DeviceDriver::Cuda(driver) => Arc::clone(driver) as _,
+            DeviceDriver::Sim(driver) => Arc::clone(driver) as _,
+        };
+        let memory = memory::install(shared, config)?;
+        let slot = DEVICES.get(number as usize).ok_or(Failure::NotOpen { device: number })?;
+        let device = Self { memory, driver, told: [const { AtomicU64::new(0) }; STREAMS] };
+        slot.set(device).map_err(|_| MemoryError::AlreadyInstalled { device: memory.device() })?;
+        Ok(())
+    }
+
+    /// Device number `number`.
+    #[inline]
+    pub(crate) fn get(number: c_int) -> Result<&'static Self, Failure> {
+        DEVICES.get(number as usize).and_then(OnceLock::get).ok_or(Failure::NotOpen { device: number })
+    }
+
+    /// Makes sure that the driver knows `stream`.
+    ///
+    /// # Safety
+    /// It is the null stream or a stream of this device that exists.
+    #[inline]
+    pub(crate) unsafe fn adopt(&self, stream: StreamId) {
+        // Handles are addresses or small numbers: the high bits of a product depend on every bit.
+        let place = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STREAMS.trailing_zeros());
+        let place = &self.told[place as usize];
+        // The null stream is known, and is what an empty place holds.
+        if place.load(Ordering::Relaxed) != stream.0 && stream != StreamId::NULL {
+            // SAFETY: by the function's contract.
+            unsafe { self.driver.adopt(stream) };
+            place.store(stream.0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl DeviceDriver {
+    /// # Safety
+    /// As [`Device::adopt`].
+    #[cold]
+    unsafe fn adopt(&self, stream: StreamId) {
+        match self {
+            // SAFETY: by the function's contract.
+            Self::Cuda(driver) => unsafe { driver.adopt_stream(stream) },
+            Self::Sim(driver) => driver.adopt_stream(stream),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! How a call fails in C: a status, and a message of the thread.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tenure_alloc::AllocError;
+use tenure_device::CallError;
+use tenure_device::memory::MemoryError;
+
+/// `tenure_status` of `tenure.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub enum Status {
+    /// The call did what it is for.
+    Ok = 0,
+    /// No memory.
+    OutOfMemory = 1,
+    /// The device was not opened.
+    NotOpen = 2,
+    /// The device was opened before.
+    AlreadyOpen = 3,
+    /// Not a live block.
+    UnknownAddress = 4,
+    /// An argument makes no sense.
+    Invalid = 5,
+    /// A driver call failed.
+    DriverFailed = 6,
+    /// A defect.
+    Panic = 7,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("device {device} is not open: call tenure_open first")]
+    NotOpen { device: c_int },
+    #[error("{0}")]
+    Invalid(String),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl From<AllocError> for Failure {
+    fn from(error: AllocError) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
+impl Failure {
+    pub(crate) fn null(what: &str) -> Self {
+        Self::Invalid(format!("{what} must not be NULL"))
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Self::NotOpen { .. } => Status::NotOpen,
+            Self::Invalid(_) => Status::Invalid,
+            Self::Call(_) => Status::DriverFailed,
+            Self::Memory(error) => match error {
+                MemoryError::OutOfMemory(_) => Status::OutOfMemory,
+                MemoryError::AlreadyInstalled { .. } => Status::AlreadyOpen,
+                MemoryError::Allocator(AllocError::UnknownAddress(_)) => Status::UnknownAddress,
+                MemoryError::Allocator(AllocError::Backing(_)) | MemoryError::Driver(_) => Status::DriverFailed,
+                _ => Status::Invalid,
+            },
+        }
+    }
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Runs the body of a call: errors and panics come to C as a status.
+#[inline]
+pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => Status::Ok,
+        Ok(Err(failure)) => report(failure.status(), failure.to_string()),
+        Err(panic) => {
+            let words = panic.downcast_ref::<String>().map(String::as_str);
+            let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            report(Status::Panic, format!("a defect in Tenure, please report it: {words}"))
+        }
+    }
+}
+
+/// The message of this thread's last failure. Valid until the next.
+pub(crate) fn last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|message| message.as_ptr())
+}
+
+#[cold]
+fn report(status: Status, message: String) -> Status {
+    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    // A thread that is ending has no message any more.
+    let _ = LAST_ERROR.try_with(|last| last.replace(message));
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+
+    fn message() -> String {
+        // SAFETY: a C string, and no call fails while it is read.
+        unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_panic_becomes_a_status() {
+        assert_eq!(guarded(|| panic!("broken {}", 7)), Status::Panic);
+        assert_eq!(message(), "a defect in Tenure, please report it: broken 7");
+    }
+
+    #[test]
+    fn a_message_belongs_to_its_thread_and_survives_success() {
+        assert_eq!(guarded(|| Err(Failure::NotOpen { device: 3 })), Status::NotOpen);
+        assert_eq!(guarded(|| Ok(())), Status::Ok);
+        assert_eq!(message(), "device 3 is not open: call tenure_open first");
+        std::thread::spawn(|| assert_eq!(message(), "")).join().unwrap();
+    }
+}

@@ -1,0 +1,37 @@
+use std::panic::Location;
+
+use crate::{CallError, Driver, DriverError, Launch};
+
+/// A launch, and an error found after it: of its own, or of work put on the device before.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("after {launch}: {error}")]
+pub struct LaunchError {
+    /// The launch after which the check was made.
+    pub launch: Box<Launch>,
+    /// The error.
+    pub error: DriverError,
+}
+
+/// Whether an error is unhandled after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
+///
+/// Never waits, so an error of the launch itself may turn up only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the
+/// environment makes the CUDA driver wait for each launch. The stream is queried, which a stream capture does not allow.
+///
+/// # Errors
+/// What the driver says of the launch's stream.
+#[track_caller]
+pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchError> {
+    let at = Location::caller();
+    match driver.query_stream(launch.stream) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(LaunchError { launch: Box::new(*launch), error: DriverError { error, at } }),
+    }
+}
+
+/// Carries on after a call that failed, with a warning that names the call and the caller's file and line. Returns what
+/// the call returned, if it was fine. c10's `C10_CUDA_CHECK_WARN`, for clean-up and for what can be done without.
+#[track_caller]
+pub fn check_warn<T>(result: Result<T, CallError>) -> Option<T> {
+    let at = Location::caller();
+    result.inspect_err(|error| tracing::warn!(file = at.file(), line = at.line(), "{error} (called at {at})")).ok()
+}

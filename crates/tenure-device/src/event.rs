@@ -1,0 +1,160 @@
+use std::fmt;
+use std::sync::Arc;
+
+use tenure_core::Device;
+
+use crate::{Call, Driver, DriverError, ErrorKind, EventHandle, EventId, EventKind, Stream};
+
+/// A point in a stream that other streams and the host can wait for. c10's `CUDAEvent` (`ATen/cuda/CUDAEvent.h`).
+///
+/// The driver's event is created when it is first recorded or exported. One that was never recorded counts as passed.
+/// Dropping it ends its name only: waits already put on streams still hold.
+pub struct Event {
+    driver: Arc<dyn Driver>,
+    kind: EventKind,
+    id: Option<EventId>,
+}
+
+impl Event {
+    /// An event of a device. Calls no driver.
+    pub fn new(driver: Arc<dyn Driver>, kind: EventKind) -> Self {
+        Self { driver, kind, id: None }
+    }
+
+    /// The event of another process behind a name of [`export`](Self::export).
+    ///
+    /// # Errors
+    /// The event is gone, or is of this process.
+    #[track_caller]
+    pub fn open(driver: Arc<dyn Driver>, handle: &EventHandle) -> Result<Self, DriverError> {
+        let id = driver.open_event(handle)?;
+        Ok(Self { driver, kind: EventKind::Interprocess, id: Some(id) })
+    }
+
+    /// The device whose event it is.
+    pub fn device(&self) -> Device {
+        self.driver.device()
+    }
+
+    /// What the event is for.
+    pub fn kind(&self) -> EventKind {
+        self.kind
+    }
+
+    /// The driver's name for it, once there is one.
+    pub fn id(&self) -> Option<EventId> {
+        self.id
+    }
+
+    /// Moves the event to the end of what is on `stream` now. Waits put on streams before stay with the old point.
+    ///
+    /// # Errors
+    /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event is then where
+    /// it was.
+    #[track_caller]
+    pub fn record(&mut self, stream: &Stream) -> Result<(), DriverError> {
+        let (event, stream_device) = (self.device(), stream.device());
+        if event != stream_device {
+            return Err(DriverError::new(Call::RecordEvent, ErrorKind::OtherDevice { event, stream: stream_device }));
+        }
+        let id = self.create()?;
+        Ok(self.driver.record_event(id, stream.id())?)
+    }
+
+    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be another device's.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    #[track_caller]
+    pub fn wait(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.id.map_or(Ok(()), |id| stream.driver().wait_event(stream.id(), id))?;
+        Ok(())
+    }
+
+    /// Whether the device has passed the event. Never waits.
+    ///
+    /// # Errors
+    /// A driver call failed, or work before the event did.
+    #[track_caller]
+    pub fn query(&self) -> Result<bool, DriverError> {
+        Ok(self.id.map_or(Ok(true), |id| self.driver.query_event(id))?)
+    }
+
+    /// Blocks the host until the event is passed.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        Ok(self.id.map_or(Ok(()), |id| self.driver.synchronize_event(id))?)
+    }
+
+    /// Device time from this event to `end`, in µs.
+    ///
+    /// # Errors
+    /// One of the two is not of [`EventKind::Timing`] ([`ErrorKind::WrongEventKind`]), or was not recorded or passed yet
+    /// ([`ErrorKind::NotPassed`]).
+    #[track_caller]
+    pub fn elapsed_us(&self, end: &Self) -> Result<f64, DriverError> {
+        let (start, end) = (self.timing()?, end.timing()?);
+        Ok(self.driver.elapsed_us(start, end)?)
+    }
+
+    /// A name under which another process can [`open`](Self::open) the event, recorded or not.
+    ///
+    /// # Errors
+    /// It is not of [`EventKind::Interprocess`] ([`ErrorKind::WrongEventKind`]), or a driver call failed.
+    #[track_caller]
+    pub fn export(&mut self) -> Result<EventHandle, DriverError> {
+        self.require(EventKind::Interprocess, Call::ExportEvent)?;
+        let id = self.create()?;
+        Ok(self.driver.export_event(id)?)
+    }
+
+    #[track_caller]
+    fn create(&mut self) -> Result<EventId, DriverError> {
+        match self.id {
+            Some(id) => Ok(id),
+            None => Ok(*self.id.insert(self.driver.create_event(self.kind)?)),
+        }
+    }
+
+    /// The event as one that time can be asked of.
+    #[track_caller]
+    fn timing(&self) -> Result<EventId, DriverError> {
+        self.require(EventKind::Timing, Call::Elapsed)?;
+        match self.id {
+            Some(id) => Ok(id),
+            None => Err(DriverError::new(Call::Elapsed, ErrorKind::NotPassed(self.handle()))),
+        }
+    }
+
+    #[track_caller]
+    fn require(&self, needed: EventKind, call: Call) -> Result<(), DriverError> {
+        let (event, actual) = (self.handle(), self.kind);
+        if actual == needed {
+            return Ok(());
+        }
+        Err(DriverError::new(call, ErrorKind::WrongEventKind { event, actual, needed }))
+    }
+
+    /// The event in error messages; 0 before there is one.
+    fn handle(&self) -> u64 {
+        self.id.map_or(0, |id| id.0)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            // A lost context took its events along.
+            let _ = self.driver.destroy_event(id);
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Event").field("device", &self.device()).field("kind", &self.kind).field("id", &self.id).finish()
+    }
+}

@@ -1,0 +1,168 @@
+//! What can be asked of devices by their index: c10's `CUDAFunctions` (`c10/cuda/CUDAFunctions.cpp`).
+//!
+//! A thread has a current device, 0 at first. It is a number and no more: that there is such a device is checked where
+//! it is used.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use tenure_alloc::MemoryInfo;
+
+use crate::{Call, CallError, Driver, DriverError, ErrorKind, Platform, Properties};
+
+/// How many devices there are. No driver and no device are 0: a program for any machine asks this first.
+///
+/// # Errors
+/// The driver is too old, or did not start, or failed in an unknown way ([`ErrorKind::CountFailed`]), or there are more
+/// devices than a device index holds ([`ErrorKind::TooManyDevices`]).
+#[track_caller]
+pub fn device_count(platform: &dyn Platform) -> Result<u8, DriverError> {
+    match platform.device_count() {
+        Err(CallError { kind: ErrorKind::NoDriver { .. } | ErrorKind::NoDevice, .. }) => Ok(0),
+        count => checked_count(count),
+    }
+}
+
+/// How many devices there are, at least one: for what cannot do without.
+///
+/// # Errors
+/// As [`device_count`]; and no driver and no device are errors too, which say so.
+#[track_caller]
+pub fn device_count_ensure_non_zero(platform: &dyn Platform) -> Result<u8, DriverError> {
+    match checked_count(platform.device_count())? {
+        0 => Err(DriverError::new(Call::DeviceCount, ErrorKind::NoDevice)),
+        count => Ok(count),
+    }
+}
+
+/// The calling thread's current device.
+pub fn current_device() -> u8 {
+    CURRENT.get()
+}
+
+/// Makes `device` the calling thread's current device.
+pub fn set_device(device: u8) {
+    CURRENT.set(device);
+}
+
+/// Makes `device` the calling thread's current device, and returns the one before.
+pub fn exchange_device(device: u8) -> u8 {
+    CURRENT.replace(device)
+}
+
+/// Makes a device the calling thread's current one for as long as the guard lives, through a panic too. c10's
+/// `CUDAGuard`.
+///
+/// ```
+/// use tenure_device::functions::{DeviceGuard, current_device};
+///
+/// let guard = DeviceGuard::new(1);
+/// assert_eq!(current_device(), 1);
+/// drop(guard);
+/// assert_eq!(current_device(), 0);
+/// ```
+#[derive(Debug)]
+#[must_use = "the device before is current again as soon as the guard is dropped"]
+pub struct DeviceGuard {
+    before: u8,
+    /// A guard ends on the thread that it began on.
+    not_send: PhantomData<*const ()>,
+}
+
+impl DeviceGuard {
+    /// Makes `device` current.
+    pub fn new(device: u8) -> Self {
+        Self { before: exchange_device(device), not_send: PhantomData }
+    }
+}
+
+impl Drop for DeviceGuard {
+    fn drop(&mut self) {
+        set_device(self.before);
+    }
+}
+
+/// What a device is.
+///
+/// # Errors
+/// As [`device_count_ensure_non_zero`]; and there is no such device ([`ErrorKind::NoSuchDevice`]), or a driver call
+/// failed.
+#[track_caller]
+pub fn properties(platform: &dyn Platform, device: u8) -> Result<Properties, DriverError> {
+    check_device(platform, Call::Properties, device)?;
+    Ok(platform.properties(device)?)
+}
+
+/// The driver of a device, started on the first call.
+///
+/// # Errors
+/// As [`properties`].
+#[track_caller]
+pub fn driver(platform: &dyn Platform, device: u8) -> Result<Arc<dyn Driver>, DriverError> {
+    check_device(platform, Call::RetainContext, device)?;
+    Ok(platform.driver(device)?)
+}
+
+/// Free and total physical memory of a device, in bytes. Starts its driver.
+///
+/// # Errors
+/// As [`properties`].
+#[track_caller]
+pub fn memory_info(platform: &dyn Platform, device: u8) -> Result<MemoryInfo, DriverError> {
+    Ok(driver(platform, device)?.memory_info()?)
+}
+
+/// Blocks the host until everything put on a device has completed. Starts its driver.
+///
+/// # Errors
+/// As [`properties`]; and work failed that was put on the device before.
+#[track_caller]
+pub fn synchronize(platform: &dyn Platform, device: u8) -> Result<(), DriverError> {
+    Ok(driver(platform, device)?.synchronize()?)
+}
+
+/// Whether `device` can reach the memory of `peer` in place.
+///
+/// # Errors
+/// As [`properties`], of either; and the two are one device ([`ErrorKind::PeerOfItself`]).
+#[track_caller]
+pub fn can_access_peer(platform: &dyn Platform, device: u8, peer: u8) -> Result<bool, DriverError> {
+    check_device(platform, Call::CanAccessPeer, device)?;
+    check_device(platform, Call::CanAccessPeer, peer)?;
+    if device == peer {
+        return Err(DriverError::new(Call::CanAccessPeer, ErrorKind::PeerOfItself(device)));
+    }
+    Ok(platform.can_access_peer(device, peer)?)
+}
+
+thread_local! {
+    static CURRENT: Cell<u8> = const { Cell::new(0) };
+}
+
+/// A count that a device index holds, or an error that says what to do.
+#[track_caller]
+fn checked_count(count: Result<u32, CallError>) -> Result<u8, DriverError> {
+    let count = count.map_err(|CallError { call, kind }| CallError { call, kind: explained(kind) })?;
+    match u8::try_from(count) {
+        Ok(count) => Ok(count),
+        Err(_) => Err(DriverError::new(Call::DeviceCount, ErrorKind::TooManyDevices(count))),
+    }
+}
+
+/// Errors of the start of a driver say what to do. Any other error does not speak of starting, so this says it.
+fn explained(kind: ErrorKind) -> ErrorKind {
+    match kind {
+        ErrorKind::NoDriver { .. }
+        | ErrorKind::NoDevice
+        | ErrorKind::DriverTooOld { .. }
+        | ErrorKind::StartFailed { .. } => kind,
+        unknown => ErrorKind::CountFailed(Box::new(unknown)),
+    }
+}
+
+#[track_caller]
+fn check_device(platform: &dyn Platform, call: Call, device: u8) -> Result<(), DriverError> {
+    let count = device_count_ensure_non_zero(platform)?;
+    if device < count { Ok(()) } else { Err(DriverError::new(call, ErrorKind::NoSuchDevice { device, count })) }
+}

@@ -1,0 +1,60 @@
+//! The memory of every device of this process, found without a lock.
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use tenure_core::Device;
+
+use super::{DeviceMemory, MemoryConfig, MemoryError};
+use crate::{Driver, Platform, cuda};
+
+/// More devices than this no process has: PyTorch counts them in a signed byte.
+pub const MAX_DEVICES: usize = 128;
+
+static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+
+/// Held while a device's memory is made, so that it is made once.
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// Makes the memory of `driver`'s device as `config` says, for the rest of the process.
+///
+/// # Errors
+/// [`MemoryError::AlreadyInstalled`]; those of [`DeviceMemory::new`].
+pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static DeviceMemory, MemoryError> {
+    let device = driver.device();
+    let _making = MAKING.lock();
+    match slot(device)? {
+        slot if slot.get().is_some() => Err(MemoryError::AlreadyInstalled { device }),
+        slot => {
+            let memory = DeviceMemory::new(driver, config)?;
+            Ok(slot.get_or_init(|| memory))
+        }
+    }
+}
+
+/// The memory of CUDA device number `index`, made with the default settings if it was not made before.
+///
+/// # Errors
+/// There is no such device; those of [`install`].
+pub fn device(index: u8) -> Result<&'static DeviceMemory, MemoryError> {
+    if let Some(memory) = installed(index.into()) {
+        return Ok(memory);
+    }
+    match install(cuda::platform().driver(index)?, MemoryConfig::default()) {
+        // By another thread, meanwhile.
+        Err(MemoryError::AlreadyInstalled { device }) => {
+            installed(index.into()).ok_or(MemoryError::AlreadyInstalled { device })
+        }
+        made => made,
+    }
+}
+
+/// The memory of CUDA device number `index`, if it was made.
+#[inline]
+pub fn installed(index: usize) -> Option<&'static DeviceMemory> {
+    DEVICES.get(index)?.get()
+}
+
+fn slot(device: Device) -> Result<&'static OnceLock<DeviceMemory>, MemoryError> {
+    DEVICES.get(usize::from(device.index())).ok_or(MemoryError::DeviceOutOfRange { device })
+}

@@ -1,0 +1,58 @@
+use tenure_alloc::AllocError;
+use tenure_core::{AllocatorError, Device};
+
+use super::OutOfMemoryReport;
+use crate::{CallError, DriverError};
+
+/// Why a device's memory refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// No memory, after everything that could be given back was.
+    #[error("{0}")]
+    OutOfMemory(Box<OutOfMemoryReport>),
+    /// The allocator refused for another reason.
+    #[error(transparent)]
+    Allocator(#[from] AllocError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The device's memory is in use already, with the settings it began with.
+    #[error("the memory of {device} is in use already: set it up before its first use, once")]
+    AlreadyInstalled {
+        /// The device.
+        device: Device,
+    },
+    /// The device's number is larger than there can be.
+    #[error("{device} is out of range: devices are numbered from 0 to {}", super::MAX_DEVICES - 1)]
+    DeviceOutOfRange {
+        /// The device.
+        device: Device,
+    },
+    /// There is no such allocator.
+    #[error("unknown allocator {name:?}: expected \"paged\", \"native\" or \"expandable\"")]
+    UnknownPolicy {
+        /// The name given.
+        name: String,
+    },
+}
+
+impl From<CallError> for MemoryError {
+    #[track_caller]
+    fn from(error: CallError) -> Self {
+        DriverError::from(error).into()
+    }
+}
+
+impl MemoryError {
+    /// The same, for those who know devices only as [`Allocator`](tenure_core::Allocator)s.
+    pub(super) fn of_allocator(self, device: Device, requested: usize) -> AllocatorError {
+        match self {
+            Self::OutOfMemory(report) => {
+                AllocatorError::DeviceOutOfMemory { device, requested, report: report.to_string() }
+            }
+            Self::Allocator(AllocError::TooLarge(_)) => AllocatorError::TooLarge { requested },
+            other => AllocatorError::Failed { device, call: "allocate", reason: other.to_string() },
+        }
+    }
+}

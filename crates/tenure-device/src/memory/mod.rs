@@ -1,0 +1,158 @@
+//! A process's memory on a device: a driver, an allocator on it, and errors that say who holds what.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use tenure_alloc::Request;
+//! use tenure_core::StreamId;
+//! use tenure_device::memory::{DeviceMemory, MemoryConfig};
+//! use tenure_device::sim::{SimConfig, SimDriver};
+//!
+//! let driver = Arc::new(SimDriver::new(SimConfig::default()));
+//! let memory = DeviceMemory::new(driver, MemoryConfig::default())?;
+//! let block = memory.allocate(Request::new(1 << 20, StreamId::NULL))?;
+//! memory.free(block.address)?;
+//! assert_eq!(memory.allocator().statistics().all.allocated_bytes.peak, 1 << 20);
+//! # Ok::<(), tenure_device::memory::MemoryError>(())
+//! ```
+
+mod config;
+mod devices;
+mod error;
+mod holders;
+mod report;
+mod storage;
+
+use std::sync::Arc;
+
+use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator, PagedAllocator, Request, Resource};
+use tenure_core::{Device, StreamId};
+
+pub use config::{MemoryConfig, Policy};
+pub use devices::{MAX_DEVICES, device, install, installed};
+pub use error::MemoryError;
+pub use holders::Holder;
+pub use report::OutOfMemoryReport;
+pub use storage::record_stream;
+
+use crate::{DeviceBacking, Driver, Streams};
+
+/// This process's memory on one device. PyTorch's `DeviceCachingAllocator` and what it stands on.
+///
+/// Allocating and freeing cost what the allocator underneath costs: nothing is added but a branch.
+pub struct DeviceMemory {
+    allocator: Allocator,
+    backing: Arc<DeviceBacking>,
+    /// Last, since streams outlive the allocator that knows them.
+    streams: Streams,
+    device: Device,
+}
+
+/// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
+enum Allocator {
+    Paged(PagedAllocator),
+    Native(NativeAllocator),
+}
+
+impl DeviceMemory {
+    /// The memory of the device behind `driver`. Takes address space at once, and no memory.
+    ///
+    /// # Errors
+    /// A setting of `config` makes no sense, or the driver fails.
+    pub fn new(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<Self, MemoryError> {
+        let device = driver.device();
+        let streams = Streams::new(Arc::clone(&driver));
+        let backing = Arc::new(DeviceBacking::new(driver));
+        let allocator = match config.policy {
+            Policy::Paged(mut config) => {
+                config.device = device.index().into();
+                Allocator::Paged(PagedAllocator::new(Arc::clone(&backing) as _, config)?)
+            }
+            Policy::Native(mut config) => {
+                config.device = device.index().into();
+                Allocator::Native(NativeAllocator::new(Arc::clone(&backing) as _, config)?)
+            }
+        };
+        let memory = Self { allocator, backing, streams, device };
+        if config.fraction != 1.0 {
+            memory.allocator().set_memory_fraction(config.fraction)?;
+        }
+        Ok(memory)
+    }
+
+    /// The device.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// What stands between the allocator and the driver.
+    pub fn backing(&self) -> &DeviceBacking {
+        &self.backing
+    }
+
+    /// The device's driver.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        self.backing.driver()
+    }
+
+    /// The device's streams. Storages are allocated on the thread's current one.
+    pub fn streams(&self) -> &Streams {
+        &self.streams
+    }
+
+    /// The allocator: statistics, snapshots, limits, pools and callbacks.
+    pub fn allocator(&self) -> &dyn CachingAllocator {
+        match &self.allocator {
+            Allocator::Paged(allocator) => allocator,
+            Allocator::Native(allocator) => allocator,
+        }
+    }
+
+    /// A block of at least `request.bytes` bytes; address 0 and no memory for a request of none.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfMemory`] with a report of who holds what; failures of the driver.
+    #[inline]
+    pub fn allocate(&self, request: Request) -> Result<Block, MemoryError> {
+        let allocated = match &self.allocator {
+            Allocator::Paged(allocator) => allocator.allocate(request),
+            Allocator::Native(allocator) => allocator.allocate(request),
+        };
+        allocated.map_err(|error| self.explain(error))
+    }
+
+    /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
+    /// Address 0 is ignored.
+    ///
+    /// # Errors
+    /// `address` is no live block; failures of the driver.
+    #[inline]
+    pub fn free(&self, address: Address) -> Result<(), MemoryError> {
+        match &self.allocator {
+            Allocator::Paged(allocator) => allocator.free(address)?,
+            Allocator::Native(allocator) => allocator.free(address)?,
+        }
+        Ok(())
+    }
+
+    /// Says that `stream` uses the block at `address` too: after its free it is not reused until that stream has
+    /// passed what was put on it before the free.
+    ///
+    /// # Errors
+    /// `address` is no live block.
+    #[inline]
+    pub fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), MemoryError> {
+        match &self.allocator {
+            Allocator::Paged(allocator) => allocator.record_stream(address, stream)?,
+            Allocator::Native(allocator) => allocator.record_stream(address, stream)?,
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn explain(&self, error: AllocError) -> MemoryError {
+        match OutOfMemoryReport::new(self, &error) {
+            Some(report) => MemoryError::OutOfMemory(Box::new(report)),
+            None => error.into(),
+        }
+    }
+}

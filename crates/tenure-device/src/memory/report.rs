@@ -1,0 +1,265 @@
+use std::fmt;
+
+use tenure_alloc::AllocError;
+use tenure_core::{Device, StreamId, Tag};
+
+use super::DeviceMemory;
+use super::holders::{Holder, holders};
+use crate::ProcessMemory;
+
+/// Keys named in the text.
+const KEYS_SHOWN: usize = 5;
+/// Other processes named in the text.
+const PROCESSES_SHOWN: usize = 8;
+
+/// An out-of-memory error: what was asked for, who holds what, and what to try. Its text begins as PyTorch's does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutOfMemoryReport {
+    /// Where.
+    pub device: Device,
+    /// Bytes asked for.
+    pub requested_bytes: u64,
+    /// The stream asked for.
+    pub stream: StreamId,
+    /// Bytes of the device.
+    pub total_bytes: u64,
+    /// Bytes that nobody holds.
+    pub free_bytes: u64,
+    /// Bytes that this process may hold.
+    pub allowed_bytes: u64,
+    /// Bytes that this process holds beside what its allocator got: context, kernels and libraries. `None` where the
+    /// system does not tell.
+    pub overhead_bytes: Option<u64>,
+    /// Bytes that this process's allocator holds.
+    pub reserved_bytes: u64,
+    /// Of those, bytes of live blocks.
+    pub allocated_bytes: u64,
+    /// Of those, bytes of freed blocks that other streams may still use.
+    pub awaited_bytes: u64,
+    /// Who holds the live blocks, by tag, the largest first.
+    pub tags: Vec<Holder>,
+    /// Who holds those that have a key, by key, the largest first.
+    pub keys: Vec<Holder>,
+    /// Other processes that the system names, the largest first.
+    pub others: Vec<ProcessMemory>,
+}
+
+impl std::error::Error for OutOfMemoryReport {}
+
+impl OutOfMemoryReport {
+    /// What there is to say about `error`, if memory was out. The figures are of now, a little after it.
+    pub(super) fn new(memory: &DeviceMemory, error: &AllocError) -> Option<Self> {
+        let &AllocError::OutOfMemory { requested, stream, reserved, free, total, allowed, .. } = error else {
+            return None;
+        };
+        let figures = memory.allocator().statistics().all;
+        let (tags, keys) = holders(&memory.allocator().snapshot());
+        let mut others = memory.driver().processes().unwrap_or_default();
+        others.retain(|process| process.pid != std::process::id());
+        others.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.pid));
+        Some(Self {
+            device: memory.device(),
+            requested_bytes: requested,
+            stream,
+            total_bytes: total,
+            free_bytes: free,
+            allowed_bytes: allowed,
+            overhead_bytes: memory.backing().known_overhead_bytes(),
+            reserved_bytes: reserved,
+            allocated_bytes: figures.allocated_bytes.current,
+            awaited_bytes: figures.active_bytes.current.saturating_sub(figures.allocated_bytes.current),
+            tags,
+            keys,
+            others,
+        })
+    }
+
+    /// Bytes that this process holds, as far as it is known.
+    pub fn in_use_bytes(&self) -> u64 {
+        self.reserved_bytes + self.overhead_bytes.unwrap_or(0)
+    }
+
+    /// Bytes that the allocator holds and no block lives on.
+    pub fn unallocated_bytes(&self) -> u64 {
+        self.reserved_bytes.saturating_sub(self.allocated_bytes + self.awaited_bytes)
+    }
+
+    /// Bytes that this process does not know to be its own: other processes', and this one's overhead where the system
+    /// does not tell that.
+    pub fn elsewhere_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes + self.in_use_bytes())
+    }
+
+    /// What to try, the most promising first.
+    pub fn advice(&self) -> Vec<String> {
+        if self.requested_bytes > self.total_bytes {
+            return vec!["The request alone is larger than the device: check the shape it was computed from.".into()];
+        }
+        let advice = [self.advice_on_limit(), self.advice_on_others(), self.advice_on_pieces(), self.advice_on_tag()];
+        advice.into_iter().flatten().collect()
+    }
+
+    fn advice_on_limit(&self) -> Option<String> {
+        let needed = self.in_use_bytes() + self.requested_bytes;
+        if self.allowed_bytes >= self.total_bytes || needed <= self.allowed_bytes {
+            return None;
+        }
+        let reached = format!("The limit of this process is reached, with {} free on the device", Gib(self.free_bytes));
+        Some(if needed <= self.total_bytes && self.requested_bytes <= self.free_bytes {
+            // Rounded up, so that what is advised is enough.
+            let fraction = (needed as f64 / self.total_bytes as f64 * 100.0).ceil() / 100.0;
+            format!("{reached}: raise its memory fraction to at least {fraction:.2}.")
+        } else {
+            format!("{reached}: a higher memory fraction alone will not do.")
+        })
+    }
+
+    fn advice_on_others(&self) -> Option<String> {
+        let missing = self.requested_bytes.saturating_sub(self.free_bytes);
+        if missing == 0 || self.elsewhere_bytes() < missing {
+            return None;
+        }
+        Some(match self.others.first() {
+            Some(ProcessMemory { pid, bytes: Some(bytes) }) if *bytes >= missing => {
+                format!("Stop process {pid}, which holds {}, or move it to another device.", Gib(*bytes))
+            }
+            Some(ProcessMemory { pid, .. }) => {
+                format!("Other processes hold most of what is missing, process {pid} among them: stop some of them.")
+            }
+            None => "Look for other processes on the device (`nvidia-smi`), and stop those not needed.".into(),
+        })
+    }
+
+    fn advice_on_pieces(&self) -> Option<String> {
+        let unallocated = self.unallocated_bytes();
+        (unallocated >= self.requested_bytes).then(|| {
+            format!(
+                "{} is reserved and not allocated, but in pieces, in private pools or for other streams: release \
+                 private pools that are done, and use the `paged` allocator if this is another one.",
+                Gib(unallocated)
+            )
+        })
+    }
+
+    fn advice_on_tag(&self) -> Option<String> {
+        let largest = self.tags.first()?;
+        let means = match largest.tag {
+            Tag::Unknown => {
+                "free what is no longer needed, and tag allocations, so that this report can say what they are"
+            }
+            Tag::Weight => "use a smaller dtype for weights, or spread the model over more devices",
+            Tag::Activation => {
+                "recompute activations (checkpointing), offload them to the host, or use smaller batches"
+            }
+            Tag::Gradient => "free gradients right after the optimizer has used them, or keep them in a smaller dtype",
+            Tag::OptimizerState => "offload the optimizer's state to the host, or use an optimizer that keeps less",
+            Tag::Input => "read fewer batches ahead, or use smaller ones",
+            Tag::Workspace => "limit the workspace that kernels may use",
+        };
+        Some(format!("The most, {}, is held as `{}`: {means}.", Gib(largest.bytes), largest.tag))
+    }
+}
+
+impl fmt::Display for OutOfMemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_summary(f)?;
+        self.write_tags(f)?;
+        self.write_keys(f)?;
+        self.write_others(f)?;
+        write_section(f, "What to try", self.advice().iter().map(|advice| format!("- {advice}")))
+    }
+}
+
+impl OutOfMemoryReport {
+    fn write_summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. This \
+             process has {} in use",
+            Gib(self.requested_bytes),
+            self.device.index(),
+            Gib(self.total_bytes),
+            Gib(self.free_bytes),
+            Gib(self.in_use_bytes()),
+        )?;
+        match self.overhead_bytes {
+            Some(overhead) => write!(f, " ({} of it context, kernels and libraries)", Gib(overhead))?,
+            None => f.write_str(" (its context not counted: the system does not tell)")?,
+        }
+        if self.allowed_bytes < self.total_bytes {
+            let percent = self.allowed_bytes as f64 / self.total_bytes as f64 * 100.0;
+            write!(f, ", and may use {} ({percent:.1}% of the device)", Gib(self.allowed_bytes))?;
+        }
+        let (allocated, unallocated) = (Gib(self.allocated_bytes), Gib(self.unallocated_bytes()));
+        write!(f, ". Of that {allocated} is allocated by live blocks, {unallocated} is reserved but unallocated")?;
+        if self.awaited_bytes > 0 {
+            write!(f, ", and {} is freed but still awaited on other streams", Gib(self.awaited_bytes))?;
+        }
+        f.write_str(".")
+    }
+
+    fn write_tags(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = self.tags.iter().map(|holder| {
+            let share = holder.bytes as f64 / self.allocated_bytes.max(1) as f64 * 100.0;
+            format!("{:<16} {:>11} {share:>5.1}%  {}", holder.tag.name(), Gib(holder.bytes).to_string(), Blocks(holder))
+        });
+        write_section(f, "Live blocks by tag", rows)
+    }
+
+    fn write_keys(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = self.keys.iter().filter_map(|holder| Some((holder, holder.key.key()?)));
+        let rows = named.take(KEYS_SHOWN).map(|(holder, key)| {
+            let tag = holder.tag.name();
+            format!("{tag:<16} {:>11}  {}  {key}", Gib(holder.bytes).to_string(), Blocks(holder))
+        });
+        write_section(f, "Largest by key", rows)
+    }
+
+    fn write_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let row = |process: &ProcessMemory| match process.bytes {
+            Some(bytes) => format!("pid {:<12} {:>11}", process.pid, Gib(bytes).to_string()),
+            None => format!("pid {:<12}  not told", process.pid),
+        };
+        write_section(f, "Other processes", self.others.iter().take(PROCESSES_SHOWN).map(row))?;
+        let named: u64 = self.others.iter().filter_map(|process| process.bytes).sum();
+        let rest = self.elsewhere_bytes().saturating_sub(named);
+        match (rest, self.overhead_bytes) {
+            (0, _) => Ok(()),
+            (_, Some(_)) => write!(f, "\nThe driver, and processes that are not named here, hold {}.", Gib(rest)),
+            (_, None) => write!(f, "\nOther processes, and the context of this one, hold {}.", Gib(rest)),
+        }
+    }
+}
+
+/// Rows under a heading; nothing if there are none.
+fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<Item = String>) -> fmt::Result {
+    let mut rows = rows.peekable();
+    if rows.peek().is_some() {
+        write!(f, "\n{heading}:")?;
+    }
+    rows.try_for_each(|row| write!(f, "\n  {}", row.trim_end()))
+}
+
+/// Bytes as PyTorch's errors have them: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
+struct Gib(u64);
+
+impl fmt::Display for Gib {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        match bytes {
+            0..=0x3FF => write!(f, "{bytes} bytes"),
+            0x400..=0xF_FFFF => write!(f, "{:.2} KiB", bytes as f64 / 1024.0),
+            0x10_0000..=0x3FFF_FFFF => write!(f, "{:.2} MiB", bytes as f64 / 1048576.0),
+            _ => write!(f, "{:.2} GiB", bytes as f64 / 1073741824.0),
+        }
+    }
+}
+
+/// `1 block`, `20 blocks`.
+struct Blocks<'a>(&'a Holder);
+
+impl fmt::Display for Blocks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0.blocks, if self.0.blocks == 1 { "block" } else { "blocks" })
+    }
+}

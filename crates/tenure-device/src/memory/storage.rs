@@ -1,0 +1,68 @@
+//! Device memory as the rest of Tenure takes memory: through `tenure_core::Allocator`.
+
+use tenure_alloc::{AllocError, Request};
+use tenure_core::{Allocator, AllocatorError, DataPtr, Device, Storage, StreamId};
+
+use super::{DeviceMemory, MemoryError, installed};
+
+/// Says that `stream` uses the bytes of `storage` too: once they are freed, they are not reused before that stream has
+/// passed what was put on it before. Returns whether the bytes are of this process's allocator; others are freed by
+/// whoever made them, who must know.
+///
+/// # Errors
+/// Failures of the device.
+pub fn record_stream(storage: &Storage, stream: StreamId) -> Result<bool, MemoryError> {
+    let guard = storage.lock();
+    let device = guard.device();
+    let memory = (!device.is_cpu()).then(|| installed(device.index().into())).flatten();
+    memory.map_or(Ok(false), |memory| memory.record_if_own(guard.as_ptr(), stream))
+}
+
+impl DeviceMemory {
+    /// [`record_stream`](Self::record_stream), for an address that may be somebody else's.
+    fn record_if_own(&self, data: *mut u8, stream: StreamId) -> Result<bool, MemoryError> {
+        match self.record_stream(data.addr() as u64, stream) {
+            Ok(()) => Ok(true),
+            Err(MemoryError::Allocator(AllocError::UnknownAddress(_))) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+// SAFETY: a block of the allocator is nobody else's until it is freed, which the deleter does; `DeviceMemory` is there
+// for as long as any deleter.
+unsafe impl Allocator for &'static DeviceMemory {
+    fn device(&self) -> Device {
+        self.device
+    }
+
+    /// On the thread's current stream.
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        let memory: &'static DeviceMemory = self;
+        let request = Request::new(bytes as u64, self.streams().current_id());
+        let block = memory.allocate(request).map_err(|error| error.of_allocator(self.device, bytes))?;
+        if block.address == 0 {
+            return Ok(DataPtr::null(self.device));
+        }
+        // A device's address is a number to the host, which never follows it.
+        let data = std::ptr::without_provenance_mut(block.address as usize);
+        Ok(DataPtr::foreign(data, self.device, move || {
+            // A free fails if the context is lost, and then so does everything else.
+            let _ = memory.free(block.address);
+        }))
+    }
+
+    /// On the thread's current stream. The source is recorded there: it may be freed, on its own stream, before the
+    /// copy has run.
+    unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
+        let failed = |error: MemoryError| error.of_allocator(self.device, bytes);
+        let stream = self.streams().current_id();
+        self.record_if_own(source.cast_mut(), stream).map_err(failed)?;
+        let (source, target) = (source.addr() as u64, target.addr() as u64);
+        self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {
+            device: self.device,
+            call: error.call.name(),
+            reason: error.to_string(),
+        })
+    }
+}

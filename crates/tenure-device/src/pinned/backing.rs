@@ -1,0 +1,182 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+use tenure_core::StreamId;
+
+use super::chunk::Chunk;
+use super::{MAX_CHUNK_BYTES, PinnedConfig};
+use crate::{Call, DeviceBacking, Driver};
+
+/// Chunks, and the blocks of the system under them, are multiples of this: a huge page.
+const ROUNDING: u64 = 2 << 20;
+
+/// Pinned host memory as an allocator's backing. A segment is cut from a chunk, where it fits first.
+pub(super) struct HostBacking {
+    driver: Arc<dyn Driver>,
+    /// Keeps the marks of the device's streams.
+    marks: DeviceBacking,
+    config: PinnedConfig,
+    chunks: Mutex<Chunks>,
+}
+
+#[derive(Default)]
+struct Chunks {
+    /// By address.
+    chunks: BTreeMap<Address, Cut>,
+    pinned: u64,
+    peak: u64,
+}
+
+/// A chunk, and the segments cut from it.
+struct Cut {
+    chunk: Chunk,
+    bytes: u64,
+    /// Bytes of each segment, by offset.
+    segments: BTreeMap<u64, u64>,
+}
+
+/// What is pinned, in bytes.
+pub(super) struct Usage {
+    pub(super) limit: u64,
+    pub(super) pinned: u64,
+    pub(super) peak: u64,
+    pub(super) chunks: usize,
+}
+
+impl HostBacking {
+    pub(super) fn new(driver: Arc<dyn Driver>, config: PinnedConfig) -> Self {
+        let marks = DeviceBacking::new(Arc::clone(&driver));
+        Self { driver, marks, config, chunks: Mutex::default() }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        let Chunks { chunks, pinned, peak } = &*self.chunks.lock();
+        Usage { limit: self.config.limit_bytes, pinned: *pinned, peak: *peak, chunks: chunks.len() }
+    }
+
+    /// Pins a chunk with room for `bytes`: a whole one, or as much of it as the limit leaves.
+    fn add_chunk(&self, chunks: &mut Chunks, bytes: u64) -> Result<Address, BackingError> {
+        let left = self.config.limit_bytes - chunks.pinned;
+        if bytes > left {
+            let call = Call::RegisterHost.name();
+            return Err(BackingError::OutOfMemory { call, requested: bytes, free: left });
+        }
+        let whole = bytes.max(self.config.chunk_bytes).next_multiple_of(ROUNDING).min(MAX_CHUNK_BYTES);
+        let bytes = if whole <= left { whole } else { bytes };
+        let chunk = Chunk::new(Arc::clone(&self.driver), bytes, self.config.numa_node)?;
+        let address = chunk.address();
+        chunks.chunks.insert(address, Cut { chunk, bytes, segments: BTreeMap::new() });
+        chunks.pinned += bytes;
+        chunks.peak = chunks.peak.max(chunks.pinned);
+        Ok(address)
+    }
+}
+
+impl Cut {
+    /// The first offset where `bytes` fit.
+    fn room(&self, bytes: u64) -> Option<u64> {
+        let ends = self.segments.iter().map(|(&offset, &bytes)| offset + bytes);
+        let starts = self.segments.keys().copied().chain([self.bytes]);
+        let mut gaps = std::iter::once(0).chain(ends).zip(starts);
+        gaps.find(|(start, end)| end - start >= bytes).map(|(start, _)| start)
+    }
+}
+
+impl Backing for HostBacking {
+    fn granularity(&self) -> u64 {
+        ROUNDING
+    }
+
+    /// Of the limit, not of the host.
+    fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
+        let Usage { limit, pinned, .. } = self.usage();
+        Ok(MemoryInfo { free: limit - pinned, total: limit })
+    }
+
+    fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
+        let chunks = &mut *self.chunks.lock();
+        let place = chunks.chunks.iter().find_map(|(&address, cut)| Some((address, cut.room(bytes)?)));
+        let (address, offset) = match place {
+            Some(place) => place,
+            None => (self.add_chunk(chunks, bytes)?, 0),
+        };
+        if let Some(cut) = chunks.chunks.get_mut(&address) {
+            cut.segments.insert(offset, bytes);
+        }
+        Ok(address + offset)
+    }
+
+    /// The last segment takes its chunk along. Every copy from or to it must have completed.
+    fn free(&self, address: Address) -> Result<(), BackingError> {
+        let chunks = &mut *self.chunks.lock();
+        let cut = chunks.chunks.range_mut(..=address).next_back();
+        let Some((start, cut)) = cut.filter(|(start, cut)| cut.segments.contains_key(&(address - **start))) else {
+            return Err(refused("free", "no segment begins at this address"));
+        };
+        let (start, offset) = (*start, address - start);
+        if cut.segments.len() == 1 {
+            cut.chunk.unpin()?;
+            chunks.pinned -= cut.bytes;
+            chunks.chunks.remove(&start);
+        } else {
+            cut.segments.remove(&offset);
+        }
+        Ok(())
+    }
+
+    fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
+        self.marks.record(stream)
+    }
+
+    fn completed(&self, mark: Mark) -> Result<bool, BackingError> {
+        self.marks.completed(mark)
+    }
+
+    fn wait(&self, stream: StreamId, mark: Mark) -> Result<(), BackingError> {
+        self.marks.wait(stream, mark)
+    }
+
+    fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
+        self.marks.synchronize(mark)
+    }
+
+    // Pinned memory has its addresses for good: there are no chunks to map.
+
+    fn reserve(&self, _bytes: u64) -> Result<Address, BackingError> {
+        Err(has_no_mappings("reserve"))
+    }
+
+    fn unreserve(&self, _address: Address, _bytes: u64) -> Result<(), BackingError> {
+        Err(has_no_mappings("unreserve"))
+    }
+
+    fn create(&self, _bytes: u64) -> Result<ChunkId, BackingError> {
+        Err(has_no_mappings("create"))
+    }
+
+    fn release(&self, _chunk: ChunkId) -> Result<(), BackingError> {
+        Err(has_no_mappings("release"))
+    }
+
+    fn map(&self, _address: Address, _chunk: ChunkId) -> Result<(), BackingError> {
+        Err(has_no_mappings("map"))
+    }
+
+    fn set_access(&self, _address: Address, _bytes: u64) -> Result<(), BackingError> {
+        Err(has_no_mappings("set_access"))
+    }
+
+    fn unmap(&self, _address: Address, _bytes: u64) -> Result<(), BackingError> {
+        Err(has_no_mappings("unmap"))
+    }
+}
+
+fn has_no_mappings(call: &'static str) -> BackingError {
+    refused(call, "pinned memory is not made of chunks that can be mapped elsewhere")
+}
+
+fn refused(call: &'static str, reason: &str) -> BackingError {
+    BackingError::Failed { call, reason: reason.to_owned() }
+}

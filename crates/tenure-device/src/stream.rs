@@ -1,0 +1,139 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use tenure_core::{Device, StreamId};
+
+use crate::functions::DeviceGuard;
+use crate::streams::{Place, Pools};
+use crate::{Driver, DriverError, Event, Priority};
+
+/// Where a stream comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StreamKind {
+    /// The device's null stream.
+    Null,
+    /// A pool of [`Streams`](crate::Streams), shared with whoever else was given it.
+    Pooled(Priority),
+    /// Somebody else, who made it and will end it.
+    External,
+}
+
+/// A stream of a device, from [`Streams`](crate::Streams): work put on it runs in order. c10's `CUDAStream`.
+///
+/// A handle: cloning it makes no other stream, and dropping it ends none.
+#[derive(Clone)]
+pub struct Stream {
+    pools: Arc<Pools>,
+    place: Place,
+}
+
+impl Stream {
+    pub(crate) fn new(pools: &Arc<Pools>, place: Place) -> Self {
+        Self { pools: Arc::clone(pools), place }
+    }
+
+    /// The device that it is a stream of.
+    pub fn device(&self) -> Device {
+        self.driver().device()
+    }
+
+    /// The driver of that device.
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        self.pools.driver()
+    }
+
+    /// The driver's name for it.
+    pub fn id(&self) -> StreamId {
+        self.place.id
+    }
+
+    /// Where it comes from.
+    pub fn kind(&self) -> StreamKind {
+        self.place.kind
+    }
+
+    /// Makes it the calling thread's current stream of its device.
+    pub fn make_current(&self) {
+        self.pools.exchange_current(self.place);
+    }
+
+    /// Whether everything put on the stream has completed. Never waits.
+    ///
+    /// # Errors
+    /// A driver call failed, or work of the stream did.
+    #[track_caller]
+    pub fn query(&self) -> Result<bool, DriverError> {
+        Ok(self.driver().query_stream(self.id())?)
+    }
+
+    /// Blocks the host until everything put on the stream has completed.
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    #[track_caller]
+    pub fn synchronize(&self) -> Result<(), DriverError> {
+        Ok(self.driver().synchronize_stream(self.id())?)
+    }
+
+    /// Makes later work of the stream wait, on the device, until `event` is passed.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    #[track_caller]
+    pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
+        event.wait(self)
+    }
+
+    /// Puts a function of the host on the stream. It must not call the driver.
+    ///
+    /// # Errors
+    /// A driver call failed; the function then never runs.
+    #[track_caller]
+    pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), DriverError> {
+        Ok(self.driver().host_function(self.id(), Box::new(function))?)
+    }
+}
+
+/// Whether two handles are of one stream.
+impl PartialEq for Stream {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pools, &other.pools) && self.id() == other.id()
+    }
+}
+
+impl Eq for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({}, {}, {:?})", self.device(), self.id(), self.kind())
+    }
+}
+
+/// Makes a stream, and its device, the calling thread's current ones for as long as the guard lives, through a panic
+/// too. c10's `CUDAStreamGuard`.
+///
+/// Restores what was current before it; so guards end in the reverse of the order in which they began, as scopes do.
+#[derive(Debug)]
+#[must_use = "the stream before is current again as soon as the guard is dropped"]
+pub struct StreamGuard {
+    /// The stream of the same device that was current before.
+    before: Stream,
+    _device: DeviceGuard,
+    /// A guard ends on the thread that it began on.
+    not_send: PhantomData<*const ()>,
+}
+
+impl StreamGuard {
+    /// Makes `stream` and its device current.
+    pub fn new(stream: &Stream) -> Self {
+        let before = Stream::new(&stream.pools, stream.pools.exchange_current(stream.place));
+        Self { before, _device: DeviceGuard::new(stream.device().index()), not_send: PhantomData }
+    }
+}
+
+impl Drop for StreamGuard {
+    fn drop(&mut self) {
+        self.before.make_current();
+    }
+}

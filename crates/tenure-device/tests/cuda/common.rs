@@ -1,0 +1,120 @@
+//! Devices, kernels and child processes for the tests.
+
+use std::env;
+use std::ffi::c_void;
+use std::fs::File;
+use std::ops::Deref;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use tenure_alloc::{Address, ChunkId};
+use tenure_core::StreamId;
+use tenure_device::cuda::{self, CudaDriver, Function, LaunchConfig, Module};
+use tenure_device::{Access, Driver, Platform};
+
+/// Tells a process that it is a child, and of which test.
+const CHILD: &str = "TENURE_TEST_CHILD";
+
+/// A device that no other test uses.
+pub(crate) struct Device {
+    driver: Arc<CudaDriver>,
+    _alone: File,
+}
+
+impl Deref for Device {
+    type Target = CudaDriver;
+
+    fn deref(&self) -> &CudaDriver {
+        &self.driver
+    }
+}
+
+/// The first device, or `None`, with a message, where there is none.
+pub(crate) fn device() -> Option<Device> {
+    if let Err(error) = cuda::platform().device_count() {
+        eprintln!("skipped: {error}");
+        return None;
+    }
+    let alone = File::create(env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
+    alone.lock().unwrap();
+    Some(Device { driver: cuda::platform().cuda_driver(0).unwrap(), _alone: alone })
+}
+
+/// The first device in a process that [`child`] started; its parent keeps others away. `None` in any other process.
+pub(crate) fn childs_device() -> Option<Arc<CudaDriver>> {
+    env::var_os(CHILD)?;
+    Some(cuda::platform().cuda_driver(0).unwrap())
+}
+
+/// A process that runs one test of this program, which is ignored otherwise.
+pub(crate) fn child(test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).env(CHILD, test);
+    command
+}
+
+/// What a child printed. It must have succeeded.
+pub(crate) fn output_of(mut child: Command) -> String {
+    let output = child.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    text
+}
+
+/// A kernel of `kernels.cu`.
+pub(crate) fn kernel(driver: &CudaDriver, name: &'static str) -> Function {
+    static MODULE: OnceLock<Module> = OnceLock::new();
+    let module = MODULE.get_or_init(|| {
+        let image = driver.compile(include_str!("kernels.cu"), &[]).unwrap_or_else(|error| panic!("{error}"));
+        driver.load_module(&image).unwrap()
+    });
+    driver.function(*module, name).unwrap()
+}
+
+/// A kernel's argument.
+pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// Keeps `stream` busy for about `ms` milliseconds, on a device of 2 GHz.
+pub(crate) fn spin(driver: &CudaDriver, stream: StreamId, ms: i64) {
+    let (spin, mut cycles) = (kernel(driver, "spin"), ms * 2_000_000);
+    // SAFETY: the kernel has one parameter, a 64-bit number, and touches no memory.
+    unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]).unwrap() };
+}
+
+/// Puts a kernel on `stream` that writes the byte at `target`.
+#[track_caller]
+pub(crate) fn poke(driver: &CudaDriver, mut target: Address, stream: StreamId) {
+    let poke = kernel(driver, "poke");
+    let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+    // SAFETY: the kernel has one parameter, an address. What is there is the test's affair.
+    unsafe { driver.launch(poke, config, stream, &mut [argument(&mut target)]).unwrap() };
+}
+
+/// A chunk at an address of its own.
+pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
+    let chunk = driver.create(bytes).unwrap();
+    (map(driver, chunk, bytes, Access::ReadWrite), chunk)
+}
+
+/// Maps a chunk at a new address.
+pub(crate) fn map(driver: &dyn Driver, chunk: ChunkId, bytes: u64, access: Access) -> Address {
+    let address = driver.reserve(bytes).unwrap();
+    driver.map(address, chunk).unwrap();
+    driver.set_access(address, bytes, access).unwrap();
+    address
+}
+
+/// Undoes [`map`].
+pub(crate) fn unmap(driver: &dyn Driver, address: Address, bytes: u64) {
+    driver.unmap(address, bytes).unwrap();
+    driver.unreserve(address, bytes).unwrap();
+}
+
+/// `count` bytes at `address`, after everything on the null stream.
+pub(crate) fn read(driver: &dyn Driver, address: Address, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
+    bytes
+}

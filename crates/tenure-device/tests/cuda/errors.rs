@@ -1,0 +1,74 @@
+//! Errors of work that was put on the device before. Each loses the context, so each has a process of its own.
+
+use tenure_core::StreamId;
+use tenure_device::cuda::CudaDriver;
+use tenure_device::{Access, Driver, ErrorKind, HostFunction};
+
+use crate::common::{child, childs_device, device, map, mapped_chunk, output_of, poke, read};
+
+/// Waits for the device, whose context a kernel called `poke` must have lost, and prints why.
+fn assert_lost(driver: &CudaDriver) {
+    let first = driver.synchronize().unwrap_err();
+    println!("first error: {first}");
+    let ErrorKind::Device { in_flight, .. } = &first.kind else { panic!("{first}") };
+    let launch = &in_flight[0];
+    assert_eq!((launch.name, launch.at.unwrap().file()), ("poke", file!()));
+    for later in [driver.memory_info().unwrap_err(), driver.create(driver.granularity()).unwrap_err()] {
+        let ErrorKind::ContextLost(cause) = &later.kind else { panic!("{later}") };
+        assert_eq!(**cause, first);
+    }
+    println!("the first error names its kernel");
+}
+
+#[test]
+fn an_illegal_address_names_the_kernel_and_every_later_call_fails() {
+    let Some(_device) = device() else { return };
+    let text = output_of(child("errors::child_with_an_illegal_address"));
+    assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && text.contains("the first error names its kernel"), "{text}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_with_an_illegal_address() {
+    let Some(driver) = childs_device() else { return };
+    poke(&driver, 0x10, StreamId::NULL);
+    assert_lost(&driver);
+}
+
+#[test]
+fn a_write_through_a_mapping_for_reading_is_refused() {
+    let Some(_device) = device() else { return };
+    let text = output_of(child("errors::child_that_writes_what_it_may_read"));
+    assert!(text.contains("the first error names its kernel"), "{text}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_that_writes_what_it_may_read() {
+    let Some(driver) = childs_device() else { return };
+    let bytes = driver.granularity();
+    let (writable, chunk) = mapped_chunk(&*driver, bytes);
+    let readable = map(&*driver, chunk, bytes, Access::Read);
+    poke(&driver, writable, StreamId::NULL);
+    assert_eq!(read(&*driver, readable, 1), [1]);
+    poke(&driver, readable, StreamId::NULL);
+    assert_lost(&driver);
+}
+
+#[test]
+fn a_panic_in_a_host_function_ends_the_process() {
+    let Some(_device) = device() else { return };
+    let output = child("errors::child_with_a_panic").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code().is_none(), "ended by a signal: {text}");
+    assert!(text.contains("a panic of the test's"), "{text}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_with_a_panic() {
+    let Some(driver) = childs_device() else { return };
+    let function: HostFunction = Box::new(|| panic!("a panic of the test's"));
+    driver.host_function(StreamId::NULL, function).unwrap();
+    driver.synchronize().unwrap();
+}

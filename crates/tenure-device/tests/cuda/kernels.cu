@@ -1,0 +1,23 @@
+// What the tests of NVIDIA devices run there.
+
+extern "C" __global__ void fill(float* out, float value, int count) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = value;
+}
+
+// Adds to *wrong how many of `count` bytes are not `expected`.
+extern "C" __global__ void compare(const unsigned char* bytes, int expected, int count, unsigned int* wrong) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count && bytes[i] != expected) atomicAdd(wrong, 1u);
+}
+
+// Keeps the device busy.
+extern "C" __global__ void spin(long long cycles) {
+    long long start = clock64();
+    while (clock64() - start < cycles) {}
+}
+
+// Writes one byte.
+extern "C" __global__ void poke(unsigned char* target) {
+    *target = 1;
+}

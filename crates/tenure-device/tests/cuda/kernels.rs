@@ -1,0 +1,63 @@
+//! Kernels, from source to the device.
+
+use tenure_core::StreamId;
+use tenure_device::cuda::{CompileError, LaunchConfig};
+use tenure_device::{Driver, ErrorKind, Priority};
+
+use crate::common::{argument, device, kernel, read};
+
+#[test]
+fn a_kernel_runs_where_it_is_put() {
+    const COUNT: i32 = 1000;
+    let Some(driver) = device() else { return };
+    let fill = kernel(&driver, "fill");
+    let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4000).unwrap());
+    let (mut target, mut value, mut count) = (address, 2.5f32, COUNT);
+    let mut arguments = [argument(&mut target), argument(&mut value), argument(&mut count)];
+    // SAFETY: the kernel takes an address, a float and an int, and fills what was allocated.
+    unsafe { driver.launch(fill, LaunchConfig::linear(COUNT as u32), stream, &mut arguments).unwrap() };
+    let line = line!() - 1;
+    driver.synchronize_stream(stream).unwrap();
+    assert_eq!(read(&*driver, address, 4000), 2.5f32.to_ne_bytes().repeat(1000));
+    let [launch] = driver.launches().recent(1)[..] else { panic!("nothing was noted") };
+    assert_eq!(
+        (launch.name, launch.stream, launch.grid, launch.block),
+        ("fill", stream, Some([4, 1, 1]), Some([256, 1, 1]))
+    );
+    assert_eq!((launch.at.unwrap().file(), launch.at.unwrap().line()), (file!(), line));
+    driver.free(address).unwrap();
+    driver.destroy_stream(stream).unwrap();
+}
+
+#[test]
+fn a_launch_that_the_device_cannot_do_is_refused_and_harms_nothing() {
+    let Some(driver) = device() else { return };
+    let spin = kernel(&driver, "spin");
+    let mut cycles = 1i64;
+    let mut launch = |block, stream| {
+        let config = LaunchConfig { grid: [1; 3], block, shared_bytes: 0 };
+        // SAFETY: the kernel takes a 64-bit number, and touches no memory.
+        unsafe { driver.launch(spin, config, stream, &mut [argument(&mut cycles)]) }
+    };
+    let error = launch([2048, 1, 1], StreamId::NULL).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::Device { code: 1, .. }), "{error}");
+    let error = launch([1; 3], StreamId(0xdead_beef)).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::UnknownHandle { what: "stream", .. }), "{error}");
+    launch([1; 3], StreamId::NULL).unwrap();
+    driver.synchronize().unwrap();
+}
+
+#[test]
+fn a_kernel_that_is_not_there_is_not_found() {
+    let Some(driver) = device() else { return };
+    let image = driver.compile("__global__ void present() {}", &[]).unwrap_or_else(|error| panic!("{error}"));
+    let error = driver.function(driver.load_module(&image).unwrap(), "absent").unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::Device { code: 500, .. }), "{error}");
+}
+
+#[test]
+fn a_mistake_in_a_kernel_is_shown_by_the_compiler() {
+    let Some(driver) = device() else { return };
+    let Err(error) = driver.compile("__global__ void wrong() { x; }", &[]) else { panic!("compiled") };
+    assert!(matches!(&error, CompileError::Failed { log, .. } if log.contains("\"x\" is undefined")), "{error}");
+}

@@ -1,0 +1,12 @@
+//! What only NVIDIA devices do. The suite of drivers holds what all devices do. Each test takes a device for itself, and
+//! is skipped, with a message, where there is none; what loses the context, or needs a second process, runs as a child.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+mod common;
+mod contexts;
+mod errors;
+mod kernels;
+mod memory;
+mod platform;
+mod sharing;
+mod speed;

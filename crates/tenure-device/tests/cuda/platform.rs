@@ -1,0 +1,46 @@
+//! What the platform tells of devices.
+
+use tenure_device::{Driver, Platform, cuda};
+
+use crate::common::device;
+
+#[test]
+fn the_platform_describes_its_devices() {
+    let Some(driver) = device() else { return };
+    let platform = cuda::platform();
+    let (count, version) = (platform.device_count().unwrap(), platform.driver_version().unwrap());
+    println!("{count} devices, the driver serves CUDA {}.{}", version / 1000, version % 1000 / 10);
+    let properties = platform.properties(0).unwrap();
+    println!("{properties:#?}");
+    assert_eq!(&properties, driver.properties());
+    assert!(properties.has_virtual_memory && properties.shares_descriptors);
+    assert!(driver.memory_info().unwrap().total <= properties.total_bytes);
+    assert_eq!(platform.can_access_peer(0, 0), Ok(true));
+    for peer in 1..count.min(16) as u8 {
+        println!("0 to {peer}: {:?}, peer access {:?}", platform.link(0, peer), platform.can_access_peer(0, peer));
+    }
+    let beyond = platform.properties(count.min(255) as u8).unwrap_err();
+    println!("one too many: {beyond}");
+}
+
+#[test]
+fn a_device_has_one_driver() {
+    let Some(driver) = device() else { return };
+    let again = cuda::platform().cuda_driver(0).unwrap();
+    assert!(std::ptr::eq(&*driver, &*again));
+    assert_eq!(driver.device(), cuda::platform().driver(0).unwrap().device());
+}
+
+/// The management library counts processes as the host does: in a container ours may have another number there.
+#[test]
+fn this_process_is_among_those_that_hold_memory() {
+    let Some(driver) = device() else { return };
+    driver.synchronize().unwrap();
+    let Some(processes) = driver.processes() else {
+        eprintln!("skipped: the management library does not tell");
+        return;
+    };
+    println!("this is process {}; the device has {processes:?}", std::process::id());
+    let ours = processes.iter().find(|process| process.pid == std::process::id());
+    assert!(ours.is_none_or(|ours| ours.bytes != Some(0)));
+}

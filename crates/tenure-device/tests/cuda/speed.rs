@@ -1,0 +1,109 @@
+//! What things take. Printed, for a reader: `--nocapture`. Nothing here fails because a machine is slow.
+
+use std::hint::black_box;
+use std::thread;
+use std::time::Instant;
+
+use tenure_core::StreamId;
+use tenure_device::cuda::LaunchConfig;
+use tenure_device::{Access, Driver, EventKind, Priority};
+
+use crate::common::{argument, device, kernel};
+
+/// Prints what one call of `action` takes, the mean of many.
+fn time(what: &str, mut action: impl FnMut()) {
+    const COUNT: u32 = 2000;
+    action();
+    let start = Instant::now();
+    (0..COUNT).for_each(|_| action());
+    println!("{what:32} {:8.3} µs", start.elapsed().as_secs_f64() * 1e6 / f64::from(COUNT));
+}
+
+#[test]
+fn small_calls() {
+    let Some(driver) = device() else { return };
+    let spin = kernel(&driver, "spin");
+    let measure = || {
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let event = driver.create_event(EventKind::Order).unwrap();
+        time("memory_info", || _ = black_box(driver.memory_info().unwrap()));
+        time("query_stream", || _ = black_box(driver.query_stream(stream).unwrap()));
+        time("record_event", || driver.record_event(event, stream).unwrap());
+        driver.synchronize_stream(stream).unwrap();
+        time("query_event", || _ = black_box(driver.query_event(event).unwrap()));
+        time("wait_event", || driver.wait_event(StreamId::NULL, event).unwrap());
+        time("create and destroy an event", || {
+            driver.destroy_event(driver.create_event(EventKind::Order).unwrap()).unwrap();
+        });
+        let mut cycles = 0i64;
+        time("launch", || {
+            // SAFETY: the kernel takes a 64-bit number, and touches no memory.
+            unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]).unwrap() };
+        });
+        driver.synchronize().unwrap();
+        driver.destroy_event(event).unwrap();
+        driver.destroy_stream(stream).unwrap();
+    };
+    println!("on a thread without a context:");
+    thread::scope(|scope| scope.spawn(measure).join().unwrap());
+}
+
+#[test]
+fn copies_from_and_to_registered_memory() {
+    const BYTES: usize = 256 << 20;
+    let Some(driver) = device() else { return };
+    let mut host = vec![7u8; BYTES];
+    let (address, stream) = (driver.malloc(BYTES as u64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let [start, end] = [0; 2].map(|_| driver.create_event(EventKind::Timing).unwrap());
+    let copies = |what: &str, host: &mut [u8]| {
+        let gb_s = |copy: &dyn Fn()| {
+            copy();
+            driver.record_event(start, stream).unwrap();
+            copy();
+            driver.record_event(end, stream).unwrap();
+            driver.synchronize_stream(stream).unwrap();
+            BYTES as f64 / driver.elapsed_us(start, end).unwrap() / 1e3
+        };
+        let (source, target) = (host.as_ptr(), host.as_mut_ptr());
+        // SAFETY: `host` outlives the copies, which are waited for.
+        let to = gb_s(&|| unsafe { driver.copy_to_device_async(address, source, BYTES as u64, stream).unwrap() });
+        // SAFETY: as above, and nothing else touches it.
+        let from = gb_s(&|| unsafe { driver.copy_from_device_async(target, address, BYTES as u64, stream).unwrap() });
+        println!("{what:12} to the device {to:6.1} GB/s, from it {from:6.1} GB/s");
+    };
+    copies("pageable", &mut host);
+    let begin = Instant::now();
+    // SAFETY: `host` stays where it is until it is unregistered.
+    unsafe { driver.register_host(host.as_mut_ptr(), BYTES as u64, Access::ReadWrite).unwrap() };
+    println!("registering 256 MiB takes {:?}", begin.elapsed());
+    copies("registered", &mut host);
+    driver.unregister_host(host.as_mut_ptr()).unwrap();
+    driver.unregister_host(host.as_mut_ptr()).unwrap_err();
+    assert!(host.iter().all(|&byte| byte == 7));
+    driver.free(address).unwrap();
+    driver.destroy_event(start).unwrap();
+    driver.destroy_event(end).unwrap();
+    driver.destroy_stream(stream).unwrap();
+}
+
+#[test]
+fn memory_calls() {
+    let Some(driver) = device() else { return };
+    for bytes in [2 << 20, 32 << 20, 1 << 30] {
+        for _ in 0..10 {
+            let address = driver.malloc(bytes).unwrap();
+            driver.free(address).unwrap();
+            let (address, chunk) = (driver.reserve(bytes).unwrap(), driver.create(bytes).unwrap());
+            driver.map(address, chunk).unwrap();
+            driver.set_access(address, bytes, Access::ReadWrite).unwrap();
+            driver.unmap(address, bytes).unwrap();
+            driver.release(chunk).unwrap();
+            driver.unreserve(address, bytes).unwrap();
+        }
+    }
+    println!("30 of each, of 2 MiB, 32 MiB and 1 GiB, and what else this process did:");
+    for timing in driver.timings() {
+        let each_us = timing.elapsed_us / timing.count as f64;
+        println!("{:22} {:6} x {each_us:8.1} µs", timing.call.name(), timing.count);
+    }
+}

@@ -1,0 +1,336 @@
+//! A process's memory on a device, on every driver; and what an out-of-memory error says.
+
+use std::sync::Arc;
+
+use tenure_alloc::{Action, AllocError, Event, Request, native};
+use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Storage, StreamId, Tag};
+use tenure_device::memory::{self, DeviceMemory, Holder, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
+use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
+
+use crate::common::{Tested, drivers, read};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// A device of one GiB.
+fn gibibyte() -> Arc<SimDriver> {
+    Arc::new(SimDriver::new(SimConfig { capacity_bytes: GIB, ..SimConfig::default() }))
+}
+
+fn policies() -> [Policy; 3] {
+    ["paged", "native", "expandable"].map(|name| name.parse().unwrap())
+}
+
+fn memory(driver: &Arc<SimDriver>, config: MemoryConfig) -> DeviceMemory {
+    DeviceMemory::new(Arc::clone(driver) as _, config).unwrap()
+}
+
+/// Memory that lives as long as the test process, as storages want it.
+fn lasting(driver: Arc<dyn Driver>, policy: Policy) -> &'static DeviceMemory {
+    let config = MemoryConfig { policy, ..MemoryConfig::default() };
+    Box::leak(Box::new(DeviceMemory::new(driver, config).unwrap()))
+}
+
+/// Runs `test` with every policy on every kind of device, and leaves nothing there.
+fn everywhere(test: impl Fn(&Tested, &'static DeviceMemory)) {
+    for device in drivers() {
+        for policy in policies() {
+            let memory = lasting(device.shared(), policy);
+            test(&device, memory);
+            memory.allocator().release_cached().unwrap();
+            assert_eq!(memory.backing().held_bytes(), 0);
+        }
+    }
+}
+
+fn report(error: MemoryError) -> OutOfMemoryReport {
+    match error {
+        MemoryError::OutOfMemory(report) => *report,
+        other => panic!("not out of memory: {other}"),
+    }
+}
+
+#[test]
+fn every_policy_allocates_and_frees() {
+    everywhere(|device, memory| {
+        let blocks = [512, MIB, 3 * MIB].map(|bytes| memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap());
+        for block in blocks {
+            device.memset(block.address + block.bytes - 512, 7, 512, StreamId::NULL).unwrap();
+            assert_eq!(read(&**device, block.address + block.bytes - 1, 1), [7]);
+            memory.free(block.address).unwrap();
+        }
+        assert_eq!(memory.allocator().statistics().all.allocated_bytes.current, 0);
+        let twice = memory.free(blocks[0].address).unwrap_err();
+        assert_eq!(twice, MemoryError::Allocator(AllocError::UnknownAddress(blocks[0].address)));
+    });
+}
+
+#[test]
+fn an_unknown_policy_is_named() {
+    let error = "best".parse::<Policy>().unwrap_err();
+    assert_eq!(error.to_string(), "unknown allocator \"best\": expected \"paged\", \"native\" or \"expandable\"");
+}
+
+#[test]
+fn a_fraction_is_a_limit() {
+    for policy in policies() {
+        let memory = memory(&gibibyte(), MemoryConfig { policy, fraction: 0.5 });
+        let report = report(memory.allocate(Request::new(513 * MIB, StreamId::NULL)).unwrap_err());
+        assert_eq!((report.allowed_bytes, report.free_bytes), (512 * MIB, GIB));
+        assert!(report.advice()[0].ends_with("raise its memory fraction to at least 0.51."), "{:?}", report.advice());
+        memory.allocate(Request::new(500 * MIB, StreamId::NULL)).unwrap();
+    }
+    let config = MemoryConfig { fraction: 1.5, ..MemoryConfig::default() };
+    assert!(DeviceMemory::new(gibibyte(), config).is_err());
+}
+
+#[test]
+fn a_storage_on_the_device_is_freed_with_its_last_handle() {
+    everywhere(|_, memory| {
+        let storage = Storage::new(3 * MIB as usize, Arc::new(memory)).unwrap();
+        assert_eq!((storage.device(), storage.bytes()), (Device::cuda(0), 3 << 20));
+        let view = storage.clone();
+        drop(storage);
+        assert_eq!(memory.allocator().statistics().all.allocation.current, 1);
+        drop(view);
+        assert_eq!(memory.allocator().statistics().all.allocation.current, 0);
+    });
+}
+
+#[test]
+fn a_resized_storage_keeps_its_bytes() {
+    everywhere(|device, memory| {
+        let storage = Storage::new(4096, Arc::new(memory)).unwrap();
+        device.memset(storage.lock().as_ptr() as u64, 9, 4096, StreamId::NULL).unwrap();
+        storage.resize(4 << 20).unwrap();
+        assert_eq!(read(&**device, storage.lock().as_ptr() as u64, 4096), [9; 4096]);
+    });
+}
+
+/// The simulated device finds a race if the old bytes are given to their own stream before the copy has run.
+#[test]
+fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
+    const BYTES: u64 = 64 << 10;
+    everywhere(|device, memory| {
+        let other = device.create_stream(Priority::Default).unwrap();
+        let old = memory.allocate(Request::new(BYTES, other)).unwrap();
+        device.memset(old.address, 3, old.bytes, other).unwrap();
+        device.synchronize_stream(other).unwrap();
+
+        let target = Allocator::allocate(&memory, BYTES as usize).unwrap();
+        // SAFETY: both are blocks of so many bytes.
+        unsafe { Allocator::copy(&memory, old.address as *const u8, target.as_ptr(), BYTES as usize).unwrap() };
+        memory.free(old.address).unwrap();
+        let reused = memory.allocate(Request::new(BYTES, other)).unwrap();
+        device.memset(reused.address, 4, reused.bytes, other).unwrap();
+        device.synchronize().unwrap();
+        assert_eq!(read(&**device, target.as_ptr() as u64, 1), [3]);
+        memory.free(reused.address).unwrap();
+    });
+}
+
+#[test]
+fn a_storage_is_allocated_on_the_current_stream() {
+    everywhere(|_, memory| {
+        memory.allocator().record_history(Some(16));
+        let stream = memory.streams().pooled(Priority::Default).unwrap();
+        let _current = StreamGuard::new(&stream);
+        drop(Storage::new(4096, Arc::new(memory)).unwrap());
+        let events = memory.allocator().snapshot().device_traces.concat();
+        let block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted);
+        assert_eq!(events.iter().filter(block).map(|event| event.stream).collect::<Vec<_>>(), [stream.id(); 2]);
+    });
+}
+
+/// The simulated device finds a race if the bytes are given away before the other stream is done with them.
+#[test]
+fn a_recorded_storage_is_not_reused_before_the_other_stream_has_passed() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 6]);
+    let driver = platform.driver(5).unwrap();
+    assert!(memory::installed(5).is_none());
+    let memory = memory::install(Arc::clone(&driver), MemoryConfig::default()).unwrap();
+    assert!(std::ptr::eq(memory, memory::installed(5).unwrap()) && std::ptr::eq(memory, memory::device(5).unwrap()));
+    let twice = memory::install(Arc::clone(&driver), MemoryConfig::default()).err().unwrap();
+    assert_eq!(twice, MemoryError::AlreadyInstalled { device: Device::cuda(5) });
+
+    let other = memory.streams().pooled(Priority::Default).unwrap();
+    for bytes in [4096, 4 << 20] {
+        let storage = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(storage.lock().as_ptr() as u64, 1, 4096, other.id()).unwrap();
+        assert_eq!(memory::record_stream(&storage, other.id()), Ok(true));
+        drop(storage);
+        let next = Storage::new(bytes, Arc::new(memory)).unwrap();
+        driver.memset(next.lock().as_ptr() as u64, 2, 4096, StreamId::NULL).unwrap();
+    }
+    driver.synchronize().unwrap();
+}
+
+#[test]
+fn foreign_bytes_are_not_recorded() {
+    let storage = Storage::new(16, Arc::new(tenure_core::CpuAllocator::new())).unwrap();
+    assert_eq!(memory::record_stream(&storage, StreamId(1)), Ok(false));
+}
+
+#[test]
+fn no_bytes_are_a_null_pointer_on_the_device() {
+    let memory = lasting(gibibyte(), Policy::default());
+    let data = Allocator::allocate(&memory, 0).unwrap();
+    assert!(data.is_null() && data.device() == Device::cuda(0));
+}
+
+#[test]
+fn an_error_of_the_allocator_trait_carries_the_report() {
+    let memory = lasting(gibibyte(), Policy::default());
+    let AllocatorError::DeviceOutOfMemory { device, requested, report } =
+        Allocator::allocate(&memory, 2 << 30).unwrap_err()
+    else {
+        panic!("not out of memory")
+    };
+    assert_eq!((device, requested), (Device::cuda(0), 2 << 30));
+    assert!(report.starts_with("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"), "{report}");
+}
+
+#[test]
+fn a_report_says_who_holds_what_by_tag_and_key() {
+    let key = KeyId::intern(Key { module: "layer.3".into(), op: "matmul".into(), role: "out".into(), occurrence: 0 });
+    for policy in policies() {
+        let memory = memory(&gibibyte(), MemoryConfig { policy, ..MemoryConfig::default() });
+        let request = |bytes, tag| Request::new(bytes, StreamId::NULL).with_tag(tag);
+        memory.allocate(request(64 * MIB, Tag::Weight)).unwrap();
+        memory.allocate(request(512 * MIB, Tag::Activation).with_key(key)).unwrap();
+        memory.allocate(request(128 * MIB, Tag::Activation)).unwrap();
+        let report = report(memory.allocate(request(512 * MIB, Tag::Gradient)).unwrap_err());
+        let holder = |tag, key, mib, blocks| Holder { tag, key, bytes: mib * MIB, blocks };
+        let activation = holder(Tag::Activation, KeyId::NONE, 640, 2);
+        assert_eq!(report.tags, [activation, holder(Tag::Weight, KeyId::NONE, 64, 1)]);
+        assert_eq!(report.keys, [holder(Tag::Activation, key, 512, 1)]);
+        assert_eq!(report.allocated_bytes, 704 * MIB);
+        assert!(report.advice().last().unwrap().contains("recompute activations"), "{report}");
+    }
+}
+
+#[test]
+fn a_report_says_what_context_and_other_processes_hold() {
+    let config = SimConfig {
+        capacity_bytes: GIB,
+        context_bytes: 100 * MIB,
+        other_bytes: 300 * MIB,
+        seed: 0,
+        ..SimConfig::default()
+    };
+    for policy in policies() {
+        let driver = Arc::new(SimDriver::new(config));
+        let memory = memory(&driver, MemoryConfig { policy, ..MemoryConfig::default() });
+        memory.allocate(Request::new(200 * MIB, StreamId::NULL)).unwrap();
+        let held = memory.backing().held_bytes();
+        let process = |pid, mib| ProcessMemory { pid, bytes: Some(mib * MIB) };
+        let own = ProcessMemory { pid: std::process::id(), bytes: Some(100 * MIB + held) };
+        driver.set_processes(Some(vec![process(1, 10), own, process(2, 280)]));
+        let report = report(memory.allocate(Request::new(600 * MIB, StreamId::NULL)).unwrap_err());
+        assert_eq!(report.overhead_bytes, Some(100 * MIB));
+        assert_eq!(report.others, [process(2, 280), process(1, 10)]);
+        assert_eq!(report.elsewhere_bytes(), 300 * MIB);
+        let (advice, text) = (report.advice(), report.to_string());
+        assert_eq!(advice[0], "Stop process 2, which holds 280.00 MiB, or move it to another device.");
+        assert!(text.contains("not named here, hold 10.00 MiB."), "{text}");
+    }
+}
+
+#[test]
+fn an_allocation_after_an_out_of_memory_error_works() {
+    for policy in policies() {
+        let memory = memory(&gibibyte(), MemoryConfig { policy, ..MemoryConfig::default() });
+        memory.allocate(Request::new(2 * GIB, StreamId::NULL)).unwrap_err();
+        memory.allocate(Request::new(512 * MIB, StreamId::NULL)).unwrap();
+    }
+}
+
+#[test]
+fn bad_settings_are_refused() {
+    let policy = Policy::Native(native::Config { max_split_size: Some(1), ..native::Config::default() });
+    let config = MemoryConfig { policy, ..MemoryConfig::default() };
+    let error = DeviceMemory::new(gibibyte(), config).err().unwrap();
+    assert!(matches!(error, MemoryError::Allocator(AllocError::InvalidSetting { .. })), "{error}");
+}
+
+/// What the figures of a full, shared device look like.
+fn sample() -> OutOfMemoryReport {
+    let key = |module: &str| {
+        KeyId::intern(Key { module: module.into(), op: "matmul".into(), role: "out".into(), occurrence: 0 })
+    };
+    let holder = |tag, key, bytes, blocks| Holder { tag, key, bytes, blocks };
+    OutOfMemoryReport {
+        device: Device::cuda(0),
+        requested_bytes: 2 * GIB,
+        stream: StreamId::NULL,
+        total_bytes: 140 * GIB,
+        free_bytes: GIB,
+        allowed_bytes: 126 * GIB,
+        overhead_bytes: Some(512 * MIB),
+        reserved_bytes: 118 * GIB,
+        allocated_bytes: 117 * GIB,
+        awaited_bytes: 0,
+        tags: vec![holder(Tag::Activation, KeyId::NONE, 97 * GIB, 1204), holder(Tag::Weight, KeyId::NONE, 20 * GIB, 1)],
+        keys: vec![
+            holder(Tag::Weight, key("embedding"), 20 * GIB, 1),
+            holder(Tag::Activation, key("encoder.layer.3"), 3 * GIB, 24),
+        ],
+        others: vec![ProcessMemory { pid: 4711, bytes: Some(20 * GIB) }, ProcessMemory { pid: 4712, bytes: None }],
+    }
+}
+
+#[test]
+fn a_report_in_words() {
+    let expected = "\
+CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which 1.00 GiB is free. \
+This process has 118.50 GiB in use (512.00 MiB of it context, kernels and libraries), and may use 126.00 GiB (90.0% \
+of the device). Of that 117.00 GiB is allocated by live blocks, 1.00 GiB is reserved but unallocated.
+Live blocks by tag:
+  activation         97.00 GiB  82.9%  1204 blocks
+  weight             20.00 GiB  17.1%  1 block
+Largest by key:
+  weight             20.00 GiB  1 block  embedding/matmul/out#0
+  activation          3.00 GiB  24 blocks  encoder.layer.3/matmul/out#0
+Other processes:
+  pid 4711           20.00 GiB
+  pid 4712          not told
+The driver, and processes that are not named here, hold 512.00 MiB.
+What to try:
+  - Stop process 4711, which holds 20.00 GiB, or move it to another device.
+  - The most, 97.00 GiB, is held as `activation`: recompute activations (checkpointing), offload them to the host, or \
+use smaller batches.";
+    assert_eq!(sample().to_string(), expected);
+}
+
+#[test]
+fn a_report_without_what_the_system_does_not_tell() {
+    let report = OutOfMemoryReport {
+        overhead_bytes: None,
+        allowed_bytes: 140 * GIB,
+        tags: Vec::new(),
+        keys: Vec::new(),
+        others: Vec::new(),
+        ..sample()
+    };
+    let expected = "\
+CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which 1.00 GiB is free. \
+This process has 118.00 GiB in use (its context not counted: the system does not tell). Of that 117.00 GiB is \
+allocated by live blocks, 1.00 GiB is reserved but unallocated.
+Other processes, and the context of this one, hold 21.00 GiB.
+What to try:
+  - Look for other processes on the device (`nvidia-smi`), and stop those not needed.";
+    assert_eq!(report.to_string(), expected);
+}
+
+#[test]
+fn advice_fits_the_cause() {
+    let first = |report: OutOfMemoryReport| report.advice().remove(0);
+    let too_large = first(OutOfMemoryReport { requested_bytes: 200 * GIB, ..sample() });
+    assert!(too_large.contains("larger than the device"), "{too_large}");
+    let limited = first(OutOfMemoryReport { allowed_bytes: 119 * GIB, free_bytes: 19 * GIB, ..sample() });
+    assert!(limited.ends_with("raise its memory fraction to at least 0.87."), "{limited}");
+    let in_pieces =
+        OutOfMemoryReport { allocated_bytes: 100 * GIB, others: Vec::new(), free_bytes: 21 * GIB, ..sample() };
+    assert!(first(in_pieces.clone()).contains("18.00 GiB is reserved and not allocated"), "{in_pieces}");
+}

@@ -1,0 +1,259 @@
+//! Pinned host memory: reused when no copy needs it any more, limited, and given back whole.
+
+use std::fs;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tenure_core::StreamId;
+use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool};
+use tenure_device::sim::{Failure, SimConfig, SimDriver};
+use tenure_device::{Call, Driver, Priority};
+
+use crate::common::drivers;
+
+const MIB: u64 = 1 << 20;
+
+/// At most 64 MiB in chunks of 8.
+fn small() -> PinnedConfig {
+    PinnedConfig { chunk_bytes: 8 * MIB, ..PinnedConfig::new(64 * MIB) }
+}
+
+fn sim() -> Arc<SimDriver> {
+    Arc::new(SimDriver::new(SimConfig::default()))
+}
+
+fn pool(driver: &Arc<SimDriver>, config: PinnedConfig) -> PinnedPool {
+    PinnedPool::new(Arc::clone(driver) as _, config).unwrap()
+}
+
+fn mib(pool: &PinnedPool, count: usize) -> Result<PinnedBuffer, PinnedError> {
+    pool.allocate(count << 20)
+}
+
+/// Registrations and their ends.
+fn calls(driver: &SimDriver) -> (u64, u64) {
+    (driver.calls(Some(Call::RegisterHost)), driver.calls(Some(Call::UnregisterHost)))
+}
+
+#[test]
+fn bytes_go_to_the_device_and_back() {
+    for device in drivers() {
+        let pool = PinnedPool::new(device.shared(), small()).unwrap();
+        let stream = device.create_stream(Priority::Default).unwrap();
+        let target = device.malloc(MIB).unwrap();
+        let (mut source, mut copy) = (mib(&pool, 1).unwrap(), mib(&pool, 1).unwrap());
+        source.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 3) as u8);
+        // SAFETY: neither buffer is touched before the stream is synchronised.
+        unsafe {
+            device.copy_to_device_async(target, source.as_ptr(), MIB, stream).unwrap();
+            device.copy_from_device_async(copy.as_mut_ptr(), target, MIB, stream).unwrap();
+        }
+        device.synchronize_stream(stream).unwrap();
+        assert!(source[..] == copy[..]);
+        device.free(target).unwrap();
+    }
+}
+
+/// Each buffer is dropped as soon as its copy is asked for, and the next is filled while copies are on their way.
+#[test]
+fn buffers_dropped_under_recorded_copies_keep_their_bytes() {
+    const ROUNDS: u64 = 20;
+    const BYTES: u64 = 256 << 10;
+    for device in drivers() {
+        let pool = PinnedPool::new(device.shared(), small()).unwrap();
+        let streams = [0; 2].map(|_| device.create_stream(Priority::Default).unwrap());
+        let target = device.malloc(ROUNDS * BYTES).unwrap();
+        for round in 0..ROUNDS {
+            let stream = streams[round as usize % 2];
+            let mut buffer = pool.allocate(BYTES as usize).unwrap();
+            buffer.fill(round as u8);
+            // SAFETY: the buffer is dropped, not touched, and the record keeps its memory.
+            unsafe { device.copy_to_device_async(target + round * BYTES, buffer.as_ptr(), BYTES, stream).unwrap() };
+            buffer.record_stream(stream).unwrap();
+        }
+        device.synchronize().unwrap();
+        let mut bytes = vec![0; (ROUNDS * BYTES) as usize];
+        device.copy_from_device(&mut bytes, target, StreamId::NULL).unwrap();
+        for (round, bytes) in bytes.chunks(BYTES as usize).enumerate() {
+            assert!(bytes == [round as u8; BYTES as usize], "round {round}");
+        }
+        device.free(target).unwrap();
+    }
+}
+
+#[test]
+fn a_dropped_buffer_is_reused_once_every_recorded_stream_has_passed() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    let streams = [0; 2].map(|_| driver.create_stream(Priority::Default).unwrap());
+    driver.busy_until(streams[0], 10).unwrap();
+    driver.busy_until(streams[1], 20).unwrap();
+    let buffer = mib(&pool, 1).unwrap();
+    let address = buffer.as_ptr();
+    streams.iter().for_each(|&stream| buffer.record_stream(stream).unwrap());
+    drop(buffer);
+    for time_us in [0, 10] {
+        driver.set_time(time_us);
+        assert_ne!(mib(&pool, 1).unwrap().as_ptr(), address, "at {time_us} µs");
+    }
+    driver.set_time(20);
+    let held: Vec<_> = (0..2).map(|_| mib(&pool, 1).unwrap()).collect();
+    assert!(held.iter().any(|buffer| buffer.as_ptr() == address));
+    assert_eq!(driver.counters().host_syncs, 0, "nothing waited");
+}
+
+#[test]
+fn a_buffer_that_no_stream_used_is_reused_at_once_without_a_call() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    let address = mib(&pool, 1).unwrap().as_ptr();
+    let before = driver.calls(None);
+    assert_eq!(mib(&pool, 1).unwrap().as_ptr(), address);
+    assert_eq!(driver.calls(None), before);
+}
+
+#[test]
+fn small_buffers_share_chunks_and_a_large_one_has_its_own() {
+    let driver = sim();
+    let pool = pool(&driver, PinnedConfig { chunk_bytes: 24 * MIB, ..PinnedConfig::new(1 << 30) });
+    let small: Vec<_> = [1, 1, 5, 5, 5].map(|count| mib(&pool, count).unwrap()).into();
+    assert_eq!((pool.statistics().chunks, pool.statistics().pinned_bytes), (1, 24 * MIB));
+    let large = mib(&pool, 100).unwrap();
+    assert_eq!((pool.statistics().chunks, pool.statistics().pinned_bytes), (2, 124 * MIB));
+    assert_eq!(calls(&driver), (2, 0));
+    drop((small, large));
+    assert_eq!(pool.statistics().pinned_bytes, 124 * MIB, "kept for the next");
+    pool.release_cached().unwrap();
+    let statistics = pool.statistics();
+    assert_eq!((statistics.chunks, statistics.pinned_bytes, statistics.peak_pinned_bytes), (0, 0, 124 * MIB));
+    assert_eq!(calls(&driver), (2, 2));
+}
+
+#[test]
+fn a_limit_is_kept_and_the_error_says_by_how_much_it_was_missed() {
+    let pool = pool(&sim(), small());
+    let held: Vec<_> = (0..4).map(|_| mib(&pool, 12).unwrap()).collect();
+    let error = mib(&pool, 20).err().unwrap();
+    assert_eq!(error, PinnedError::LimitReached { requested: 20 * MIB, used: 48 * MIB, limit: 64 * MIB });
+    assert!(error.to_string().contains("20971520 bytes were asked for with 50331648 of 67108864 in use"), "{error}");
+    drop(held);
+    mib(&pool, 20).expect("what is cached is given back for it");
+    assert!(pool.statistics().peak_pinned_bytes <= 64 * MIB);
+    assert!(matches!(mib(&pool, 65), Err(PinnedError::LimitReached { .. })));
+}
+
+#[test]
+fn what_the_limit_leaves_of_a_chunk_is_used() {
+    let pool = pool(&sim(), PinnedConfig { chunk_bytes: 48 * MIB, ..PinnedConfig::new(64 * MIB) });
+    let _held = [mib(&pool, 40).unwrap(), mib(&pool, 12).unwrap()];
+    assert_eq!(pool.statistics().pinned_bytes, 60 * MIB);
+}
+
+#[test]
+fn a_request_larger_than_a_driver_registers_is_refused_before_it_is_mapped() {
+    let driver = sim();
+    let pool = pool(&driver, PinnedConfig::new(u64::MAX));
+    assert_eq!(pool.allocate(512 << 30).err().unwrap(), PinnedError::TooLarge { requested: 512 << 30 });
+    assert_eq!(calls(&driver), (0, 0));
+    let config = PinnedConfig { chunk_bytes: 512 << 30, ..small() };
+    assert!(PinnedPool::new(driver, config).is_err());
+}
+
+#[test]
+fn no_bytes_need_no_memory() {
+    let driver = sim();
+    let mut buffer = pool(&driver, small()).allocate(0).unwrap();
+    buffer.fill(1);
+    buffer.record_stream(StreamId::NULL).unwrap();
+    assert!(buffer.is_empty());
+    assert_eq!(calls(&driver), (0, 0));
+}
+
+#[test]
+fn a_failed_registration_leaves_nothing_mapped() {
+    const FAILURES: usize = 200;
+    let driver = sim();
+    let pool = pool(&driver, small());
+    driver.inject(Failure::of(Call::RegisterHost, 1).lasting());
+    let before = mapped_bytes();
+    for _ in 0..FAILURES {
+        assert!(matches!(mib(&pool, 1), Err(PinnedError::Allocator(_))));
+    }
+    let statistics = pool.statistics();
+    assert_eq!((statistics.pinned_bytes, statistics.blocks.all.reserved_bytes.current), (0, 0));
+    let grown = mapped_bytes().saturating_sub(before);
+    assert!(grown < FAILURES as u64 * 8 * MIB / 2, "{grown} bytes more are mapped");
+    driver.clear_failures();
+    mib(&pool, 1).unwrap();
+}
+
+/// Bytes of address space that this process has mapped; 0 where the system does not tell.
+fn mapped_bytes() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    pages.split(' ').next().and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * 4096)
+}
+
+#[test]
+fn a_failed_end_of_a_registration_keeps_the_chunk_until_it_works() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    drop(mib(&pool, 1).unwrap());
+    driver.inject(Failure::of(Call::UnregisterHost, 1));
+    pool.release_cached().unwrap_err();
+    assert_eq!(pool.statistics().pinned_bytes, 8 * MIB);
+    mib(&pool, 1).unwrap();
+    pool.release_cached().unwrap();
+    assert_eq!(pool.statistics().pinned_bytes, 0);
+}
+
+#[test]
+fn buffers_keep_their_pool_and_the_last_gives_everything_back() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let mut buffer = mib(&pool, 1).unwrap();
+    drop(pool);
+    buffer.fill(1);
+    driver.busy_until(stream, 50).unwrap();
+    buffer.record_stream(stream).unwrap();
+    assert_eq!(calls(&driver), (1, 0));
+    drop(buffer);
+    assert_eq!(calls(&driver), (1, 1));
+    assert_eq!(driver.now_us(), 50, "the copy's stream was waited for");
+}
+
+#[test]
+fn memory_comes_from_the_node_asked_for_or_not_at_all() {
+    let driver = sim();
+    let near = pool(&driver, PinnedConfig { numa_node: Some(0), ..small() });
+    mib(&near, 1).unwrap();
+    let nowhere = pool(&driver, PinnedConfig { numa_node: Some(5000), ..small() });
+    let error = mib(&nowhere, 1).err().unwrap().to_string();
+    assert!(error.contains("NUMA node 5000"), "{error}");
+    assert_eq!(calls(&driver), (1, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever comes and goes, live buffers share no byte, and the limit holds.
+    #[test]
+    fn live_buffers_are_apart(steps in prop::collection::vec((0..12_usize, 1..6_000_000_usize), 1..60)) {
+        let pool = pool(&sim(), small());
+        let mut live: Vec<Option<(PinnedBuffer, u8)>> = (0..12).map(|_| None).collect();
+        for (number, (slot, bytes)) in steps.into_iter().enumerate() {
+            live[slot] = None;
+            if let Ok(mut buffer) = pool.allocate(bytes) {
+                buffer.fill(number as u8);
+                live[slot] = Some((buffer, number as u8));
+            }
+            prop_assert!(pool.statistics().pinned_bytes <= 64 * MIB);
+        }
+        for (buffer, content) in live.iter().flatten() {
+            prop_assert!(buffer[..] == vec![*content; buffer.len()]);
+        }
+        live.clear();
+        pool.release_cached().unwrap();
+        prop_assert_eq!(pool.statistics().pinned_bytes, 0);
+    }
+}
