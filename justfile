@@ -41,7 +41,7 @@ bench *args:
 gpu:
     scripts/gpu-build
 
-# Feeds a parser (unpickle, compact_trace) hostile bytes
+# Feeds a parser (unpickle, compact_trace, wire) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}

@@ -1,5 +1,4 @@
 //! `tenure memory`, run as its users run it, on the simulated device.
-#![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::io::{BufRead, BufReader};

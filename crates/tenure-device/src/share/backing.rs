@@ -25,7 +25,8 @@ pub struct LeasedBacking {
 
 impl LeasedBacking {
     /// A backing on chunks of `client`'s daemon, mapped through `driver`, of the same device. When the daemon has no
-    /// memory left, other processes are given `wait` to return some before `create` fails.
+    /// memory left, other processes are given `wait` to return some before `create` fails. Requests of one client go
+    /// one after the other: allocators that should not wait for each other have clients of their own.
     pub fn new(client: Arc<Client>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
         Self { client, device: DeviceBacking::new(driver), wait, leases: Mutex::default() }
     }
@@ -86,7 +87,8 @@ impl Backing for LeasedBacking {
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
         self.device.release(chunk)?;
-        if let Some(lease) = self.leases.lock().remove(&chunk) {
+        let lease = self.leases.lock().remove(&chunk);
+        if let Some(lease) = lease {
             // The chunk is gone here, whatever the daemon says. One that can not be reached takes the lease back when
             // this process exits, or has forgotten it.
             let _ = self.client.release(lease);

@@ -100,22 +100,23 @@ struct Inserted {
 }
 
 impl WorkerCache {
-    /// Maps the cache of `client`'s daemon, whose parts have the sizes of `config`, for `allocator` to use.
+    /// Maps the cache of `client`'s daemon, which has the size of `config`, for `allocator` to use.
     ///
     /// # Errors
-    /// The daemon has no cache of this size, or is gone; a driver call failed.
+    /// The sizes do not fit together; the daemon has no cache of this size, or is gone; a driver call failed.
     pub fn recv_shared_cache(
         client: Arc<Client>,
         driver: Arc<dyn Driver>,
         allocator: Arc<Donated>,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
-        let (expected, chunks) = (&client.terms().pool, config.chunks()?);
-        if *expected != chunks {
+        config.chunks()?;
+        let pool_bytes: u64 = client.terms().pool.iter().sum();
+        if config.pool_bytes != pool_bytes {
             return Err(ShareError::InvalidSetting {
-                setting: "shared cache",
-                value: format!("chunks of {chunks:?} bytes"),
-                expected: format!("the daemon's, which has chunks of {expected:?} bytes: configure both alike"),
+                setting: "pool_bytes",
+                value: config.pool_bytes.to_string(),
+                expected: format!("the daemon's pool has {pool_bytes} bytes: configure both alike"),
             });
         }
         let pool = SharedPool::attach(client, driver)?;
@@ -133,9 +134,11 @@ impl WorkerCache {
     /// Another process uses a part of the range; it is none of the cache; the daemon is gone.
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
         let lease = self.pool.lease(offset, bytes, Access::ReadWrite)?;
-        self.allocator.insert(lease.address(), bytes, stream)?;
         let address = lease.address();
-        self.inserted.lock().push(Inserted { lease, stream });
+        // Held over both, so that a clear finds the range in both or in neither.
+        let mut inserted = self.inserted.lock();
+        self.allocator.insert(address, bytes, stream)?;
+        inserted.push(Inserted { lease, stream });
         Ok(address)
     }
 

@@ -155,8 +155,7 @@ impl Drop for Recalls {
 /// A connection to the daemon at `path` that is accepted.
 fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
-    let socket = Socket::connect(path).map_err(none)?;
-    socket.set_timeout(Some(ANSWER)).map_err(none)?;
+    let socket = Socket::connect(path, ANSWER).map_err(none)?;
     match socket.receive(0).map_err(|error| lost(path, error))? {
         (Reply::Welcome(terms), _) => Ok((socket, terms)),
         (Reply::Refused(refusal), _) => Err(refusal.into()),

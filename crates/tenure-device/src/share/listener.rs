@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, Uid, chown, fchmod, flock};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -15,6 +16,9 @@ use super::socket::Socket;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// How long a socket's owner has to answer before it counts as busy.
+const PROBE: Duration = Duration::from_millis(100);
 
 /// Where a daemon of device `device` listens when nothing else is said: in `$XDG_RUNTIME_DIR/tenure`, or else in a
 /// folder of this user under the system's folder for temporary files.
@@ -137,8 +141,8 @@ fn remove_stale(path: &Path) -> Result<(), ShareError> {
         let reason = io::Error::from(io::ErrorKind::AlreadyExists);
         return Err(socket_error(path, "a file that is no socket is in the way", reason));
     }
-    // A socket of another type is somebody's too.
-    if matches!(Socket::connect(path), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {
+    // A socket of another type is somebody's too, and so is one whose owner is too busy to answer.
+    if matches!(Socket::connect(path, PROBE), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {
         return Err(ShareError::AlreadyServed { socket: path.into(), by: "another program".into() });
     }
     fs::remove_file(path).map_err(|error| socket_error(path, "the file of a dead daemon can not be removed", error))
@@ -186,7 +190,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         let _listener = Listener::bind(&path, own()).unwrap();
-        Socket::connect(&path).unwrap();
+        Socket::connect(&path, PROBE).unwrap();
     }
 
     #[test]

@@ -20,10 +20,15 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// # Errors
+    /// The process can be seen from here, and its exit can not be watched.
     pub(super) fn of(connection: BorrowedFd<'_>) -> Result<Self, Errno> {
         let credentials = credentials(connection)?;
         let pid = Pid::from_raw(credentials.pid);
-        let exit = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        let exit = match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            None | Some(Err(Errno::SRCH)) => None,
+            Some(exit) => Some(exit?),
+        };
         // Its number may have gone to another process before that was opened. But then its connection has closed.
         let exit = exit.filter(|_| is_open(connection));
         let pid = exit.as_ref().and(pid).map(|pid| pid.as_raw_nonzero().get().unsigned_abs());

@@ -29,9 +29,10 @@ const HOLDINGS: usize = 1000;
 /// lock; no client can make it wait.
 pub(super) struct Service {
     config: DaemonConfig,
+    /// Dropped before the listener: the next daemon finds the memory free.
+    store: Store,
     listener: Listener,
     stop: Arc<OwnedFd>,
-    store: Store,
     leases: Leases,
     clients: BTreeMap<HolderId, Client>,
     /// Requests for chunks that there is no memory for, the oldest first.
@@ -69,9 +70,9 @@ impl Service {
         let leases = Leases::new(config.grace.as_millis() as u64);
         Self {
             config,
+            store,
             listener,
             stop,
-            store,
             leases,
             clients: BTreeMap::new(),
             waiting: Vec::new(),
@@ -154,7 +155,7 @@ impl Service {
         if peer.uid != allowed {
             return Some(Refusal::ForeignUser { uid: peer.uid, allowed });
         }
-        // Those that are left with orphaned leases count: each holds a descriptor.
+        // What is left of one with orphaned leases counts.
         (self.clients.len() >= limit as usize).then_some(Refusal::TooManyClients { limit })
     }
 

@@ -160,9 +160,12 @@ pub enum WireError {
     /// More bytes than the message has.
     #[error("{0} bytes follow the message")]
     Trailing(usize),
-    /// Longer than [`FRAME_BYTES`], or with more descriptors than [`DESCRIPTORS`].
-    #[error("a frame is longer than {FRAME_BYTES} bytes or carries more than {DESCRIPTORS} descriptors")]
+    /// Longer than [`FRAME_BYTES`].
+    #[error("a frame is longer than {FRAME_BYTES} bytes")]
     TooLong,
+    /// Descriptors that were not asked for, or for which the system had no room.
+    #[error("descriptors came that were not asked for or could not be taken: check the limit on open files")]
+    Descriptors,
 }
 
 /// `message` as a frame.

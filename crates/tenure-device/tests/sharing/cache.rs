@@ -107,7 +107,7 @@ fn both_sides_must_be_configured_alike() {
     let (daemon, _folder) = serve();
     let Worker { driver, allocator, .. } = worker(&daemon);
     let client = Arc::new(Client::connect(daemon.socket()).unwrap());
-    let config = SharedCacheConfig { parameter_bytes: 3 * GRANULE, ..SIZES };
+    let config = SharedCacheConfig { pool_bytes: 13 * GRANULE, ..SIZES };
     let device: Arc<dyn Driver> = driver;
     let error = WorkerCache::recv_shared_cache(client, device, Arc::clone(&allocator), config).err().unwrap();
     assert!(error.to_string().contains("configure both alike"), "{error}");

@@ -111,7 +111,7 @@ fn a_request_that_waits_in_vain_is_refused_in_time() {
 #[test]
 fn others_are_asked_for_what_they_can_spare() {
     let daemon = limited(8);
-    let mut hoarder = Process::start(&format!("hoard {} {}", daemon.daemon.socket().display(), 8 * GRANULE));
+    let mut hoarder = Process::simulated(&format!("hoard {} {}", daemon.daemon.socket().display(), 8 * GRANULE));
     assert_eq!(hoarder.hear(), "hoarding");
     assert_eq!(daemon.status().chunk_bytes, 8 * GRANULE);
     let (backing, _driver) = backing(&daemon, Duration::from_secs(20));

@@ -16,6 +16,8 @@ use tenure_device::share::{Client, DaemonConfig, MemoryDaemon, SharedPool, Statu
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Driver, Platform, cuda};
 
+use crate::process::DRIVER;
+
 /// The granularity of every device here.
 pub(crate) const GRANULE: u64 = 2 << 20;
 
@@ -28,7 +30,7 @@ pub(crate) fn sim() -> Arc<SimDriver> {
 }
 
 pub(crate) fn is_cuda() -> bool {
-    std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda")
+    std::env::var(DRIVER).is_ok_and(|driver| driver == "cuda")
 }
 
 /// The device as this process sees it.
@@ -143,6 +145,12 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Waits until the device has exactly so much free memory: a process that another test starts holds this process's
+/// descriptors for a moment.
+pub(crate) fn becomes_free(driver: &dyn Driver, bytes: u64) {
+    eventually("memory is free", || driver.memory_info().unwrap().free == bytes);
 }
 
 /// Fills a range with bytes that depend on `seed`, and waits until they are there.

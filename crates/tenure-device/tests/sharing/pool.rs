@@ -7,7 +7,7 @@ use tenure_device::share::{Refusal, ShareError, SharedPool};
 use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ErrorKind};
 
-use crate::common::{Daemon, GRANULE, fill, sim, sum};
+use crate::common::{Daemon, GRANULE, becomes_free, fill, sim, sum};
 
 #[test]
 fn what_one_writes_another_reads() {
@@ -91,13 +91,12 @@ fn memory_is_the_device_s_again_when_the_last_of_all_lets_go() {
     let daemon = Daemon::with_pool(&[4]);
     let (pool, driver) = daemon.attach();
     let owner = Arc::<SimDriver>::clone(&daemon.driver);
-    let free = || owner.memory_info().unwrap().free;
-    let before = free();
+    let before = owner.memory_info().unwrap().free;
     daemon.daemon.stop();
-    assert_eq!(free(), before);
+    assert_eq!(owner.memory_info().unwrap().free, before);
     sum(&*driver, pool.address(), GRANULE);
     drop(pool);
-    assert_eq!(free(), before + 4 * GRANULE);
+    becomes_free(&*owner, before + 4 * GRANULE);
 }
 
 #[test]
@@ -109,4 +108,18 @@ fn a_pool_that_is_dropped_waits_for_work_that_uses_it() {
     drop((lease, pool));
     assert!(driver.fault().is_none());
     assert_eq!(daemon.status().holdings, []);
+}
+
+#[test]
+fn a_range_is_given_back_when_the_work_on_it_is_done() {
+    let daemon = Daemon::with_pool(&[4]);
+    let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
+    let lease = writer.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    // On a stream, where the simulated driver leaves it until somebody waits.
+    here.memset(lease.address(), 1, GRANULE, StreamId::NULL).unwrap();
+    lease.release().unwrap();
+    let lease = reader.lease(0, GRANULE, Access::Read).unwrap();
+    let mut bytes = vec![0; GRANULE as usize];
+    there.copy_from_device(&mut bytes, lease.address(), StreamId::NULL).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 1));
 }

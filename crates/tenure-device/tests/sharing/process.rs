@@ -6,6 +6,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The environment variable that says what a process does.
 pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
 
+/// The environment variable that says which driver is tested.
+pub(crate) const DRIVER: &str = "TENURE_TEST_DRIVER";
+
 /// Stands before what a process says to its parent; the rest is the test harness's.
 const MARK: char = '@';
 
@@ -18,15 +21,26 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a role with its arguments, separated by spaces.
+    /// Starts a role with its arguments, separated by spaces, on the driver that is tested.
     pub(crate) fn start(role: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["worker", "--exact", "--nocapture"])
-            .env(ROLE, role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::spawn(Self::command(role))
+    }
+
+    /// The same on the simulated driver, whatever is tested.
+    pub(crate) fn simulated(role: &str) -> Self {
+        let mut command = Self::command(role);
+        command.env(DRIVER, "sim");
+        Self::spawn(command)
+    }
+
+    fn command(role: &str) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["worker", "--exact", "--nocapture"]).env(ROLE, role);
+        command
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         Self { child, input: Some(input), output }
     }

@@ -1,0 +1,21 @@
+//! Any bytes, as a frame of the memory daemon's protocol, with the version made right.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tenure_device::share::wire::{Reply, Request, VERSION, WireError, decode, encode};
+
+fuzz_target!(|bytes: &[u8]| {
+    let frame = [&VERSION.to_le_bytes(), bytes].concat();
+    if let Ok(request) = decode::<Request>(&frame) {
+        assert_eq!(decode(&encode(&request).expect("a short message")), Ok(request));
+    }
+    if let Ok(reply) = decode::<Reply>(&frame) {
+        // Numbers may have been written longer than they must be, never shorter.
+        assert_eq!(decode(&encode(&reply).expect("no longer than it came")), Ok(reply));
+    }
+    if let [a, b, ..] = bytes
+        && [*a, *b] != VERSION.to_le_bytes()
+    {
+        assert!(matches!(decode::<Request>(bytes), Err(WireError::Version { .. } | WireError::TooLong)));
+    }
+});
