@@ -42,6 +42,10 @@ bench-pytorch *args:
     cargo build --release --package tenure-capi
     python3 bench/pytorch/bench.py --library target/release/libtenure.so {{ args }}
 
+# Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
+gpu:
+    scripts/gpu-build
+
 # Feeds a parser (unpickle, compact_trace) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap.

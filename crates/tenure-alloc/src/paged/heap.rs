@@ -11,7 +11,7 @@ use super::config::SLAB_BYTES;
 use super::counters::Counters;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
-use super::parked::{GivenBack, Loan, Parked};
+use super::parked::{Loan, Parked};
 use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
 use super::state::{COMMON, State};
@@ -41,13 +41,17 @@ pub(super) struct Blocks {
     pending: Vec<(u32, Uses)>,
     large: LargeBlocks,
     parked: Parked,
+    /// Whether the only slab is empty and parked. It stays in place meanwhile, for a block that comes and goes.
+    is_idle: bool,
     counters: Counters,
 }
 
 /// What became of a freed block.
 pub(super) enum Freed {
-    /// It is free. This is to be given back to the state.
-    Done(GivenBack),
+    /// It is free.
+    Done,
+    /// The same, and [what is parked](Blocks::take_parked) is to be given back to the state.
+    Ended,
     /// Nothing yet: other streams use it.
     InUse,
 }
@@ -63,6 +67,7 @@ impl Heap {
             pending: Vec::new(),
             large: LargeBlocks::default(),
             parked: Parked::default(),
+            is_idle: false,
             counters: Counters::default(),
         };
         Self { stream, requested: AtomicU64::new(0), blocks: Mutex::new(blocks) }
@@ -80,6 +85,10 @@ impl Heap {
     /// A block of a slab that is there, or parked.
     #[inline]
     pub(super) fn allocate_small(&self, blocks: &mut Blocks, request: Request, history: &History) -> Option<Block> {
+        if blocks.is_idle {
+            blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
+            blocks.is_idle = false;
+        }
         let block = blocks.allocate_small(request, history).or_else(|| {
             let slab = blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
             blocks.slabs.add(slab);
@@ -118,15 +127,14 @@ impl Heap {
     #[inline]
     pub(super) fn free_small(&self, address: Address, history: &History) -> Result<Freed, AllocError> {
         let blocks = &mut *self.blocks.lock();
-        let index = *blocks.by_address.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        if !blocks.users.is_empty() && blocks.users.contains_key(&index) {
+        if !blocks.users.is_empty() && blocks.is_used_elsewhere(address) {
             return Ok(Freed::InUse);
         }
-        blocks.by_address.remove(&address);
+        let index = blocks.by_address.remove(&address).ok_or(AllocError::UnknownAddress(address))?;
         blocks.note_freed(index, history);
-        let given_back = blocks.complete_small(index, history);
+        let freed = blocks.complete_small(index, history);
         self.publish(blocks);
-        Ok(Freed::Done(given_back))
+        Ok(freed)
     }
 
     /// Ends the tenure of a larger block that no other stream uses.
@@ -138,9 +146,9 @@ impl Heap {
         if history.is_on() {
             block.record(Action::FreeRequested, address, history);
         }
-        let given_back = blocks.complete_large(address, &block, history);
+        let freed = blocks.complete_large(address, &block, history);
         self.publish(blocks);
-        Ok(Freed::Done(given_back))
+        Ok(freed)
     }
 
     /// Ends the tenure of a block that other streams use: it becomes free when they have passed what they run now.
@@ -185,6 +193,7 @@ impl Blocks {
 
     /// Adds a slab lent by the state, all free.
     pub(super) fn add_slab(&mut self, slab: Loan) {
+        self.leave_idle();
         self.slabs.add(slab);
     }
 
@@ -200,14 +209,13 @@ impl Blocks {
         true
     }
 
-    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`; adds what is to be
-    /// given back to `given_back`, also before an error.
+    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also if
+    /// there was an error, [what has ended](Self::take_ended) is to be given back.
     pub(super) fn settle(
         &mut self,
         progress: &mut Progress,
         wait: bool,
         history: &History,
-        given_back: &mut GivenBack,
     ) -> Result<(), BackingError> {
         let mut at = 0;
         while let Some((index, uses)) = self.pending.get_mut(at) {
@@ -217,7 +225,7 @@ impl Blocks {
             }
             if progress.is_finished(uses)? {
                 self.pending.swap_remove(at);
-                given_back.extend(self.complete_small(index, history));
+                self.complete_small(index, history);
             } else {
                 at += 1;
             }
@@ -225,19 +233,25 @@ impl Blocks {
         let mut done = Vec::new();
         let settled = self.large.settle(progress, wait, &mut done);
         for (address, block) in done {
-            given_back.extend(self.complete_large(address, &block, history));
+            self.complete_large(address, &block, history);
         }
         settled
     }
 
     /// Everything that is parked: to be given back.
-    pub(super) fn take_parked(&mut self) -> GivenBack {
+    pub(super) fn take_parked(&mut self) -> Vec<Loan> {
+        self.leave_idle();
         self.parked.take_all()
     }
 
+    /// The same, but nothing if a free was only parked: see [`Freed::Ended`].
+    pub(super) fn take_ended(&mut self) -> Vec<Loan> {
+        if self.parked.has_ended() { self.take_parked() } else { Vec::new() }
+    }
+
     /// The same, and every empty slab.
-    pub(super) fn take_unused(&mut self) -> GivenBack {
-        let mut unused = self.parked.take_all();
+    pub(super) fn take_unused(&mut self) -> Vec<Loan> {
+        let mut unused = self.take_parked();
         unused.extend(std::iter::from_fn(|| self.slabs.take_empty()));
         unused
     }
@@ -289,37 +303,61 @@ impl Blocks {
 
     /// Makes a block of a slab free.
     #[inline]
-    fn complete_small(&mut self, index: u32, history: &History) -> GivenBack {
+    fn complete_small(&mut self, index: u32, history: &History) -> Freed {
         if history.is_on() {
             self.record(Action::FreeCompleted, index, history);
         }
         let entry = self.slabs.entry(index);
         self.counters.completed(PoolKind::Small, entry.tag, entry.bytes());
-        if self.slabs.free(index) { self.park_empty() } else { GivenBack::new() }
+        if self.slabs.free(index) { self.park_empty() } else { Freed::Done }
     }
 
     /// Parks the slabs that are empty, but for one while others are in use: one block coming and going then asks for no
     /// slab each time.
-    fn park_empty(&mut self) -> GivenBack {
-        let mut given_back = GivenBack::new();
+    fn park_empty(&mut self) -> Freed {
+        if self.slabs.in_use() == 0
+            && self.slabs.empty() == 1
+            && let Some(slab) = self.slabs.first_empty()
+        {
+            self.is_idle = true;
+            return self.park(slab);
+        }
         let kept = usize::from(self.slabs.in_use() > 0);
+        let mut freed = Freed::Done;
         while self.slabs.empty() > kept
             && let Some(slab) = self.slabs.take_empty()
         {
-            given_back.extend(self.parked.park(slab, self.now()));
+            freed = self.park(slab);
         }
-        given_back
+        freed
+    }
+
+    #[inline]
+    fn park(&mut self, loan: Loan) -> Freed {
+        if self.parked.park(loan, self.now()) { Freed::Done } else { Freed::Ended }
     }
 
     /// Parks the range of a larger block that was taken out.
     #[inline]
-    fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> GivenBack {
+    fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> Freed {
         if history.is_on() {
             block.record(Action::FreeCompleted, address, history);
         }
         self.counters.completed(PoolKind::Large, block.tag, block.bytes);
         let LargeBlock { bytes, number, .. } = *block;
-        self.parked.park(Loan { address, bytes, lent: Lent::Range, number }, self.now())
+        self.park(Loan { address, bytes, lent: Lent::Range, number })
+    }
+
+    /// Takes a parked slab out of its place.
+    fn leave_idle(&mut self) {
+        if std::mem::take(&mut self.is_idle) {
+            self.slabs.take_empty();
+        }
+    }
+
+    #[cold]
+    fn is_used_elsewhere(&self, address: Address) -> bool {
+        self.by_address.get(&address).is_some_and(|index| self.users.contains_key(index))
     }
 
     /// The number of the state's last change.

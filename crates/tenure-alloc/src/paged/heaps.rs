@@ -15,14 +15,14 @@ const STREAMS: usize = 1024;
 pub(super) struct Heaps {
     table: Box<[OnceLock<Box<Heap>>]>,
     /// The numbers of the heaps there are, so that going through them does not go through the table.
-    made: Mutex<Vec<u16>>,
+    made: Box<Mutex<Vec<u16>>>,
     clock: Arc<AtomicU64>,
 }
 
 impl Heaps {
     /// No heaps yet. `clock` numbers the state's placements and returns: see Note [Parking].
     pub(super) fn new(clock: Arc<AtomicU64>) -> Self {
-        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Mutex::default(), clock }
+        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Box::default(), clock }
     }
 
     /// The heap of a stream, made at its first use, and its number.

@@ -1,5 +1,7 @@
 //! Blocks that are not in slabs: who has them, and which streams they wait for.
 
+use std::collections::hash_map::Entry;
+
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
@@ -66,9 +68,12 @@ impl LargeBlocks {
     /// Takes a block out that no other stream uses; `None` if some do.
     #[inline]
     pub(super) fn take(&mut self, address: Address) -> Result<Option<LargeBlock>, AllocError> {
-        let block = self.blocks.get(&address).filter(|block| !block.is_freed);
-        let block = block.ok_or(AllocError::UnknownAddress(address))?;
-        Ok(if block.users.is_empty() { self.blocks.remove(&address) } else { None })
+        match self.blocks.entry(address) {
+            Entry::Occupied(block) if !block.get().is_freed => {
+                Ok(if block.get().users.is_empty() { Some(block.remove()) } else { None })
+            }
+            _ => Err(AllocError::UnknownAddress(address)),
+        }
     }
 
     /// Marks a block as freed that other streams use: it is taken out when they have passed what they run now.

@@ -40,7 +40,7 @@ use config::{SLAB_BYTES, SMALL_LIMIT, round};
 use directory::{Directory, Lent};
 use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
-use parked::GivenBack;
+use parked::Loan;
 use state::{COMMON, Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
@@ -53,7 +53,8 @@ pub struct PagedAllocator {
     directory: Directory,
     /// Private pools that allocations are sent to now.
     filters: AtomicU64,
-    state: Mutex<State>,
+    /// Boxed, so that its lock shares no cache line with what every allocation reads.
+    state: Box<Mutex<State>>,
     history: Arc<History>,
     hooks: Hooks,
     backing: Arc<dyn Backing>,
@@ -88,7 +89,7 @@ impl PagedAllocator {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
             filters: AtomicU64::new(0),
-            state: Mutex::new(state),
+            state: Box::new(Mutex::new(state)),
             history,
             hooks: Hooks::default(),
             backing,
@@ -138,7 +139,7 @@ impl PagedAllocator {
             let space = state.private_space(request.stream).unwrap_or(COMMON);
             state.allocate(request, bytes, space, requested, effort)
         };
-        Ok(match self.obtain(request, GivenBack::new(), attempt)? {
+        Ok(match self.obtain(request, Vec::new(), attempt)? {
             Found::Sought(address) => Block { address, bytes },
             Found::Lent(block) => block,
         })
@@ -149,7 +150,7 @@ impl PagedAllocator {
     fn obtain<T>(
         &self,
         request: Request,
-        parked: GivenBack,
+        parked: Vec<Loan>,
         attempt: impl Fn(&mut State, u64, Effort) -> Result<T, Refusal>,
     ) -> Result<Found<T>, AllocError> {
         let try_once = |state: &mut State, effort| {
@@ -227,9 +228,8 @@ impl PagedAllocator {
     /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
     fn settle(&self, blocks: &mut MutexGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        let mut given_back = GivenBack::new();
-        let settled = blocks.settle(&mut state.progress, wait, &self.history, &mut given_back);
-        self.take_back(&mut state, given_back);
+        let settled = blocks.settle(&mut state.progress, wait, &self.history);
+        self.take_back(&mut state, blocks.take_ended());
         Ok(settled?)
     }
 
@@ -258,8 +258,8 @@ impl PagedAllocator {
     }
 
     /// Takes back memory that a heap gave up.
-    fn take_back(&self, state: &mut State, given_back: GivenBack) {
-        for loan in given_back {
+    fn take_back(&self, state: &mut State, loans: Vec<Loan>) {
+        for loan in loans {
             self.directory.remove(loan.address, loan.lent);
             state.take_back(loan);
         }
@@ -315,8 +315,11 @@ impl Resource for PagedAllocator {
             Lent::Range => heap.free_large(address, &self.history)?,
         };
         match freed {
-            Freed::Done(given_back) if given_back.is_empty() => {}
-            Freed::Done(given_back) => self.take_back(&mut self.state.lock(), given_back),
+            Freed::Done => {}
+            Freed::Ended => {
+                let loans = heap.lock().take_ended();
+                self.take_back(&mut self.state.lock(), loans);
+            }
             Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,
         }
         Ok(())

@@ -11,8 +11,6 @@
 //! parked memory is a stack; whatever does not continue it makes the heap give all of it back, and so does every request
 //! that the stack's top does not serve. Placement is the same as if nothing were ever parked.
 
-use smallvec::SmallVec;
-
 use super::directory::Lent;
 use crate::Address;
 
@@ -26,33 +24,33 @@ pub(super) struct Loan {
     pub(super) number: u64,
 }
 
-/// Loans that a heap gives back: usually none or one.
-pub(super) type GivenBack = SmallVec<[Loan; 1]>;
-
 /// The parked memory of a heap.
 #[derive(Default)]
 pub(super) struct Parked {
     loans: Vec<Loan>,
     /// The number that the state was at when the first was parked.
     since: u64,
+    /// What is to be given back, in order.
+    ended: Vec<Loan>,
 }
 
 impl Parked {
-    /// Parks `loan`, while the state is at `now`; or else says what is to be given back, in order.
+    /// Parks `loan`, while the state is at `now`. Whether that continues the stack; if not, everything is to be
+    /// [given back](Self::take_all).
     #[inline]
-    pub(super) fn park(&mut self, loan: Loan, now: u64) -> GivenBack {
+    pub(super) fn park(&mut self, loan: Loan, now: u64) -> bool {
         let continues = match self.loans.last() {
-            None => loan.number == now,
+            None => loan.number == now && self.ended.is_empty(),
             Some(last) => self.since == now && loan.number + 1 == last.number,
         };
         if continues {
             self.since = now;
             self.loans.push(loan);
-            return GivenBack::new();
+        } else {
+            self.ended.append(&mut self.loans);
+            self.ended.push(loan);
         }
-        let mut given_back = self.take_all();
-        given_back.push(loan);
-        given_back
+        continues
     }
 
     /// The memory that the state, at `now`, would find for a request of so many bytes, if it is parked.
@@ -62,9 +60,16 @@ impl Parked {
         if top.bytes == bytes && top.lent == lent && self.since == now { self.loans.pop() } else { None }
     }
 
+    /// Whether something did not continue the stack.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// Everything, in the order in which it was parked.
-    pub(super) fn take_all(&mut self) -> GivenBack {
-        self.loans.drain(..).collect()
+    pub(super) fn take_all(&mut self) -> Vec<Loan> {
+        let mut all = std::mem::take(&mut self.ended);
+        all.append(&mut self.loans);
+        all
     }
 }
 
@@ -79,8 +84,8 @@ mod tests {
     #[test]
     fn what_was_placed_last_is_parked_and_found_again() {
         let mut parked = Parked::default();
-        assert!(parked.park(loan(7), 7).is_empty());
-        assert!(parked.park(loan(6), 7).is_empty());
+        assert!(parked.park(loan(7), 7));
+        assert!(parked.park(loan(6), 7));
         assert_eq!(parked.take(1 << 30, Lent::Range, 7), Some(loan(6)));
         assert_eq!(parked.take(1 << 29, Lent::Range, 7), None, "another size");
         assert_eq!(parked.take(1 << 30, Lent::Slab, 7), None, "another kind");
@@ -91,11 +96,16 @@ mod tests {
     #[test]
     fn what_does_not_continue_the_stack_ends_it() {
         let mut parked = Parked::default();
-        assert_eq!(parked.park(loan(6), 7)[..], [loan(6)]);
-        parked.park(loan(7), 7);
-        assert_eq!(parked.park(loan(5), 7)[..], [loan(7), loan(5)]);
-        parked.park(loan(7), 7);
-        assert_eq!(parked.park(loan(6), 8)[..], [loan(7), loan(6)]);
+        assert!(!parked.park(loan(6), 7));
+        assert!(!parked.park(loan(7), 7), "before the first is given back");
+        assert_eq!(parked.take_all(), [loan(6), loan(7)]);
+        assert!(parked.park(loan(7), 7));
+        assert!(!parked.park(loan(5), 7));
+        assert_eq!(parked.take_all(), [loan(7), loan(5)]);
+        assert!(parked.park(loan(7), 7));
+        assert!(!parked.park(loan(6), 8));
+        assert_eq!(parked.take(1 << 30, Lent::Range, 8), None);
+        assert_eq!(parked.take_all(), [loan(7), loan(6)]);
         assert!(parked.take_all().is_empty());
     }
 }

@@ -134,7 +134,13 @@ impl Slabs {
         self.slabs.len() - self.empty
     }
 
-    /// Gives up the empty slab that became so last.
+    /// The empty slab that became so last.
+    pub(super) fn first_empty(&self) -> Option<Loan> {
+        let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
+        Some(self.slabs[self.table[block as usize].slab as usize].loan)
+    }
+
+    /// Gives it up.
     pub(super) fn take_empty(&mut self) -> Option<Loan> {
         let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
         let slab = self.table[block as usize].slab;

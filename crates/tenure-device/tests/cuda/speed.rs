@@ -4,9 +4,10 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Instant;
 
+use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{Access, Driver, EventKind, Priority};
+use tenure_device::{Access, Driver, EventKind, Priority, cost};
 
 use crate::common::{argument, device, kernel};
 
@@ -87,23 +88,38 @@ fn copies_from_and_to_registered_memory() {
 }
 
 #[test]
-fn memory_calls() {
+fn memory_calls_beside_their_model() {
+    const ROUNDS: usize = 15;
     let Some(driver) = device() else { return };
-    for bytes in [2 << 20, 32 << 20, 1 << 30] {
-        for _ in 0..10 {
-            let address = driver.malloc(bytes).unwrap();
-            driver.free(address).unwrap();
-            let (address, chunk) = (driver.reserve(bytes).unwrap(), driver.create(bytes).unwrap());
-            driver.map(address, chunk).unwrap();
-            driver.set_access(address, bytes, Access::ReadWrite).unwrap();
-            driver.unmap(address, bytes).unwrap();
-            driver.release(chunk).unwrap();
-            driver.unreserve(address, bytes).unwrap();
+    println!("median µs of a call, and as modelled:");
+    for bytes in [2u64 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 1 << 30] {
+        let mut times: [Vec<f64>; 7] = Default::default();
+        for _ in 0..ROUNDS {
+            let mut call = 0;
+            let mut time = |action: &mut dyn FnMut()| {
+                let start = Instant::now();
+                action();
+                times[call].push(start.elapsed().as_secs_f64() * 1e6);
+                call += 1;
+            };
+            let (mut segment, mut chunk) = (0, ChunkId(0));
+            let range = driver.reserve(bytes).unwrap();
+            time(&mut || segment = driver.malloc(bytes).unwrap());
+            time(&mut || driver.free(segment).unwrap());
+            time(&mut || chunk = driver.create(bytes).unwrap());
+            time(&mut || driver.map(range, chunk).unwrap());
+            time(&mut || driver.set_access(range, bytes, Access::ReadWrite).unwrap());
+            time(&mut || driver.unmap(range, bytes).unwrap());
+            time(&mut || driver.release(chunk).unwrap());
+            driver.unreserve(range, bytes).unwrap();
         }
-    }
-    println!("30 of each, of 2 MiB, 32 MiB and 1 GiB, and what else this process did:");
-    for timing in driver.timings() {
-        let each_us = timing.elapsed_us / timing.count as f64;
-        println!("{:22} {:6} x {each_us:8.1} µs", timing.call.name(), timing.count);
+        print!("{:5} MiB", bytes >> 20);
+        let model = [cost::MALLOC, cost::FREE, cost::CREATE, cost::MAP, cost::SET_ACCESS, cost::UNMAP, cost::RELEASE];
+        let names = ["malloc", "free", "create", "map", "set_access", "unmap", "release"];
+        for ((name, mut times), model) in names.into_iter().zip(times).zip(model) {
+            times.sort_by(f64::total_cmp);
+            print!("  {name} {:.1} ({:.1})", times[ROUNDS / 2], model.us(bytes));
+        }
+        println!();
     }
 }
