@@ -2,8 +2,9 @@
  *
  * A device is a number, as CUDA counts. It is opened once and stays open until the process ends. Every function may be
  * called from any thread, and returns TENURE_OK or says why not; tenure_last_error() says it in words. A call that fails
- * changed nothing. A stream is a CUstream (a cudaStream_t is one), NULL being the default stream; it needs no
- * registration. Streams that mean another stream in each thread (cudaStreamPerThread) cannot be told apart: create one.
+ * changed nothing. A stream is a CUstream (a cudaStream_t is one), NULL being the default stream. It needs no
+ * registration, and must not be destroyed before tenure_empty_cache() was called with none of its blocks live.
+ * cudaStreamPerThread means another stream in each thread, which cannot be told apart here: create one.
  *
  *     void *block;
  *     if (tenure_open(0, NULL) || tenure_alloc(0, 1 << 20, stream, &block)) {

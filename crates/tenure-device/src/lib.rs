@@ -7,7 +7,8 @@
 //! processes.
 //!
 //! Above a driver stand [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of a
-//! thread) and [`Event`], after c10/cuda.
+//! thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host memory
+//! at the other end of its copies.
 
 mod backing;
 mod call;

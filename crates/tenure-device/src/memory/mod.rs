@@ -48,7 +48,7 @@ pub struct DeviceMemory {
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
 enum Allocator {
     Paged(PagedAllocator),
-    Native(NativeAllocator),
+    Native(Box<NativeAllocator>),
 }
 
 impl DeviceMemory {
@@ -67,7 +67,7 @@ impl DeviceMemory {
             }
             Policy::Native(mut config) => {
                 config.device = device.index().into();
-                Allocator::Native(NativeAllocator::new(Arc::clone(&backing) as _, config)?)
+                Allocator::Native(Box::new(NativeAllocator::new(Arc::clone(&backing) as _, config)?))
             }
         };
         let memory = Self { allocator, backing, streams, device };
@@ -101,7 +101,7 @@ impl DeviceMemory {
     pub fn allocator(&self) -> &dyn CachingAllocator {
         match &self.allocator {
             Allocator::Paged(allocator) => allocator,
-            Allocator::Native(allocator) => allocator,
+            Allocator::Native(allocator) => &**allocator,
         }
     }
 
