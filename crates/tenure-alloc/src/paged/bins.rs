@@ -2,24 +2,26 @@
 
 use super::config::{GRANULE, SLAB_BYTES};
 
-/// Sizes in granules, from 1 to a slab's.
+/// Sizes in granules, from 1 to a slab's: the bins are counted from 0.
 const SIZES: usize = (SLAB_BYTES / GRANULE) as usize;
-const WORDS: usize = SIZES / 64 + 1;
+const WORDS: usize = SIZES / 64;
+// One bit of the summary for each word.
+const _: () = assert!(SIZES == 64 * WORDS && WORDS <= 64);
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// For each size, the first of a list of free blocks, which the blocks themselves link; and which lists are not empty.
 pub(super) struct Bins {
-    first: Box<[u32]>,
+    first: Box<[u32; SIZES]>,
     words: [u64; WORDS],
     /// One bit for each of `words` that is not 0.
-    summary: u128,
+    summary: u64,
 }
 
 impl Default for Bins {
     fn default() -> Self {
-        Self { first: vec![NONE; SIZES + 1].into(), words: [0; WORDS], summary: 0 }
+        Self { first: Box::new([NONE; SIZES]), words: [0; WORDS], summary: 0 }
     }
 }
 
@@ -27,40 +29,40 @@ impl Bins {
     /// The first block of the smallest size, in granules, that is at least `size`.
     #[inline]
     pub(super) fn best(&self, size: usize) -> Option<u32> {
-        let word = size / 64;
-        let here = self.words[word] & (u64::MAX << (size % 64));
-        let found = if here != 0 {
-            word * 64 + here.trailing_zeros() as usize
+        let bin = size - 1;
+        let word = bin / 64;
+        let here = self.words[word] & (u64::MAX << (bin % 64));
+        let (word, bits) = if here != 0 {
+            (word, here)
         } else {
-            let above = self.summary & (u128::MAX << word << 1);
+            let above = self.summary & (u64::MAX << word << 1);
             if above == 0 {
                 return None;
             }
             let word = above.trailing_zeros() as usize;
-            word * 64 + self.words[word].trailing_zeros() as usize
+            (word, self.words[word])
         };
-        Some(self.first[found])
+        Some(self.first[word * 64 + bits.trailing_zeros() as usize])
     }
 
     /// The first block of a size.
     #[inline]
     pub(super) fn first(&self, size: usize) -> u32 {
-        self.first[size]
+        self.first[size - 1]
     }
 
     /// Makes `block`, or none, the first of a size.
     #[inline]
     pub(super) fn set_first(&mut self, size: usize, block: u32) {
-        let (word, bit) = (size / 64, 1 << (size % 64));
-        self.first[size] = block;
+        let bin = size - 1;
+        self.first[bin] = block;
+        let word = &mut self.words[bin / 64];
         if block == NONE {
-            self.words[word] &= !bit;
-            if self.words[word] == 0 {
-                self.summary &= !(1 << word);
-            }
+            *word &= !(1 << (bin % 64));
+            self.summary &= !(u64::from(*word == 0) << (bin / 64));
         } else {
-            self.words[word] |= bit;
-            self.summary |= 1 << word;
+            *word |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64);
         }
     }
 }
