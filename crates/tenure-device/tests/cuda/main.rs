@@ -5,6 +5,7 @@
 mod common;
 mod contexts;
 mod errors;
+mod fractions;
 mod kernels;
 mod memory;
 mod platform;
