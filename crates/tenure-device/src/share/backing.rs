@@ -86,8 +86,12 @@ impl Backing for LeasedBacking {
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
-        self.device.release(chunk)?;
+        // Forgotten first: once the chunk is released, another thread may get one of the same name.
         let lease = self.leases.lock().remove(&chunk);
+        if let Err(error) = self.device.release(chunk) {
+            self.leases.lock().extend(lease.map(|lease| (chunk, lease)));
+            return Err(error);
+        }
         if let Some(lease) = lease {
             // The chunk is gone here, whatever the daemon says. One that can not be reached takes the lease back when
             // this process exits, or has forgotten it.

@@ -40,7 +40,10 @@ pub enum ShareError {
         socket: PathBuf,
     },
     /// The daemon does not answer.
-    #[error("the memory daemon at {} did not answer within {waited:?}: look at what its process does", .socket.display())]
+    #[error(
+        "the memory daemon at {} did not answer within {waited:?}: look at what its process does",
+        .socket.display()
+    )]
     NoAnswer {
         /// The socket.
         socket: PathBuf,

@@ -51,9 +51,9 @@ impl Extent {
 ///
 /// | the holder | a chunk | a range of the pool |
 /// | --- | --- | --- |
-/// | has exited | at once | when the driver no longer lists its process; or, if the driver lists none, after the grace period |
-/// | is out of sight, and its connection closed | after the grace period | after the grace period |
-/// | runs, and its connection is closed | not yet | not yet |
+/// | has exited | at once | when the driver does not list its process; after the grace period, if it lists none |
+/// | is out of sight, its connection closed | after the grace period | after the grace period |
+/// | runs, its connection closed | not yet | not yet |
 ///
 /// Ranges of the pool are leased to any number of readers or one writer. Times are in ms and do not decrease.
 pub(super) struct Leases {

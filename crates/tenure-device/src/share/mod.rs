@@ -12,6 +12,27 @@
 //!
 //! [`SharedCache`] and [`WorkerCache`] are PipeSwitch's five calls by name on top of the pool.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use tenure_device::sim::{SimConfig, SimDriver};
+//! use tenure_device::share::{Client, DaemonConfig, MemoryDaemon, SharedPool};
+//! use tenure_device::{Access, Driver};
+//!
+//! # let folder = tempfile::tempdir()?;
+//! # let socket = folder.path().join("memory.sock");
+//! # let device = || -> Arc<dyn Driver> { Arc::new(SimDriver::new(SimConfig::default())) };
+//! // In one process, or with `tenure memory daemon --pool-bytes 16GiB`:
+//! let config = DaemonConfig { socket, pool: vec![16 << 30], ..DaemonConfig::default() };
+//! let daemon = MemoryDaemon::start(device(), config)?;
+//!
+//! // In any other of the same user:
+//! let client = Arc::new(Client::connect(daemon.socket())?);
+//! let pool = SharedPool::attach(client, device())?;
+//! let lease = pool.lease(0, 2 << 20, Access::ReadWrite)?;
+//! assert!(pool.lease(0, 2 << 20, Access::Read).is_err(), "a writer is alone");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! **Access is a guard against mistakes, not against malice.** What a process maps for reading it can not write by
 //! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only.
 //!
