@@ -9,7 +9,7 @@ use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, Memo
 use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ProcessMemory};
 
-use crate::common::{GRANULE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
+use crate::common::{GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
 use crate::process::{Process, tell};
 use crate::roles::SHARE;
 
@@ -30,13 +30,15 @@ fn two_workers_map_the_pool() {
     alone();
     let (_folder, socket) = socket();
     let _daemon = serve(driver(), &socket);
-    let mut workers = [(); 2].map(|()| Process::start(&format!("attach {}", socket.display())));
-    for worker in &mut workers {
+    // One after the other: a driver maps for one process at a time.
+    let workers = [(); 2].map(|()| {
+        let mut worker = Process::start(&format!("attach {}", socket.display()));
         let said = worker.hear();
-        let (bytes, us) = said.split_once(' ').unwrap();
-        assert_eq!(bytes, (2 * CHUNK).to_string());
-        eprintln!("{bytes} bytes mapped in {us} µs");
-    }
+        eprintln!("a pool of {} bytes mapped in µs: {said}", 2 * CHUNK);
+        let fastest_us = said.split(' ').map(|us| us.parse().unwrap()).min();
+        assert!(!is_cuda() || fastest_us < Some(1000u64), "{said}");
+        worker
+    });
     workers.into_iter().for_each(Process::finish);
 }
 
@@ -175,8 +177,13 @@ pub(crate) fn supervise(rounds: u64) {
     }
     assert_eq!(client.status().unwrap().chunk_bytes, 0);
     // A context goes a little after its process.
-    eventually("everything is as before", || Footprint::now(&*driver).is_like(&before));
-    tell(format!("before {before:?}, after {:?}", Footprint::now(&*driver)));
+    let deadline = Instant::now() + PATIENCE;
+    while !Footprint::now(&*driver).is_like(&before) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let after = Footprint::now(&*driver);
+    assert!(after.is_like(&before), "before {before:?}, after {after:?}");
+    tell(format!("before {before:?}, after {after:?}"));
     drop(daemon);
 }
 
