@@ -1,4 +1,5 @@
-//! What driver calls cost: the model that replays are judged by, fitted to one NVIDIA H200 (driver 580, CUDA 13.0).
+//! What driver calls cost: the model that replays are judged by, fitted to one NVIDIA H200 (driver 580, CUDA 13.0), to
+//! medians at sizes from 2 MiB to 1 GiB. `tests/cuda/speed.rs` measures them, and prints them beside this model.
 //!
 //! Mapping calls cost per chunk, not per call: one `cuMemSetAccess` over 512 chunks takes as long as 512 of them.
 
@@ -23,19 +24,19 @@ impl Cost {
 }
 
 /// `cuMemAlloc`.
-pub const MALLOC: Cost = Cost { call_us: 36.0, gib_us: 150.0 };
+pub const MALLOC: Cost = Cost { call_us: 38.0, gib_us: 20.0 };
 /// `cuMemFree`. That it also waits for the device is not in the figure.
-pub const FREE: Cost = Cost { call_us: 36.0, gib_us: 150.0 };
+pub const FREE: Cost = Cost { call_us: 34.0, gib_us: 190.0 };
 /// `cuMemCreate`.
-pub const CREATE: Cost = Cost { call_us: 14.0, gib_us: 25.0 };
+pub const CREATE: Cost = Cost { call_us: 7.0, gib_us: 20.0 };
 /// `cuMemMap`.
 pub const MAP: Cost = Cost { call_us: 1.0, gib_us: 0.0 };
 /// `cuMemSetAccess`, for each chunk.
-pub const SET_ACCESS: Cost = Cost { call_us: 24.0, gib_us: 40.0 };
+pub const SET_ACCESS: Cost = Cost { call_us: 22.0, gib_us: 28.0 };
 /// `cuMemUnmap`, for each chunk.
-pub const UNMAP: Cost = Cost { call_us: 17.0, gib_us: 16.0 };
+pub const UNMAP: Cost = Cost { call_us: 15.0, gib_us: 11.0 };
 /// `cuMemRelease`.
-pub const RELEASE: Cost = Cost { call_us: 15.0, gib_us: 300.0 };
+pub const RELEASE: Cost = Cost { call_us: 10.0, gib_us: 185.0 };
 /// `cuMemHostRegister`, of memory that was touched.
 pub const REGISTER_HOST: Cost = Cost { call_us: 0.0, gib_us: 113_000.0 };
 
