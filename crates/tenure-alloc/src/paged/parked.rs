@@ -20,9 +20,12 @@ pub(super) struct Loan {
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) lent: Lent,
-    /// The number of its placement.
+    /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
     pub(super) number: u64,
 }
+
+/// The state is never at this number.
+pub(super) const NEVER_PARKED: u64 = u64::MAX;
 
 /// The parked memory of a heap.
 #[derive(Default)]
@@ -41,7 +44,7 @@ impl Parked {
     pub(super) fn park(&mut self, loan: Loan, now: u64) -> bool {
         let continues = match self.loans.last() {
             None => loan.number == now && self.ended.is_empty(),
-            Some(last) => self.since == now && loan.number + 1 == last.number,
+            Some(last) => self.since == now && loan.number == last.number - 1,
         };
         if continues {
             self.since = now;
@@ -56,8 +59,8 @@ impl Parked {
     /// The memory that the state, at `now`, would find for a request of so many bytes, if it is parked.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
-        let top = self.loans.last()?;
-        if top.bytes == bytes && top.lent == lent && self.since == now { self.loans.pop() } else { None }
+        let fits = |top: &Loan| top.bytes == bytes && top.lent == lent && self.since == now;
+        self.loans.pop_if(|top| fits(top))
     }
 
     /// Whether something did not continue the stack.

@@ -43,6 +43,11 @@ impl State {
         Ok(found)
     }
 
+    /// Whether many blocks were placed since the last was freed.
+    pub(super) fn in_streak(&self) -> bool {
+        self.streak >= STREAK
+    }
+
     /// A free range in one piece that the stream may touch, taken into use.
     fn find_free(&mut self, bytes: u64, stream: StreamId, id: usize) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
@@ -55,9 +60,10 @@ impl State {
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
+        let in_streak = self.in_streak();
         let (space, progress) = (&mut self.spaces[id], &mut self.progress);
         let mut found = None;
-        if self.streak >= STREAK {
+        if in_streak {
             found = space.behind_last(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
@@ -75,7 +81,7 @@ impl State {
     /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
     /// requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, id: usize, peak: u64, creatable: u64) -> Result<Address, Refusal> {
-        let in_streak = self.streak >= STREAK;
+        let in_streak = self.in_streak();
         let space = &mut self.spaces[id];
         let reserved = self.statistics.all.reserved_bytes.current;
         let held = reserved + self.backing.overhead_bytes();

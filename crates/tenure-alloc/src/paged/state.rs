@@ -10,7 +10,7 @@ use super::address_space::AddressSpace;
 use super::config::Config;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
-use super::parked::Loan;
+use super::parked::{Loan, NEVER_PARKED};
 use super::progress::Progress;
 use super::space::Space;
 use crate::sync::{AtomicU64, Ordering};
@@ -121,8 +121,11 @@ impl State {
         requested: u64,
         effort: Effort,
     ) -> Result<Loan, Refusal> {
+        // A free ends a streak, and what follows it goes by other rules.
+        let in_streak = self.in_streak();
         let address = self.find(bytes, stream, COMMON, requested, effort)?;
-        let loan = Loan { address, bytes, lent, number: self.clock.load(Ordering::Relaxed) };
+        let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
+        let loan = Loan { address, bytes, lent, number };
         self.loans.insert(address, (stream, loan));
         if lent == Lent::Slab {
             self.statistics.large_pool.reserved_bytes.decrease(bytes);
