@@ -284,38 +284,6 @@ proptest! {
     }
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// Of two allocators one is asked for its figures all the time, and so has nothing parked.
-    #[test]
-    fn parked_memory_is_found_where_it_would_be_placed(
-        engine in paged(),
-        steps in prop::collection::vec((any::<usize>(), 0..4_usize, prop::collection::vec(0..6_usize, 0..4)), 1..60),
-    ) {
-        let models = [Model::new(engine.clone()), Model::new(engine)];
-        let mut live: Vec<[u64; 2]> = Vec::new();
-        for (index, frees, sizes) in steps {
-            for _ in 0..frees.min(live.len()) {
-                let addresses = live.remove(index % live.len());
-                for (model, address) in models.iter().zip(addresses) {
-                    model.allocator.free(address).unwrap();
-                }
-                models[1].allocator.statistics();
-            }
-            for size in sizes {
-                let bytes = [700, 900 << 10, MIB + 1, 3 * MIB, 16 * MIB, 17 * MIB][size];
-                let addresses = [0, 1].map(|which| {
-                    models[which].allocator.allocate(Request::new(bytes, StreamId(1))).map(|block| block.address).ok()
-                });
-                models[1].allocator.statistics();
-                prop_assert_eq!(addresses[0], addresses[1]);
-                live.extend(addresses[0].map(|address| [address; 2]));
-            }
-        }
-    }
-}
-
 /// A workload that makes every kind of call: growth, streams, a full device, a capture, release.
 fn workload() -> Vec<Op> {
     let allocate = |mib: u64, stream| Op::Allocate { bytes: mib * MIB, stream, tag: 0 };

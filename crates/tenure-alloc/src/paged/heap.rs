@@ -361,8 +361,8 @@ impl Blocks {
             block.record(Action::FreeCompleted, address, history);
         }
         self.counters.completed(PoolKind::Large, block.tag, block.bytes);
-        let LargeBlock { bytes, number, .. } = *block;
-        self.park(Loan { address, bytes, lent: Lent::Range, number })
+        let LargeBlock { bytes, number, is_made, .. } = *block;
+        self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
     }
 
     /// Notes that parked memory was found again.

@@ -15,7 +15,7 @@ const STREAK_BLOCKS: u64 = 4;
 
 impl State {
     /// Free memory for a block, made free if need be: see Note [Where a block goes]. `requested` bytes are requested in
-    /// all, with this block.
+    /// all, with this block. Returns its address, and whether it had to be made.
     pub(super) fn find(
         &mut self,
         bytes: u64,
@@ -23,19 +23,22 @@ impl State {
         id: usize,
         requested: u64,
         effort: Effort,
-    ) -> Result<Address, Refusal> {
+    ) -> Result<(Address, bool), Refusal> {
         let peak = self.peak_requested.max(requested);
         let found = match self.find_free(bytes, stream, id)? {
-            Some(address) => address,
+            Some(address) => (address, false),
             None if effort == Effort::Free => return Err(Refusal::Full),
-            None => match self.make(bytes, stream, id, peak, u64::MAX) {
-                // The device may have less than it seemed: what is there must do.
-                Err(Refusal::Full) => {
-                    let free = self.backing.memory_info()?.free;
-                    self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)?
-                }
-                made => made?,
-            },
+            None => {
+                let made = match self.make(bytes, stream, id, peak, u64::MAX) {
+                    // The device may have less than it seemed: what is there must do.
+                    Err(Refusal::Full) => {
+                        let free = self.backing.memory_info()?.free;
+                        self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)
+                    }
+                    made => made,
+                };
+                (made?, true)
+            }
         };
         self.peak_requested = peak;
         self.count_change();
