@@ -268,12 +268,16 @@ proptest! {
     fn blocks_never_overlap_and_figures_are_exact(
         engine in prop_oneof![native(), paged()],
         ops in prop::collection::vec(op(), 1..120),
+        // Asking for figures makes the paged allocator's heaps give back what they have parked.
+        check_every in 1..12_usize,
     ) {
         let mut model = Model::new(engine);
-        for op in &ops {
+        for (number, op) in ops.iter().enumerate() {
             // Errors are expected: memory is short, and calls are made to fail.
             let _ = model.apply(op);
-            model.check();
+            if number % check_every == 0 {
+                model.check();
+            }
         }
         model.check_snapshot();
         model.finish();

@@ -43,6 +43,8 @@ pub(super) struct Blocks {
     parked: Parked,
     /// Whether the only slab is empty and parked. It stays in place meanwhile, for a block that comes and goes.
     is_idle: bool,
+    /// The most bytes requested when parked memory was found again, which the state has not heard of.
+    reused: Option<u64>,
     counters: Counters,
 }
 
@@ -68,6 +70,7 @@ impl Heap {
             large: LargeBlocks::default(),
             parked: Parked::default(),
             is_idle: false,
+            reused: None,
             counters: Counters::default(),
         };
         Self { stream, requested: AtomicU64::new(0), blocks: Mutex::new(blocks) }
@@ -85,15 +88,22 @@ impl Heap {
     /// A block of a slab that is there, or parked.
     #[inline]
     pub(super) fn allocate_small(&self, blocks: &mut Blocks, request: Request, history: &History) -> Option<Block> {
-        if blocks.is_idle {
+        let was_idle = blocks.is_idle;
+        if was_idle {
             blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
             blocks.is_idle = false;
         }
-        let block = blocks.allocate_small(request, history).or_else(|| {
+        let mut block = blocks.allocate_small(request, history);
+        if was_idle {
+            blocks.note_reused();
+        }
+        if block.is_none() {
             let slab = blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
             blocks.slabs.add(slab);
-            blocks.allocate_small(request, history)
-        })?;
+            block = blocks.allocate_small(request, history);
+            blocks.note_reused();
+        }
+        let block = block?;
         self.publish(blocks);
         Some(block)
     }
@@ -108,7 +118,9 @@ impl Heap {
         history: &History,
     ) -> Option<Block> {
         let range = blocks.parked.take(bytes, Lent::Range, blocks.now())?;
-        Some(self.place(blocks, request, range, history))
+        let block = self.place(blocks, request, range, history);
+        blocks.note_reused();
+        Some(block)
     }
 
     /// Makes a range lent by the state a block.
@@ -249,7 +261,12 @@ impl Blocks {
         if self.parked.has_ended() { self.take_parked() } else { Vec::new() }
     }
 
-    /// The same, and every empty slab.
+    /// Since this was asked last: the most bytes requested when parked memory was found again.
+    pub(super) fn take_reused(&mut self) -> Option<u64> {
+        self.reused.take()
+    }
+
+    /// Everything that is parked, and every empty slab.
     pub(super) fn take_unused(&mut self) -> Vec<Loan> {
         let mut unused = self.take_parked();
         unused.extend(std::iter::from_fn(|| self.slabs.take_empty()));
@@ -344,8 +361,14 @@ impl Blocks {
             block.record(Action::FreeCompleted, address, history);
         }
         self.counters.completed(PoolKind::Large, block.tag, block.bytes);
-        let LargeBlock { bytes, number, .. } = *block;
-        self.park(Loan { address, bytes, lent: Lent::Range, number })
+        let LargeBlock { bytes, number, is_made, .. } = *block;
+        self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
+    }
+
+    /// Notes that parked memory was found again.
+    #[inline]
+    fn note_reused(&mut self) {
+        self.reused = self.reused.max(Some(self.counters.requested()));
     }
 
     /// Takes a parked slab out of its place.

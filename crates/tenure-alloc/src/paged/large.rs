@@ -26,8 +26,9 @@ pub(super) struct LargeBlock {
     pub(super) tag: Tag,
     pub(super) key: KeyId,
     pub(super) space: usize,
-    /// The number of its placement.
+    /// As its [`Loan`] says.
     pub(super) number: u64,
+    pub(super) is_made: bool,
     /// Other streams that use it.
     users: SmallVec<[StreamId; 1]>,
     pub(super) is_freed: bool,
@@ -37,9 +38,9 @@ impl LargeBlocks {
     /// Adds a block for `request`; returns it.
     pub(super) fn insert(&mut self, request: Request, loan: Loan, space: usize) -> &LargeBlock {
         let Request { bytes: requested, stream, tag, key } = request;
-        let Loan { address, bytes, number, .. } = loan;
+        let Loan { address, bytes, number, is_made, .. } = loan;
         let users = SmallVec::new();
-        let block = LargeBlock { bytes, requested, stream, tag, key, space, number, users, is_freed: false };
+        let block = LargeBlock { bytes, requested, stream, tag, key, space, number, is_made, users, is_freed: false };
         self.blocks.entry(address).insert_entry(block).into_mut()
     }
 

@@ -115,11 +115,12 @@ impl PagedAllocator {
             if let Some(block) = found {
                 return Ok(block);
             }
-            let parked = blocks.take_parked();
+            let (parked, reused) = (blocks.take_parked(), blocks.take_reused());
             drop(blocks);
+            self.catch_up(heap, parked, reused);
             let lend =
                 |state: &mut State, requested, effort| state.lend(request.stream, bytes, lent, requested, effort);
-            let loan = match self.obtain(request, parked, lend)? {
+            let loan = match self.obtain(request, lend)? {
                 Found::Lent(block) => return Ok(block),
                 Found::Sought(loan) => loan,
             };
@@ -132,6 +133,20 @@ impl PagedAllocator {
         }
     }
 
+    /// Tells the state what `heap` did without it.
+    fn catch_up(&self, heap: &Heap, parked: Vec<Loan>, reused: Option<u64>) {
+        if parked.is_empty() && reused.is_none() {
+            return;
+        }
+        let state = &mut *self.state.lock();
+        self.take_back(state, parked);
+        state.streak = 0;
+        if let Some(most) = reused {
+            let others = self.heaps.requested().saturating_sub(heap.requested());
+            state.peak_requested = state.peak_requested.max(others + most);
+        }
+    }
+
     /// A block of a private pool, or of a stream that has no heap.
     fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = round(request.bytes)?;
@@ -139,18 +154,17 @@ impl PagedAllocator {
             let space = state.private_space(request.stream).unwrap_or(COMMON);
             state.allocate(request, bytes, space, requested, effort)
         };
-        Ok(match self.obtain(request, Vec::new(), attempt)? {
+        Ok(match self.obtain(request, attempt)? {
             Found::Sought(address) => Block { address, bytes },
             Found::Lent(block) => block,
         })
     }
 
-    /// What `attempt` finds when `parked` is given back; if need be, after everything that can be given back was.
+    /// What `attempt` finds; if need be, after everything that can be given back was.
     #[inline(never)]
     fn obtain<T>(
         &self,
         request: Request,
-        parked: Vec<Loan>,
         attempt: impl Fn(&mut State, u64, Effort) -> Result<T, Refusal>,
     ) -> Result<Found<T>, AllocError> {
         let try_once = |state: &mut State, effort| {
@@ -161,12 +175,8 @@ impl PagedAllocator {
                 Err(Refusal::Backing(error)) => Err(AllocError::from(error)),
             }
         };
-        {
-            let state = &mut *self.state.lock();
-            self.take_back(state, parked);
-            if let Some(found) = try_once(state, Effort::Free)? {
-                return Ok(found);
-            }
+        if let Some(found) = try_once(&mut self.state.lock(), Effort::Free)? {
+            return Ok(found);
         }
         self.unpark();
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {

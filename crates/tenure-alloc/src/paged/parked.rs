@@ -7,9 +7,12 @@
 //!
 //! The state would do so if it were again as it was just before it placed that memory. Every placement and every return
 //! is numbered. If nothing but the parked memory was placed since, in the order opposite to that in which it was parked,
-//! then giving all of it back leads to that earlier state, and a request of the same size ends at the same place. So
+//! then giving all of it back leads to that earlier state, and a request of the same size ends at the same place. (Where
+//! new chunks or windows were made for a block, more is free afterwards, but nothing else that this one would fit.) So
 //! parked memory is a stack; whatever does not continue it makes the heap give all of it back, and so does every request
-//! that the stack's top does not serve. Placement is the same as if nothing were ever parked.
+//! that the stack's top does not serve. Placement is then as if nothing were ever parked, up to second-order effects:
+//! other streams do not see parked memory until no free range serves them, and a block found again does not count as a
+//! use of its window. The recorded programs come out the same to the byte and to the driver call.
 
 use super::directory::Lent;
 use crate::Address;
@@ -20,9 +23,14 @@ pub(super) struct Loan {
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) lent: Lent,
-    /// The number of its placement.
+    /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
     pub(super) number: u64,
+    /// Whether free memory was made for it: giving it back leaves more than there was.
+    pub(super) is_made: bool,
 }
+
+/// The state is never at this number.
+pub(super) const NEVER_PARKED: u64 = u64::MAX;
 
 /// The parked memory of a heap.
 #[derive(Default)]
@@ -41,7 +49,7 @@ impl Parked {
     pub(super) fn park(&mut self, loan: Loan, now: u64) -> bool {
         let continues = match self.loans.last() {
             None => loan.number == now && self.ended.is_empty(),
-            Some(last) => self.since == now && loan.number + 1 == last.number,
+            Some(last) => self.since == now && loan.number == last.number - 1 && !last.is_made,
         };
         if continues {
             self.since = now;
@@ -56,8 +64,8 @@ impl Parked {
     /// The memory that the state, at `now`, would find for a request of so many bytes, if it is parked.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
-        let top = self.loans.last()?;
-        if top.bytes == bytes && top.lent == lent && self.since == now { self.loans.pop() } else { None }
+        let fits = |top: &Loan| top.bytes == bytes && top.lent == lent && self.since == now;
+        self.loans.pop_if(|top| fits(top))
     }
 
     /// Whether something did not continue the stack.
@@ -78,7 +86,7 @@ mod tests {
     use super::*;
 
     fn loan(number: u64) -> Loan {
-        Loan { address: number << 30, bytes: 1 << 30, lent: Lent::Range, number }
+        Loan { address: number << 30, bytes: 1 << 30, lent: Lent::Range, number, is_made: false }
     }
 
     #[test]

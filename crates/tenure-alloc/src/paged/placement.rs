@@ -15,7 +15,7 @@ const STREAK_BLOCKS: u64 = 4;
 
 impl State {
     /// Free memory for a block, made free if need be: see Note [Where a block goes]. `requested` bytes are requested in
-    /// all, with this block.
+    /// all, with this block. Returns its address, and whether it had to be made.
     pub(super) fn find(
         &mut self,
         bytes: u64,
@@ -23,24 +23,32 @@ impl State {
         id: usize,
         requested: u64,
         effort: Effort,
-    ) -> Result<Address, Refusal> {
+    ) -> Result<(Address, bool), Refusal> {
         let peak = self.peak_requested.max(requested);
         let found = match self.find_free(bytes, stream, id)? {
-            Some(address) => address,
+            Some(address) => (address, false),
             None if effort == Effort::Free => return Err(Refusal::Full),
-            None => match self.make(bytes, stream, id, peak, u64::MAX) {
-                // The device may have less than it seemed: what is there must do.
-                Err(Refusal::Full) => {
-                    let free = self.backing.memory_info()?.free;
-                    self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)?
-                }
-                made => made?,
-            },
+            None => {
+                let made = match self.make(bytes, stream, id, peak, u64::MAX) {
+                    // The device may have less than it seemed: what is there must do.
+                    Err(Refusal::Full) => {
+                        let free = self.backing.memory_info()?.free;
+                        self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)
+                    }
+                    made => made,
+                };
+                (made?, true)
+            }
         };
         self.peak_requested = peak;
         self.count_change();
         self.streak = self.streak.saturating_add(1);
         Ok(found)
+    }
+
+    /// Whether many blocks were placed since the last was freed.
+    pub(super) fn in_streak(&self) -> bool {
+        self.streak >= STREAK
     }
 
     /// A free range in one piece that the stream may touch, taken into use.
@@ -55,9 +63,10 @@ impl State {
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
+        let in_streak = self.in_streak();
         let (space, progress) = (&mut self.spaces[id], &mut self.progress);
         let mut found = None;
-        if self.streak >= STREAK {
+        if in_streak {
             found = space.behind_last(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
@@ -75,7 +84,7 @@ impl State {
     /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
     /// requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, id: usize, peak: u64, creatable: u64) -> Result<Address, Refusal> {
-        let in_streak = self.streak >= STREAK;
+        let in_streak = self.in_streak();
         let space = &mut self.spaces[id];
         let reserved = self.statistics.all.reserved_bytes.current;
         let held = reserved + self.backing.overhead_bytes();

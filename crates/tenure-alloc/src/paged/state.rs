@@ -10,7 +10,7 @@ use super::address_space::AddressSpace;
 use super::config::Config;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
-use super::parked::Loan;
+use super::parked::{Loan, NEVER_PARKED};
 use super::progress::Progress;
 use super::space::Space;
 use crate::sync::{AtomicU64, Ordering};
@@ -121,8 +121,11 @@ impl State {
         requested: u64,
         effort: Effort,
     ) -> Result<Loan, Refusal> {
-        let address = self.find(bytes, stream, COMMON, requested, effort)?;
-        let loan = Loan { address, bytes, lent, number: self.clock.load(Ordering::Relaxed) };
+        // A free ends a streak, and what follows it goes by other rules.
+        let in_streak = self.in_streak();
+        let (address, is_made) = self.find(bytes, stream, COMMON, requested, effort)?;
+        let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
+        let loan = Loan { address, bytes, lent, number, is_made };
         self.loans.insert(address, (stream, loan));
         if lent == Lent::Slab {
             self.statistics.large_pool.reserved_bytes.decrease(bytes);
@@ -153,7 +156,7 @@ impl State {
         effort: Effort,
     ) -> Result<Address, Refusal> {
         self.settle(false)?;
-        let address = self.find(bytes, request.stream, space, requested, effort)?;
+        let (address, _) = self.find(bytes, request.stream, space, requested, effort)?;
         self.register(request, bytes, space, address);
         Ok(address)
     }
@@ -320,7 +323,7 @@ impl State {
     }
 
     fn register(&mut self, request: Request, bytes: u64, space: usize, address: Address) {
-        let range = Loan { address, bytes, lent: Lent::Range, number: 0 };
+        let range = Loan { address, bytes, lent: Lent::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range, space);
         block.record(Action::Alloc, address, &self.history);
         self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
