@@ -17,11 +17,11 @@ fn assert_cost(counters: Counters, us: f64) {
 fn a_segment_costs_by_its_size() {
     let driver = SimDriver::new(SimConfig::default());
     let address = driver.malloc(2 * GIB).unwrap();
-    assert_cost(driver.counters(), 36.0 + 2.0 * 150.0);
+    assert_cost(driver.counters(), 38.0 + 2.0 * 20.0);
     let before = driver.counters();
     driver.free(address).unwrap();
     let freed = driver.counters() - before;
-    assert_cost(freed, 36.0 + 2.0 * 150.0);
+    assert_cost(freed, 34.0 + 2.0 * 190.0);
     assert_eq!((freed.malloc, freed.free, before.created_bytes), (0, 1, 2 * GIB));
 }
 
@@ -31,17 +31,17 @@ fn mapping_calls_cost_by_the_chunk() {
     let address = driver.reserve(4 * GIB).unwrap();
     let chunks = [0, 1, 2, 3].map(|_| driver.create(GIB).unwrap());
     let created = driver.counters();
-    assert_cost(created, 4.0 * (14.0 + 25.0));
+    assert_cost(created, 4.0 * (7.0 + 20.0));
     for (at, chunk) in (address..).step_by(GIB as usize).zip(chunks) {
         driver.map(at, chunk).unwrap();
     }
     driver.set_access(address, 4 * GIB, Access::ReadWrite).unwrap();
     driver.unmap(address, 4 * GIB).unwrap();
     let mapped = driver.counters() - created;
-    assert_cost(mapped, 4.0 * 1.0 + 4.0 * (24.0 + 40.0) + 4.0 * (17.0 + 16.0));
+    assert_cost(mapped, 4.0 * 1.0 + 4.0 * (22.0 + 28.0) + 4.0 * (15.0 + 11.0));
     assert_eq!((mapped.map, mapped.set_access, mapped.unmap), (4, 4, 4));
     driver.release(chunks[0]).unwrap();
-    assert_cost(driver.counters() - created - mapped, 15.0 + 300.0);
+    assert_cost(driver.counters() - created - mapped, 10.0 + 185.0);
     assert_eq!(driver.counters().memory_calls(), 4 + 12 + 1);
     assert_eq!(driver.counters().created_bytes, 4 * GIB);
 }

@@ -68,7 +68,7 @@ fn a_recorded_event_is_passed_after_its_work() {
             stream.driver().memset(address, 1, 1 << 20, stream.id()).unwrap();
             event.record(&stream).unwrap();
             event.synchronize().unwrap();
-            assert!(event.query().unwrap() && stream.query().unwrap());
+            assert!(event.query().unwrap());
         }
         stream.driver().free(address).unwrap();
     }
