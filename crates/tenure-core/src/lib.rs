@@ -31,6 +31,8 @@ mod dtype;
 mod error;
 #[forbid(unsafe_code)]
 mod layout;
+#[forbid(unsafe_code)]
+mod purpose;
 mod storage;
 #[forbid(unsafe_code)]
 mod stream;
@@ -45,6 +47,7 @@ pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Operand, result_type};
 pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
 pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
+pub use purpose::Purpose;
 pub use storage::{Generation, Storage, StorageGuard};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};

@@ -1,7 +1,7 @@
 //! Device memory as the rest of Tenure takes memory: through `tenure_core::Allocator`.
 
 use tenure_alloc::{AllocError, Request};
-use tenure_core::{Allocator, AllocatorError, DataPtr, Device, Storage, StreamId};
+use tenure_core::{Allocator, AllocatorError, DataPtr, Device, Purpose, Storage, StreamId};
 
 use super::{DeviceMemory, MemoryError, installed};
 
@@ -36,10 +36,11 @@ unsafe impl Allocator for &'static DeviceMemory {
         self.device
     }
 
-    /// On the thread's current stream.
+    /// On the thread's current stream, for its current [`Purpose`].
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let memory: &'static DeviceMemory = self;
-        let request = Request::new(bytes as u64, self.streams().current_id());
+        let (tag, key) = Purpose::current();
+        let request = Request::new(bytes as u64, self.streams().current_id()).with_tag(tag).with_key(key);
         let block = memory.allocate(request).map_err(|error| error.of_allocator(self.device, bytes))?;
         if block.address == 0 {
             return Ok(DataPtr::null(self.device));

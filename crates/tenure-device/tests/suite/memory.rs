@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_alloc::snapshot::Holder;
 use tenure_alloc::{Action, AllocError, Event, Request, native};
-use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Storage, StreamId, Tag};
+use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Purpose, Storage, StreamId, Tag};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
 use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
@@ -155,6 +155,19 @@ fn a_storage_is_allocated_on_the_current_stream() {
         let events = memory.allocator().snapshot().device_traces.concat();
         let block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted);
         assert_eq!(events.iter().filter(block).map(|event| event.stream).collect::<Vec<_>>(), [stream.id(); 2]);
+    });
+}
+
+#[test]
+fn a_storage_carries_its_purpose() {
+    everywhere(|_, memory| {
+        let (module, op, role) = ("encoder.0".to_owned(), "linear".to_owned(), "weight".to_owned());
+        let key = KeyId::intern(Key { module, op, role, occurrence: 0 });
+        let purpose = Purpose::enter(Tag::Weight, key);
+        let _storage = Storage::new(4096, Arc::new(memory)).unwrap();
+        drop(purpose);
+        let [holder] = memory.allocator().snapshot().holders(9)[..] else { panic!("one block") };
+        assert_eq!((holder.tag, holder.key, holder.bytes), (Tag::Weight, key, 4096));
     });
 }
 

@@ -1,0 +1,69 @@
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use crate::{KeyId, Tag};
+
+thread_local! {
+    static CURRENT: Cell<(Tag, KeyId)> = const { Cell::new((Tag::Unknown, KeyId::NONE)) };
+}
+
+/// Says what the calling thread's storages are for: those allocated while it lives have this tag and key. It goes back
+/// to what was before when it is dropped, also by a panic.
+///
+/// ```
+/// use tenure_core::{KeyId, Purpose, Tag};
+///
+/// let weights = Purpose::enter(Tag::Weight, KeyId::NONE);
+/// assert_eq!(Purpose::current(), (Tag::Weight, KeyId::NONE));
+/// drop(weights);
+/// assert_eq!(Purpose::current(), (Tag::Unknown, KeyId::NONE));
+/// ```
+#[must_use = "it holds for as long as it lives"]
+#[derive(Debug)]
+pub struct Purpose {
+    previous: (Tag, KeyId),
+    /// It belongs to the thread that entered it.
+    thread: PhantomData<*const ()>,
+}
+
+impl Purpose {
+    /// Allocations of this thread are for `tag`, and are `key`, from now on.
+    pub fn enter(tag: Tag, key: KeyId) -> Self {
+        Self { previous: CURRENT.replace((tag, key)), thread: PhantomData }
+    }
+
+    /// What this thread allocates for now.
+    pub fn current() -> (Tag, KeyId) {
+        CURRENT.get()
+    }
+}
+
+impl Drop for Purpose {
+    fn drop(&mut self) {
+        CURRENT.set(self.previous);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purposes_nest_and_end_with_a_panic() {
+        let _outer = Purpose::enter(Tag::Gradient, KeyId::NONE);
+        let result = std::panic::catch_unwind(|| {
+            let _inner = Purpose::enter(Tag::Workspace, KeyId::NONE);
+            assert_eq!(Purpose::current().0, Tag::Workspace);
+            panic!("on purpose");
+        });
+        assert!(result.is_err());
+        assert_eq!(Purpose::current().0, Tag::Gradient);
+    }
+
+    #[test]
+    fn a_purpose_is_its_threads_own() {
+        let _here = Purpose::enter(Tag::Input, KeyId::NONE);
+        let there = std::thread::spawn(Purpose::current).join().unwrap();
+        assert_eq!(there.0, Tag::Unknown);
+    }
+}
