@@ -34,9 +34,18 @@ pub fn default_socket(device: u8) -> PathBuf {
 pub(super) struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Locked for as long as the daemon lives, however it ends. The file stays: who removes a lock file races with who
-    /// takes it.
-    _lock: File,
+    _lock: Lock,
+}
+
+/// Held for as long as the daemon lives, however it ends. The file stays: who removes a lock file races with who takes
+/// it.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing it would not do: a process that another thread is just starting has it open too, for a moment.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 impl Listener {
@@ -99,7 +108,7 @@ fn private_folder(folder: &Path) -> Result<(), ShareError> {
 }
 
 /// Takes the lock beside the socket, and leaves this process's number in it.
-fn lock(path: &Path) -> Result<File, ShareError> {
+fn lock(path: &Path) -> Result<Lock, ShareError> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let lock_path = Path::new(&name);
@@ -124,10 +133,12 @@ fn lock(path: &Path) -> Result<File, ShareError> {
         }
         Err(error) => return Err(failed("the lock can not be taken")(error.into())),
     }
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
+    let mut lock = Lock(file);
+    lock.0
+        .set_len(0)
+        .and_then(|()| writeln!(lock.0, "{}", std::process::id()))
         .map_err(failed("the lock can not be written"))?;
-    Ok(file)
+    Ok(lock)
 }
 
 /// Removes what a dead daemon left. A socket that somebody answers on, or a file that is no socket, is not that.
