@@ -182,9 +182,12 @@ impl Heap {
             blocks.slabs.entry_mut(index).state = EntryState::Pending;
             blocks.pending.push((index, uses));
             blocks.note_freed(index, history);
+            let entry = blocks.slabs.entry(index);
+            blocks.counters.awaited(PoolKind::Small, entry.tag, entry.bytes());
         } else {
             let block = blocks.large.free(address, progress)?;
             blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
+            blocks.counters.awaited(PoolKind::Large, block.tag, block.bytes);
             block.record(Action::FreeRequested, address, history);
         }
         self.publish(blocks);
@@ -237,6 +240,8 @@ impl Blocks {
             }
             if progress.is_finished(uses)? {
                 self.pending.swap_remove(at);
+                let entry = self.slabs.entry(index);
+                self.counters.completed(PoolKind::Small, entry.tag, entry.bytes());
                 self.complete_small(index, history);
             } else {
                 at += 1;
@@ -245,6 +250,7 @@ impl Blocks {
         let mut done = Vec::new();
         let settled = self.large.settle(progress, wait, &mut done);
         for (address, block) in done {
+            self.counters.completed(PoolKind::Large, block.tag, block.bytes);
             self.complete_large(address, &block, history);
         }
         settled
@@ -324,8 +330,6 @@ impl Blocks {
         if history.is_on() {
             self.record(Action::FreeCompleted, index, history);
         }
-        let entry = self.slabs.entry(index);
-        self.counters.completed(PoolKind::Small, entry.tag, entry.bytes());
         if self.slabs.free(index) { self.park_empty() } else { Freed::Done }
     }
 
@@ -360,7 +364,6 @@ impl Blocks {
         if history.is_on() {
             block.record(Action::FreeCompleted, address, history);
         }
-        self.counters.completed(PoolKind::Large, block.tag, block.bytes);
         let LargeBlock { bytes, number, is_made, .. } = *block;
         self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
     }
