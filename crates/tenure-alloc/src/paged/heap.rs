@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tenure_core::StreamId;
@@ -11,6 +11,7 @@ use super::config::SLAB_BYTES;
 use super::counters::Counters;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
+use super::latch::{Latch, LatchGuard};
 use super::parked::{Loan, Parked};
 use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
@@ -24,7 +25,7 @@ pub(super) struct Heap {
     pub(super) stream: StreamId,
     /// Bytes requested from this heap and not freed. Exact when read with the heap locked.
     requested: AtomicU64,
-    blocks: Mutex<Blocks>,
+    blocks: Latch<Blocks>,
 }
 
 /// What the heap's lock guards.
@@ -73,7 +74,7 @@ impl Heap {
             reused: None,
             counters: Counters::default(),
         };
-        Self { stream, requested: AtomicU64::new(0), blocks: Mutex::new(blocks) }
+        Self { stream, requested: AtomicU64::new(0), blocks: Latch::new(blocks) }
     }
 
     /// Bytes requested, as last published.
@@ -81,7 +82,7 @@ impl Heap {
         self.requested.load(Ordering::Relaxed)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Blocks> {
+    pub(super) fn lock(&self) -> LatchGuard<'_, Blocks> {
         self.blocks.lock()
     }
 

@@ -13,6 +13,7 @@ mod directory;
 mod heap;
 mod heaps;
 mod large;
+mod latch;
 mod parked;
 mod placement;
 mod progress;
@@ -24,7 +25,7 @@ mod state;
 
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tenure_core::StreamId;
 
 pub use config::Config;
@@ -40,6 +41,7 @@ use config::{SLAB_BYTES, SMALL_LIMIT, round};
 use directory::{Directory, Lent};
 use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
+use latch::LatchGuard;
 use parked::Loan;
 use state::{COMMON, Effort, Refusal, State};
 
@@ -236,7 +238,7 @@ impl PagedAllocator {
     }
 
     /// Completes what the streams have passed of a heap's frees; waits for all of them if `wait`.
-    fn settle(&self, blocks: &mut MutexGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
+    fn settle(&self, blocks: &mut LatchGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let settled = blocks.settle(&mut state.progress, wait, &self.history);
         self.take_back(&mut state, blocks.take_ended());

@@ -1,0 +1,110 @@
+//! A lock for what is held for nanoseconds, and wanted by one thread at a time almost always.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::lock_api::{self, GuardSend};
+
+/// A [`lock_api::Mutex`] that a plain store releases: one atomic operation for a lock and its release, where a mutex that
+/// wakes threads up needs two, and these are nearly half of what an allocation costs. Nobody is woken up: who finds it
+/// taken spins for a moment, then lets other threads run, then sleeps a little at a time.
+pub(super) type Latch<T> = lock_api::Mutex<RawLatch, T>;
+pub(super) type LatchGuard<'a, T> = lock_api::MutexGuard<'a, RawLatch, T>;
+
+pub(super) struct RawLatch(AtomicBool);
+
+/// Looks at a taken latch before other threads are let run; longer than it is held if its holder runs.
+const SPINS: u32 = 64;
+/// Times that other threads are let run, before the thread sleeps: the holder waits for the device, or does not run.
+const YIELDS: u32 = 64;
+const NAP: Duration = Duration::from_micros(20);
+
+// SAFETY: of the threads that see the flag unset, one alone exchanges it, with acquire ordering, and it is unset with
+// release ordering by the holder only.
+unsafe impl lock_api::RawMutex for RawLatch {
+    const INIT: Self = Self(AtomicBool::new(false));
+
+    type GuardMarker = GuardSend;
+
+    #[inline]
+    fn lock(&self) {
+        if !self.try_lock() {
+            self.wait();
+        }
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl RawLatch {
+    #[cold]
+    fn wait(&self) {
+        for turn in 0u32.. {
+            match turn {
+                0..SPINS => std::hint::spin_loop(),
+                _ if turn < SPINS + YIELDS => thread::yield_now(),
+                _ => thread::sleep(NAP),
+            }
+            if !self.0.load(Ordering::Relaxed) && lock_api::RawMutex::try_lock(self) {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time_holds_it() {
+        const ROUNDS: u64 = 20_000;
+        let latch = Latch::new((0u64, 0u64));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        let mut both = latch.lock();
+                        both.0 += 1;
+                        both.1 += 1;
+                        assert_eq!(both.0, both.1);
+                    }
+                });
+            }
+        });
+        assert_eq!(latch.into_inner(), (4 * ROUNDS, 4 * ROUNDS));
+    }
+
+    #[test]
+    fn a_holder_that_sleeps_is_waited_for() {
+        let latch = Latch::new(0);
+        thread::scope(|scope| {
+            let mut held = latch.lock();
+            let waiter = scope.spawn(|| *latch.lock());
+            thread::sleep(Duration::from_millis(20));
+            assert!(!waiter.is_finished());
+            *held = 7;
+            drop(held);
+            assert_eq!(waiter.join().unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn a_panic_of_the_holder_releases_it() {
+        let latch = Latch::new(0);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _held = latch.lock();
+            panic!("on purpose");
+        }));
+        assert!(result.is_err() && latch.try_lock().is_some());
+    }
+}
