@@ -5,11 +5,16 @@ pub use tenure_alloc::{
     Statistics,
 };
 pub use tenure_core::{
-    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Storage,
-    StreamId, Tag, result_type,
+    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Purpose,
+    Storage, StreamId, Tag, result_type,
 };
-pub use tenure_device::sim::{SimConfig, SimDriver};
-pub use tenure_device::{Counters, DeviceBacking, Driver};
+pub use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
+pub use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedPool};
+pub use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
+pub use tenure_device::{
+    Counters, DeviceBacking, Driver, Event as StreamEvent, EventKind, Platform, Priority, Stream, StreamGuard, Streams,
+    cuda, functions, share,
+};
 pub use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Summary, Trace, TraceError};
 
 pub use crate::Error;
