@@ -1,10 +1,14 @@
 use tenure_alloc::{Address, AllocError};
+use tenure_device::memory::MemoryError;
+use tenure_device::pinned::PinnedError;
+use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
 use tenure_plan::TraceError;
 
 use crate::replay::AllocatorKind;
 
-/// Anything that can go wrong, by the subsystem that it went wrong in. Always one line.
+/// Anything that can go wrong, by the subsystem that it went wrong in. One line, but for a device out of memory, which
+/// says who holds what.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -17,6 +21,15 @@ pub enum Error {
     /// A driver call failed.
     #[error(transparent)]
     Device(#[from] DriverError),
+    /// A device's memory: out of it, or used wrongly.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// Pinned host memory.
+    #[error(transparent)]
+    Pinned(#[from] PinnedError),
+    /// Memory shared between processes.
+    #[error(transparent)]
+    Share(#[from] ShareError),
     /// A trace could not be read or written.
     #[error(transparent)]
     Trace(#[from] TraceError),
