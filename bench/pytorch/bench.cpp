@@ -157,9 +157,9 @@ double churn(const Allocator &allocator, void *on, const std::vector<Step> &step
     return ns;
 }
 
-// Every thread on a stream of its own; the mean over the threads.
+// Threads that share so many streams, in turn; the mean over the threads.
 template <typename Allocator>
-double threads(const Allocator &allocator, int threads, size_t count, uint64_t seed) {
+double threads(const Allocator &allocator, int threads, int streams, size_t count, uint64_t seed) {
     constexpr size_t live = 200;
     std::atomic<int> waiting{threads};
     std::vector<double> ns(threads);
@@ -172,7 +172,7 @@ double threads(const Allocator &allocator, int threads, size_t count, uint64_t s
                 waiting--;
                 while (waiting > 0) std::this_thread::yield();
             };
-            ns[i] = churn(allocator, stream(i), mine, live, count, together);
+            ns[i] = churn(allocator, stream(i % streams), mine, live, count, together);
         });
     }
     for (auto &thread : running) thread.join();
@@ -220,7 +220,7 @@ double run(const Allocator &allocator, int what, size_t size, size_t most_bytes,
     switch (what) {
         case 0: return pair(allocator, size, count);
         case 1: return churn(allocator, stream(0), steps(size, most_bytes, seed), size, count, [] {});
-        case 2: return threads(allocator, int(size), count, seed);
+        case 2: return threads(allocator, int(size), int(most_bytes), count, seed);
         case 3: return recorded(allocator, size, count);
         case 4: return handed_over(allocator, size, count);
         case 5: allocator.empty_cache(); return 0;

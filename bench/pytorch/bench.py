@@ -26,7 +26,7 @@ INCLUDE = HERE.parent.parent / "crates/tenure-capi/include"
 KIB, MIB = 1 << 10, 1 << 20
 PAIR, CHURN, THREADS, RECORDED, HANDED_OVER, EMPTY_CACHE = range(6)
 
-# (name, what, size or number, the largest block of a churn, pairs)
+# (name, what, size or number, the largest block of a churn or how many streams threads share, pairs)
 CASES = [
     ("pair of 512 B", PAIR, 512, 0, 200_000),
     ("pair of 64 KiB", PAIR, 64 * KIB, 0, 200_000),
@@ -38,9 +38,11 @@ CASES = [
     ("churn, 10,000 live, to 1 MiB", CHURN, 10_000, MIB, 200_000),
     ("churn, 100 live, to 64 MiB", CHURN, 100, 64 * MIB, 100_000),
     ("churn, 1,000 live, to 64 MiB", CHURN, 1_000, 64 * MIB, 100_000),
-    ("1 thread, 200 live, to 1 MiB", THREADS, 1, 0, 100_000),
-    ("4 threads, a stream each", THREADS, 4, 0, 50_000),
-    ("16 threads, a stream each", THREADS, 16, 0, 20_000),
+    ("1 thread, 200 live, to 1 MiB", THREADS, 1, 1, 100_000),
+    ("4 threads, a stream each", THREADS, 4, 4, 50_000),
+    ("16 threads, a stream each", THREADS, 16, 16, 20_000),
+    ("4 threads, one stream", THREADS, 4, 1, 50_000),
+    ("16 threads, one stream", THREADS, 16, 1, 20_000),
     ("record_stream, 64 KiB", RECORDED, 64 * KIB, 0, 50_000),
     ("record_stream, 16 MiB", RECORDED, 16 * MIB, 0, 50_000),
     ("recorded, freed by another thread, 64 KiB", HANDED_OVER, 64 * KIB, 0, 50_000),
