@@ -167,7 +167,8 @@ pub trait Driver: Send + Sync {
     /// Whether the device has passed `event`. Never waits.
     fn query_event(&self, event: EventId) -> Result<bool, CallError>;
 
-    /// Makes later work of `stream` wait, on the device, until `event` is passed.
+    /// Makes later work of `stream` wait, on the device, until `event` is passed. The event may be of another device of
+    /// the same platform; simulated devices refuse that ([`OtherDevice`](crate::ErrorKind::OtherDevice)).
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
 
     /// Blocks the host until `event` is passed.

@@ -114,8 +114,8 @@ pub enum ErrorKind {
     /// Peer access was asked of a device and itself.
     #[error("device {0} is no peer of its own: its memory is in its own reach always")]
     PeerOfItself(u8),
-    /// An event is recorded on a stream of another device.
-    #[error("an event of {event} cannot be recorded on a stream of {stream}: make one for that device")]
+    /// An event is recorded on a stream of another device, or a simulated stream waits for an event of another device.
+    #[error("an event of {event} cannot be used on a stream of {stream}: make one for that device")]
     OtherDevice {
         /// The event's device.
         event: Device,

@@ -61,10 +61,11 @@ impl Event {
         Ok(self.driver.record_event(id, stream.id())?)
     }
 
-    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be another device's.
+    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be of another CUDA
+    /// device.
     ///
     /// # Errors
-    /// A driver call failed.
+    /// A driver call failed, or the stream is of another device and they are simulated ([`ErrorKind::OtherDevice`]).
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<(), DriverError> {
         self.id.map_or(Ok(()), |id| stream.driver().wait_event(stream.id(), id))?;

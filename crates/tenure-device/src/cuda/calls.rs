@@ -10,7 +10,7 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
-use super::driver::{StreamOwner, chunk_properties, in_host_function, location};
+use super::driver::{EVENTS, StreamOwner, chunk_properties, in_host_function, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::{
@@ -252,7 +252,7 @@ impl Driver for CudaDriver {
             let mut event = ptr::null_mut();
             // SAFETY: `event` is writable, and the thread has the context.
             check(unsafe { sys::cuEventCreate(&mut event, flags) })?;
-            self.events.insert(event as u64, kind);
+            EVENTS.insert(event as u64, kind);
             Ok(EventId(event as u64))
         })
     }
@@ -273,7 +273,7 @@ impl Driver for CudaDriver {
             let mut event = ptr::null_mut();
             // SAFETY: `event` is writable, and the driver refuses a handle that names nothing.
             check(unsafe { sys::cuIpcOpenEventHandle(&mut event, handle) })?;
-            self.events.insert(event as u64, EventKind::Interprocess);
+            EVENTS.insert(event as u64, EventKind::Interprocess);
             Ok(EventId(event as u64))
         })
     }
@@ -281,7 +281,7 @@ impl Driver for CudaDriver {
     fn destroy_event(&self, event: EventId) -> Result<(), CallError> {
         self.in_context(Call::DestroyEvent, || {
             let unknown = ErrorKind::UnknownHandle { what: "event", handle: event.0 };
-            self.events.remove(event.0).ok_or(unknown)?;
+            EVENTS.remove(event.0).ok_or(unknown)?;
             // SAFETY: the event was known, and no other thread destroys it.
             check(unsafe { sys::cuEventDestroy_v2(event.0 as CUevent) })
         })

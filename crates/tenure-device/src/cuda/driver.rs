@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use cudarc::driver::sys::{
     self, CUdevice, CUevent, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -39,12 +39,14 @@ pub struct CudaDriver {
     /// Sizes of what was allocated with an address of its own.
     pub(super) segments: Handles<u64>,
     pub(super) streams: Handles<StreamOwner>,
-    pub(super) events: Handles<EventKind>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
+
+/// The events of all devices, since streams of one wait for events of another.
+pub(super) static EVENTS: LazyLock<Handles<EventKind>> = LazyLock::new(Handles::new);
 
 /// Who destroys a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -78,7 +80,6 @@ impl CudaDriver {
             space: Mutex::new(AddressSpace::new(granularity)),
             segments: Handles::new(),
             streams: Handles::new(),
-            events: Handles::new(),
             timings: Timings::default(),
             launches: LaunchRegistry::new(),
             lost: OnceLock::new(),
@@ -157,7 +158,7 @@ impl CudaDriver {
 
     /// The driver's handle of a known event, and what it is for.
     pub(super) fn event(&self, event: EventId) -> Result<(CUevent, EventKind), ErrorKind> {
-        let kind = self.events.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
+        let kind = EVENTS.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
         Ok((event.0 as CUevent, kind))
     }
 

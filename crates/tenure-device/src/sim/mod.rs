@@ -22,6 +22,9 @@
 //! [`SimDriver::run`] once the time has come, choose when others see it passed. They never do if the recording process
 //! dies or loses its context before.
 //!
+//! Streams of one simulated device do not wait for events of another that stands for a device of its own
+//! ([`OtherDevice`](crate::ErrorKind::OtherDevice)): each has its own clock. CUDA's do.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
@@ -107,7 +110,8 @@ impl SimDriver {
     fn numbered(config: SimConfig, device: u8) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
-        Self { state: Guarded::new(State::new(config)), device: Device::cuda(device), granularity }
+        let device = Device::cuda(device);
+        Self { state: Guarded::new(State::new(config, device)), device, granularity }
     }
 
     /// Puts `kernel` on its stream.

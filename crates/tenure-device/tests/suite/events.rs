@@ -197,3 +197,19 @@ fn an_event_is_recorded_on_streams_of_its_own_device() {
     let error = why(event(&stream, EventKind::Order).record(&other));
     assert_eq!(error, ErrorKind::OtherDevice { event: Device::cuda(0), stream: Device::cuda(1) });
 }
+
+#[test]
+fn a_simulated_stream_does_not_wait_for_an_event_of_another_device() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
+    let [stream, other] = [0, 1].map(|device| Streams::new(platform.driver(device).unwrap()).null());
+    let [mut event, mut theirs] = [&stream, &other].map(|stream| event(stream, EventKind::Order));
+    event.record(&stream).unwrap();
+    theirs.record(&other).unwrap();
+    assert_ne!(event.id(), theirs.id(), "a driver can tell events of another device from its own");
+    assert_eq!(
+        why(other.wait(&event)),
+        ErrorKind::OtherDevice { event: Device::cuda(0), stream: Device::cuda(1) },
+        "the error names both devices"
+    );
+    other.wait(&theirs).unwrap();
+}
