@@ -337,8 +337,9 @@ impl ErrorKind {
     /// Whether every later call fails too, as after an illegal address on a real device.
     pub fn loses_context(&self) -> bool {
         if let Self::Device { code, .. } = self {
-            // ECC error, illegal address, launch timeout, and what is sticky among the launch failures.
-            return matches!(code, 214 | 220 | 226 | 700 | 702 | 714..=719);
+            // The driver shuts down; errors of memory and links; faults of kernels, among them `assert` (710) and tensor
+            // memory that was kept (721); the context was destroyed (709), or its MPS server was (810).
+            return matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810);
         }
         matches!(
             self,
