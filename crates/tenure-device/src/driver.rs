@@ -143,6 +143,10 @@ pub trait Driver: Send + Sync {
     /// Whether everything put on `stream` has completed. Never waits.
     fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
 
+    /// Fails if the driver knows that work of `stream` did. Never waits, and harms no stream capture: of a stream that
+    /// is captured, it knows what earlier calls reported.
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
     /// Blocks the host until everything put on `stream` has completed.
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError>;
 

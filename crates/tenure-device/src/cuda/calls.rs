@@ -10,6 +10,7 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
+use super::capture::{RelaxedCapture, is_captured};
 use super::driver::{EVENTS, StreamOwner, chunk_properties, in_host_function, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
@@ -225,6 +226,19 @@ impl Driver for CudaDriver {
             let stream = self.stream(stream)?;
             // SAFETY: the stream is known.
             completed(unsafe { sys::cuStreamQuery(stream) })
+        })
+    }
+
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::QueryStream, || {
+            let stream = self.stream(stream)?;
+            if is_captured(stream)? {
+                return Ok(());
+            }
+            // A query counts as unsafe while any thread captures, and would end its capture.
+            let _relaxed = RelaxedCapture::enter()?;
+            // SAFETY: the stream is known.
+            completed(unsafe { sys::cuStreamQuery(stream) }).map(drop)
         })
     }
 

@@ -60,7 +60,7 @@ pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
-use crate::{Call, CallError, Counters, Priority, ProcessMemory};
+use crate::{Call, CallError, Counters, Launch, Priority, ProcessMemory};
 
 /// What device to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,11 +114,11 @@ impl SimDriver {
         Self { state: Guarded::new(State::new(config, device)), device, granularity }
     }
 
-    /// Puts `kernel` on its stream.
+    /// Puts `kernel` on its stream. [`check_launch`](crate::check_launch) takes what it returns.
     ///
     /// # Errors
     /// The stream does not exist, or what the kernel declares is not accessible, or it races with work before it.
-    pub fn launch(&self, kernel: Kernel) -> Result<(), CallError> {
+    pub fn launch(&self, kernel: Kernel) -> Result<Launch, CallError> {
         self.call(Call::Launch, |state| state.launch(kernel))
     }
 

@@ -76,7 +76,7 @@ impl State {
         })
     }
 
-    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<(), ErrorKind> {
+    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<Launch, ErrorKind> {
         let Kernel { name, stream, at, touches, body } = kernel;
         let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
         self.submit(launch, touches, |launch, touches| {
@@ -84,7 +84,8 @@ impl State {
                 Some(body) => KernelMemory::run(memory, &launch, &touches, body),
                 None => Ok(()),
             })
-        })
+        })?;
+        Ok(launch)
     }
 
     /// Puts the work of a driver call on a stream.
