@@ -76,7 +76,7 @@ fn the_launch_check_leaves_a_capture_of_launches_whole() {
     // SAFETY: the capture made the graph, and nothing else uses it.
     assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, CUresult::CUDA_SUCCESS);
     driver.synchronize().unwrap();
-    streams.map(|stream| driver.destroy_stream(stream).unwrap());
+    streams.into_iter().for_each(|stream| driver.destroy_stream(stream).unwrap());
 }
 
 #[test]

@@ -86,6 +86,19 @@ fn an_event_ends_when_it_is_dropped() {
 }
 
 #[test]
+fn an_event_that_is_dropped_in_a_host_function_ends_with_the_next_creation() {
+    let driver = sim(0);
+    let stream = Streams::new(driver.clone()).null();
+    let [mut dropped, mut next] = [(); 2].map(|()| event(&stream, EventKind::Order));
+    dropped.record(&stream).unwrap();
+    let id = dropped.id().unwrap();
+    stream.host_function(move || drop(dropped)).unwrap();
+    stream.synchronize().unwrap();
+    next.record(&stream).unwrap();
+    assert!(matches!(kind(driver.query_event(id)), ErrorKind::UnknownHandle { what: "event", .. }));
+}
+
+#[test]
 fn a_wait_holds_when_its_event_is_dropped() {
     for tested in drivers() {
         let stream = stream(&tested);
