@@ -29,9 +29,9 @@ pub struct EventHandle(pub [u8; 64]);
 /// How much a stream's work matters when the device has too much to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Priority {
-    /// The least there is, which the null stream has too.
+    /// The least there is. On today's NVIDIA devices that is what [`Default`](Self::Default) is too.
     Low,
-    /// Halfway.
+    /// What the null stream has, and a stream that was made without a priority, such as PyTorch's: CUDA's 0.
     #[default]
     Default,
     /// The most there is.

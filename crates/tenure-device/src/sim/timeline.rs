@@ -76,7 +76,7 @@ impl Timeline {
     pub(super) fn new(device: Device, seed: u64) -> Self {
         Self {
             now_us: 0,
-            streams: vec![Stream { priority: Priority::Low, ..Stream::default() }],
+            streams: vec![Stream::default()],
             by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
             next_stream: FIRST_STREAM,
             events: Events::new(device),

@@ -298,7 +298,7 @@ fn streams_keep_their_priority() {
     for priority in Priority::ALL {
         assert_eq!(driver.priority(driver.create_stream(priority).unwrap()), Some(priority));
     }
-    assert_eq!(driver.priority(StreamId::NULL), Some(Priority::Low));
+    assert_eq!(driver.priority(StreamId::NULL), Some(Priority::Default));
     assert_eq!(driver.priority(StreamId(99)), None);
 }
 
