@@ -42,6 +42,8 @@ fn failure(code: CUresult, description: String) -> ErrorKind {
 fn start_failure(code: CUresult, description: &str) -> ErrorKind {
     match code {
         CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
+        // Says nothing of the start; counting the devices tells what to check.
+        CUresult::CUDA_ERROR_UNKNOWN => failure(code, description.to_owned()),
         code => ErrorKind::StartFailed { reason: format!("{code:?}: {description}") },
     }
 }
@@ -49,6 +51,8 @@ fn start_failure(code: CUresult, description: &str) -> ErrorKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::functions::device_count;
+    use crate::sim::SimPlatform;
 
     #[test]
     fn an_error_has_the_number_and_name_that_the_driver_gives_it() {
@@ -111,5 +115,14 @@ mod tests {
         let reason = "CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized".to_owned();
         let words = "system not yet initialized";
         assert_eq!(start_failure(CUresult::CUDA_ERROR_SYSTEM_NOT_READY, words), ErrorKind::StartFailed { reason });
+    }
+
+    #[test]
+    fn an_unknown_error_of_the_start_reaches_the_count_of_devices_as_one() {
+        let kind = start_failure(CUresult::CUDA_ERROR_UNKNOWN, "unknown error");
+        let platform = SimPlatform::new(Vec::new()).with_count(Err(kind.clone()));
+        let error = device_count(&platform).unwrap_err();
+        assert_eq!(error.error.kind, ErrorKind::CountFailed(Box::new(kind)));
+        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES was not changed"), "{error}");
     }
 }
