@@ -100,7 +100,7 @@ pub enum ErrorKind {
          CUDA_VISIBLE_DEVICES was not changed after the program started"
     )]
     CountFailed(Box<ErrorKind>),
-    /// More devices than a device index holds.
+    /// More than [`MAX_DEVICES`](crate::memory::MAX_DEVICES) devices.
     #[error("the driver found {0} devices, more than Tenure can number: please report this to its developers")]
     TooManyDevices(u32),
     /// A device's index is out of range.
