@@ -146,7 +146,8 @@ impl SimDriver {
         self.state.lock().fault()
     }
 
-    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if there is one of that name.
+    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if
+    /// there is one of that name.
     pub fn adopt_stream(&self, stream: StreamId) {
         self.state.lock().timeline.adopt_stream(stream, Priority::Default);
     }
