@@ -14,18 +14,18 @@ pub struct LaunchError {
 
 /// Whether an error is unhandled after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
 ///
-/// Never waits, so an error of the launch itself may turn up only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the
-/// environment makes the CUDA driver wait for each launch. The stream is queried, which a stream capture does not allow.
+/// Takes what `launch` of the [CUDA](crate::cuda::CudaDriver::launch) or the
+/// [simulated](crate::sim::SimDriver::launch) driver returned. Never waits, so an error of the launch itself may turn up
+/// only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the environment makes the CUDA driver wait for each launch. May be
+/// used while the stream is captured.
 ///
 /// # Errors
-/// What the driver says of the launch's stream.
+/// What the driver [knows](Driver::check_stream) of the launch's stream.
 #[track_caller]
 pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchError> {
     let at = Location::caller();
-    match driver.query_stream(launch.stream) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(LaunchError { launch: Box::new(*launch), error: DriverError { error, at } }),
-    }
+    let failed = |error| LaunchError { launch: Box::new(*launch), error: DriverError { error, at } };
+    driver.check_stream(launch.stream).map_err(failed)
 }
 
 /// Carries on after a call that failed, with a warning that names the call and the caller's file and line. Returns what

@@ -29,9 +29,9 @@ pub struct EventHandle(pub [u8; 64]);
 /// How much a stream's work matters when the device has too much to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Priority {
-    /// The least there is, which the null stream has too.
+    /// The least there is. On today's NVIDIA devices that is what [`Default`](Self::Default) is too.
     Low,
-    /// Halfway.
+    /// What the null stream has, and a stream that was made without a priority, such as PyTorch's: CUDA's 0.
     #[default]
     Default,
     /// The most there is.
@@ -143,6 +143,10 @@ pub trait Driver: Send + Sync {
     /// Whether everything put on `stream` has completed. Never waits.
     fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
 
+    /// Fails if the driver knows that work of `stream` did. Never waits, and harms no stream capture: of a stream that
+    /// is captured, it knows what earlier calls reported.
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
     /// Blocks the host until everything put on `stream` has completed.
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError>;
 
@@ -167,7 +171,8 @@ pub trait Driver: Send + Sync {
     /// Whether the device has passed `event`. Never waits.
     fn query_event(&self, event: EventId) -> Result<bool, CallError>;
 
-    /// Makes later work of `stream` wait, on the device, until `event` is passed.
+    /// Makes later work of `stream` wait, on the device, until `event` is passed. The event may be of another device of
+    /// the same platform; simulated devices refuse that ([`OtherDevice`](crate::ErrorKind::OtherDevice)).
     fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
 
     /// Blocks the host until `event` is passed.

@@ -100,7 +100,7 @@ pub enum ErrorKind {
          CUDA_VISIBLE_DEVICES was not changed after the program started"
     )]
     CountFailed(Box<ErrorKind>),
-    /// More devices than a device index holds.
+    /// More than [`MAX_DEVICES`](crate::memory::MAX_DEVICES) devices.
     #[error("the driver found {0} devices, more than Tenure can number: please report this to its developers")]
     TooManyDevices(u32),
     /// A device's index is out of range.
@@ -114,8 +114,8 @@ pub enum ErrorKind {
     /// Peer access was asked of a device and itself.
     #[error("device {0} is no peer of its own: its memory is in its own reach always")]
     PeerOfItself(u8),
-    /// An event is recorded on a stream of another device.
-    #[error("an event of {event} cannot be recorded on a stream of {stream}: make one for that device")]
+    /// An event is recorded on a stream of another device, or a simulated stream waits for an event of another device.
+    #[error("an event of {event} cannot be used on a stream of {stream}: make one for that device")]
     OtherDevice {
         /// The event's device.
         event: Device,
@@ -337,8 +337,9 @@ impl ErrorKind {
     /// Whether every later call fails too, as after an illegal address on a real device.
     pub fn loses_context(&self) -> bool {
         if let Self::Device { code, .. } = self {
-            // ECC error, illegal address, launch timeout, and what is sticky among the launch failures.
-            return matches!(code, 214 | 220 | 226 | 700 | 702 | 714..=719);
+            // The driver shuts down; errors of memory and links; faults of kernels, among them `assert` (710) and tensor
+            // memory that was kept (721); the context was destroyed (709), or its MPS server was (810).
+            return matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810);
         }
         matches!(
             self,

@@ -1,14 +1,16 @@
-use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::{fmt, mem};
 
+use parking_lot::Mutex;
 use tenure_core::Device;
 
-use crate::{Call, Driver, DriverError, ErrorKind, EventHandle, EventId, EventKind, Stream};
+use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventId, EventKind, Stream};
 
 /// A point in a stream that other streams and the host can wait for. c10's `CUDAEvent` (`ATen/cuda/CUDAEvent.h`).
 ///
 /// The driver's event is created when it is first recorded or exported. One that was never recorded counts as passed.
-/// Dropping it ends its name only: waits already put on streams still hold.
+/// Dropping it ends its name only: waits already put on streams still hold. In a host function, which cannot call the
+/// driver, a drop leaves that to the next creation of an event.
 pub struct Event {
     driver: Arc<dyn Driver>,
     kind: EventKind,
@@ -61,10 +63,11 @@ impl Event {
         Ok(self.driver.record_event(id, stream.id())?)
     }
 
-    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be another device's.
+    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be of another CUDA
+    /// device.
     ///
     /// # Errors
-    /// A driver call failed.
+    /// A driver call failed, or the stream is of another device and they are simulated ([`ErrorKind::OtherDevice`]).
     #[track_caller]
     pub fn wait(&self, stream: &Stream) -> Result<(), DriverError> {
         self.id.map_or(Ok(()), |id| stream.driver().wait_event(stream.id(), id))?;
@@ -115,7 +118,12 @@ impl Event {
     fn create(&mut self) -> Result<EventId, DriverError> {
         match self.id {
             Some(id) => Ok(id),
-            None => Ok(*self.id.insert(self.driver.create_event(self.kind)?)),
+            None => {
+                let id = *self.id.insert(self.driver.create_event(self.kind)?);
+                // It worked, so this is no host function.
+                destroy_left();
+                Ok(id)
+            }
         }
     }
 
@@ -147,9 +155,22 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            // A lost context took its events along.
-            let _ = self.driver.destroy_event(id);
+            // Any other error: a lost context took its events along.
+            if let Err(CallError { kind: ErrorKind::CalledFromWork, .. }) = self.driver.destroy_event(id) {
+                LEFT.lock().push((Arc::downgrade(&self.driver), id));
+            }
         }
+    }
+}
+
+/// Events dropped in a host function, where the driver cannot be called.
+static LEFT: Mutex<Vec<(Weak<dyn Driver>, EventId)>> = Mutex::new(Vec::new());
+
+/// Ends the events that could not be ended when they were dropped.
+fn destroy_left() {
+    let left = mem::take(&mut *LEFT.lock());
+    for (driver, id) in left {
+        let _ = driver.upgrade().map(|driver| driver.destroy_event(id));
     }
 }
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use tenure_alloc::MemoryInfo;
 
+use crate::memory::MAX_DEVICES;
 use crate::{Call, CallError, Driver, DriverError, ErrorKind, Platform, Properties};
 
 /// How many devices there are. No driver and no device are 0: a program for any machine asks this first.
 ///
 /// # Errors
 /// The driver is too old, or did not start, or failed in an unknown way ([`ErrorKind::CountFailed`]), or there are more
-/// devices than a device index holds ([`ErrorKind::TooManyDevices`]).
+/// than [`MAX_DEVICES`] devices ([`ErrorKind::TooManyDevices`]).
 #[track_caller]
 pub fn device_count(platform: &dyn Platform) -> Result<u8, DriverError> {
     match platform.device_count() {
@@ -140,13 +141,13 @@ thread_local! {
     static CURRENT: Cell<u8> = const { Cell::new(0) };
 }
 
-/// A count that a device index holds, or an error that says what to do.
+/// A count that is not too large, or an error that says what to do.
 #[track_caller]
 fn checked_count(count: Result<u32, CallError>) -> Result<u8, DriverError> {
     let count = count.map_err(|CallError { call, kind }| CallError { call, kind: explained(kind) })?;
     match u8::try_from(count) {
-        Ok(count) => Ok(count),
-        Err(_) => Err(DriverError::new(Call::DeviceCount, ErrorKind::TooManyDevices(count))),
+        Ok(count) if usize::from(count) <= MAX_DEVICES => Ok(count),
+        _ => Err(DriverError::new(Call::DeviceCount, ErrorKind::TooManyDevices(count))),
     }
 }
 

@@ -34,6 +34,11 @@ impl LaunchRegistry {
         self.0.push(encode(name, stream, grid, block, at))
     }
 
+    /// Takes back a launch that was noted, and then refused.
+    pub fn withdraw(&self, number: u64) {
+        self.0.withdraw(number);
+    }
+
     /// Up to `count` launches, the newest first. One that another thread is noting just now may be missing.
     pub fn recent(&self, count: usize) -> Vec<Launch> {
         // SAFETY: every record of the ring was made by `encode`.

@@ -28,6 +28,13 @@ impl<const SLOTS: usize, const WORDS: usize> Ring<SLOTS, WORDS> {
         }
     }
 
+    /// Takes a record back: it is shown no more. Nothing happens if it was forgotten already.
+    pub(crate) fn withdraw(&self, number: u64) {
+        let state = &self.slot(number).state;
+        // Relaxed, which leaves what the writer released to be acquired by the next one.
+        let _ = state.compare_exchange(written(number), EMPTY, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// The records and their numbers, the newest first. One that is being written just now may be missing.
     pub(crate) fn recent(&self) -> impl Iterator<Item = (u64, [u64; WORDS])> {
         let end = self.next.load(Ordering::Relaxed);
@@ -44,10 +51,13 @@ impl<const SLOTS: usize, const WORDS: usize> Ring<SLOTS, WORDS> {
 /// One record; with seven words, one cache line.
 #[repr(align(64))]
 struct Slot<const WORDS: usize> {
-    /// 0 before the first record, [`writing`] and then [`written`] of a number after.
+    /// [`EMPTY`] before the first record, [`writing`] and then [`written`] of a number after.
     state: AtomicU64,
     words: [AtomicU64; WORDS],
 }
+
+/// A slot that any record may take.
+const EMPTY: u64 = 0;
 
 const fn writing(number: u64) -> u64 {
     2 * number + 1
@@ -59,7 +69,7 @@ const fn written(number: u64) -> u64 {
 
 impl<const WORDS: usize> Slot<WORDS> {
     fn new() -> Self {
-        Self { state: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
+        Self { state: AtomicU64::new(EMPTY), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Whether the slot was free for record `number`, which is then in it.
@@ -134,6 +144,23 @@ mod model {
             }
             writer.join().unwrap();
             assert!(!check(&ring).is_empty());
+        });
+    }
+
+    #[test]
+    fn what_is_withdrawn_is_not_shown_and_leaves_the_newer_whole() {
+        loom::model(|| {
+            let ring = Arc::new(Small::new());
+            let withdrawn = ring.push([1, 1]);
+            let other = Arc::clone(&ring);
+            let writer = thread::spawn(move || {
+                other.push([2, 2]);
+                other.push([3, 3])
+            });
+            ring.withdraw(withdrawn);
+            assert!(!check(&ring).contains(&withdrawn));
+            let newest = writer.join().unwrap();
+            assert!(check(&ring).contains(&newest));
         });
     }
 

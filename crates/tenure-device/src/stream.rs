@@ -79,7 +79,7 @@ impl Stream {
     /// Makes later work of the stream wait, on the device, until `event` is passed.
     ///
     /// # Errors
-    /// A driver call failed.
+    /// As [`Event::wait`].
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         event.wait(self)

@@ -50,6 +50,9 @@ impl Streams {
 
     /// A stream that somebody else made and will end, no sooner than the last handle of it is gone. Its driver must know
     /// it: `adopt_stream` of the CUDA and of the simulated driver tells them of streams that they did not make.
+    ///
+    /// Not for memory: stream 2, CUDA's `cudaStreamPerThread`. It is another stream in each thread, so memory freed on
+    /// it in one thread would be used on it in another without a wait; allocators refuse it.
     pub fn external(&self, id: StreamId) -> Stream {
         Stream::new(&self.0, Place { id, kind: StreamKind::External })
     }

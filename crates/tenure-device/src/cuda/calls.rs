@@ -10,7 +10,8 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
-use super::driver::{StreamOwner, chunk_properties, in_host_function, location};
+use super::capture::{RelaxedCapture, is_captured};
+use super::driver::{EVENTS, StreamOwner, chunk_properties, in_host_function, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::{
@@ -228,6 +229,19 @@ impl Driver for CudaDriver {
         })
     }
 
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::QueryStream, || {
+            let stream = self.stream(stream)?;
+            if is_captured(stream)? {
+                return Ok(());
+            }
+            // A query counts as unsafe while any thread captures, and would end its capture.
+            let _relaxed = RelaxedCapture::enter()?;
+            // SAFETY: the stream is known.
+            completed(unsafe { sys::cuStreamQuery(stream) }).map(drop)
+        })
+    }
+
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::SynchronizeStream, || {
             let stream = self.stream(stream)?;
@@ -252,7 +266,7 @@ impl Driver for CudaDriver {
             let mut event = ptr::null_mut();
             // SAFETY: `event` is writable, and the thread has the context.
             check(unsafe { sys::cuEventCreate(&mut event, flags) })?;
-            self.events.insert(event as u64, kind);
+            EVENTS.insert(event as u64, kind);
             Ok(EventId(event as u64))
         })
     }
@@ -273,7 +287,7 @@ impl Driver for CudaDriver {
             let mut event = ptr::null_mut();
             // SAFETY: `event` is writable, and the driver refuses a handle that names nothing.
             check(unsafe { sys::cuIpcOpenEventHandle(&mut event, handle) })?;
-            self.events.insert(event as u64, EventKind::Interprocess);
+            EVENTS.insert(event as u64, EventKind::Interprocess);
             Ok(EventId(event as u64))
         })
     }
@@ -281,7 +295,7 @@ impl Driver for CudaDriver {
     fn destroy_event(&self, event: EventId) -> Result<(), CallError> {
         self.in_context(Call::DestroyEvent, || {
             let unknown = ErrorKind::UnknownHandle { what: "event", handle: event.0 };
-            self.events.remove(event.0).ok_or(unknown)?;
+            EVENTS.remove(event.0).ok_or(unknown)?;
             // SAFETY: the event was known, and no other thread destroys it.
             check(unsafe { sys::cuEventDestroy_v2(event.0 as CUevent) })
         })

@@ -1,7 +1,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use cudarc::driver::sys::{
     self, CUdevice, CUevent, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -39,12 +39,14 @@ pub struct CudaDriver {
     /// Sizes of what was allocated with an address of its own.
     pub(super) segments: Handles<u64>,
     pub(super) streams: Handles<StreamOwner>,
-    pub(super) events: Handles<EventKind>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
+
+/// The events of all devices, since streams of one wait for events of another.
+pub(super) static EVENTS: LazyLock<Handles<EventKind>> = LazyLock::new(Handles::new);
 
 /// Who destroys a stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,11 +76,10 @@ impl CudaDriver {
             properties,
             context,
             granularity,
-            priorities: [least, i32::midpoint(least, greatest), greatest],
+            priorities: priorities(least, greatest),
             space: Mutex::new(AddressSpace::new(granularity)),
             segments: Handles::new(),
             streams: Handles::new(),
-            events: Handles::new(),
             timings: Timings::default(),
             launches: LaunchRegistry::new(),
             lost: OnceLock::new(),
@@ -157,7 +158,7 @@ impl CudaDriver {
 
     /// The driver's handle of a known event, and what it is for.
     pub(super) fn event(&self, event: EventId) -> Result<(CUevent, EventKind), ErrorKind> {
-        let kind = self.events.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
+        let kind = EVENTS.get(event.0).ok_or(ErrorKind::UnknownHandle { what: "event", handle: event.0 })?;
         Ok((event.0 as CUevent, kind))
     }
 
@@ -214,6 +215,12 @@ pub(super) fn in_host_function(function: HostFunction) {
     IN_HOST_FUNCTION.set(false);
 }
 
+/// CUDA's numbers for [`Priority::ALL`], of a device with these: the greatest is the lowest number. What has no priority
+/// is 0, so that is the default here too: more would go before streams of other code, less behind them.
+fn priorities(least: c_int, greatest: c_int) -> [c_int; Priority::ALL.len()] {
+    [least, 0.min(least).max(greatest), greatest]
+}
+
 /// What a chunk is: memory of the device, which can be handed to other processes if the device can do that at all.
 pub(super) fn chunk_properties(ordinal: CUdevice, shares_descriptors: bool) -> CUmemAllocationProp {
     CUmemAllocationProp {
@@ -231,4 +238,17 @@ pub(super) fn chunk_properties(ordinal: CUdevice, shares_descriptors: bool) -> C
 
 pub(super) fn location(ordinal: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_priority_is_that_of_a_stream_made_without_one() {
+        assert_eq!(priorities(0, -5), [0, 0, -5]);
+        assert_eq!(priorities(2, -2), [2, 0, -2]);
+        assert_eq!(priorities(0, 0), [0, 0, 0], "a device without priorities");
+        assert_eq!(priorities(-1, -3), [-1, -1, -3]);
+    }
 }

@@ -42,6 +42,8 @@ fn failure(code: CUresult, description: String) -> ErrorKind {
 fn start_failure(code: CUresult, description: &str) -> ErrorKind {
     match code {
         CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,
+        // Says nothing of the start; counting the devices tells what to check.
+        CUresult::CUDA_ERROR_UNKNOWN => failure(code, description.to_owned()),
         code => ErrorKind::StartFailed { reason: format!("{code:?}: {description}") },
     }
 }
@@ -49,6 +51,8 @@ fn start_failure(code: CUresult, description: &str) -> ErrorKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::functions::device_count;
+    use crate::sim::SimPlatform;
 
     #[test]
     fn an_error_has_the_number_and_name_that_the_driver_gives_it() {
@@ -59,10 +63,38 @@ mod tests {
     }
 
     #[test]
+    fn an_error_that_every_later_call_gives_too_loses_the_context() {
+        for code in [
+            CUresult::CUDA_ERROR_DEINITIALIZED,
+            CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUresult::CUDA_ERROR_CONTAINED,
+            CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUresult::CUDA_ERROR_ASSERT,
+            CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUresult::CUDA_ERROR_INVALID_PC,
+            CUresult::CUDA_ERROR_LAUNCH_FAILED,
+            CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK,
+            CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED,
+        ] {
+            assert!(failure(code, String::new()).loses_context(), "{code:?}");
+        }
+    }
+
+    #[test]
     fn an_error_of_the_call_alone_keeps_the_context() {
         for code in [
             CUresult::CUDA_ERROR_INVALID_VALUE,
             CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            CUresult::CUDA_ERROR_INVALID_HANDLE,
+            CUresult::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+            CUresult::CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             CUresult::CUDA_ERROR_NOT_READY,
             CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
             CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -83,5 +115,14 @@ mod tests {
         let reason = "CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized".to_owned();
         let words = "system not yet initialized";
         assert_eq!(start_failure(CUresult::CUDA_ERROR_SYSTEM_NOT_READY, words), ErrorKind::StartFailed { reason });
+    }
+
+    #[test]
+    fn an_unknown_error_of_the_start_reaches_the_count_of_devices_as_one() {
+        let kind = start_failure(CUresult::CUDA_ERROR_UNKNOWN, "unknown error");
+        let platform = SimPlatform::new(Vec::new()).with_count(Err(kind.clone()));
+        let error = device_count(&platform).unwrap_err();
+        assert_eq!(error.error.kind, ErrorKind::CountFailed(Box::new(kind)));
+        assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES was not changed"), "{error}");
     }
 }

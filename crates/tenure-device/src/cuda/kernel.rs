@@ -8,7 +8,7 @@ use tenure_core::StreamId;
 use super::CudaDriver;
 use super::error::check;
 use super::nvrtc::{self, CompileError, Image};
-use crate::{Call, CallError, ErrorKind};
+use crate::{Call, CallError, ErrorKind, Launch};
 
 /// Kernels that a device has loaded. They stay until the process ends, so that no running kernel can lose its code.
 #[derive(Clone, Copy, Debug)]
@@ -86,11 +86,13 @@ impl CudaDriver {
         })
     }
 
-    /// Puts a kernel on `stream`, and notes it as launched from the caller's place, for the errors that may come later.
+    /// Puts a kernel on `stream`, and notes it as launched from the caller's place, for the errors that may come later:
+    /// [`check_launch`](crate::check_launch) takes what it returns.
     ///
     /// # Errors
-    /// The stream does not exist, or the driver refuses the size of the launch. What the kernel does wrong comes up in
-    /// a later call.
+    /// The stream does not exist, or the driver refuses the size of the launch, which is then not noted. What the
+    /// kernel does wrong comes up in a later call, or here if `CUDA_LAUNCH_BLOCKING=1` is in the environment: so a
+    /// launch that fails with the loss of the context stays noted.
     ///
     /// # Safety
     /// `arguments` are pointers to as many values as the kernel has parameters, of their types. What the kernel reads and
@@ -102,15 +104,15 @@ impl CudaDriver {
         config: LaunchConfig,
         stream: StreamId,
         arguments: &mut [*mut c_void],
-    ) -> Result<(), CallError> {
+    ) -> Result<Launch, CallError> {
         let at = Location::caller();
         self.in_context(Call::Launch, || {
             let raw = self.stream(stream)?;
             let LaunchConfig { grid, block, shared_bytes } = config;
             // Before the launch: the kernel may fail before this thread goes on.
-            self.launches.record(function.name, stream, grid, block, at);
+            let number = self.launches.record(function.name, stream, grid, block, at);
             // SAFETY: the function is loaded for good, the stream is known, and the caller answers for the arguments.
-            check(unsafe {
+            let launched = check(unsafe {
                 sys::cuLaunchKernel(
                     function.raw,
                     grid[0],
@@ -124,7 +126,14 @@ impl CudaDriver {
                     arguments.as_mut_ptr(),
                     ptr::null_mut(),
                 )
-            })
+            });
+            launched.inspect_err(|kind| {
+                if !kind.loses_context() {
+                    self.launches.withdraw(number);
+                }
+            })?;
+            let (grid, block) = (Some(grid), Some(block));
+            Ok(Launch { name: function.name, stream, number, grid, block, at: Some(at) })
         })
     }
 }

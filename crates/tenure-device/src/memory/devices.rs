@@ -8,7 +8,8 @@ use tenure_core::Device;
 use super::{DeviceMemory, MemoryConfig, MemoryError};
 use crate::{Driver, Platform, cuda};
 
-/// More devices than this no process has: PyTorch counts them in a signed byte.
+/// More devices than this no process has: PyTorch counts them in a signed byte. Where there are more,
+/// [`device_count`](crate::functions::device_count) fails.
 pub const MAX_DEVICES: usize = 128;
 
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];

@@ -148,6 +148,10 @@ impl Driver for SimDriver {
         })
     }
 
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::QueryStream, |state| state.timeline.stream(stream).map(drop))
+    }
+
     fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError> {
         self.synchronize_with(Call::SynchronizeStream, |state| state.stream_goal(stream))
     }

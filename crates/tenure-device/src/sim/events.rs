@@ -1,14 +1,16 @@
-//! Events by their handles: of what kind each is, and where it was recorded.
+//! Events by their handles: of what device and kind each is, and where it was recorded.
 
 use std::sync::Arc;
+
+use tenure_core::Device;
 
 use super::race::Stamp;
 use super::signal::Signal;
 use super::timeline::{Point, unknown};
 use crate::{ErrorKind, EventHandle, EventId, EventKind};
 
-#[derive(Default)]
 pub(super) struct Events {
+    device: Device,
     slots: Vec<Event>,
     /// Slots that no event has.
     spare: Vec<u32>,
@@ -48,6 +50,10 @@ pub(super) enum Recorded<'a> {
 }
 
 impl Events {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device, slots: Vec::new(), spare: Vec::new() }
+    }
+
     pub(super) fn create(&mut self, kind: EventKind) -> Result<EventId, ErrorKind> {
         let shared = match kind {
             EventKind::Order | EventKind::Timing => None,
@@ -59,7 +65,7 @@ impl Events {
     pub(super) fn destroy(&mut self, event: EventId) -> Result<(), ErrorKind> {
         let slot = self.get_mut(event)?;
         *slot = Event { generation: slot.generation, ..Event::default() };
-        self.spare.push(event.0 as u32);
+        self.spare.push(parts(event).index as u32);
         Ok(())
     }
 
@@ -93,25 +99,35 @@ impl Events {
     }
 
     pub(super) fn get(&self, event: EventId) -> Result<&Event, ErrorKind> {
-        let (generation, index) = parts(event);
+        let Parts { generation, device, index } = parts(event);
         let slot = self.slots.get(index).filter(|slot| slot.live && slot.generation == generation);
+        let slot = slot.filter(|_| device == self.device.index());
         slot.ok_or_else(|| unknown("event", event.0))
     }
 
     pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut Event, ErrorKind> {
-        let (generation, index) = parts(event);
+        let Parts { generation, device, index } = parts(event);
         let slot = self.slots.get_mut(index).filter(|slot| slot.live && slot.generation == generation);
+        let slot = slot.filter(|_| device == self.device.index());
         slot.ok_or_else(|| unknown("event", event.0))
+    }
+
+    /// Whether a stream of this device can wait for `event`, as far as devices go.
+    pub(super) fn check_device(&self, event: EventId) -> Result<(), ErrorKind> {
+        let (event, stream) = (Device::cuda(parts(event).device), self.device);
+        if event == stream { Ok(()) } else { Err(ErrorKind::OtherDevice { event, stream }) }
     }
 
     fn add(&mut self, kind: EventKind, shared: Option<Shared>) -> EventId {
         let index = self.spare.pop().unwrap_or_else(|| {
             self.slots.push(Event::default());
-            (self.slots.len() - 1) as u32
+            let index = self.slots.len() - 1;
+            assert!(index < 1 << INDEX_BITS, "no program has {index} events at once");
+            index as u32
         });
         let slot = &mut self.slots[index as usize];
         *slot = Event { generation: slot.generation + 1, live: true, kind, shared, ..Event::default() };
-        EventId(u64::from(slot.generation) << 32 | u64::from(index))
+        EventId(u64::from(slot.generation) << 32 | u64::from(self.device.index()) << INDEX_BITS | u64::from(index))
     }
 }
 
@@ -129,7 +145,20 @@ impl Event {
     }
 }
 
-/// Generation and slot.
-fn parts(event: EventId) -> (u32, usize) {
-    ((event.0 >> 32) as u32, event.0 as u32 as usize)
+/// How many bits of an event's name say its slot. Above them are its device and its generation.
+const INDEX_BITS: u32 = 24;
+
+/// What an event's name says.
+struct Parts {
+    generation: u32,
+    device: u8,
+    index: usize,
+}
+
+fn parts(EventId(id): EventId) -> Parts {
+    Parts {
+        generation: (id >> 32) as u32,
+        device: (id >> INDEX_BITS) as u8,
+        index: id as usize & ((1 << INDEX_BITS) - 1),
+    }
 }

@@ -22,6 +22,9 @@
 //! [`SimDriver::run`] once the time has come, choose when others see it passed. They never do if the recording process
 //! dies or loses its context before.
 //!
+//! Streams of one simulated device do not wait for events of another that stands for a device of its own
+//! ([`OtherDevice`](crate::ErrorKind::OtherDevice)): each has its own clock. CUDA's do.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
@@ -57,7 +60,7 @@ pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
-use crate::{Call, CallError, Counters, Priority, ProcessMemory};
+use crate::{Call, CallError, Counters, Launch, Priority, ProcessMemory};
 
 /// What device to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,14 +110,15 @@ impl SimDriver {
     fn numbered(config: SimConfig, device: u8) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
-        Self { state: Guarded::new(State::new(config)), device: Device::cuda(device), granularity }
+        let device = Device::cuda(device);
+        Self { state: Guarded::new(State::new(config, device)), device, granularity }
     }
 
-    /// Puts `kernel` on its stream.
+    /// Puts `kernel` on its stream. [`check_launch`](crate::check_launch) takes what it returns.
     ///
     /// # Errors
     /// The stream does not exist, or what the kernel declares is not accessible, or it races with work before it.
-    pub fn launch(&self, kernel: Kernel) -> Result<(), CallError> {
+    pub fn launch(&self, kernel: Kernel) -> Result<Launch, CallError> {
         self.call(Call::Launch, |state| state.launch(kernel))
     }
 
@@ -142,7 +146,8 @@ impl SimDriver {
         self.state.lock().fault()
     }
 
-    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if there is one of that name.
+    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if
+    /// there is one of that name.
     pub fn adopt_stream(&self, stream: StreamId) {
         self.state.lock().timeline.adopt_stream(stream, Priority::Default);
     }

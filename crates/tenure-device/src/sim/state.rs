@@ -4,7 +4,7 @@ use std::time::Duration;
 use std::{slice, thread};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 use super::events::Recorded;
 use super::fault::Failures;
@@ -48,12 +48,12 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(config: SimConfig) -> Self {
+    pub(super) fn new(config: SimConfig, device: Device) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
             memory: Memory::new(config.granularity_bytes, physical),
             host: HostMemory::default(),
-            timeline: Timeline::new(config.seed),
+            timeline: Timeline::new(device, config.seed),
             order: Order::default(),
             failures: Failures::default(),
             counters: Counters::default(),
@@ -76,7 +76,7 @@ impl State {
         })
     }
 
-    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<(), ErrorKind> {
+    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<Launch, ErrorKind> {
         let Kernel { name, stream, at, touches, body } = kernel;
         let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
         self.submit(launch, touches, |launch, touches| {
@@ -84,7 +84,8 @@ impl State {
                 Some(body) => KernelMemory::run(memory, &launch, &touches, body),
                 None => Ok(()),
             })
-        })
+        })?;
+        Ok(launch)
     }
 
     /// Puts the work of a driver call on a stream.
@@ -169,6 +170,7 @@ impl State {
 
     pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(stream)?;
+        self.timeline.events.check_device(event)?;
         match self.timeline.events.recorded(event)? {
             Recorded::Nowhere => return Ok(()),
             Recorded::Here(point, _) if point.stream() == stream => return Ok(()),

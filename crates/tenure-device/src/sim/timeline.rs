@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 
 use super::events::Events;
 use super::memory::Memory;
@@ -73,13 +73,13 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(super) fn new(device: Device, seed: u64) -> Self {
         Self {
             now_us: 0,
-            streams: vec![Stream { priority: Priority::Low, ..Stream::default() }],
+            streams: vec![Stream::default()],
             by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
             next_stream: FIRST_STREAM,
-            events: Events::default(),
+            events: Events::new(device),
             queued: 0,
             random: Random::new(seed),
         }

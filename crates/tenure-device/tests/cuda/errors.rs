@@ -1,18 +1,18 @@
 //! Errors of work that was put on the device before. Each loses the context, so each has a process of its own.
 
 use tenure_core::StreamId;
-use tenure_device::cuda::CudaDriver;
+use tenure_device::cuda::{CudaDriver, LaunchConfig};
 use tenure_device::{Access, Driver, ErrorKind, HostFunction};
 
-use crate::common::{child, childs_device, device, map, mapped_chunk, output_of, poke, read};
+use crate::common::{child, childs_device, device, kernel, map, mapped_chunk, output_of, poke, read};
 
-/// Waits for the device, whose context a kernel called `poke` must have lost, and prints why.
-fn assert_lost(driver: &CudaDriver) {
+/// Waits for the device, whose context `kernel` must have lost, and prints why.
+fn assert_lost(driver: &CudaDriver, kernel: &str) {
     let first = driver.synchronize().unwrap_err();
     println!("first error: {first}");
     let ErrorKind::Device { in_flight, .. } = &first.kind else { panic!("{first}") };
     let launch = &in_flight[0];
-    assert_eq!((launch.name, launch.at.unwrap().file()), ("poke", file!()));
+    assert_eq!((launch.name, launch.at.unwrap().file()), (kernel, file!()));
     for later in [driver.memory_info().unwrap_err(), driver.create(driver.granularity()).unwrap_err()] {
         let ErrorKind::ContextLost(cause) = &later.kind else { panic!("{later}") };
         assert_eq!(**cause, first);
@@ -32,7 +32,44 @@ fn an_illegal_address_names_the_kernel_and_every_later_call_fails() {
 fn child_with_an_illegal_address() {
     let Some(driver) = childs_device() else { return };
     poke(&driver, 0x10, StreamId::NULL);
-    assert_lost(&driver);
+    assert_lost(&driver, "poke");
+}
+
+/// Runs a kernel without parameters in one thread.
+fn run(driver: &CudaDriver, name: &'static str) {
+    let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+    // SAFETY: the kernel has no parameter, and touches no memory.
+    unsafe { driver.launch(kernel(driver, name), config, StreamId::NULL, &mut []).unwrap() };
+}
+
+#[test]
+fn a_trap_names_the_kernel_and_every_later_call_fails() {
+    let Some(_device) = device() else { return };
+    let text = output_of(child("errors::child_with_a_trap"));
+    assert!(text.contains("the first error names its kernel"), "{text}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_with_a_trap() {
+    let Some(driver) = childs_device() else { return };
+    run(&driver, "trap");
+    assert_lost(&driver, "trap");
+}
+
+#[test]
+fn an_assertion_names_the_kernel_and_every_later_call_fails() {
+    let Some(_device) = device() else { return };
+    let text = output_of(child("errors::child_with_an_assertion"));
+    assert!(text.contains("CUDA_ERROR_ASSERT") && text.contains("the first error names its kernel"), "{text}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_with_an_assertion() {
+    let Some(driver) = childs_device() else { return };
+    run(&driver, "deny");
+    assert_lost(&driver, "deny");
 }
 
 #[test]
@@ -52,7 +89,7 @@ fn child_that_writes_what_it_may_read() {
     poke(&driver, writable, StreamId::NULL);
     assert_eq!(read(&*driver, readable, 1), [1]);
     poke(&driver, readable, StreamId::NULL);
-    assert_lost(&driver);
+    assert_lost(&driver, "poke");
 }
 
 #[test]

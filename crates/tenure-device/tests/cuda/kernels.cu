@@ -17,6 +17,16 @@ extern "C" __global__ void spin(long long cycles) {
     while (clock64() - start < cycles) {}
 }
 
+// Ends in a trap.
+extern "C" __global__ void trap() {
+    __trap();
+}
+
+// Ends in an assertion that does not hold.
+extern "C" __global__ void deny() {
+    assert(false);
+}
+
 // Writes one byte.
 extern "C" __global__ void poke(unsigned char* target) {
     *target = 1;

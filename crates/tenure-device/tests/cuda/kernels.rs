@@ -1,8 +1,11 @@
 //! Kernels, from source to the device.
 
+use std::ptr;
+
+use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use tenure_core::StreamId;
 use tenure_device::cuda::{CompileError, LaunchConfig};
-use tenure_device::{Driver, ErrorKind, Priority};
+use tenure_device::{Driver, ErrorKind, Priority, check_launch};
 
 use crate::common::{argument, device, kernel, read};
 
@@ -15,11 +18,13 @@ fn a_kernel_runs_where_it_is_put() {
     let (mut target, mut value, mut count) = (address, 2.5f32, COUNT);
     let mut arguments = [argument(&mut target), argument(&mut value), argument(&mut count)];
     // SAFETY: the kernel takes an address, a float and an int, and fills what was allocated.
-    unsafe { driver.launch(fill, LaunchConfig::linear(COUNT as u32), stream, &mut arguments).unwrap() };
+    let noted = unsafe { driver.launch(fill, LaunchConfig::linear(COUNT as u32), stream, &mut arguments).unwrap() };
     let line = line!() - 1;
+    check_launch(&*driver, &noted).unwrap();
     driver.synchronize_stream(stream).unwrap();
     assert_eq!(read(&*driver, address, 4000), 2.5f32.to_ne_bytes().repeat(1000));
     let [launch] = driver.launches().recent(1)[..] else { panic!("nothing was noted") };
+    assert_eq!(launch, noted);
     assert_eq!(
         (launch.name, launch.stream, launch.grid, launch.block),
         ("fill", stream, Some([4, 1, 1]), Some([256, 1, 1]))
@@ -39,12 +44,39 @@ fn a_launch_that_the_device_cannot_do_is_refused_and_harms_nothing() {
         // SAFETY: the kernel takes a 64-bit number, and touches no memory.
         unsafe { driver.launch(spin, config, stream, &mut [argument(&mut cycles)]) }
     };
+    let before = launch([1; 3], StreamId::NULL).unwrap();
     let error = launch([2048, 1, 1], StreamId::NULL).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::Device { code: 1, .. }), "{error}");
+    assert_eq!(driver.launches().recent(1), [before], "what was refused is not noted");
     let error = launch([1; 3], StreamId(0xdead_beef)).unwrap_err();
     assert!(matches!(error.kind, ErrorKind::UnknownHandle { what: "stream", .. }), "{error}");
     launch([1; 3], StreamId::NULL).unwrap();
     driver.synchronize().unwrap();
+}
+
+#[test]
+fn the_launch_check_leaves_a_capture_of_launches_whole() {
+    let Some(driver) = device() else { return };
+    // Loaded before: loading ends a capture.
+    let spin = kernel(&driver, "spin");
+    let streams = [(); 2].map(|()| driver.create_stream(Priority::Default).unwrap());
+    let raw = streams[0].0 as CUstream;
+    let mut cycles = 1i64;
+    // SAFETY: the stream is alive.
+    let begun = unsafe { sys::cuStreamBeginCapture_v2(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) };
+    assert_eq!(begun, CUresult::CUDA_SUCCESS);
+    for stream in streams {
+        // SAFETY: the kernel takes a 64-bit number, and touches no memory.
+        let launch = unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]) };
+        check_launch(&*driver, &launch.unwrap()).unwrap();
+    }
+    let mut graph = ptr::null_mut();
+    // SAFETY: the stream is captured since above, and `graph` is writable.
+    assert_eq!(unsafe { sys::cuStreamEndCapture(raw, &mut graph) }, CUresult::CUDA_SUCCESS);
+    // SAFETY: the capture made the graph, and nothing else uses it.
+    assert_eq!(unsafe { sys::cuGraphDestroy(graph) }, CUresult::CUDA_SUCCESS);
+    driver.synchronize().unwrap();
+    streams.into_iter().for_each(|stream| driver.destroy_stream(stream).unwrap());
 }
 
 #[test]

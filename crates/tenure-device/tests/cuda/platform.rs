@@ -1,8 +1,8 @@
 //! What the platform tells of devices.
 
-use tenure_device::{Driver, Platform, cuda};
+use tenure_device::{Driver, Event, EventKind, Platform, Priority, Streams, cuda};
 
-use crate::common::device;
+use crate::common::{device, spin};
 
 #[test]
 fn the_platform_describes_its_devices() {
@@ -43,4 +43,22 @@ fn this_process_is_among_those_that_hold_memory() {
     println!("this is process {}; the device has {processes:?}", std::process::id());
     let ours = processes.iter().find(|process| process.pid == std::process::id());
     assert!(ours.is_none_or(|ours| ours.bytes != Some(0)));
+}
+
+#[test]
+fn a_stream_waits_for_an_event_of_another_device() {
+    let Some(driver) = device() else { return };
+    if cuda::platform().device_count().unwrap() < 2 {
+        eprintln!("skipped: there is one device");
+        return;
+    }
+    let streams = [0, 1].map(|index| Streams::new(cuda::platform().driver(index).unwrap()));
+    let [stream, other] = streams.map(|streams| streams.pooled(Priority::Default).unwrap());
+    let mut event = Event::new(stream.driver().clone(), EventKind::Order);
+    spin(&driver, stream.id(), 200);
+    event.record(&stream).unwrap();
+    event.wait(&other).unwrap();
+    assert!(!other.query().unwrap(), "the other device waits");
+    other.synchronize().unwrap();
+    assert!(event.query().unwrap());
 }

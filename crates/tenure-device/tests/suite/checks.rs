@@ -96,7 +96,7 @@ fn nothing_writes_through_a_mapping_for_reading() {
             unsafe { driver.copy_to_device_async(address, [0].as_ptr(), 1, StreamId::NULL) }
         }),
         ("copy on the device", |driver, address| driver.copy_on_device(address, address + 8, 1, StreamId::NULL)),
-        ("kernel", |driver, address| driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 1))),
+        ("kernel", |driver, address| driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 1)).map(drop)),
     ];
     for (name, write) in writes {
         let driver = sim(0);
@@ -298,7 +298,7 @@ fn streams_keep_their_priority() {
     for priority in Priority::ALL {
         assert_eq!(driver.priority(driver.create_stream(priority).unwrap()), Some(priority));
     }
-    assert_eq!(driver.priority(StreamId::NULL), Some(Priority::Low));
+    assert_eq!(driver.priority(StreamId::NULL), Some(Priority::Default));
     assert_eq!(driver.priority(StreamId(99)), None);
 }
 

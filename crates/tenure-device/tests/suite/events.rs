@@ -86,6 +86,19 @@ fn an_event_ends_when_it_is_dropped() {
 }
 
 #[test]
+fn an_event_that_is_dropped_in_a_host_function_ends_with_the_next_creation() {
+    let driver = sim(0);
+    let stream = Streams::new(driver.clone()).null();
+    let [mut dropped, mut next] = [(); 2].map(|()| event(&stream, EventKind::Order));
+    dropped.record(&stream).unwrap();
+    let id = dropped.id().unwrap();
+    stream.host_function(move || drop(dropped)).unwrap();
+    stream.synchronize().unwrap();
+    next.record(&stream).unwrap();
+    assert!(matches!(kind(driver.query_event(id)), ErrorKind::UnknownHandle { what: "event", .. }));
+}
+
+#[test]
 fn a_wait_holds_when_its_event_is_dropped() {
     for tested in drivers() {
         let stream = stream(&tested);
@@ -196,4 +209,20 @@ fn an_event_is_recorded_on_streams_of_its_own_device() {
     let [stream, other] = [0, 1].map(|device| Streams::new(platform.driver(device).unwrap()).null());
     let error = why(event(&stream, EventKind::Order).record(&other));
     assert_eq!(error, ErrorKind::OtherDevice { event: Device::cuda(0), stream: Device::cuda(1) });
+}
+
+#[test]
+fn a_simulated_stream_does_not_wait_for_an_event_of_another_device() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
+    let [stream, other] = [0, 1].map(|device| Streams::new(platform.driver(device).unwrap()).null());
+    let [mut event, mut theirs] = [&stream, &other].map(|stream| event(stream, EventKind::Order));
+    event.record(&stream).unwrap();
+    theirs.record(&other).unwrap();
+    assert_ne!(event.id(), theirs.id(), "a driver can tell events of another device from its own");
+    assert_eq!(
+        why(other.wait(&event)),
+        ErrorKind::OtherDevice { event: Device::cuda(0), stream: Device::cuda(1) },
+        "the error names both devices"
+    );
+    other.wait(&theirs).unwrap();
 }

@@ -14,7 +14,7 @@ use tenure_device::{
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
-use crate::common::{drivers, sim};
+use crate::common::{GRANULE, drivers, kind, mapped_chunk, sim};
 
 const NAMES: [&str; 3] = ["axpy", "matmul", "softmax"];
 
@@ -107,6 +107,42 @@ fn after_work_without_fault_the_launch_check_finds_nothing() {
         driver.free(address).unwrap();
         driver.destroy_stream(stream).unwrap();
     }
+}
+
+#[test]
+fn a_launch_that_was_taken_back_is_not_shown() {
+    let registry = LaunchRegistry::new();
+    let numbers: Vec<u64> = (0..3).map(|i| record(&registry, i)).collect();
+    registry.withdraw(numbers[1]);
+    let left: Vec<u64> = registry.recent(10).iter().map(|launch| launch.number).collect();
+    assert_eq!(left, [numbers[2], numbers[0]]);
+    (0..RECENT_LAUNCHES as u32).for_each(|i| _ = record(&registry, i));
+    registry.withdraw(numbers[0]);
+    assert_eq!(registry.recent(usize::MAX).len(), RECENT_LAUNCHES, "one that is forgotten takes no other along");
+}
+
+#[test]
+fn the_launch_check_takes_what_a_launch_returns() {
+    let driver = sim(0);
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let (launch, line) = (driver.launch(Kernel::new("fine", stream)).unwrap(), line!());
+    assert_eq!((launch.name, launch.stream, launch.at.unwrap().line()), ("fine", stream, line));
+    check_launch(&*driver, &launch).unwrap();
+    let next = driver.launch(Kernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]))).unwrap();
+    assert!(next.number > launch.number);
+    driver.run().unwrap_err();
+    let error = check_launch(&*driver, &next).unwrap_err();
+    assert_eq!(*error.launch, next);
+}
+
+#[test]
+fn the_launch_check_does_not_tell_the_host_that_work_has_passed() {
+    let driver = sim(0);
+    let (address, _) = mapped_chunk(&*driver, GRANULE);
+    let launch = driver.launch(Kernel::new("late", StreamId::NULL).reads(address, 8)).unwrap();
+    driver.run().unwrap();
+    check_launch(&*driver, &launch).unwrap();
+    assert!(matches!(kind(driver.unmap(address, GRANULE)), ErrorKind::UnmappedInUse { .. }));
 }
 
 #[test]

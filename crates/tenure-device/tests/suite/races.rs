@@ -242,10 +242,10 @@ proptest! {
         let events: Vec<_> = (0..2).map(|_| driver.create_event(EventKind::Timing).unwrap()).collect();
         let run = |&step: &Step| match step {
             Step::Touch { stream, start, len, write: true } => {
-                driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len))
+                driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len)).map(drop)
             }
             Step::Touch { stream, start, len, write: false } => {
-                driver.launch(Kernel::new("read", streams[stream]).reads(address + start, len))
+                driver.launch(Kernel::new("read", streams[stream]).reads(address + start, len)).map(drop)
             }
             Step::Record { event, stream } => driver.record_event(events[event], streams[stream]),
             Step::Wait { stream, event } => driver.wait_event(streams[stream], events[event]),
