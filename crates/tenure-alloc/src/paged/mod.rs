@@ -6,6 +6,7 @@
 
 mod address_space;
 mod bins;
+mod chunk;
 mod compose;
 mod config;
 mod counters;
@@ -21,6 +22,8 @@ mod runs;
 mod slabs;
 mod space;
 mod state;
+mod tree;
+mod windows;
 
 use std::sync::Arc;
 
