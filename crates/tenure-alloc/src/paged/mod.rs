@@ -19,6 +19,7 @@ mod placement;
 mod progress;
 mod report;
 mod runs;
+mod search;
 mod slabs;
 mod space;
 mod state;
@@ -43,7 +44,7 @@ use config::{SLAB_BYTES, SMALL_LIMIT, round};
 use directory::{Directory, Lent};
 use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
-use parked::Loan;
+use parked::Loans;
 use state::{COMMON, Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
@@ -137,7 +138,7 @@ impl PagedAllocator {
     }
 
     /// Tells the state what `heap` did without it.
-    fn catch_up(&self, heap: &Heap, parked: Vec<Loan>, reused: Option<u64>) {
+    fn catch_up(&self, heap: &Heap, parked: Loans, reused: Option<u64>) {
         if parked.is_empty() && reused.is_none() {
             return;
         }
@@ -271,7 +272,7 @@ impl PagedAllocator {
     }
 
     /// Takes back memory that a heap gave up.
-    fn take_back(&self, state: &mut State, loans: Vec<Loan>) {
+    fn take_back(&self, state: &mut State, loans: Loans) {
         for loan in loans {
             self.directory.remove(loan.address, loan.lent);
             state.take_back(loan);
