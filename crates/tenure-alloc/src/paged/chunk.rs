@@ -18,7 +18,7 @@ pub(super) struct Chunk {
     pub(super) mapped_at: SmallVec<[Mapping; 4]>,
     /// Work that may still touch its free bytes.
     pub(super) uses: Uses,
-    /// Whether only its home knows what is free: see Note [Windows].
+    /// Whether more is free than windows may know: see Note [Windows].
     pub(super) is_stale: bool,
 }
 

@@ -10,8 +10,10 @@
 //! so the bytes of a free range are distinct and any part of one can be handed out.
 //!
 //! The chunks say what is free; the windows sum it up, for the search. A chunk is mapped a dozen times where sizes are
-//! random, but nearly every search ends in a window that was the first for its chunks. So a change is made known to the
-//! chunk's first window, its *home*, at once, and to the others only when a search comes to one of them.
+//! random, but nearly every search ends in a window that was made of new chunks. So these windows, and long ones, are
+//! kept up to date. Of the others an upper bound of the longest free range is known: what is placed leaves it valid,
+//! what is freed makes chunks *stale*, and a search that comes to such a window first raises the bounds where stale
+//! chunks are mapped. Where the bound then allows a fit, the window is summed up anew.
 
 use slab::Slab;
 use tenure_core::StreamId;
@@ -27,7 +29,7 @@ use crate::{Address, Backing, BackingError};
 pub(super) struct Space {
     pub(super) chunks: Slab<Chunk>,
     pub(super) windows: Windows,
-    /// Chunks of which only the home window knows what is free.
+    /// Chunks of which more is free than windows that are not kept up to date may know.
     pub(super) stale: Vec<usize>,
     /// Bytes of all chunks.
     pub(super) reserved: u64,
