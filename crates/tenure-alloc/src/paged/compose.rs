@@ -22,7 +22,7 @@ pub(super) enum Start {
     /// In the free end of this chunk, mapped first in a new window.
     Suffix(usize),
     /// In the free run at the end of this window, behind which the chunks are mapped.
-    Open { window: Address, address: Address },
+    Open { window: usize, address: Address },
 }
 
 /// Where a chunk comes from.
@@ -56,7 +56,7 @@ const PIECE_BYTES: i64 = 2 << 20;
 const OPEN_RUNS: usize = 8;
 
 struct Open {
-    window: Address,
+    window: usize,
     address: Address,
     bytes: u64,
 }
@@ -87,7 +87,7 @@ impl Space {
     /// The best combination of free memory and, where that is not enough, of new chunks. `None` only if new chunks
     /// would pass the allowance and `beyond` is not set.
     pub(super) fn plan_composition(&self, need: &Need<'_>, beyond: bool) -> Option<Plan> {
-        let wholes: Vec<(u64, usize)> = self.whole.iter().rev().copied().filter(|w| (need.ready)(w.1)).collect();
+        let wholes: Vec<(u64, usize)> = self.wholes().into_iter().rev().filter(|w| (need.ready)(w.1)).collect();
         let partial = || self.chunks.iter().filter(|(index, chunk)| !chunk.is_whole() && (need.ready)(*index));
         let mut prefixes: Vec<(u64, usize)> =
             partial().map(|(index, chunk)| (chunk.free_prefix(), index)).filter(|prefix| prefix.0 > 0).collect();
@@ -108,7 +108,7 @@ impl Space {
         for open in self.open_runs(need).into_iter().take(OPEN_RUNS) {
             // A window must not show a chunk twice.
             shown.fill(false);
-            self.windows[&open.window].chunks.iter().for_each(|(_, index)| shown[*index] = true);
+            self.windows.get(open.window).chunks.iter().for_each(|(_, index)| shown[*index] = true);
             let start = Start::Open { window: open.window, address: open.address };
             let other = |chunks: &[(u64, usize)]| -> Vec<_> {
                 chunks.iter().copied().filter(|(_, index)| !shown[*index]).collect()
@@ -125,8 +125,8 @@ impl Space {
     fn longest_window(&self, need: &Need<'_>) -> Option<Open> {
         let grown = need.bytes + 2 * need.chunk_bytes;
         let can_grow = self.windows.iter().filter(|(_, window)| window.room(need.granularity) >= grown);
-        let (&window, longest) = can_grow.max_by_key(|(_, window)| window.bytes)?;
-        Some(Open { window, address: window + longest.bytes, bytes: 0 })
+        let (window, longest) = can_grow.max_by_key(|(_, window)| window.bytes)?;
+        Some(Open { window, address: longest.end(), bytes: 0 })
     }
 
     /// The free runs at ends of windows that are too short for the block but can be grown to hold it, longest first.
@@ -134,13 +134,13 @@ impl Space {
         // The last chunk mapped may reach beyond the block.
         let reach = 2 * self.chunks.iter().map(|(_, chunk)| chunk.bytes).max().unwrap_or(0).max(need.chunk_bytes);
         let mut open: Vec<Open> = (self.windows.iter())
-            .filter_map(|(&first, window)| {
-                let end = first + window.bytes;
-                let run = self.runs.containing(end - 1)?;
-                let growth = need.bytes.saturating_sub(run.bytes) + reach;
-                let fits = run.bytes < need.bytes && window.room(need.granularity) >= growth;
-                let ready = || self.pieces(run.address, run.bytes).iter().all(|piece| (need.ready)(piece.chunk));
-                (fits && ready()).then_some(Open { window: first, address: run.address, bytes: run.bytes })
+            .filter_map(|(index, window)| {
+                let bytes = window.free_suffix(&self.chunks);
+                let fits =
+                    (1..need.bytes).contains(&bytes) && window.room(need.granularity) >= need.bytes - bytes + reach;
+                let place = || self.windows.place(window.end() - bytes);
+                let is_ready = || self.pieces(place(), bytes).all(|piece| (need.ready)(piece.chunk));
+                (fits && is_ready()).then_some(Open { window: index, address: window.end() - bytes, bytes })
             })
             .collect();
         open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
@@ -210,8 +210,10 @@ impl Space {
             }
             Start::Open { address, .. } => {
                 let partial = |chunk: usize| !self.chunks[chunk].is_whole();
-                let pieces = self.pieces(address, have);
-                pieces.iter().filter(|piece| partial(piece.chunk)).map(|piece| -piece_cost(piece.bytes)).sum()
+                // With nothing free there the address may not be mapped yet.
+                let place = (have > 0).then(|| self.windows.place(address));
+                let pieces = place.into_iter().flat_map(|place| self.pieces(place, have));
+                pieces.filter(|piece| partial(piece.chunk)).map(|piece| -piece_cost(piece.bytes)).sum()
             }
         }
     }

@@ -12,7 +12,7 @@ use super::counters::Counters;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
 use super::latch::{Latch, LatchGuard};
-use super::parked::{Loan, Parked};
+use super::parked::{Loan, Loans, Parked};
 use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
 use super::state::{COMMON, State};
@@ -258,14 +258,14 @@ impl Blocks {
     }
 
     /// Everything that is parked: to be given back.
-    pub(super) fn take_parked(&mut self) -> Vec<Loan> {
+    pub(super) fn take_parked(&mut self) -> Loans {
         self.leave_idle();
         self.parked.take_all()
     }
 
     /// The same, but nothing if a free was only parked: see [`Freed::Ended`].
-    pub(super) fn take_ended(&mut self) -> Vec<Loan> {
-        if self.parked.has_ended() { self.take_parked() } else { Vec::new() }
+    pub(super) fn take_ended(&mut self) -> Loans {
+        if self.parked.has_ended() { self.take_parked() } else { Loans::new() }
     }
 
     /// Since this was asked last: the most bytes requested when parked memory was found again.
@@ -274,7 +274,7 @@ impl Blocks {
     }
 
     /// Everything that is parked, and every empty slab.
-    pub(super) fn take_unused(&mut self) -> Vec<Loan> {
+    pub(super) fn take_unused(&mut self) -> Loans {
         let mut unused = self.take_parked();
         unused.extend(std::iter::from_fn(|| self.slabs.take_empty()));
         unused

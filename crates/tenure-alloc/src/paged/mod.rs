@@ -6,6 +6,7 @@
 
 mod address_space;
 mod bins;
+mod chunk;
 mod compose;
 mod config;
 mod counters;
@@ -19,9 +20,12 @@ mod placement;
 mod progress;
 mod report;
 mod runs;
+mod search;
 mod slabs;
 mod space;
 mod state;
+mod tree;
+mod windows;
 
 use std::sync::Arc;
 
@@ -42,7 +46,7 @@ use directory::{Directory, Lent};
 use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
 use latch::LatchGuard;
-use parked::Loan;
+use parked::Loans;
 use state::{COMMON, Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
@@ -136,7 +140,7 @@ impl PagedAllocator {
     }
 
     /// Tells the state what `heap` did without it.
-    fn catch_up(&self, heap: &Heap, parked: Vec<Loan>, reused: Option<u64>) {
+    fn catch_up(&self, heap: &Heap, parked: Loans, reused: Option<u64>) {
         if parked.is_empty() && reused.is_none() {
             return;
         }
@@ -270,7 +274,7 @@ impl PagedAllocator {
     }
 
     /// Takes back memory that a heap gave up.
-    fn take_back(&self, state: &mut State, loans: Vec<Loan>) {
+    fn take_back(&self, state: &mut State, loans: Loans) {
         for loan in loans {
             self.directory.remove(loan.address, loan.lent);
             state.take_back(loan);

@@ -14,6 +14,8 @@
 //! other streams do not see parked memory until no free range serves them, and a block found again does not count as a
 //! use of its window. The recorded programs come out the same to the byte and to the driver call.
 
+use smallvec::SmallVec;
+
 use super::directory::Lent;
 use crate::Address;
 
@@ -28,6 +30,9 @@ pub(super) struct Loan {
     /// Whether free memory was made for it: giving it back leaves more than there was.
     pub(super) is_made: bool,
 }
+
+/// Lent memory that is given back together: mostly one loan or two.
+pub(super) type Loans = SmallVec<[Loan; 2]>;
 
 /// The state is never at this number.
 pub(super) const NEVER_PARKED: u64 = u64::MAX;
@@ -74,10 +79,8 @@ impl Parked {
     }
 
     /// Everything, in the order in which it was parked.
-    pub(super) fn take_all(&mut self) -> Vec<Loan> {
-        let mut all = std::mem::take(&mut self.ended);
-        all.append(&mut self.loans);
-        all
+    pub(super) fn take_all(&mut self) -> Loans {
+        self.ended.drain(..).chain(self.loans.drain(..)).collect()
     }
 }
 
@@ -106,14 +109,14 @@ mod tests {
         let mut parked = Parked::default();
         assert!(!parked.park(loan(6), 7));
         assert!(!parked.park(loan(7), 7), "before the first is given back");
-        assert_eq!(parked.take_all(), [loan(6), loan(7)]);
+        assert_eq!(parked.take_all()[..], [loan(6), loan(7)]);
         assert!(parked.park(loan(7), 7));
         assert!(!parked.park(loan(5), 7));
-        assert_eq!(parked.take_all(), [loan(7), loan(5)]);
+        assert_eq!(parked.take_all()[..], [loan(7), loan(5)]);
         assert!(parked.park(loan(7), 7));
         assert!(!parked.park(loan(6), 8));
         assert_eq!(parked.take(1 << 30, Lent::Range, 8), None);
-        assert_eq!(parked.take_all(), [loan(7), loan(6)]);
+        assert_eq!(parked.take_all()[..], [loan(7), loan(6)]);
         assert!(parked.take_all().is_empty());
     }
 }

@@ -75,10 +75,10 @@ impl State {
         if found.is_none() {
             found = space.first_fit(bytes, bytes, stream, progress)?;
         }
-        if let Some(address) = found {
-            space.occupy(address, bytes);
+        if let Some(place) = found {
+            space.occupy(place, bytes);
         }
-        Ok(found)
+        Ok(found.map(|place| place.address))
     }
 
     /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
@@ -111,10 +111,11 @@ impl State {
             let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
             return Ok(self.execute(plan.ok_or(Refusal::Full)?, bytes, id)?);
         }
-        if let Some(run) = space.runs.first_fit(bytes, 0) {
-            space.wait(run.address, bytes, stream, &mut self.progress)?;
-            self.spaces[id].occupy(run.address, bytes);
-            return Ok(run.address);
+        let space = &mut self.spaces[id];
+        if let Some(place) = space.first_range(bytes, 0) {
+            space.wait(place, bytes, stream, &mut self.progress)?;
+            space.occupy(place, bytes);
+            return Ok(place.address);
         }
         let need = Need { ready: &|_| true, ..need };
         let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
@@ -122,9 +123,11 @@ impl State {
         for index in plan.chunks() {
             self.progress.wait(stream, &space.chunks[index].uses)?;
         }
-        if let Start::Open { address, .. } = plan.start {
-            let open = space.runs.containing(address).map_or(0, |run| run.bytes);
-            space.wait(address, open, stream, &mut self.progress)?;
+        if let Start::Open { window, address } = plan.start
+            && let open = space.windows.get(window).free_suffix(&space.chunks)
+            && open > 0
+        {
+            space.wait(space.windows.place(address), open, stream, &mut self.progress)?;
         }
         Ok(self.execute(plan, bytes, id)?)
     }
@@ -157,10 +160,11 @@ impl State {
             Ok(address) => {
                 for &index in &made {
                     let chunk = &self.spaces[id].chunks[index];
-                    let event = (chunk.mapped_at[0], chunk.bytes);
+                    let event = (chunk.mapped_at[0].address, chunk.bytes);
                     self.history.record(|time_us| segment_event(Action::SegmentMap, event.0, event.1, time_us));
                 }
-                self.spaces[id].occupy(address, bytes);
+                let space = &mut self.spaces[id];
+                space.occupy(space.windows.place(address), bytes);
                 self.limit_mappings(id);
                 self.count_windows();
             }
@@ -173,7 +177,8 @@ impl State {
     fn show(&mut self, plan: &Plan, chunks: &[usize], id: usize) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         if let Start::Open { window, address } = plan.start {
-            self.spaces[id].map(window, 0, chunks, &*backing)?;
+            let first = self.spaces[id].windows.get(window).first;
+            self.spaces[id].map(first, 0, chunks, &*backing)?;
             return Ok(address);
         }
         let bytes = chunks.iter().map(|&index| self.spaces[id].chunks[index].bytes).sum();

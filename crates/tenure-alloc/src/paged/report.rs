@@ -55,9 +55,9 @@ pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
 fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
     let mut blocks = BTreeMap::new();
     for (_, chunk) in &state.spaces[id].chunks {
-        let Some(&home) = chunk.mapped_at.first() else { continue };
+        let Some(home) = chunk.mapped_at.first() else { continue };
         for extent in &chunk.free {
-            let block = free(home + extent.offset, extent.bytes);
+            let block = free(home.address + extent.offset, extent.bytes);
             blocks.insert(block.address, (chunk.uses.stream().unwrap_or_default(), block));
         }
     }

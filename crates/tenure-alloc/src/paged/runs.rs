@@ -90,13 +90,6 @@ impl Runs {
         )
     }
 
-    /// The run that contains `address`.
-    pub(super) fn containing(&self, address: Address) -> Option<Run> {
-        let (leaf, after) = self.position(address);
-        let run = *self.leaves.get(leaf)?.runs.get(after.checked_sub(1)?)?;
-        (run.end() > address).then_some(run)
-    }
-
     #[cfg(test)]
     fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         self.leaves.iter().flat_map(|leaf| leaf.runs.iter().copied())
@@ -207,8 +200,6 @@ mod tests {
                 prop_assert_eq!(runs.iter().collect::<Vec<_>>(), expected.clone());
                 let first = expected.iter().copied().find(|run| run.address >= address && run.bytes >= wanted);
                 prop_assert_eq!(runs.first_fit(wanted, address), first);
-                let containing = expected.iter().copied().find(|run| run.address <= address && address < run.end());
-                prop_assert_eq!(runs.containing(address), containing);
             }
         }
     }

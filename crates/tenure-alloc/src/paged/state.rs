@@ -168,13 +168,13 @@ impl State {
             let (space, progress) = (&mut self.spaces[id], &mut self.progress);
             let mut found = space.first_fit(bytes, bytes, request.stream, progress)?;
             if found.is_none() && !progress.is_capturing() {
-                found = space.runs.first_fit(bytes, 0).map(|run| run.address);
-                found.map_or(Ok(()), |address| space.wait(address, bytes, request.stream, progress))?;
+                found = space.first_range(bytes, 0);
+                found.map_or(Ok(()), |place| space.wait(place, bytes, request.stream, progress))?;
             }
-            if let Some(address) = found {
-                space.occupy(address, bytes);
-                self.register(request, bytes, id, address);
-                return Ok(Some(address));
+            if let Some(place) = found {
+                space.occupy(place, bytes);
+                self.register(request, bytes, id, place.address);
+                return Ok(Some(place.address));
             }
         }
         Ok(None)
@@ -239,7 +239,7 @@ impl State {
             self.blocks.iter().map(|(address, _)| address).chain(self.loans.keys().copied()).collect();
         live.sort_unstable();
         let released = spaces.iter().try_for_each(|&id| {
-            let whole: Vec<usize> = self.spaces[id].whole.iter().map(|(_, index)| *index).collect();
+            let whole: Vec<usize> = self.spaces[id].wholes().into_iter().map(|(_, index)| index).collect();
             whole.into_iter().try_for_each(|index| {
                 self.progress.synchronize(&mut self.spaces[id].chunks[index].uses)?;
                 self.release(index, id, &live)
@@ -340,7 +340,7 @@ impl State {
     pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.spaces[id];
         let bytes = space.chunks[index].bytes;
-        let mapped = space.chunks[index].mapped_at.first().copied();
+        let mapped = space.chunks[index].mapped_at.first().map(|home| home.address);
         let released = space.release(index, live, &mut self.addresses, &*self.backing);
         self.clock.fetch_add(1, Ordering::Release);
         released?;

@@ -1,0 +1,107 @@
+//! Physical memory, and what is free of it.
+
+use smallvec::SmallVec;
+
+use super::progress::Uses;
+use super::tree::Free;
+use crate::{Address, ChunkId};
+
+/// Physical memory.
+pub(super) struct Chunk {
+    pub(super) id: ChunkId,
+    pub(super) bytes: u64,
+    /// Its free ranges, by offset; merged where they touch.
+    pub(super) free: SmallVec<[Extent; 2]>,
+    /// The same, summed up.
+    pub(super) sum: Free,
+    /// Where it is mapped, in the order in which that was done: the first is its *home*.
+    pub(super) mapped_at: SmallVec<[Mapping; 4]>,
+    /// Work that may still touch its free bytes.
+    pub(super) uses: Uses,
+    /// Whether more is free than windows may know: see Note [Windows].
+    pub(super) is_stale: bool,
+}
+
+/// A range of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// A place where a chunk is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mapping {
+    pub(super) address: Address,
+    /// The window.
+    pub(super) window: usize,
+    /// Which of the window's chunks it is.
+    pub(super) slot: usize,
+}
+
+impl Extent {
+    pub(super) fn end(&self) -> u64 {
+        self.offset + self.bytes
+    }
+}
+
+impl Chunk {
+    /// A whole one, mapped nowhere.
+    pub(super) fn new(id: ChunkId, bytes: u64) -> Self {
+        let free = SmallVec::from_slice(&[Extent { offset: 0, bytes }]);
+        let sum = Free { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
+        Self { id, bytes, free, sum, mapped_at: SmallVec::new(), uses: Uses::default(), is_stale: false }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.sum.is_whole()
+    }
+
+    /// Free bytes at the start of a chunk that is in use further on.
+    pub(super) fn free_prefix(&self) -> u64 {
+        if self.is_whole() { 0 } else { self.sum.prefix }
+    }
+
+    /// Free bytes at the end of a chunk that is in use before.
+    pub(super) fn free_suffix(&self) -> u64 {
+        if self.is_whole() { 0 } else { self.sum.suffix }
+    }
+
+    pub(super) fn occupy(&mut self, offset: u64, bytes: u64) {
+        let at = self.free.partition_point(|extent| extent.offset <= offset) - 1;
+        let extent = self.free[at];
+        assert!(extent.end() >= offset + bytes, "{bytes} bytes at {offset} are not free in {extent:?}");
+        let head = Extent { offset: extent.offset, bytes: offset - extent.offset };
+        let tail = Extent { offset: offset + bytes, bytes: extent.end() - offset - bytes };
+        match (head.bytes > 0, tail.bytes > 0) {
+            (false, false) => drop(self.free.remove(at)),
+            (false, true) => self.free[at] = tail,
+            (true, false) => self.free[at] = head,
+            (true, true) => {
+                self.free[at] = head;
+                self.free.insert(at + 1, tail);
+            }
+        }
+        self.sum_up();
+    }
+
+    pub(super) fn vacate(&mut self, offset: u64, bytes: u64) {
+        let at = self.free.partition_point(|extent| extent.offset < offset);
+        let joins_next = self.free.get(at).is_some_and(|next| next.offset == offset + bytes);
+        let joins_previous = at > 0 && self.free[at - 1].end() == offset;
+        match (joins_previous, joins_next) {
+            (false, false) => self.free.insert(at, Extent { offset, bytes }),
+            (false, true) => self.free[at] = Extent { offset, bytes: bytes + self.free[at].bytes },
+            (true, false) => self.free[at - 1].bytes += bytes,
+            (true, true) => self.free[at - 1].bytes += bytes + self.free.remove(at).bytes,
+        }
+        self.sum_up();
+    }
+
+    fn sum_up(&mut self) {
+        self.sum.prefix = self.free.first().filter(|extent| extent.offset == 0).map_or(0, |extent| extent.bytes);
+        let last = self.free.last().filter(|extent| extent.end() == self.bytes);
+        self.sum.suffix = last.map_or(0, |extent| extent.bytes);
+        self.sum.longest = self.free.iter().map(|extent| extent.bytes).max().unwrap_or(0);
+    }
+}

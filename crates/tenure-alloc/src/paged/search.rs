@@ -1,0 +1,136 @@
+//! The search for free memory in one piece.
+
+use tenure_core::StreamId;
+
+use super::progress::Progress;
+use super::space::Space;
+use super::windows::Place;
+use crate::{Address, BackingError};
+
+impl Space {
+    /// The first free range of at least `least` bytes, the first `bytes` of which `stream` may touch without a wait.
+    pub(super) fn first_fit(
+        &mut self,
+        bytes: u64,
+        least: u64,
+        stream: StreamId,
+        progress: &mut Progress,
+    ) -> Result<Option<Place>, BackingError> {
+        let mut from = 0;
+        while let Some(mut place) = self.first_range(least, from) {
+            let mut unready = self.behind_unready(place, bytes, stream, progress)?;
+            if unready.is_none() {
+                return Ok(Some(place));
+            }
+            from = self.free_until(place);
+            while let Some(behind) = unready.filter(|behind| behind + least <= from) {
+                place = self.windows.place(behind);
+                unready = self.behind_unready(place, bytes, stream, progress)?;
+                if unready.is_none() {
+                    return Ok(Some(place));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The first free range of at least `bytes` bytes that begins at or behind `from`; none may lie across it.
+    pub(super) fn first_range(&mut self, bytes: u64, from: Address) -> Option<Place> {
+        let found = self.seek(bytes, from);
+        debug_assert_eq!(found.map(|place| place.address), self.seek_plainly(bytes, from));
+        found
+    }
+
+    fn seek(&mut self, bytes: u64, from: Address) -> Option<Place> {
+        for rank in self.windows.rank(from)..self.windows.len() {
+            let window = self.windows.ranked(rank);
+            if !self.stale.is_empty() && !self.windows.is_kept(window) {
+                self.raise_all();
+            }
+            if self.windows.may_fit(window, bytes) {
+                self.sum_up(window);
+                let found = self.windows.first_fit(window, bytes, from, &self.chunks);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
+    /// The same, from what the chunks say alone.
+    fn seek_plainly(&self, bytes: u64, from: Address) -> Option<Address> {
+        self.windows.iter().find_map(|(_, window)| {
+            let mut range = (0, 0);
+            let extents = window.chunks.iter().flat_map(|&(start, chunk)| {
+                self.chunks[chunk].free.iter().map(move |extent| (start + extent.offset, extent.bytes))
+            });
+            extents.into_iter().find_map(|(address, length)| {
+                let is_next = range.0 + range.1 == address;
+                range = if is_next { (range.0, range.1 + length) } else { (address, length) };
+                (range.0 >= from && range.1 >= bytes).then_some(range.0)
+            })
+        })
+    }
+
+    /// The range behind the block placed last, if it is free and `stream` may touch it without a wait.
+    pub(super) fn behind_last(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+        progress: &mut Progress,
+    ) -> Result<Option<Place>, BackingError> {
+        let Some(place) = self.windows.free_range_at(self.end_of_last, &self.chunks) else { return Ok(None) };
+        let fits = self.free_until(place) - place.address >= bytes;
+        Ok((fits && self.behind_unready(place, bytes, stream, progress)?.is_none()).then_some(place))
+    }
+
+    /// The end of the first chunk in a range that `stream` may not touch without a wait.
+    fn behind_unready(
+        &mut self,
+        place: Place,
+        bytes: u64,
+        stream: StreamId,
+        progress: &mut Progress,
+    ) -> Result<Option<Address>, BackingError> {
+        let end = place.address + bytes;
+        for &(start, index) in &self.windows.get(place.window).chunks[place.slot..] {
+            if start >= end {
+                break;
+            }
+            let chunk = &mut self.chunks[index];
+            if !progress.is_ready_for(stream, &mut chunk.uses)? {
+                return Ok(Some(start + chunk.bytes));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes known to all windows what was freed.
+    fn raise_all(&mut self) {
+        for index in self.stale.drain(..) {
+            // It may have been released meanwhile.
+            let Some(chunk) = self.chunks.get_mut(index) else { continue };
+            chunk.is_stale = false;
+            for mapping in &self.chunks[index].mapped_at {
+                if !self.windows.is_kept(mapping.window) {
+                    self.windows.raise(mapping.window, mapping.slot, &self.chunks);
+                }
+            }
+        }
+    }
+
+    /// Sums up what is free of a window, if that is not known.
+    #[inline]
+    fn sum_up(&mut self, window: usize) {
+        if !self.windows.is_kept(window) {
+            self.windows.sum_up(window, &self.chunks);
+        }
+    }
+
+    /// The end of the free range that begins at `place`.
+    fn free_until(&mut self, place: Place) -> Address {
+        self.sum_up(place.window);
+        self.windows.free_until(place, &self.chunks)
+    }
+}

@@ -1,0 +1,169 @@
+//! The free ranges of pieces of memory in a row, summed up in a tree: it takes logarithmic time to find the first range
+//! that is long enough, and to enter a change.
+
+/// What is free in some memory: bytes at its start, at its end, and in its longest range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Free {
+    /// Bytes of the memory.
+    pub(super) total: u64,
+    pub(super) prefix: u64,
+    pub(super) suffix: u64,
+    pub(super) longest: u64,
+}
+
+impl Free {
+    pub(super) fn is_whole(&self) -> bool {
+        self.prefix == self.total
+    }
+
+    /// With `next` behind it.
+    #[inline]
+    pub(super) fn join(&self, next: &Self) -> Self {
+        Self {
+            total: self.total + next.total,
+            prefix: if self.is_whole() { self.total + next.prefix } else { self.prefix },
+            suffix: next.suffix_behind(self.suffix),
+            longest: self.longest.max(next.longest).max(self.suffix + next.prefix),
+        }
+    }
+
+    /// The bytes free at the end when so many are free just before the start.
+    pub(super) fn suffix_behind(&self, before: u64) -> u64 {
+        if self.is_whole() { before + self.total } else { self.suffix }
+    }
+}
+
+/// A row of pieces. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: Vec<Free>,
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self { nodes: vec![Free::default(); 2] }
+    }
+}
+
+impl Tree {
+    /// Enters all pieces anew.
+    pub(super) fn sum_up(&mut self, pieces: impl ExactSizeIterator<Item = Free>) {
+        // The leaves that no piece is left for are empty.
+        let leaves = pieces.len().next_power_of_two();
+        self.nodes.clear();
+        self.nodes.resize(leaves, Free::default());
+        self.nodes.extend(pieces);
+        self.nodes.resize(2 * leaves, Free::default());
+        for node in (1..leaves).rev() {
+            self.nodes[node] = self.nodes[2 * node].join(&self.nodes[2 * node + 1]);
+        }
+    }
+
+    /// The sum of all pieces.
+    #[inline]
+    pub(super) fn sum(&self) -> &Free {
+        &self.nodes[1]
+    }
+
+    /// Changes what is free of the piece at `at`.
+    #[inline]
+    pub(super) fn set(&mut self, at: usize, free: Free) {
+        let mut node = self.leaves() + at;
+        let Free { mut prefix, mut suffix, mut longest, .. } = free;
+        loop {
+            let old = &mut self.nodes[node];
+            // Word by word, so that a sum is never read by longer words than it was written by.
+            if (old.prefix ^ prefix) | (old.suffix ^ suffix) | (old.longest ^ longest) == 0 {
+                return;
+            }
+            (old.prefix, old.suffix, old.longest) = (prefix, suffix, longest);
+            if node == 1 {
+                return;
+            }
+            let (left, right) = (&self.nodes[node & !1], &self.nodes[node | 1]);
+            Free { prefix, suffix, longest, .. } = left.join(right);
+            node /= 2;
+        }
+    }
+
+    /// The first piece from `from` on that ends what `skips` accepts: it is asked from left to right, of several pieces
+    /// at once where it can be, and must accept them if it accepts each in turn. Past the last piece if it accepts all.
+    #[inline]
+    pub(super) fn skip_while(&self, from: usize, mut skips: impl FnMut(&Free) -> bool) -> usize {
+        let leaves = self.leaves();
+        if from >= leaves {
+            return from;
+        }
+        let mut node = leaves + from;
+        loop {
+            // The most pieces that begin here.
+            node >>= node.trailing_zeros();
+            if !skips(&self.nodes[node]) {
+                while node < leaves {
+                    node *= 2;
+                    node += usize::from(skips(&self.nodes[node]));
+                }
+                return node - leaves;
+            }
+            node += 1;
+            if node.is_power_of_two() {
+                return leaves;
+            }
+        }
+    }
+
+    fn leaves(&self) -> usize {
+        self.nodes.len() / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A piece of 4 cells.
+    fn piece(cells: u8) -> Free {
+        let runs = (0..4).map(|from| (from..4).take_while(|cell| cells >> cell & 1 == 1).count() as u64);
+        let runs: Vec<u64> = runs.collect();
+        let suffix = runs.iter().copied().zip((1..=4).rev()).find(|(run, rest)| run == rest).map_or(0, |(run, _)| run);
+        Free { total: 4, prefix: runs[0], suffix, longest: runs.iter().copied().max().unwrap_or(0) }
+    }
+
+    proptest! {
+        #[test]
+        fn sums_and_finds_as_cells_say(
+            mut pieces in prop::collection::vec(0u8..16, 1..40),
+            changes in prop::collection::vec((any::<prop::sample::Index>(), 0u8..16, 1u64..20), 1..60),
+        ) {
+            let mut tree = Tree::default();
+            tree.sum_up(pieces.iter().map(|cells| piece(*cells)));
+            for (at, cells, wanted) in changes {
+                let at = at.index(pieces.len());
+                pieces[at] = cells;
+                tree.set(at, piece(cells));
+                let sum = pieces.iter().fold(Free::default(), |sum, cells| sum.join(&piece(*cells)));
+                prop_assert_eq!(*tree.sum(), sum);
+
+                // The piece in which the first long enough run from `at` on becomes so.
+                let (mut run, mut expected) = (0, None);
+                for (number, cells) in pieces.iter().enumerate().skip(at) {
+                    for cell in 0..4 {
+                        run = if cells >> cell & 1 == 1 { run + 1 } else { 0 };
+                        expected = expected.or((run == wanted).then_some(number));
+                    }
+                }
+                let mut before = 0;
+                let found = tree.skip_while(at, |free| {
+                    let is_short = before + free.prefix < wanted && free.longest < wanted;
+                    before = if is_short { free.suffix_behind(before) } else { before };
+                    is_short
+                });
+                prop_assert_eq!(Some(found).filter(|found| *found < pieces.len()), expected);
+                let whole = pieces[at..].iter().take_while(|cells| **cells == 15).count();
+                prop_assert_eq!(tree.skip_while(at, Free::is_whole).min(pieces.len()), at + whole);
+            }
+        }
+    }
+}

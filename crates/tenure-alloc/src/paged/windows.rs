@@ -1,0 +1,284 @@
+//! Ranges of address space under which chunks are mapped side by side, in address order.
+
+use slab::Slab;
+
+use super::chunk::Chunk;
+use super::progress::Uses;
+use super::tree::{Free, Tree};
+use crate::Address;
+
+/// A maximal range of addresses with chunks mapped side by side.
+pub(super) struct Window {
+    pub(super) first: Address,
+    /// Bytes mapped.
+    pub(super) bytes: u64,
+    /// Bytes of address space it owns: it can grow while `bytes` stays below, see [`room`](Self::room).
+    pub(super) owned: u64,
+    /// (first address, index) of its chunks, by address.
+    pub(super) chunks: Vec<(Address, usize)>,
+    /// What is free of its chunks.
+    tree: Tree,
+    /// Whether it is the home of all its chunks.
+    pub(super) is_home: bool,
+    /// Live blocks that start in it.
+    pub(super) blocks: usize,
+    /// Work that may still use its addresses.
+    pub(super) uses: Uses,
+    pub(super) used_at: u64,
+}
+
+/// Windows by address.
+#[derive(Default)]
+pub(super) struct Windows {
+    windows: Slab<Window>,
+    /// (first address, index), by address.
+    order: Vec<(Address, usize)>,
+    /// By index. Apart, because a search goes through many.
+    heads: Vec<Head>,
+}
+
+/// What a search looks at first.
+#[derive(Clone, Copy, Default)]
+struct Head {
+    /// No free range of the window is longer.
+    longest: u64,
+    /// Whether its tree is kept up to date: see Note [Windows].
+    is_kept: bool,
+}
+
+/// A window of more chunks than this is always kept up to date.
+const SHORT: usize = 32;
+
+/// A mapped address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) address: Address,
+    /// The window.
+    pub(super) window: usize,
+    /// Which of the window's chunks.
+    pub(super) slot: usize,
+}
+
+impl Window {
+    /// An empty one.
+    pub(super) fn new(first: Address, owned: u64) -> Self {
+        let (chunks, tree, uses) = (Vec::new(), Tree::default(), Uses::default());
+        Self { first, bytes: 0, owned, chunks, tree, is_home: true, blocks: 0, uses, used_at: 0 }
+    }
+
+    pub(super) fn end(&self) -> Address {
+        self.first + self.bytes
+    }
+
+    /// Bytes that can still be mapped behind its end. One granule stays free, so that windows never touch.
+    pub(super) fn room(&self, granularity: u64) -> u64 {
+        (self.owned - self.bytes).saturating_sub(granularity)
+    }
+
+    /// Free bytes at its end.
+    pub(super) fn free_suffix(&self, chunks: &Slab<Chunk>) -> u64 {
+        let mut bytes = 0;
+        for (_, index) in self.chunks.iter().rev() {
+            let free = chunks[*index].sum;
+            bytes += free.suffix;
+            if !free.is_whole() {
+                break;
+            }
+        }
+        bytes
+    }
+
+    /// No free range that reaches into a slot is longer.
+    fn most_at(&self, slot: usize, chunks: &Slab<Chunk>) -> u64 {
+        let sum =
+            |slot: Option<usize>| slot.and_then(|slot| self.chunks.get(slot)).map(|(_, index)| chunks[*index].sum);
+        let free = chunks[self.chunks[slot].1].sum;
+        let before = sum(slot.checked_sub(1)).filter(|_| free.prefix > 0).unwrap_or_default();
+        let after = sum(slot.checked_add(1)).filter(|_| free.suffix > 0).unwrap_or_default();
+        // How far whole neighbours continue is not worth a look.
+        let goes_on = |free: &Free| free.total > 0 && free.is_whole();
+        if goes_on(&before) || goes_on(&after) { self.bytes } else { before.join(&free).join(&after).longest }
+    }
+
+    /// The slot that an address lies in.
+    pub(super) fn slot_of(&self, address: Address) -> usize {
+        self.chunks.partition_point(|(start, _)| *start <= address) - 1
+    }
+
+    /// The first free range of at least `bytes` bytes from `from` on, where no range crosses `from`: where it begins,
+    /// and in which slot.
+    fn first_fit(&self, bytes: u64, from: Address, chunks: &Slab<Chunk>) -> Option<(Address, usize)> {
+        // The bytes free just before what is looked at.
+        let (mut slot, mut before) = (0, 0);
+        if from > self.first {
+            slot = self.slot_of(from);
+            let (start, index) = self.chunks[slot];
+            let chunk = &chunks[index];
+            let behind = chunk.free.partition_point(|extent| start + extent.offset < from);
+            if let Some(extent) = chunk.free[behind..].iter().find(|extent| extent.bytes >= bytes) {
+                return Some((start + extent.offset, slot));
+            }
+            before = chunk.free[behind..].last().filter(|last| last.end() == chunk.bytes).map_or(0, |last| last.bytes);
+            slot += 1;
+        }
+        slot = self.tree.skip_while(slot, |free| {
+            let is_short = before + free.prefix < bytes && free.longest < bytes;
+            if is_short {
+                before = free.suffix_behind(before);
+            }
+            is_short
+        });
+        let &(start, index) = self.chunks.get(slot)?;
+        if before + chunks[index].sum.prefix >= bytes {
+            return Some(self.back(start - before, slot));
+        }
+        let extent = chunks[index].free.iter().find(|extent| extent.bytes >= bytes)?;
+        Some((start + extent.offset, slot))
+    }
+
+    /// An address at or before a slot's, and its own slot.
+    fn back(&self, address: Address, mut slot: usize) -> (Address, usize) {
+        while self.chunks[slot].0 > address {
+            slot -= 1;
+        }
+        (address, slot)
+    }
+
+    fn begins_free_range(&self, address: Address, chunks: &Slab<Chunk>) -> bool {
+        if !(self.first..self.end()).contains(&address) {
+            return false;
+        }
+        let slot = self.slot_of(address);
+        let (start, index) = self.chunks[slot];
+        let begins_here = chunks[index].free.iter().any(|extent| start + extent.offset == address);
+        let before = slot.checked_sub(1).filter(|_| address == start).map(|before| &chunks[self.chunks[before].1]);
+        begins_here && before.is_none_or(|before| before.sum.suffix == 0)
+    }
+
+    /// The end of the free range that `place` lies in.
+    fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
+        let (start, index) = self.chunks[place.slot];
+        let free = &chunks[index].free;
+        let at = free.partition_point(|extent| start + extent.offset <= place.address);
+        let end = start + free[at - 1].end();
+        if end < start + chunks[index].bytes {
+            return end;
+        }
+        let slot = self.tree.skip_while(place.slot + 1, Free::is_whole);
+        self.chunks.get(slot).map_or(self.end(), |&(start, index)| start + chunks[index].sum.prefix)
+    }
+}
+
+impl Windows {
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// In address order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (usize, &Window)> {
+        self.order.iter().map(|&(_, index)| (index, &self.windows[index]))
+    }
+
+    pub(super) fn get(&self, index: usize) -> &Window {
+        &self.windows[index]
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut Window {
+        &mut self.windows[index]
+    }
+
+    /// Where a mapped address is.
+    #[inline]
+    pub(super) fn place(&self, address: Address) -> Place {
+        let (_, window) = self.order[self.order.partition_point(|(first, _)| *first <= address) - 1];
+        Place { address, window, slot: self.windows[window].slot_of(address) }
+    }
+
+    /// Whether what is free of a window is kept up to date, or else is to be [summed up](Self::sum_up).
+    #[inline]
+    pub(super) fn is_kept(&self, window: usize) -> bool {
+        self.heads[window].is_kept
+    }
+
+    /// Whether a window may have a free range of so many bytes.
+    #[inline]
+    pub(super) fn may_fit(&self, window: usize, bytes: u64) -> bool {
+        self.heads[window].longest >= bytes
+    }
+
+    /// Notes what is free of a slot of a window that is kept up to date.
+    #[inline]
+    pub(super) fn set(&mut self, window: usize, slot: usize, free: Free) {
+        let tree = &mut self.windows[window].tree;
+        tree.set(slot, free);
+        self.heads[window].longest = tree.sum().longest;
+    }
+
+    /// Notes that more is free of a slot of another window.
+    #[inline]
+    pub(super) fn raise(&mut self, window: usize, slot: usize, chunks: &Slab<Chunk>) {
+        let most = self.windows[window].most_at(slot, chunks);
+        let head = &mut self.heads[window];
+        head.longest = head.longest.max(most);
+    }
+
+    /// The window that begins at an address.
+    pub(super) fn at(&self, first: Address) -> Option<usize> {
+        let at = self.order.binary_search_by_key(&first, |(first, _)| *first).ok()?;
+        Some(self.order[at].1)
+    }
+
+    /// Adds a window, not yet [summed up](Self::sum_up); returns its index.
+    pub(super) fn insert(&mut self, window: Window) -> usize {
+        let first = window.first;
+        let index = self.windows.insert(window);
+        let at = self.order.partition_point(|(other, _)| *other < first);
+        self.order.insert(at, (first, index));
+        self.heads.resize(self.windows.capacity(), Head::default());
+        index
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Window {
+        let window = self.windows.remove(index);
+        self.order.retain(|(_, other)| *other != index);
+        window
+    }
+
+    /// Sums up what is free of a window whose chunks have changed.
+    pub(super) fn sum_up(&mut self, index: usize, chunks: &Slab<Chunk>) {
+        let window = &mut self.windows[index];
+        window.tree.sum_up(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].sum));
+        let Free { total, longest, .. } = *window.tree.sum();
+        window.bytes = total;
+        self.heads[index] = Head { longest, is_kept: window.is_home || window.chunks.len() > SHORT };
+    }
+
+    /// Which window, in address order, a search from an address begins with.
+    pub(super) fn rank(&self, from: Address) -> usize {
+        self.order.partition_point(|(first, _)| *first <= from).saturating_sub(1)
+    }
+
+    /// The window at a place in address order.
+    #[inline]
+    pub(super) fn ranked(&self, rank: usize) -> usize {
+        self.order[rank].1
+    }
+
+    /// The first free range of at least `bytes` bytes in a window that begins at or behind `from`; none may lie across
+    /// it.
+    pub(super) fn first_fit(&self, window: usize, bytes: u64, from: Address, chunks: &Slab<Chunk>) -> Option<Place> {
+        let (address, slot) = self.windows[window].first_fit(bytes, from, chunks)?;
+        Some(Place { address, window, slot })
+    }
+
+    /// The place of an address, if a free range begins there.
+    pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<Place> {
+        let &(_, window) = self.order.get(self.rank(address))?;
+        self.windows[window].begins_free_range(address, chunks).then(|| self.place(address))
+    }
+
+    /// The end of the free range that begins at `place`.
+    pub(super) fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
+        self.windows[place.window].free_until(place, chunks)
+    }
+}
