@@ -1,4 +1,4 @@
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::liveness::credentials;
 use super::socket::{Socket, SocketError};
 use super::wire::{DESCRIPTORS, Reply, Request, Status, Terms};
 use super::{LeaseId, ShareError};
@@ -29,7 +30,8 @@ impl Client {
     /// Connects to the daemon that listens at `path`.
     ///
     /// # Errors
-    /// Nobody listens there; the daemon refuses this process, or is of another release.
+    /// Nobody listens there, or somebody who is neither this user nor root; the daemon refuses this process, or is of
+    /// another release.
     pub fn connect(path: &Path) -> Result<Self, ShareError> {
         let (socket, terms) = open(path)?;
         Ok(Self { path: path.into(), terms, socket: Mutex::new(Some(socket)) })
@@ -156,6 +158,11 @@ impl Drop for Recalls {
 fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
     let socket = Socket::connect(path, ANSWER).map_err(none)?;
+    // A folder for temporary files is anybody's: the socket may be there before its user's daemon.
+    let (daemon, user) = (credentials(socket.as_fd()).map_err(none)?.uid, rustix::process::geteuid().as_raw());
+    if daemon != user && daemon != 0 {
+        return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
+    }
     match socket.receive(0).map_err(|error| lost(path, error))? {
         (Reply::Welcome(terms), _) => Ok((socket, terms)),
         (Reply::Refused(refusal), _) => Err(refusal.into()),

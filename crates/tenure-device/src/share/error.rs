@@ -23,6 +23,20 @@ pub enum ShareError {
         /// The system's words.
         reason: io::Error,
     },
+    /// Somebody else serves the socket.
+    #[error(
+        "{} is served by user {uid}, who is neither user {user} nor root and not to be trusted: choose a socket in a \
+         folder of your own (`--socket`, or set XDG_RUNTIME_DIR)",
+        .socket.display()
+    )]
+    ForeignDaemon {
+        /// The socket.
+        socket: PathBuf,
+        /// The user of the daemon.
+        uid: u32,
+        /// The user of this process.
+        user: u32,
+    },
     /// The daemon ended, or closed the connection.
     #[error(
         "the memory daemon at {} is gone: what it shared stays valid in this process, and nothing new can be had; \

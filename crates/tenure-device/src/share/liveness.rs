@@ -50,7 +50,7 @@ fn is_open(connection: BorrowedFd<'_>) -> bool {
 }
 
 /// `SO_PEERCRED`. A process that can not be seen from here has number 0, which rustix's own function has no room for.
-fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
+pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the pointers are to a `ucred` and its size, which the call fills in and does not keep.

@@ -5,7 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sendmsg,
+};
+use rustix::process::Uid;
 use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, encode};
 use tenure_device::share::{Client, DaemonConfig, LeaseState, MemoryDaemon, Refusal, ShareError};
 use tenure_device::sim::SimDriver;
@@ -75,6 +79,26 @@ fn another_user_is_refused_and_told_why() {
     assert!(matches!(error, ShareError::Refused(Refusal::ForeignUser { uid: 0, allowed: 65534 })), "{error}");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(daemon.daemon.socket()).unwrap());
     assert_eq!(owner, 65534);
+}
+
+#[test]
+fn a_daemon_of_another_user_is_not_believed() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let (_folder, path) = socket();
+    let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
+            net::listen(&listener, 1).unwrap();
+        });
+    });
+    let error = Client::connect(&path).err().unwrap();
+    assert!(matches!(error, ShareError::ForeignDaemon { uid: 65534, user: 0, .. }), "{error}");
 }
 
 #[test]
