@@ -155,7 +155,7 @@ fn offer(status: &Status) -> String {
     let pool = match status.terms.pool.len() {
         0 => "no pool".to_owned(),
         1 => format!("a pool of {}", Bytes(status.terms.pool[0])),
-        count => format!("a pool of {} in {} chunks", Bytes(status.terms.pool.iter().sum()), Count(count as u64)),
+        count => format!("a pool of {} in {} chunks", Bytes(status.terms.pool_bytes()), Count(count as u64)),
     };
     let limit = status.chunk_limit_bytes.map_or_else(
         || "chunks as far as the device has memory".to_owned(),

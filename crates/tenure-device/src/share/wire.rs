@@ -5,8 +5,8 @@
 //! that they came with. The daemon speaks first, [`Reply::Welcome`] or [`Reply::Refused`]; after that each request has
 //! one reply. A connection that asked for [`Request::Recalls`] is spoken to and says nothing more.
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{LeaseId, Refusal};
 use crate::Access;
@@ -73,8 +73,24 @@ pub enum Reply {
 pub struct Terms {
     /// The device, such as `cuda:0`, by the daemon's count.
     pub device: String,
-    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool. Empty without a pool.
+    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; together less than 2^64. Empty
+    /// without a pool.
+    #[serde(deserialize_with = "pool")]
     pub pool: Vec<u64>,
+}
+
+impl Terms {
+    /// The pool's size in bytes.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool.iter().sum()
+    }
+}
+
+/// Sizes that have a sum.
+fn pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let sizes = Vec::<u64>::deserialize(deserializer)?;
+    let sum = sizes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes));
+    sum.map(|_| sizes).ok_or_else(|| D::Error::custom("a pool of more than 2^64 bytes"))
 }
 
 /// What a daemon holds, and who leases it.

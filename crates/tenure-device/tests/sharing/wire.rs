@@ -25,7 +25,7 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (".*", prop::collection::vec(any::<u64>(), 0..64)).prop_map(|(device, pool)| Terms { device, pool })
+    (".*", prop::collection::vec(0..u64::MAX / 64, 0..64)).prop_map(|(device, pool)| Terms { device, pool })
 }
 
 fn holding() -> impl Strategy<Value = Holding> {
@@ -137,6 +137,15 @@ fn a_message_has_a_longest_length() {
     let long = Reply::Refused(Refusal::Driver("x".repeat(FRAME_BYTES)));
     assert_eq!(encode(&long), Err(WireError::TooLong));
     assert_eq!(decode::<Reply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
+}
+
+#[test]
+fn a_pool_that_has_no_size_is_no_offer() {
+    let terms = |pool| Reply::Welcome(Terms { device: "cuda:0".into(), pool });
+    let largest = terms(vec![u64::MAX - 1, 1]);
+    assert_eq!(decode(&encode(&largest).unwrap()), Ok(largest));
+    let error = decode::<Reply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
+    assert!(matches!(error, WireError::Malformed(_)), "{error}");
 }
 
 /// A status of a thousand holdings, the most that a daemon sends, has room in a frame.
