@@ -67,7 +67,7 @@ enum Event {
 
 impl Service {
     pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig, stop: Arc<OwnedFd>) -> Self {
-        let leases = Leases::new(config.grace.as_millis() as u64);
+        let leases = Leases::new(config.grace.as_millis().try_into().unwrap_or(u64::MAX));
         Self {
             config,
             store,

@@ -67,6 +67,15 @@ fn without_a_list_a_range_of_the_dead_is_free_after_the_grace_period() {
 }
 
 #[test]
+fn a_grace_period_may_be_for_ever() {
+    let mut leases = Leases::new(u64::MAX);
+    let dead = leases.connect(Some(1));
+    leases.grant(dead, pool(0, 10), WRITE, 0).unwrap();
+    leases.exit(dead, 500);
+    assert_eq!(reclaim(&mut leases, u64::MAX - 1, None), []);
+}
+
+#[test]
 fn a_chunk_of_the_dead_is_given_back_at_once() {
     let mut leases = Leases::new(GRACE_MS);
     let dead = leases.connect(Some(1));
