@@ -262,12 +262,14 @@ impl Holder {
     ) -> bool {
         match (&self.life, self.pid) {
             (Life::Connected, _) | (Life::Disconnected { .. }, Some(_)) => false,
-            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => now_ms >= since_ms.saturating_add(grace_ms),
+            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => {
+                now_ms >= since_ms.saturating_add(grace_ms)
+            }
             (Life::Exited { since_ms }, Some(pid)) => match extent {
                 Extent::Chunk { .. } => true,
                 Extent::Pool { .. } => {
                     listed(pid).map_or(now_ms >= since_ms.saturating_add(grace_ms), |listed| !listed)
-                },
+                }
             },
         }
     }

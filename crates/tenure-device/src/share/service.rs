@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::client::LONGEST_WAIT;
 use super::daemon::DaemonConfig;
 use super::lease::{Extent, HolderId, Leases};
 use super::listener::Listener;
@@ -19,8 +20,9 @@ use crate::Access;
 /// How often to look again at what no descriptor tells.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The longest that a request may wait for memory, whatever it asks for.
-const LONGEST_WAIT_MS: u64 = 60_000;
+/// How long nothing may come back before who waits for memory is told of it, in ms: it comes chunk by chunk, and more
+/// may be needed than was asked for.
+const QUIET_MS: u64 = 20;
 
 /// The most holdings in a status, so that it fits into a frame.
 const HOLDINGS: usize = 1000;
@@ -35,7 +37,7 @@ pub(super) struct Service {
     stop: Arc<OwnedFd>,
     leases: Leases,
     clients: BTreeMap<HolderId, Client>,
-    /// Requests for chunks that there is no memory for, the oldest first.
+    /// Who waits for memory.
     waiting: Vec<Waiting>,
     started: Instant,
     /// Connections could not be accepted for want of something: it is tried again at the next tick.
@@ -54,6 +56,9 @@ struct Waiting {
     holder: HolderId,
     bytes: u64,
     until_ms: u64,
+    /// How much there was when last looked, and since when.
+    available: u64,
+    since_ms: u64,
 }
 
 /// What the thread was woken up for.
@@ -183,7 +188,8 @@ impl Service {
                 let reply = self.lease_pool(holder, offset, bytes, access).map(Reply::Leased);
                 self.answer(holder, reply, None);
             }
-            Request::LeaseChunk { bytes, wait_ms } => self.lease_chunk_or_wait(holder, bytes, wait_ms.into()),
+            Request::LeaseChunk { bytes } => self.lease_chunk_or_recall(holder, bytes),
+            Request::Room { bytes, wait_ms } => self.wait_for_room(holder, bytes, wait_ms.into()),
             Request::Release(lease) => {
                 let reply = self.leases.release(holder, lease).map(|_| Reply::Done);
                 if reply.is_ok() {
@@ -228,22 +234,39 @@ impl Service {
         self.leases.grant(holder, Extent::Pool { offset, bytes }, access, self.now_ms())
     }
 
-    fn lease_chunk_or_wait(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
+    fn lease_chunk_or_recall(&mut self, holder: HolderId, bytes: u64) {
         match self.lease_chunk(holder, bytes) {
-            Err(Refusal::Full { available, .. }) if wait_ms > 0 => {
-                let until_ms = self.now_ms() + wait_ms.min(LONGEST_WAIT_MS);
-                self.waiting.push(Waiting { holder, bytes, until_ms });
-                self.recall(holder, bytes.saturating_sub(available));
+            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
+            Err(refusal) => {
+                if let Refusal::Full { available, .. } = refusal
+                    && self.may_ever_have(bytes)
+                {
+                    self.recall(holder, bytes.saturating_sub(available));
+                }
+                self.answer(holder, Err(refusal), None);
             }
-            reply => self.answer_with_chunk(holder, reply),
         }
     }
 
-    fn answer_with_chunk(&mut self, holder: HolderId, reply: Result<(LeaseId, OwnedFd), Refusal>) {
-        match reply {
-            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
-            Err(refusal) => self.answer(holder, Err(refusal), None),
+    /// Whether chunks of `bytes` bytes can be had if others give back what they have.
+    fn may_ever_have(&self, bytes: u64) -> bool {
+        self.config.chunk_limit_bytes.is_none_or(|limit| bytes <= limit)
+    }
+
+    fn wait_for_room(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
+        let available = self.available();
+        if !self.may_ever_have(bytes) {
+            return self.answer(holder, Err(Refusal::Full { requested: bytes, available }), None);
         }
+        let since_ms = self.now_ms();
+        let until_ms = since_ms + wait_ms.min(LONGEST_WAIT.as_millis() as u64);
+        self.waiting.push(Waiting { holder, bytes, until_ms, available, since_ms });
+    }
+
+    /// Bytes that chunks can be had for.
+    fn available(&self) -> u64 {
+        let limit = self.config.chunk_limit_bytes.unwrap_or(u64::MAX);
+        limit.saturating_sub(self.leases.chunk_bytes()).min(self.store.free())
     }
 
     fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), Refusal> {
@@ -279,13 +302,22 @@ impl Service {
         }
     }
 
-    /// Tries again what waits for memory, in the order in which it was asked for.
+    /// Answers those who wait for memory and have it, or have waited for long enough.
     fn serve_waiting(&mut self) {
-        let now_ms = self.now_ms();
-        for waiting in std::mem::take(&mut self.waiting) {
-            match self.lease_chunk(waiting.holder, waiting.bytes) {
-                Err(Refusal::Full { .. }) if now_ms < waiting.until_ms => self.waiting.push(waiting),
-                reply => self.answer_with_chunk(waiting.holder, reply),
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (now_ms, available) = (self.now_ms(), self.available());
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            if waiting.available != available {
+                (waiting.available, waiting.since_ms) = (available, now_ms);
+            }
+            let enough = available >= waiting.bytes;
+            if now_ms >= waiting.until_ms || enough && now_ms - waiting.since_ms >= QUIET_MS {
+                let refusal = Refusal::Full { requested: waiting.bytes, available };
+                self.answer(waiting.holder, if enough { Ok(Reply::Done) } else { Err(refusal) }, None);
+            } else {
+                self.waiting.push(waiting);
             }
         }
     }

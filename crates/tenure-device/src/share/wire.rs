@@ -34,11 +34,16 @@ pub enum Request {
         /// For which use.
         access: Access,
     },
-    /// A chunk of its own.
+    /// A chunk of its own. If there is not enough memory, the answer does not wait, and others are asked for theirs.
     LeaseChunk {
         /// Its size.
         bytes: u64,
-        /// How long to wait, in ms, for others to give memory back if there is not enough.
+    },
+    /// Waits until there is memory for chunks, which are not leased with it.
+    Room {
+        /// Their sizes together.
+        bytes: u64,
+        /// The longest to wait, in ms.
         wait_ms: u32,
     },
     /// Gives a lease back, after all work with its memory has completed.

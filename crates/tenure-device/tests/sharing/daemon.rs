@@ -192,9 +192,10 @@ fn nobody_gives_back_what_another_holds() {
 #[test]
 fn who_asks_again_before_it_has_its_answer_is_dropped() {
     let daemon = Daemon::new(DaemonConfig { chunk_limit_bytes: Some(GRANULE), ..quick() });
-    let hasty: Raw = daemon.raw();
-    hasty.send(&encode(&Request::LeaseChunk { bytes: 2 * GRANULE, wait_ms: 60_000 }).unwrap());
+    let (holder, hasty): (Raw, Raw) = (daemon.raw(), daemon.raw());
+    holder.send(&encode(&Request::LeaseChunk { bytes: GRANULE }).unwrap());
+    hasty.send(&encode(&Request::Room { bytes: GRANULE, wait_ms: 60_000 }).unwrap());
     hasty.send(&encode(&Request::Status).unwrap());
     assert_eq!(hasty.receive(), None);
-    eventually("nothing waits", || daemon.status().connections == 1);
+    eventually("nothing waits", || daemon.status().connections == 2);
 }

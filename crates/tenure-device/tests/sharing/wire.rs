@@ -17,7 +17,8 @@ fn request() -> impl Strategy<Value = Request> {
             bytes,
             access
         }),
-        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::LeaseChunk { bytes, wait_ms }),
+        any::<u64>().prop_map(|bytes| Request::LeaseChunk { bytes }),
+        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::Room { bytes, wait_ms }),
         any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
         Just(Request::Recalls),
         Just(Request::Status),
