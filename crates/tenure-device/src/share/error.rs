@@ -184,6 +184,12 @@ pub enum Refusal {
         /// What the other may do.
         access: Access,
     },
+    /// The connecting process may not write the pool, as its exit can not be watched.
+    #[error(
+        "it can not see this process, as in another container, and would not know when its writes to the pool end: \
+         lease the range for reading or use chunks, or run both in one pid namespace (`docker run --pid`)"
+    )]
+    OutOfSight,
     /// Not enough memory for a chunk.
     #[error("{requested} bytes were asked for and {available} are available: free memory here or in another worker")]
     Full {

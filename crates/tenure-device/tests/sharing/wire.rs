@@ -73,6 +73,7 @@ fn refusal() -> impl Strategy<Value = Refusal> {
             pid,
             access
         }),
+        Just(Refusal::OutOfSight),
         ".*".prop_map(Refusal::Driver),
     ]
 }

@@ -102,6 +102,15 @@ fn a_process_out_of_sight_has_the_grace_period_after_its_connection() {
 }
 
 #[test]
+fn a_process_out_of_sight_does_not_write_the_pool() {
+    let mut leases = Leases::new(GRACE_MS);
+    let hidden = leases.connect(None);
+    assert_eq!(leases.grant(hidden, pool(0, 10), WRITE, 0), Err(Refusal::OutOfSight));
+    leases.grant(hidden, pool(0, 10), READ, 0).unwrap();
+    leases.grant(hidden, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
+}
+
+#[test]
 fn holdings_sum_up_the_leases_of_a_connection_by_kind() {
     let mut leases = Leases::new(GRACE_MS);
     let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
@@ -240,7 +249,9 @@ proptest! {
                         _ => (Extent::Chunk { bytes: 1 }, WRITE),
                     };
                     let granted = leases.grant(model.processes[process].id, extent, access, model.now_ms);
-                    prop_assert_eq!(granted.is_err(), model.conflicts(extent, access));
+                    let hidden = !model.processes[process].visible;
+                    let forbidden = hidden && access == WRITE && matches!(extent, Extent::Pool { .. });
+                    prop_assert_eq!(granted.is_err(), forbidden || model.conflicts(extent, access));
                     if let Ok(id) = granted {
                         model.live.push(Live { id, process, extent, access });
                     }
