@@ -143,20 +143,24 @@ impl Backing for LeasedBacking {
         self.device.granularity()
     }
 
+    /// `free` is what the daemon can still lease.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
-        self.device.memory_info()
+        let device = self.device.memory_info()?;
+        // A daemon that is gone has no limit; the next lease says that it is gone.
+        let available = self.client.status().map_or(u64::MAX, |status| status.available_bytes());
+        Ok(MemoryInfo { free: device.free.min(available), ..device })
     }
 
     fn overhead_bytes(&self) -> u64 {
         self.device.overhead_bytes()
     }
 
-    fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        self.device.malloc(bytes)
+    fn malloc(&self, _bytes: u64) -> Result<Address, BackingError> {
+        Err(no_segments("malloc"))
     }
 
-    fn free(&self, address: Address) -> Result<(), BackingError> {
-        self.device.free(address)
+    fn free(&self, _address: Address) -> Result<(), BackingError> {
+        Err(no_segments("free"))
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
@@ -215,4 +219,11 @@ impl Backing for LeasedBacking {
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         self.device.synchronize(mark)
     }
+}
+
+/// Segments would be this process's driver's, and count in nobody's budget.
+fn no_segments(call: &'static str) -> BackingError {
+    let reason = "a memory daemon leases chunks only: use an allocator that makes its memory of them (`paged`, or \
+                  `native` with expandable segments)";
+    BackingError::Failed { call, reason: reason.into() }
 }

@@ -121,6 +121,13 @@ pub struct Status {
     pub left_out: u32,
 }
 
+impl Status {
+    /// Bytes that the limit leaves for chunks; the device may have less.
+    pub fn available_bytes(&self) -> u64 {
+        self.chunk_limit_bytes.unwrap_or(u64::MAX).saturating_sub(self.chunk_bytes)
+    }
+}
+
 /// Leases of one connection and one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {

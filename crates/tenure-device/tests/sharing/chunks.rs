@@ -80,9 +80,19 @@ fn an_allocator_says_out_of_memory_when_the_daemon_is() {
     let allocator = paged(backing);
     let block = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
     let error = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap_err();
-    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    let AllocError::OutOfMemory { free, .. } = error else { panic!("{error}") };
+    assert_eq!(free, 0, "of the daemon's, not of the device's");
     allocator.free(block.address).unwrap();
     allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
+}
+
+#[test]
+fn segments_beside_the_daemon_s_budget_are_refused() {
+    let daemon = limited(1);
+    let (backing, driver) = backing(&daemon, Duration::ZERO);
+    let error = backing.malloc(GRANULE).unwrap_err().to_string();
+    assert!(error.contains("`paged`"), "{error}");
+    assert_eq!(driver.calls(Some(Call::Malloc)), 0);
 }
 
 #[test]
