@@ -39,8 +39,8 @@ pub enum ShareError {
     },
     /// The daemon ended, or closed the connection.
     #[error(
-        "the memory daemon at {} is gone: what it shared stays valid in this process, and nothing new can be had; \
-         start it again and connect anew (it will not know the leases of before)",
+        "the memory daemon at {} is gone, or has closed this connection: what it shared stays valid in this process, \
+         and nothing new can be had; start it again if it is gone, and connect anew (it will not know the leases of before)",
         .socket.display()
     )]
     DaemonGone {
@@ -141,8 +141,14 @@ pub enum Refusal {
         /// The user served.
         allowed: u32,
     },
+    /// The exit of the connecting process can not be watched.
+    #[error("it can not watch for this process's exit: {reason}; look at its limit on open files")]
+    Unwatched {
+        /// The system's words.
+        reason: String,
+    },
     /// No more clients.
-    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit")]
+    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit (`--clients`)")]
     TooManyClients {
         /// The most that it takes.
         limit: u32,

@@ -198,6 +198,11 @@ impl Leases {
         })
     }
 
+    /// Whether a holder has any lease.
+    pub(super) fn holds_any(&self, holder: HolderId) -> bool {
+        self.holders.get(&holder).is_some_and(|holder| holder.leases > 0)
+    }
+
     /// Bytes of leased chunks.
     pub(super) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes

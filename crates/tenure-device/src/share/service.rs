@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// may be needed than was asked for.
 const QUIET_MS: u64 = 20;
 
-/// The most holdings in a status, so that it fits into a frame.
+/// The most holdings, and the most attached processes, in a status, so that it fits into a frame.
 const HOLDINGS: usize = 1000;
 
 /// What a daemon's thread does: one message of one client after the other. It alone knows the leases, so there is no
@@ -50,6 +50,10 @@ struct Client {
     peer: Peer,
     /// Whether it is told when memory runs short.
     recalls: bool,
+    /// Whether it has the pool's descriptors.
+    attached: bool,
+    /// When it last said something.
+    heard_ms: u64,
 }
 
 struct Waiting {
@@ -144,24 +148,48 @@ impl Service {
                 return;
             }
         };
-        let Ok(peer) = Peer::of(socket.as_fd()) else { return };
-        let reply = match self.refuse(&peer) {
-            Some(refusal) => Reply::Refused(refusal),
-            None => Reply::Welcome(self.terms()),
-        };
-        if socket.send(&reply, &[]).is_ok() && matches!(reply, Reply::Welcome(_)) {
-            let holder = self.leases.connect(peer.exit.as_ref().and(peer.pid));
-            self.clients.insert(holder, Client { socket: Some(socket), peer, recalls: false });
+        match self.admit(&socket) {
+            Err(refusal) => {
+                // Who does not take it is gone, or learns nothing.
+                let _ = socket.send(&Reply::Refused(refusal), &[]);
+            }
+            Ok(peer) => {
+                if socket.send(&Reply::Welcome(self.terms()), &[]).is_ok() {
+                    let (holder, heard_ms) = (self.leases.connect(peer.pid), self.now_ms());
+                    let client = Client { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
+                    self.clients.insert(holder, client);
+                }
+            }
         }
     }
 
-    fn refuse(&self, peer: &Peer) -> Option<Refusal> {
+    fn admit(&mut self, socket: &Socket) -> Result<Peer, Refusal> {
+        let peer = Peer::of(socket.as_fd());
+        let peer = peer.map_err(|error| Refusal::Unwatched { reason: error.to_string() })?;
         let (allowed, limit) = (self.config.uid, self.config.clients);
         if peer.uid != allowed {
-            return Some(Refusal::ForeignUser { uid: peer.uid, allowed });
+            return Err(Refusal::ForeignUser { uid: peer.uid, allowed });
         }
         // What is left of one with orphaned leases counts.
-        (self.clients.len() >= limit as usize).then_some(Refusal::TooManyClients { limit })
+        if self.clients.len() >= limit as usize && !self.disconnect_idle() {
+            return Err(Refusal::TooManyClients { limit });
+        }
+        Ok(peer)
+    }
+
+    /// Closes the connection that has been idle for longest, if any has been for long enough.
+    fn disconnect_idle(&mut self) -> bool {
+        let until_ms = u128::from(self.now_ms()).checked_sub(self.config.idle.as_millis());
+        let idle = |(holder, client): &(&HolderId, &Client)| {
+            until_ms.is_some_and(|until_ms| u128::from(client.heard_ms) <= until_ms)
+                && !client.recalls
+                && !client.attached
+                && !self.leases.holds_any(**holder)
+                && self.waiting.iter().all(|waiting| waiting.holder != **holder)
+        };
+        let idle =
+            self.clients.iter().filter(idle).min_by_key(|(_, client)| client.heard_ms).map(|(&holder, _)| holder);
+        idle.map(|holder| self.disconnect(holder)).is_some()
     }
 
     /// Answers one message of a client.
@@ -181,6 +209,10 @@ impl Service {
         if self.waiting.iter().any(|waiting| waiting.holder == holder) {
             // One request at a time is all that a client of ours makes.
             return self.disconnect(holder);
+        }
+        let now_ms = self.now_ms();
+        if let Some(client) = self.clients.get_mut(&holder) {
+            client.heard_ms = now_ms;
         }
         match request {
             Request::Attach => self.answer_with_pool(holder),
@@ -214,6 +246,8 @@ impl Service {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         if socket.send(&Reply::Attached, &self.store.pool_descriptors()).is_err() {
             self.disconnect(holder);
+        } else if let Some(client) = self.clients.get_mut(&holder) {
+            client.attached = true;
         }
     }
 
@@ -366,6 +400,8 @@ impl Service {
         let mut holdings = self.leases.holdings(now_ms);
         let left_out = holdings.len().saturating_sub(HOLDINGS) as u32;
         holdings.truncate(HOLDINGS);
+        let attached = self.clients.values().filter(|client| client.attached && client.socket.is_some());
+        let attached: BTreeSet<u32> = attached.filter_map(|client| client.peer.pid).collect();
         Status {
             terms: self.terms(),
             pid: std::process::id(),
@@ -374,6 +410,7 @@ impl Service {
             chunk_bytes: self.leases.chunk_bytes(),
             chunk_limit_bytes: self.config.chunk_limit_bytes,
             unreleased: self.store.unreleased() as u32,
+            attached: attached.into_iter().take(HOLDINGS).collect(),
             holdings,
             left_out,
         }

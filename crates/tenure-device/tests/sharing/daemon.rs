@@ -112,6 +112,21 @@ fn there_are_no_more_clients_than_are_allowed() {
 }
 
 #[test]
+fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
+    let daemon = Daemon::new(DaemonConfig { clients: 4, idle: Duration::ZERO, pool: vec![GRANULE], ..quick() });
+    let (attached, idle) = (daemon.attach(), daemon.client());
+    let (lessee, recalled) = (daemon.raw(), daemon.client());
+    lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read }).unwrap();
+    // In the idle one's place; and this in `recalled`'s own, which holds nothing either.
+    let _recalls = recalled.on_recall(|_| {}).unwrap();
+    assert!(matches!(idle.status(), Err(ShareError::DaemonGone { .. })));
+    let status = daemon.status();
+    assert_eq!((status.connections, status.attached), (4, vec![std::process::id()]));
+    attached.0.lease(0, GRANULE, Access::Read).unwrap();
+    assert_eq!(lessee.ask(&Request::Attach), Some(Reply::Attached));
+}
+
+#[test]
 fn what_is_no_message_ends_its_connection_and_no_other() {
     let daemon = Daemon::with_pool(&[1]);
     let other = daemon.client();

@@ -46,8 +46,9 @@ fn holding() -> impl Strategy<Value = Holding> {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), prop::collection::vec(holding(), 0..100))
-        .prop_map(|(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, holdings)| {
+    let holdings = (prop::collection::vec(any::<u32>(), 0..100), prop::collection::vec(holding(), 0..100));
+    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), holdings).prop_map(
+        |(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, (attached, holdings))| {
             Status {
                 terms,
                 pid,
@@ -56,10 +57,12 @@ fn status() -> impl Strategy<Value = Status> {
                 chunk_bytes,
                 chunk_limit_bytes: limit,
                 unreleased,
+                attached,
                 holdings,
                 left_out,
             }
-        })
+        },
+    )
 }
 
 fn refusal() -> impl Strategy<Value = Refusal> {
@@ -74,6 +77,7 @@ fn refusal() -> impl Strategy<Value = Refusal> {
             access
         }),
         Just(Refusal::OutOfSight),
+        ".*".prop_map(|reason| Refusal::Unwatched { reason }),
         ".*".prop_map(Refusal::Driver),
     ]
 }
@@ -170,6 +174,7 @@ fn the_longest_status_fits() {
         chunk_bytes: u64::MAX,
         chunk_limit_bytes: Some(u64::MAX),
         unreleased: u32::MAX,
+        attached: vec![u32::MAX; 1000],
         holdings: vec![holding; 1000],
         left_out: u32::MAX,
     };
