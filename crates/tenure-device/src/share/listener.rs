@@ -124,8 +124,9 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
         .map_err(failed("the lock can not be opened: another user's file may be in the way"))?;
     let owner = file.metadata().map_err(failed("the lock can not be read"))?.uid();
     if owner != rustix::process::getuid().as_raw() && owner != 0 {
-        let reason = io::Error::new(io::ErrorKind::PermissionDenied, format!("it belongs to user {owner}"));
-        return Err(failed("the lock is not to be trusted: remove it, or choose another folder")(reason));
+        let reason = format!("it belongs to user {owner}: remove it, or choose another folder");
+        let reason = io::Error::new(io::ErrorKind::PermissionDenied, reason);
+        return Err(failed("the lock is not to be trusted")(reason));
     }
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
