@@ -64,6 +64,8 @@ fn a_daemon_says_what_it_serves_and_status_who_has_it() {
 
     let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
     let pool = SharedPool::attach(Arc::new(Client::connect(&daemon.socket).unwrap()), driver).unwrap();
+    let mapped = format!("pool mapped by processes {}\n", std::process::id());
+    assert!(text(&daemon.status(&[])).contains(&mapped));
     let _lease = pool.lease(0, 1 << 30, Access::ReadWrite).unwrap();
     let status = daemon.status(&[]);
     let pid = std::process::id().to_string();
@@ -80,6 +82,19 @@ fn a_daemon_says_what_it_serves_and_status_who_has_it() {
         (&holding["kind"], &holding["access"], &holding["state"]),
         (&"pool".into(), &"read_write".into(), &"held".into())
     );
+}
+
+#[test]
+fn a_pool_has_the_chunks_that_were_asked_for_and_a_daemon_as_many_clients() {
+    let daemon = Daemon::start(&["--chunks", "2MiB,6MiB", "--clients", "2", "--grace-ms", &u64::MAX.to_string()]);
+    // The daemon's own client has the other place.
+    let client = Client::connect(&daemon.socket).unwrap();
+    assert_eq!(client.terms().pool, [2 << 20, 6 << 20]);
+    let refused = daemon.status(&[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--clients"));
+    drop(client);
+    while !daemon.status(&[]).status.success() {}
 }
 
 #[test]

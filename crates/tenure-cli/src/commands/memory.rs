@@ -53,6 +53,7 @@ When the daemon ends, what they have mapped stays valid.
 
 Examples:
   tenure memory daemon --pool-bytes 16GiB
+  tenure memory daemon --chunks 1GiB,11GiB
   tenure memory daemon --lease-bytes 64GiB --socket /run/user/1000/gpu.sock")]
 pub(crate) struct DaemonArgs {
     /// The pool's size; a size is a number of bytes, or has a unit such as MiB or GB
@@ -62,17 +63,38 @@ pub(crate) struct DaemonArgs {
     /// than many [default: the pool's]
     #[arg(long, value_parser = parse_chunk_bytes, value_name = "SIZE")]
     chunk_bytes: Option<u64>,
+    /// The pool's chunks by their sizes, in order, such as a part for parameters and one for computation: a process
+    /// that writes one can not write another by mistake
+    #[arg(
+        long, value_parser = parse_chunk_bytes, value_delimiter = ',', value_name = "SIZE,...",
+        conflicts_with_all = ["pool_bytes", "chunk_bytes"]
+    )]
+    chunks: Vec<u64>,
     /// The most that chunks leased beside the pool may come to [default: what the device has]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     lease_bytes: Option<u64>,
     /// How long a process's work may outlast it, in ms, where the driver does not tell
     #[arg(long, default_value_t = 2000, value_name = "T")]
     grace_ms: u64,
+    /// The most connections at once, the daemon's own included; one that holds nothing and is silent for a minute makes place for another
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(2..), value_name = "N")]
+    clients: u32,
     /// The driver underneath
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
     driver: DriverKind,
     #[command(flatten)]
     place: Place,
+}
+
+impl DaemonArgs {
+    /// Sizes of the pool's chunks.
+    fn pool(&self) -> Vec<u64> {
+        if self.chunks.is_empty() {
+            equal_chunks(self.pool_bytes, self.chunk_bytes.unwrap_or(self.pool_bytes))
+        } else {
+            self.chunks.clone()
+        }
+    }
 }
 
 /// Say what a memory daemon has leased, and to whom
@@ -120,9 +142,10 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
     })?;
     let config = DaemonConfig {
         socket: args.place.socket(),
-        pool: chunks(args.pool_bytes, args.chunk_bytes.unwrap_or(args.pool_bytes)),
+        pool: args.pool(),
         chunk_limit_bytes: args.lease_bytes,
         grace: Duration::from_millis(args.grace_ms),
+        clients: args.clients,
         ..DaemonConfig::default()
     };
     let daemon = MemoryDaemon::start(device(args.driver, args.place.device)?, config)?;
@@ -144,7 +167,7 @@ fn status(args: &StatusArgs) -> anyhow::Result<String> {
 }
 
 /// Equal chunks, and what is left.
-fn chunks(pool_bytes: u64, chunk_bytes: u64) -> Vec<u64> {
+fn equal_chunks(pool_bytes: u64, chunk_bytes: u64) -> Vec<u64> {
     let whole = pool_bytes.checked_div(chunk_bytes).unwrap_or(0);
     let rest = Some(pool_bytes - whole * chunk_bytes).filter(|&bytes| bytes > 0);
     std::iter::repeat_n(chunk_bytes, whole as usize).chain(rest).collect()
@@ -155,7 +178,7 @@ fn offer(status: &Status) -> String {
     let pool = match status.terms.pool.len() {
         0 => "no pool".to_owned(),
         1 => format!("a pool of {}", Bytes(status.terms.pool[0])),
-        count => format!("a pool of {} in {} chunks", Bytes(status.terms.pool.iter().sum()), Count(count as u64)),
+        count => format!("a pool of {} in {} chunks", Bytes(status.terms.pool_bytes()), Count(count as u64)),
     };
     let limit = status.chunk_limit_bytes.map_or_else(
         || "chunks as far as the device has memory".to_owned(),
@@ -187,6 +210,10 @@ fn describe(status: &Status) -> String {
     text += &format!("{} leased in chunks\n", Bytes(status.chunk_bytes));
     if status.unreleased > 0 {
         text += &format!("{} chunks that the driver does not take back yet\n", status.unreleased);
+    }
+    if !status.attached.is_empty() {
+        let pids: Vec<_> = status.attached.iter().map(u32::to_string).collect();
+        text += &format!("pool mapped by processes {}\n", pids.join(", "));
     }
     if status.holdings.is_empty() {
         return text + "no leases\n";
@@ -252,9 +279,9 @@ mod tests {
 
     #[test]
     fn a_pool_is_cut_into_chunks() {
-        assert_eq!(chunks(0, 0), [0; 0]);
-        assert_eq!(chunks(16, 16), [16]);
-        assert_eq!(chunks(16, 6), [6, 6, 4]);
-        assert_eq!(chunks(4, 6), [4]);
+        assert_eq!(equal_chunks(0, 0), [0; 0]);
+        assert_eq!(equal_chunks(16, 16), [16]);
+        assert_eq!(equal_chunks(16, 6), [6, 6, 4]);
+        assert_eq!(equal_chunks(4, 6), [4]);
     }
 }

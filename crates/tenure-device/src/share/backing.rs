@@ -4,31 +4,111 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+use tenure_alloc::{Address, Backing, BackingError, CachingAllocator, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use super::{Client, LeaseId, ShareError};
+use super::{Client, LeaseId, Recalls, Refusal, ShareError};
 use crate::{DeviceBacking, Driver};
 
 /// The backing of an allocator whose chunks belong to a memory daemon.
 ///
-/// `create` leases a chunk and `release` gives it back; everything else is this process's driver's. An allocator that
-/// keeps chunks for later should be told of [recalls](Client::on_recall), to
-/// [`release_cached`](tenure_alloc::CachingAllocator::release_cached). Segments of `malloc` are not the daemon's.
+/// `create` leases a chunk and `release` gives it back; everything else is this process's driver's. Only allocators
+/// that make their memory of chunks can stand on it, such as `paged` or `expandable`: there is no `malloc`.
+///
+/// [`serve`](Self::serve) lets the allocator on it wait for memory that others return, and return what it can spare.
 pub struct LeasedBacking {
     client: Arc<Client>,
     device: DeviceBacking,
     /// How long others are given to return memory before an allocation fails.
     wait: Duration,
-    leases: Mutex<FxHashMap<ChunkId, LeaseId>>,
+    books: Mutex<Books>,
+}
+
+#[derive(Default)]
+struct Books {
+    leases: FxHashMap<ChunkId, Leased>,
+    /// Bytes of them together.
+    held: u64,
+    /// What `held` would have been after the last request, if that was refused for want of memory. An allocator that
+    /// is refused one of several chunks gives the others back: it is short of all of them.
+    wanted: Option<u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Leased {
+    lease: LeaseId,
+    bytes: u64,
+}
+
+impl Books {
+    fn insert(&mut self, chunk: ChunkId, leased: Leased) {
+        self.held += leased.bytes;
+        self.leases.insert(chunk, leased);
+    }
+
+    fn remove(&mut self, chunk: ChunkId) -> Option<Leased> {
+        let leased = self.leases.remove(&chunk)?;
+        self.held -= leased.bytes;
+        Some(leased)
+    }
 }
 
 impl LeasedBacking {
     /// A backing on chunks of `client`'s daemon, mapped through `driver`, of the same device. When the daemon has no
-    /// memory left, other processes are given `wait` to return some before `create` fails. Requests of one client go
-    /// one after the other: allocators that should not wait for each other have clients of their own.
+    /// memory left, [`make_room`](Self::make_room) gives other processes `wait` to return some, at most a minute.
     pub fn new(client: Arc<Client>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
-        Self { client, device: DeviceBacking::new(driver), wait, leases: Mutex::default() }
+        Self { client, device: DeviceBacking::new(driver), wait, books: Mutex::default() }
+    }
+
+    /// Lets `allocator`, which stands on this backing, share with others: it calls [`make_room`](Self::make_room) when
+    /// memory runs short, and gives its cached memory back when others are short of it, until what this returns is
+    /// dropped.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use std::time::Duration;
+    /// # use tenure_alloc::{PagedAllocator, paged};
+    /// # use tenure_device::Driver;
+    /// # use tenure_device::share::{Client, LeasedBacking, Recalls};
+    /// # fn shared(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let backing = Arc::new(LeasedBacking::new(client, driver, Duration::from_millis(500)));
+    /// let allocator = Arc::new(PagedAllocator::new(backing.clone(), paged::Config::default())?);
+    /// let _recalls = backing.serve(&allocator)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::on_recall`].
+    pub fn serve<A: CachingAllocator + ?Sized + 'static>(
+        self: &Arc<Self>,
+        allocator: &Arc<A>,
+    ) -> Result<Recalls, ShareError> {
+        let served = Arc::downgrade(allocator);
+        let recalls = self.client.on_recall(move |_| {
+            if let Some(allocator) = served.upgrade() {
+                // What it can not give back now it keeps, as it may.
+                let _ = allocator.release_cached();
+            }
+        })?;
+        let backing = Arc::clone(self);
+        allocator.add_free_memory_callback(Box::new(move || backing.make_room()));
+        Ok(recalls)
+    }
+
+    /// After `create` was refused for want of memory: waits until other processes, who have been asked, returned
+    /// enough, for as long as [`new`](Self::new) was told. Returns whether it may succeed now; at once if nothing was
+    /// refused since it last did.
+    ///
+    /// An allocator calls this as a free-memory callback. `paged` does so after it was refused and tries again;
+    /// `native` only before it asks, so that its next request has what this one waited for.
+    pub fn make_room(&self) -> bool {
+        let (wanted, held) = {
+            let mut books = self.books.lock();
+            (books.wanted.take(), books.held)
+        };
+        let Some(wanted) = wanted.filter(|_| !self.wait.is_zero()) else { return false };
+        wanted <= held || self.client.wait_for_room(wanted - held, self.wait).is_ok()
     }
 
     /// The connection to the daemon.
@@ -37,10 +117,16 @@ impl LeasedBacking {
     }
 
     fn lease(&self, bytes: u64) -> Result<ChunkId, ShareError> {
-        let (lease, descriptor) = self.client.lease_chunk(bytes, self.wait)?;
+        let leased = self.client.lease_chunk(bytes);
+        {
+            let mut books = self.books.lock();
+            let full = matches!(leased, Err(ShareError::Refused(Refusal::Full { .. })));
+            books.wanted = full.then(|| books.held.saturating_add(bytes));
+        }
+        let (lease, descriptor) = leased?;
         match self.device.driver().import(descriptor.as_fd(), bytes) {
             Ok(chunk) => {
-                self.leases.lock().insert(chunk, lease);
+                self.books.lock().insert(chunk, Leased { lease, bytes });
                 Ok(chunk)
             }
             Err(error) => {
@@ -57,20 +143,24 @@ impl Backing for LeasedBacking {
         self.device.granularity()
     }
 
+    /// `free` is what the daemon can still lease.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
-        self.device.memory_info()
+        let device = self.device.memory_info()?;
+        // A daemon that is gone has no limit; the next lease says that it is gone.
+        let available = self.client.status().map_or(u64::MAX, |status| status.available_bytes());
+        Ok(MemoryInfo { free: device.free.min(available), ..device })
     }
 
     fn overhead_bytes(&self) -> u64 {
         self.device.overhead_bytes()
     }
 
-    fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        self.device.malloc(bytes)
+    fn malloc(&self, _bytes: u64) -> Result<Address, BackingError> {
+        Err(no_segments("malloc"))
     }
 
-    fn free(&self, address: Address) -> Result<(), BackingError> {
-        self.device.free(address)
+    fn free(&self, _address: Address) -> Result<(), BackingError> {
+        Err(no_segments("free"))
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
@@ -87,12 +177,14 @@ impl Backing for LeasedBacking {
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
         // Forgotten first: once the chunk is released, another thread may get one of the same name.
-        let lease = self.leases.lock().remove(&chunk);
+        let leased = self.books.lock().remove(chunk);
         if let Err(error) = self.device.release(chunk) {
-            self.leases.lock().extend(lease.map(|lease| (chunk, lease)));
+            if let Some(leased) = leased {
+                self.books.lock().insert(chunk, leased);
+            }
             return Err(error);
         }
-        if let Some(lease) = lease {
+        if let Some(Leased { lease, .. }) = leased {
             // The chunk is gone here, whatever the daemon says. One that can not be reached takes the lease back when
             // this process exits, or has forgotten it.
             let _ = self.client.release(lease);
@@ -127,4 +219,11 @@ impl Backing for LeasedBacking {
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         self.device.synchronize(mark)
     }
+}
+
+/// Segments would be this process's driver's, and count in nobody's budget.
+fn no_segments(call: &'static str) -> BackingError {
+    let reason = "a memory daemon leases chunks only: use an allocator that makes its memory of them (`paged`, or \
+                  `native` with expandable segments)";
+    BackingError::Failed { call, reason: reason.into() }
 }

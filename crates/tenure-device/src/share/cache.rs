@@ -111,7 +111,7 @@ impl WorkerCache {
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
         config.chunks()?;
-        let pool_bytes: u64 = client.terms().pool.iter().sum();
+        let pool_bytes = client.terms().pool_bytes();
         if config.pool_bytes != pool_bytes {
             return Err(ShareError::InvalidSetting {
                 setting: "pool_bytes",

@@ -1,4 +1,4 @@
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::liveness::credentials;
 use super::socket::{Socket, SocketError};
 use super::wire::{DESCRIPTORS, Reply, Request, Status, Terms};
 use super::{LeaseId, ShareError};
@@ -13,6 +14,9 @@ use crate::Access;
 
 /// How long a daemon may take for an answer.
 const ANSWER: Duration = Duration::from_secs(10);
+
+/// The longest that a request may wait for memory, whatever it asks for.
+pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A connection to a memory daemon.
 ///
@@ -29,7 +33,8 @@ impl Client {
     /// Connects to the daemon that listens at `path`.
     ///
     /// # Errors
-    /// Nobody listens there; the daemon refuses this process, or is of another release.
+    /// Nobody listens there, or somebody who is neither this user nor root; the daemon refuses this process, or is of
+    /// another release.
     pub fn connect(path: &Path) -> Result<Self, ShareError> {
         let (socket, terms) = open(path)?;
         Ok(Self { path: path.into(), terms, socket: Mutex::new(Some(socket)) })
@@ -50,7 +55,7 @@ impl Client {
     /// # Errors
     /// The daemon is gone.
     pub fn status(&self) -> Result<Status, ShareError> {
-        match self.request(&Request::Status, 0, Duration::ZERO)? {
+        match self.request(&Request::Status, 0)? {
             (Reply::Status(status), _) => Ok(status),
             _ => Err(ShareError::Unexpected),
         }
@@ -65,7 +70,7 @@ impl Client {
     /// The daemon is gone, or takes no more connections: this needs one of its own.
     pub fn on_recall(&self, give_back: impl Fn(u64) + Send + 'static) -> Result<Recalls, ShareError> {
         let (socket, _) = open(&self.path)?;
-        match exchange(&self.path, &socket, &Request::Recalls, 0)? {
+        match exchange(&self.path, &socket, &Request::Recalls, 0, ANSWER)? {
             (Reply::Done, _) => {}
             _ => return Err(ShareError::Unexpected),
         }
@@ -84,48 +89,51 @@ impl Client {
 
     /// A descriptor for each chunk of the pool.
     pub(super) fn attach(&self) -> Result<Vec<OwnedFd>, ShareError> {
-        match self.request(&Request::Attach, DESCRIPTORS, Duration::ZERO)? {
+        match self.request(&Request::Attach, DESCRIPTORS)? {
             (Reply::Attached, descriptors) if descriptors.len() == self.terms.pool.len() => Ok(descriptors),
             _ => Err(ShareError::Unexpected),
         }
     }
 
     pub(super) fn lease_pool(&self, offset: u64, bytes: u64, access: Access) -> Result<LeaseId, ShareError> {
-        match self.request(&Request::LeasePool { offset, bytes, access }, 0, Duration::ZERO)? {
+        match self.request(&Request::LeasePool { offset, bytes, access }, 0)? {
             (Reply::Leased(lease), _) => Ok(lease),
             _ => Err(ShareError::Unexpected),
         }
     }
 
-    /// A chunk of `bytes` bytes. If there is not enough memory, others are given `wait` to return some.
-    pub(super) fn lease_chunk(&self, bytes: u64, wait: Duration) -> Result<(LeaseId, OwnedFd), ShareError> {
-        let wait_ms = wait.as_millis().try_into().unwrap_or(u32::MAX);
-        let (reply, mut descriptors) = self.request(&Request::LeaseChunk { bytes, wait_ms }, 1, wait)?;
+    /// A chunk of `bytes` bytes. If there is not enough memory, others are asked to return some.
+    pub(super) fn lease_chunk(&self, bytes: u64) -> Result<(LeaseId, OwnedFd), ShareError> {
+        let (reply, mut descriptors) = self.request(&Request::LeaseChunk { bytes }, 1)?;
         match (reply, descriptors.pop()) {
             (Reply::Leased(lease), Some(descriptor)) => Ok((lease, descriptor)),
             _ => Err(ShareError::Unexpected),
         }
     }
 
-    pub(super) fn release(&self, lease: LeaseId) -> Result<(), ShareError> {
-        match self.request(&Request::Release(lease), 0, Duration::ZERO)? {
+    /// Waits up to `wait` until there is memory for chunks of `bytes` bytes. Over a connection of its own: others of
+    /// this process may give back meanwhile what is waited for.
+    pub(super) fn wait_for_room(&self, bytes: u64, wait: Duration) -> Result<(), ShareError> {
+        let (socket, _) = open(&self.path)?;
+        let wait = wait.min(LONGEST_WAIT);
+        let request = Request::Room { bytes, wait_ms: wait.as_millis() as u32 };
+        match exchange(&self.path, &socket, &request, 0, ANSWER + wait)? {
             (Reply::Done, _) => Ok(()),
             _ => Err(ShareError::Unexpected),
         }
     }
 
-    /// Asks, and waits for the answer: `wait` longer than answers take.
-    fn request(
-        &self,
-        request: &Request,
-        descriptors: usize,
-        wait: Duration,
-    ) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+    pub(super) fn release(&self, lease: LeaseId) -> Result<(), ShareError> {
+        match self.request(&Request::Release(lease), 0)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    fn request(&self, request: &Request, descriptors: usize) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
         let mut connected = self.socket.lock();
         let Some(socket) = &*connected else { return Err(ShareError::DaemonGone { socket: self.path.clone() }) };
-        // A socket that takes no time limit waits for ever; nothing else is lost.
-        let _ = socket.set_timeout(Some(ANSWER + wait));
-        let answer = exchange(&self.path, socket, request, descriptors);
+        let answer = exchange(&self.path, socket, request, descriptors, ANSWER);
         if !matches!(answer, Ok(_) | Err(ShareError::Refused(_))) {
             *connected = None;
         }
@@ -156,31 +164,41 @@ impl Drop for Recalls {
 fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
     let socket = Socket::connect(path, ANSWER).map_err(none)?;
-    match socket.receive(0).map_err(|error| lost(path, error))? {
+    // A folder for temporary files is anybody's: the socket may be there before its user's daemon.
+    let (daemon, user) = (credentials(socket.as_fd()).map_err(none)?.uid, rustix::process::geteuid().as_raw());
+    if daemon != user && daemon != 0 {
+        return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
+    }
+    match socket.receive(0).map_err(|error| lost(path, error, ANSWER))? {
         (Reply::Welcome(terms), _) => Ok((socket, terms)),
         (Reply::Refused(refusal), _) => Err(refusal.into()),
         _ => Err(ShareError::Unexpected),
     }
 }
 
+/// Asks, and waits up to `longest` for the answer.
 fn exchange(
     path: &Path,
     socket: &Socket,
     request: &Request,
     descriptors: usize,
+    longest: Duration,
 ) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
-    socket.send(request, &[]).map_err(|error| lost(path, error))?;
-    match socket.receive(descriptors).map_err(|error| lost(path, error))? {
+    // A socket that takes no time limit waits for ever; nothing else is lost.
+    let _ = socket.set_timeout(Some(longest));
+    let lost = |error| lost(path, error, longest);
+    socket.send(request, &[]).map_err(lost)?;
+    match socket.receive(descriptors).map_err(lost)? {
         (Reply::Refused(refusal), _) => Err(refusal.into()),
         answer => Ok(answer),
     }
 }
 
-fn lost(path: &Path, error: SocketError) -> ShareError {
+fn lost(path: &Path, error: SocketError, waited: Duration) -> ShareError {
     let socket = path.into();
     match error {
         SocketError::Closed => ShareError::DaemonGone { socket },
-        SocketError::Waiting => ShareError::NoAnswer { socket, waited: ANSWER },
+        SocketError::Waiting => ShareError::NoAnswer { socket, waited },
         SocketError::Wire(error) => error.into(),
     }
 }

@@ -28,11 +28,14 @@ pub struct DaemonConfig {
     pub uid: u32,
     /// The most connections at once.
     pub clients: u32,
+    /// When there is no place for another, the connection that holds nothing and has been silent for longest, and for
+    /// at least so long, is closed.
+    pub idle: Duration,
 }
 
 impl Default for DaemonConfig {
     /// Device 0's [default socket](default_socket), no pool, any number of chunks, a grace of 2 s, this user, 256
-    /// connections.
+    /// connections, idle after a minute.
     fn default() -> Self {
         Self {
             socket: default_socket(0),
@@ -41,6 +44,7 @@ impl Default for DaemonConfig {
             grace: Duration::from_secs(2),
             uid: rustix::process::getuid().as_raw(),
             clients: 256,
+            idle: Duration::from_secs(60),
         }
     }
 }

@@ -23,10 +23,24 @@ pub enum ShareError {
         /// The system's words.
         reason: io::Error,
     },
+    /// Somebody else serves the socket.
+    #[error(
+        "{} is served by user {uid}, who is neither user {user} nor root and not to be trusted: choose a socket in a \
+         folder of your own (`--socket`, or set XDG_RUNTIME_DIR)",
+        .socket.display()
+    )]
+    ForeignDaemon {
+        /// The socket.
+        socket: PathBuf,
+        /// The user of the daemon.
+        uid: u32,
+        /// The user of this process.
+        user: u32,
+    },
     /// The daemon ended, or closed the connection.
     #[error(
-        "the memory daemon at {} is gone: what it shared stays valid in this process, and nothing new can be had; \
-         start it again and connect anew (it will not know the leases of before)",
+        "the memory daemon at {} is gone, or has closed this connection: what it shared stays valid in this process, \
+         and nothing new can be had; start it again if it is gone, and connect anew (it will not know the leases of before)",
         .socket.display()
     )]
     DaemonGone {
@@ -127,8 +141,14 @@ pub enum Refusal {
         /// The user served.
         allowed: u32,
     },
+    /// The exit of the connecting process can not be watched.
+    #[error("it can not watch for this process's exit: {reason}; look at its limit on open files")]
+    Unwatched {
+        /// The system's words.
+        reason: String,
+    },
     /// No more clients.
-    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit")]
+    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit (`--clients`)")]
     TooManyClients {
         /// The most that it takes.
         limit: u32,
@@ -170,6 +190,12 @@ pub enum Refusal {
         /// What the other may do.
         access: Access,
     },
+    /// The connecting process may not write the pool, as its exit can not be watched.
+    #[error(
+        "it can not see this process, as in another container, and would not know when its writes to the pool end: \
+         lease the range for reading or use chunks, or run both in one pid namespace (`docker run --pid`)"
+    )]
+    OutOfSight,
     /// Not enough memory for a chunk.
     #[error("{requested} bytes were asked for and {available} are available: free memory here or in another worker")]
     Full {

@@ -52,10 +52,12 @@ impl Extent {
 /// | the holder | a chunk | a range of the pool |
 /// | --- | --- | --- |
 /// | has exited | at once | when the driver does not list its process; after the grace period, if it lists none |
-/// | is out of sight, its connection closed | after the grace period | after the grace period |
+/// | is out of sight, its connection closed | after the grace period | after the grace period; it only reads |
 /// | runs, its connection closed | not yet | not yet |
 ///
-/// Ranges of the pool are leased to any number of readers or one writer. Times are in ms and do not decrease.
+/// Ranges of the pool are leased to any number of readers or one writer. A process out of sight may not write them: it
+/// would still write, when the grace period has passed, what somebody else has by then. Times are in ms and do not
+/// decrease.
 pub(super) struct Leases {
     grace_ms: u64,
     holders: BTreeMap<HolderId, Holder>,
@@ -117,6 +119,10 @@ impl Leases {
     ) -> Result<LeaseId, Refusal> {
         if self.leases.len() >= LEASES {
             return Err(Refusal::TooManyLeases { limit: LEASES as u32 });
+        }
+        let out_of_sight = self.holders.get(&holder).is_none_or(|holder| holder.pid.is_none());
+        if out_of_sight && matches!(extent, Extent::Pool { .. }) && access == Access::ReadWrite {
+            return Err(Refusal::OutOfSight);
         }
         if let Some(refusal) = self.conflict(extent, access) {
             return Err(refusal);
@@ -192,6 +198,11 @@ impl Leases {
         })
     }
 
+    /// Whether a holder has any lease.
+    pub(super) fn holds_any(&self, holder: HolderId) -> bool {
+        self.holders.get(&holder).is_some_and(|holder| holder.leases > 0)
+    }
+
     /// Bytes of leased chunks.
     pub(super) fn chunk_bytes(&self) -> u64 {
         self.chunk_bytes
@@ -262,10 +273,14 @@ impl Holder {
     ) -> bool {
         match (&self.life, self.pid) {
             (Life::Connected, _) | (Life::Disconnected { .. }, Some(_)) => false,
-            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => now_ms >= since_ms + grace_ms,
+            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => {
+                now_ms >= since_ms.saturating_add(grace_ms)
+            }
             (Life::Exited { since_ms }, Some(pid)) => match extent {
                 Extent::Chunk { .. } => true,
-                Extent::Pool { .. } => listed(pid).map_or(now_ms >= since_ms + grace_ms, |listed| !listed),
+                Extent::Pool { .. } => {
+                    listed(pid).map_or(now_ms >= since_ms.saturating_add(grace_ms), |listed| !listed)
+                }
             },
         }
     }

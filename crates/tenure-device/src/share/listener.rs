@@ -121,7 +121,13 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
         .open(&name)
-        .map_err(failed("the lock can not be opened"))?;
+        .map_err(failed("the lock can not be opened: another user's file may be in the way"))?;
+    let owner = file.metadata().map_err(failed("the lock can not be read"))?.uid();
+    if owner != rustix::process::getuid().as_raw() && owner != 0 {
+        let reason = format!("it belongs to user {owner}: remove it, or choose another folder");
+        let reason = io::Error::new(io::ErrorKind::PermissionDenied, reason);
+        return Err(failed("the lock is not to be trusted")(reason));
+    }
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
@@ -222,6 +228,21 @@ mod tests {
         fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let error = Listener::bind(&folder.path().join("memory.sock"), own()).err().unwrap();
         assert!(error.to_string().contains("not safe"), "{error}");
+    }
+
+    #[test]
+    fn a_lock_of_another_user_is_refused_by_name() {
+        if own() != 0 {
+            eprintln!("skipped: only root can make another user's file");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (path, lock) = (folder.path().join("memory.sock"), folder.path().join("memory.sock.lock"));
+        let foreign = File::create(&lock).unwrap();
+        chown(&lock, Some(Uid::from_raw(65534)), None).unwrap();
+        flock(&foreign, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let error = Listener::bind(&path, own()).err().unwrap().to_string();
+        assert!(error.contains(lock.to_str().unwrap()) && error.contains("user 65534"), "{error}");
     }
 
     #[test]

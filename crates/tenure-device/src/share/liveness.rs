@@ -43,14 +43,16 @@ pub(super) fn is_listed(processes: Option<&[ProcessMemory]>, own: u32, pid: u32)
     lists(own).filter(|&trusted| trusted).and_then(|_| lists(pid))
 }
 
+/// Whether the other end is there, though it may have said its last: only a process that has closed all of its
+/// descriptors may be gone.
 fn is_open(connection: BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::RDHUP)];
+    let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::empty())];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut polled, Some(&at_once)).is_ok() && polled[0].revents().is_empty()
+    poll(&mut polled, Some(&at_once)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
 }
 
 /// `SO_PEERCRED`. A process that can not be seen from here has number 0, which rustix's own function has no room for.
-fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
+pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the pointers are to a `ucred` and its size, which the call fills in and does not keep.
@@ -82,6 +84,8 @@ mod tests {
         let peer = Peer::of(a.as_fd()).unwrap();
         assert_eq!((peer.pid, peer.uid), (Some(std::process::id()), rustix::process::getuid().as_raw()));
         assert!(peer.exit.is_some());
+        b.shutdown(std::net::Shutdown::Write).unwrap();
+        assert!(Peer::of(a.as_fd()).unwrap().exit.is_some(), "it runs, and may read");
         drop(b);
         let peer = Peer::of(a.as_fd()).unwrap();
         assert!(peer.pid.is_none() && peer.exit.is_none());

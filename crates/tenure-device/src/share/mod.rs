@@ -7,8 +7,9 @@
 //! - the **pool**, a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
 //!   reading, at an address of the process's own choosing, in less than a millisecond; [`SharedPool::lease`] gives the
 //!   right to use a range, to any number of readers or one writer;
-//! - **chunks** on demand. [`LeasedBacking`] lets any allocator of `tenure-alloc` draw its chunks from the daemon
-//!   instead of the driver, so that all workers share one budget, and the daemon may ask for what they can spare.
+//! - **chunks** on demand. [`LeasedBacking`] lets an allocator of `tenure-alloc` draw its chunks from the daemon
+//!   instead of the driver, so that all workers share one budget. [`LeasedBacking::serve`] lets it wait for memory that
+//!   others return, and return what it can spare.
 //!
 //! [`SharedCache`] and [`WorkerCache`] are PipeSwitch's five calls by name on top of the pool.
 //!
@@ -34,11 +35,13 @@
 //! ```
 //!
 //! **Access is a guard against mistakes, not against malice.** What a process maps for reading it can not write by
-//! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only.
+//! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only, and a client
+//! believes no daemon but its own user's or root's.
 //!
 //! **A worker that dies** keeps its leases until its work on the device can not run any more; a closed socket does not
 //! prove that. The pidfd of the process says when it has exited, and the driver's list of processes when its context
-//! is gone. A leased chunk is never given to anybody else: the driver keeps its memory until the last mapping is gone.
+//! is gone. A process that the daemon can not see, as in another container, is not given ranges to write. A leased chunk
+//! is never given to anybody else: the driver keeps its memory until the last mapping is gone.
 //!
 //! **A daemon that dies** leaves all mapped memory valid. The next request fails with [`ShareError::DaemonGone`]. A
 //! daemon started again has a new pool, and does not know the old leases.

@@ -44,7 +44,7 @@ impl SharedPool {
             return Err(ShareError::NoPool { socket: client.path().into() });
         }
         let descriptors = client.attach()?;
-        let bytes = sizes.iter().sum();
+        let bytes = client.terms().pool_bytes();
         let address = driver.reserve(bytes)?;
         let writers = Mutex::new(vec![0; sizes.len()]);
         // From here on, dropping it undoes what was done.

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::client::LONGEST_WAIT;
 use super::daemon::DaemonConfig;
 use super::lease::{Extent, HolderId, Leases};
 use super::listener::Listener;
@@ -19,10 +20,11 @@ use crate::Access;
 /// How often to look again at what no descriptor tells.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// The longest that a request may wait for memory, whatever it asks for.
-const LONGEST_WAIT_MS: u64 = 60_000;
+/// How long nothing may come back before who waits for memory is told of it, in ms: it comes chunk by chunk, and more
+/// may be needed than was asked for.
+const QUIET_MS: u64 = 20;
 
-/// The most holdings in a status, so that it fits into a frame.
+/// The most holdings, and the most attached processes, in a status, so that it fits into a frame.
 const HOLDINGS: usize = 1000;
 
 /// What a daemon's thread does: one message of one client after the other. It alone knows the leases, so there is no
@@ -35,7 +37,7 @@ pub(super) struct Service {
     stop: Arc<OwnedFd>,
     leases: Leases,
     clients: BTreeMap<HolderId, Client>,
-    /// Requests for chunks that there is no memory for, the oldest first.
+    /// Who waits for memory.
     waiting: Vec<Waiting>,
     started: Instant,
     /// Connections could not be accepted for want of something: it is tried again at the next tick.
@@ -48,12 +50,19 @@ struct Client {
     peer: Peer,
     /// Whether it is told when memory runs short.
     recalls: bool,
+    /// Whether it has the pool's descriptors.
+    attached: bool,
+    /// When it last said something.
+    heard_ms: u64,
 }
 
 struct Waiting {
     holder: HolderId,
     bytes: u64,
     until_ms: u64,
+    /// How much there was when last looked, and since when.
+    available: u64,
+    since_ms: u64,
 }
 
 /// What the thread was woken up for.
@@ -67,7 +76,7 @@ enum Event {
 
 impl Service {
     pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig, stop: Arc<OwnedFd>) -> Self {
-        let leases = Leases::new(config.grace.as_millis() as u64);
+        let leases = Leases::new(config.grace.as_millis().try_into().unwrap_or(u64::MAX));
         Self {
             config,
             store,
@@ -139,24 +148,48 @@ impl Service {
                 return;
             }
         };
-        let Ok(peer) = Peer::of(socket.as_fd()) else { return };
-        let reply = match self.refuse(&peer) {
-            Some(refusal) => Reply::Refused(refusal),
-            None => Reply::Welcome(self.terms()),
-        };
-        if socket.send(&reply, &[]).is_ok() && matches!(reply, Reply::Welcome(_)) {
-            let holder = self.leases.connect(peer.exit.as_ref().and(peer.pid));
-            self.clients.insert(holder, Client { socket: Some(socket), peer, recalls: false });
+        match self.admit(&socket) {
+            Err(refusal) => {
+                // Who does not take it is gone, or learns nothing.
+                let _ = socket.send(&Reply::Refused(refusal), &[]);
+            }
+            Ok(peer) => {
+                if socket.send(&Reply::Welcome(self.terms()), &[]).is_ok() {
+                    let (holder, heard_ms) = (self.leases.connect(peer.pid), self.now_ms());
+                    let client = Client { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
+                    self.clients.insert(holder, client);
+                }
+            }
         }
     }
 
-    fn refuse(&self, peer: &Peer) -> Option<Refusal> {
+    fn admit(&mut self, socket: &Socket) -> Result<Peer, Refusal> {
+        let peer = Peer::of(socket.as_fd());
+        let peer = peer.map_err(|error| Refusal::Unwatched { reason: error.to_string() })?;
         let (allowed, limit) = (self.config.uid, self.config.clients);
         if peer.uid != allowed {
-            return Some(Refusal::ForeignUser { uid: peer.uid, allowed });
+            return Err(Refusal::ForeignUser { uid: peer.uid, allowed });
         }
         // What is left of one with orphaned leases counts.
-        (self.clients.len() >= limit as usize).then_some(Refusal::TooManyClients { limit })
+        if self.clients.len() >= limit as usize && !self.disconnect_idle() {
+            return Err(Refusal::TooManyClients { limit });
+        }
+        Ok(peer)
+    }
+
+    /// Closes the connection that has been idle for longest, if any has been for long enough.
+    fn disconnect_idle(&mut self) -> bool {
+        let until_ms = u128::from(self.now_ms()).checked_sub(self.config.idle.as_millis());
+        let idle = |(holder, client): &(&HolderId, &Client)| {
+            until_ms.is_some_and(|until_ms| u128::from(client.heard_ms) <= until_ms)
+                && !client.recalls
+                && !client.attached
+                && !self.leases.holds_any(**holder)
+                && self.waiting.iter().all(|waiting| waiting.holder != **holder)
+        };
+        let idle =
+            self.clients.iter().filter(idle).min_by_key(|(_, client)| client.heard_ms).map(|(&holder, _)| holder);
+        idle.map(|holder| self.disconnect(holder)).is_some()
     }
 
     /// Answers one message of a client.
@@ -177,13 +210,18 @@ impl Service {
             // One request at a time is all that a client of ours makes.
             return self.disconnect(holder);
         }
+        let now_ms = self.now_ms();
+        if let Some(client) = self.clients.get_mut(&holder) {
+            client.heard_ms = now_ms;
+        }
         match request {
             Request::Attach => self.answer_with_pool(holder),
             Request::LeasePool { offset, bytes, access } => {
                 let reply = self.lease_pool(holder, offset, bytes, access).map(Reply::Leased);
                 self.answer(holder, reply, None);
             }
-            Request::LeaseChunk { bytes, wait_ms } => self.lease_chunk_or_wait(holder, bytes, wait_ms.into()),
+            Request::LeaseChunk { bytes } => self.lease_chunk_or_recall(holder, bytes),
+            Request::Room { bytes, wait_ms } => self.wait_for_room(holder, bytes, wait_ms.into()),
             Request::Release(lease) => {
                 let reply = self.leases.release(holder, lease).map(|_| Reply::Done);
                 if reply.is_ok() {
@@ -208,6 +246,8 @@ impl Service {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         if socket.send(&Reply::Attached, &self.store.pool_descriptors()).is_err() {
             self.disconnect(holder);
+        } else if let Some(client) = self.clients.get_mut(&holder) {
+            client.attached = true;
         }
     }
 
@@ -228,22 +268,39 @@ impl Service {
         self.leases.grant(holder, Extent::Pool { offset, bytes }, access, self.now_ms())
     }
 
-    fn lease_chunk_or_wait(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
+    fn lease_chunk_or_recall(&mut self, holder: HolderId, bytes: u64) {
         match self.lease_chunk(holder, bytes) {
-            Err(Refusal::Full { available, .. }) if wait_ms > 0 => {
-                let until_ms = self.now_ms() + wait_ms.min(LONGEST_WAIT_MS);
-                self.waiting.push(Waiting { holder, bytes, until_ms });
-                self.recall(holder, bytes.saturating_sub(available));
+            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
+            Err(refusal) => {
+                if let Refusal::Full { available, .. } = refusal
+                    && self.may_ever_have(bytes)
+                {
+                    self.recall(holder, bytes.saturating_sub(available));
+                }
+                self.answer(holder, Err(refusal), None);
             }
-            reply => self.answer_with_chunk(holder, reply),
         }
     }
 
-    fn answer_with_chunk(&mut self, holder: HolderId, reply: Result<(LeaseId, OwnedFd), Refusal>) {
-        match reply {
-            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
-            Err(refusal) => self.answer(holder, Err(refusal), None),
+    /// Whether chunks of `bytes` bytes can be had if others give back what they have.
+    fn may_ever_have(&self, bytes: u64) -> bool {
+        self.config.chunk_limit_bytes.is_none_or(|limit| bytes <= limit)
+    }
+
+    fn wait_for_room(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
+        let available = self.available();
+        if !self.may_ever_have(bytes) {
+            return self.answer(holder, Err(Refusal::Full { requested: bytes, available }), None);
         }
+        let since_ms = self.now_ms();
+        let until_ms = since_ms + wait_ms.min(LONGEST_WAIT.as_millis() as u64);
+        self.waiting.push(Waiting { holder, bytes, until_ms, available, since_ms });
+    }
+
+    /// Bytes that chunks can be had for.
+    fn available(&self) -> u64 {
+        let limit = self.config.chunk_limit_bytes.unwrap_or(u64::MAX);
+        limit.saturating_sub(self.leases.chunk_bytes()).min(self.store.free())
     }
 
     fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), Refusal> {
@@ -279,13 +336,22 @@ impl Service {
         }
     }
 
-    /// Tries again what waits for memory, in the order in which it was asked for.
+    /// Answers those who wait for memory and have it, or have waited for long enough.
     fn serve_waiting(&mut self) {
-        let now_ms = self.now_ms();
-        for waiting in std::mem::take(&mut self.waiting) {
-            match self.lease_chunk(waiting.holder, waiting.bytes) {
-                Err(Refusal::Full { .. }) if now_ms < waiting.until_ms => self.waiting.push(waiting),
-                reply => self.answer_with_chunk(waiting.holder, reply),
+        if self.waiting.is_empty() {
+            return;
+        }
+        let (now_ms, available) = (self.now_ms(), self.available());
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            if waiting.available != available {
+                (waiting.available, waiting.since_ms) = (available, now_ms);
+            }
+            let enough = available >= waiting.bytes;
+            if now_ms >= waiting.until_ms || enough && now_ms - waiting.since_ms >= QUIET_MS {
+                let refusal = Refusal::Full { requested: waiting.bytes, available };
+                self.answer(waiting.holder, if enough { Ok(Reply::Done) } else { Err(refusal) }, None);
+            } else {
+                self.waiting.push(waiting);
             }
         }
     }
@@ -334,6 +400,8 @@ impl Service {
         let mut holdings = self.leases.holdings(now_ms);
         let left_out = holdings.len().saturating_sub(HOLDINGS) as u32;
         holdings.truncate(HOLDINGS);
+        let attached = self.clients.values().filter(|client| client.attached && client.socket.is_some());
+        let attached: BTreeSet<u32> = attached.filter_map(|client| client.peer.pid).collect();
         Status {
             terms: self.terms(),
             pid: std::process::id(),
@@ -342,6 +410,7 @@ impl Service {
             chunk_bytes: self.leases.chunk_bytes(),
             chunk_limit_bytes: self.config.chunk_limit_bytes,
             unreleased: self.store.unreleased() as u32,
+            attached: attached.into_iter().take(HOLDINGS).collect(),
             holdings,
             left_out,
         }

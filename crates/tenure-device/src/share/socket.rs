@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::cmsg_space;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -93,7 +94,8 @@ impl Socket {
                 received_descriptors.extend(fds);
             }
         }
-        if received.bytes == 0 {
+        // The end reads as an empty frame, which somebody may send too.
+        if received.bytes == 0 && self.is_at_end() {
             return Err(SocketError::Closed);
         }
         if received.flags.contains(ReturnFlags::TRUNC) {
@@ -103,6 +105,13 @@ impl Socket {
             return Err(WireError::Descriptors.into());
         }
         Ok((wire::decode(&frame[..received.bytes])?, received_descriptors))
+    }
+
+    /// Whether the other end says nothing more.
+    fn is_at_end(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().is_empty()
     }
 }
 
@@ -167,6 +176,14 @@ mod tests {
         a.send_bytes(&vec![1; FRAME_BYTES + 1], &[]).unwrap();
         let error = b.receive::<Request>(0).unwrap_err();
         assert!(matches!(error, SocketError::Wire(WireError::TooLong)), "{error:?}");
+    }
+
+    #[test]
+    fn an_empty_frame_is_no_message_and_no_end() {
+        let (a, b) = pair();
+        a.send_bytes(&[], &[]).unwrap();
+        let error = b.receive::<Request>(0).unwrap_err();
+        assert!(matches!(error, SocketError::Wire(WireError::Short(0))), "{error:?}");
     }
 
     #[test]

@@ -101,6 +101,11 @@ impl Store {
         self.driver.processes()
     }
 
+    /// Bytes that the device has free; none if it does not say.
+    pub(super) fn free(&self) -> u64 {
+        self.driver.memory_info().map_or(0, |info| info.free)
+    }
+
     /// The device's name.
     pub(super) fn device(&self) -> String {
         self.driver.device().to_string()

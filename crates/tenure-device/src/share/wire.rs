@@ -5,8 +5,8 @@
 //! that they came with. The daemon speaks first, [`Reply::Welcome`] or [`Reply::Refused`]; after that each request has
 //! one reply. A connection that asked for [`Request::Recalls`] is spoken to and says nothing more.
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{LeaseId, Refusal};
 use crate::Access;
@@ -34,11 +34,16 @@ pub enum Request {
         /// For which use.
         access: Access,
     },
-    /// A chunk of its own.
+    /// A chunk of its own. If there is not enough memory, the answer does not wait, and others are asked for theirs.
     LeaseChunk {
         /// Its size.
         bytes: u64,
-        /// How long to wait, in ms, for others to give memory back if there is not enough.
+    },
+    /// Waits until there is memory for chunks, which are not leased with it.
+    Room {
+        /// Their sizes together.
+        bytes: u64,
+        /// The longest to wait, in ms.
         wait_ms: u32,
     },
     /// Gives a lease back, after all work with its memory has completed.
@@ -73,8 +78,24 @@ pub enum Reply {
 pub struct Terms {
     /// The device, such as `cuda:0`, by the daemon's count.
     pub device: String,
-    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool. Empty without a pool.
+    /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; together less than 2^64. Empty
+    /// without a pool.
+    #[serde(deserialize_with = "pool")]
     pub pool: Vec<u64>,
+}
+
+impl Terms {
+    /// The pool's size in bytes.
+    pub fn pool_bytes(&self) -> u64 {
+        self.pool.iter().sum()
+    }
+}
+
+/// Sizes that have a sum.
+fn pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+    let sizes = Vec::<u64>::deserialize(deserializer)?;
+    let sum = sizes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes));
+    sum.map(|_| sizes).ok_or_else(|| D::Error::custom("a pool of more than 2^64 bytes"))
 }
 
 /// What a daemon holds, and who leases it.
@@ -94,10 +115,20 @@ pub struct Status {
     pub chunk_limit_bytes: Option<u64>,
     /// Chunks that the driver refused to take back so far; it is asked again.
     pub unreleased: u32,
+    /// Processes that have mapped the pool, whatever they lease, and are connected; at most a thousand. Those that the
+    /// daemon can not see are not among them.
+    pub attached: Vec<u32>,
     /// Leases, of one process and one kind together.
     pub holdings: Vec<Holding>,
     /// How many more holdings there are than a frame has room for.
     pub left_out: u32,
+}
+
+impl Status {
+    /// Bytes that the limit leaves for chunks; the device may have less.
+    pub fn available_bytes(&self) -> u64 {
+        self.chunk_limit_bytes.unwrap_or(u64::MAX).saturating_sub(self.chunk_bytes)
+    }
 }
 
 /// Leases of one connection and one kind.

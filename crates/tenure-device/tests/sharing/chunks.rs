@@ -80,9 +80,19 @@ fn an_allocator_says_out_of_memory_when_the_daemon_is() {
     let allocator = paged(backing);
     let block = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
     let error = allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap_err();
-    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    let AllocError::OutOfMemory { free, .. } = error else { panic!("{error}") };
+    assert_eq!(free, 0, "of the daemon's, not of the device's");
     allocator.free(block.address).unwrap();
     allocator.allocate(Request::new(4 * GRANULE, StreamId::NULL)).unwrap();
+}
+
+#[test]
+fn segments_beside_the_daemon_s_budget_are_refused() {
+    let daemon = limited(1);
+    let (backing, driver) = backing(&daemon, Duration::ZERO);
+    let error = backing.malloc(GRANULE).unwrap_err().to_string();
+    assert!(error.contains("`paged`"), "{error}");
+    assert_eq!(driver.calls(Some(Call::Malloc)), 0);
 }
 
 #[test]
@@ -90,8 +100,10 @@ fn a_request_that_waits_is_served_when_memory_comes_back() {
     let daemon = limited(2);
     let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::from_secs(20)));
     let chunk = first.create(2 * GRANULE).unwrap();
+    let allocator = Arc::new(paged(Arc::<LeasedBacking>::clone(&second)));
+    let _recalls = second.serve(&allocator).unwrap();
     let asked = Instant::now();
-    let waiting = std::thread::spawn(move || second.create(GRANULE).map(drop));
+    let waiting = std::thread::spawn(move || allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).map(drop));
     std::thread::sleep(Duration::from_millis(50));
     first.release(chunk).unwrap();
     waiting.join().unwrap().unwrap();
@@ -99,12 +111,41 @@ fn a_request_that_waits_is_served_when_memory_comes_back() {
 }
 
 #[test]
-fn a_request_that_waits_in_vain_is_refused_in_time() {
+fn who_waits_does_not_keep_the_same_client_from_giving_back() {
+    let daemon = limited(2);
+    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
+    let chunk = backing.create(2 * GRANULE).unwrap();
+    backing.create(GRANULE).unwrap_err();
+    let (asked, waiting) = (Instant::now(), Arc::clone(&backing));
+    let waiting = std::thread::spawn(move || waiting.make_room());
+    std::thread::sleep(Duration::from_millis(50));
+    backing.release(chunk).unwrap();
+    assert!(waiting.join().unwrap());
+    assert!(asked.elapsed() < Duration::from_secs(10));
+    assert!(!backing.make_room(), "nothing was refused since");
+}
+
+#[test]
+fn a_request_waits_once_however_often_it_is_tried() {
+    let daemon = limited(2);
+    let ((first, _a), (second, _b)) = (backing(&daemon, Duration::ZERO), backing(&daemon, Duration::from_secs(1)));
+    first.create(2 * GRANULE).unwrap();
+    let allocator = Arc::new(paged(Arc::<LeasedBacking>::clone(&second)));
+    let _recalls = second.serve(&allocator).unwrap();
+    let asked = Instant::now();
+    let error = allocator.allocate(Request::new(GRANULE, StreamId::NULL)).unwrap_err();
+    assert!(matches!(error, AllocError::OutOfMemory { .. }), "{error}");
+    assert!((Duration::from_secs(1)..Duration::from_secs(2)).contains(&asked.elapsed()));
+}
+
+#[test]
+fn what_can_never_be_had_is_refused_at_once() {
     let daemon = limited(1);
-    let (backing, _driver) = backing(&daemon, Duration::from_millis(50));
+    let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
     let asked = Instant::now();
     assert!(matches!(backing.create(2 * GRANULE), Err(BackingError::OutOfMemory { .. })));
-    assert!((Duration::from_millis(50)..Duration::from_secs(5)).contains(&asked.elapsed()));
+    assert!(!backing.make_room());
+    assert!(asked.elapsed() < Duration::from_secs(10));
     backing.create(GRANULE).unwrap();
 }
 
@@ -115,6 +156,8 @@ fn others_are_asked_for_what_they_can_spare() {
     assert_eq!(hoarder.hear(), "hoarding");
     assert_eq!(daemon.status().chunk_bytes, 8 * GRANULE);
     let (backing, _driver) = backing(&daemon, Duration::from_secs(20));
+    backing.create(3 * GRANULE).unwrap_err();
+    assert!(backing.make_room());
     backing.create(3 * GRANULE).unwrap();
     assert_eq!(hoarder.hear(), format!("gave back {}", 3 * GRANULE));
     assert_eq!(daemon.status().chunk_bytes, 3 * GRANULE);

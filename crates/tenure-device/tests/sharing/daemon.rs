@@ -5,7 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    sendmsg,
+};
+use rustix::process::Uid;
 use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, encode};
 use tenure_device::share::{Client, DaemonConfig, LeaseState, MemoryDaemon, Refusal, ShareError};
 use tenure_device::sim::SimDriver;
@@ -78,6 +82,26 @@ fn another_user_is_refused_and_told_why() {
 }
 
 #[test]
+fn a_daemon_of_another_user_is_not_believed() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let (_folder, path) = socket();
+    let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
+            net::listen(&listener, 1).unwrap();
+        });
+    });
+    let error = Client::connect(&path).err().unwrap();
+    assert!(matches!(error, ShareError::ForeignDaemon { uid: 65534, user: 0, .. }), "{error}");
+}
+
+#[test]
 fn there_are_no_more_clients_than_are_allowed() {
     let daemon = Daemon::new(DaemonConfig { clients: 2, ..quick() });
     let (_first, second) = (daemon.client(), daemon.client());
@@ -85,6 +109,21 @@ fn there_are_no_more_clients_than_are_allowed() {
     assert!(matches!(error, ShareError::Refused(Refusal::TooManyClients { limit: 2 })), "{error}");
     drop(second);
     eventually("its place is free", || Client::connect(daemon.daemon.socket()).is_ok());
+}
+
+#[test]
+fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
+    let daemon = Daemon::new(DaemonConfig { clients: 4, idle: Duration::ZERO, pool: vec![GRANULE], ..quick() });
+    let (attached, idle) = (daemon.attach(), daemon.client());
+    let (lessee, recalled) = (daemon.raw(), daemon.client());
+    lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read }).unwrap();
+    // In the idle one's place; and this in `recalled`'s own, which holds nothing either.
+    let _recalls = recalled.on_recall(|_| {}).unwrap();
+    assert!(matches!(idle.status(), Err(ShareError::DaemonGone { .. })));
+    let status = daemon.status();
+    assert_eq!((status.connections, status.attached), (4, vec![std::process::id()]));
+    attached.0.lease(0, GRANULE, Access::Read).unwrap();
+    assert_eq!(lessee.ask(&Request::Attach), Some(Reply::Attached));
 }
 
 #[test]
@@ -168,9 +207,10 @@ fn nobody_gives_back_what_another_holds() {
 #[test]
 fn who_asks_again_before_it_has_its_answer_is_dropped() {
     let daemon = Daemon::new(DaemonConfig { chunk_limit_bytes: Some(GRANULE), ..quick() });
-    let hasty: Raw = daemon.raw();
-    hasty.send(&encode(&Request::LeaseChunk { bytes: 2 * GRANULE, wait_ms: 60_000 }).unwrap());
+    let (holder, hasty): (Raw, Raw) = (daemon.raw(), daemon.raw());
+    holder.send(&encode(&Request::LeaseChunk { bytes: GRANULE }).unwrap());
+    hasty.send(&encode(&Request::Room { bytes: GRANULE, wait_ms: 60_000 }).unwrap());
     hasty.send(&encode(&Request::Status).unwrap());
     assert_eq!(hasty.receive(), None);
-    eventually("nothing waits", || daemon.status().connections == 1);
+    eventually("nothing waits", || daemon.status().connections == 2);
 }

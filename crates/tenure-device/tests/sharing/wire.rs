@@ -17,7 +17,8 @@ fn request() -> impl Strategy<Value = Request> {
             bytes,
             access
         }),
-        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::LeaseChunk { bytes, wait_ms }),
+        any::<u64>().prop_map(|bytes| Request::LeaseChunk { bytes }),
+        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::Room { bytes, wait_ms }),
         any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
         Just(Request::Recalls),
         Just(Request::Status),
@@ -25,7 +26,7 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (".*", prop::collection::vec(any::<u64>(), 0..64)).prop_map(|(device, pool)| Terms { device, pool })
+    (".*", prop::collection::vec(0..u64::MAX / 64, 0..64)).prop_map(|(device, pool)| Terms { device, pool })
 }
 
 fn holding() -> impl Strategy<Value = Holding> {
@@ -45,8 +46,9 @@ fn holding() -> impl Strategy<Value = Holding> {
 }
 
 fn status() -> impl Strategy<Value = Status> {
-    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), prop::collection::vec(holding(), 0..100))
-        .prop_map(|(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, holdings)| {
+    let holdings = (prop::collection::vec(any::<u32>(), 0..100), prop::collection::vec(holding(), 0..100));
+    (terms(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<u64>>(), holdings).prop_map(
+        |(terms, [pid, connections, unreleased, left_out], [uptime_ms, chunk_bytes], limit, (attached, holdings))| {
             Status {
                 terms,
                 pid,
@@ -55,10 +57,12 @@ fn status() -> impl Strategy<Value = Status> {
                 chunk_bytes,
                 chunk_limit_bytes: limit,
                 unreleased,
+                attached,
                 holdings,
                 left_out,
             }
-        })
+        },
+    )
 }
 
 fn refusal() -> impl Strategy<Value = Refusal> {
@@ -72,6 +76,8 @@ fn refusal() -> impl Strategy<Value = Refusal> {
             pid,
             access
         }),
+        Just(Refusal::OutOfSight),
+        ".*".prop_map(|reason| Refusal::Unwatched { reason }),
         ".*".prop_map(Refusal::Driver),
     ]
 }
@@ -139,6 +145,15 @@ fn a_message_has_a_longest_length() {
     assert_eq!(decode::<Reply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
 }
 
+#[test]
+fn a_pool_that_has_no_size_is_no_offer() {
+    let terms = |pool| Reply::Welcome(Terms { device: "cuda:0".into(), pool });
+    let largest = terms(vec![u64::MAX - 1, 1]);
+    assert_eq!(decode(&encode(&largest).unwrap()), Ok(largest));
+    let error = decode::<Reply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
+    assert!(matches!(error, WireError::Malformed(_)), "{error}");
+}
+
 /// A status of a thousand holdings, the most that a daemon sends, has room in a frame.
 #[test]
 fn the_longest_status_fits() {
@@ -159,6 +174,7 @@ fn the_longest_status_fits() {
         chunk_bytes: u64::MAX,
         chunk_limit_bytes: Some(u64::MAX),
         unreleased: u32::MAX,
+        attached: vec![u32::MAX; 1000],
         holdings: vec![holding; 1000],
         left_out: u32::MAX,
     };

@@ -67,6 +67,15 @@ fn without_a_list_a_range_of_the_dead_is_free_after_the_grace_period() {
 }
 
 #[test]
+fn a_grace_period_may_be_for_ever() {
+    let mut leases = Leases::new(u64::MAX);
+    let dead = leases.connect(Some(1));
+    leases.grant(dead, pool(0, 10), WRITE, 0).unwrap();
+    leases.exit(dead, 500);
+    assert_eq!(reclaim(&mut leases, u64::MAX - 1, None), []);
+}
+
+#[test]
 fn a_chunk_of_the_dead_is_given_back_at_once() {
     let mut leases = Leases::new(GRACE_MS);
     let dead = leases.connect(Some(1));
@@ -90,6 +99,15 @@ fn a_process_out_of_sight_has_the_grace_period_after_its_connection() {
     assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS - 1, Some(false)), []);
     assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS, Some(true)), [chunk, range]);
     assert!(!leases.awaits_proof());
+}
+
+#[test]
+fn a_process_out_of_sight_does_not_write_the_pool() {
+    let mut leases = Leases::new(GRACE_MS);
+    let hidden = leases.connect(None);
+    assert_eq!(leases.grant(hidden, pool(0, 10), WRITE, 0), Err(Refusal::OutOfSight));
+    leases.grant(hidden, pool(0, 10), READ, 0).unwrap();
+    leases.grant(hidden, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
 }
 
 #[test]
@@ -231,7 +249,9 @@ proptest! {
                         _ => (Extent::Chunk { bytes: 1 }, WRITE),
                     };
                     let granted = leases.grant(model.processes[process].id, extent, access, model.now_ms);
-                    prop_assert_eq!(granted.is_err(), model.conflicts(extent, access));
+                    let hidden = !model.processes[process].visible;
+                    let forbidden = hidden && access == WRITE && matches!(extent, Extent::Pool { .. });
+                    prop_assert_eq!(granted.is_err(), forbidden || model.conflicts(extent, access));
                     if let Ok(id) = granted {
                         model.live.push(Live { id, process, extent, access });
                     }
