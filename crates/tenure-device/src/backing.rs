@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use crate::{Access, CallError, Driver, EventId, EventKind};
+use crate::{Access, CallError, Driver, ErrorKind, EventId, EventKind};
 
 /// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
 /// go slowly.
@@ -141,8 +141,18 @@ impl Backing for DeviceBacking {
         Ok(self.driver.unmap(address, bytes)?)
     }
 
+    /// A stream that was destroyed has no end to put a mark at, and what was put on it may still run. So everything on
+    /// the device is waited for, and the mark is a passed one.
     fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
-        Ok(self.marks.lock().record(&*self.driver, stream)?)
+        let mut marks = self.marks.lock();
+        match marks.record(&*self.driver, stream) {
+            Err(CallError { kind: ErrorKind::UnknownHandle { what: "stream", .. }, .. }) => {
+                // With the lock, so that no mark is recorded behind the wait and counted as passed by it.
+                self.driver.synchronize()?;
+                Ok(marks.pass_all(stream))
+            }
+            recorded => Ok(recorded?),
+        }
     }
 
     fn completed(&self, mark: Mark) -> Result<bool, BackingError> {
@@ -237,6 +247,14 @@ impl Marks {
         }
         marks.pending.push_back(event);
         Ok(Mark { stream, sequence: marks.passed + marks.pending.len() as u64 })
+    }
+
+    /// Notes that every mark of `stream` is passed, and returns one more, passed too.
+    fn pass_all(&mut self, stream: StreamId) -> Mark {
+        let marks = self.streams.entry(stream).or_default();
+        marks.passed += marks.pending.len() as u64 + 1;
+        self.spare.extend(marks.pending.drain(..));
+        Mark { stream, sequence: marks.passed }
     }
 
     /// The event of `mark`, or `None` if it is known to be passed.
