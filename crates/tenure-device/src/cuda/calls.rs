@@ -10,9 +10,10 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
-use super::driver::{StreamOwner, chunk_properties, in_host_function, location};
+use super::driver::{StreamOwner, chunk_properties, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
+use crate::deferred::InHostFunction;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory,
 };
@@ -423,11 +424,12 @@ impl Driver for CudaDriver {
     }
 }
 
-/// Runs and drops a host function. A panic does not leave it: it ends the process.
+/// Runs and drops a host function, from which no driver can be called. A panic does not leave it: it ends the process.
 unsafe extern "C" fn run_host_function(function: *mut c_void) {
     // SAFETY: the pointer is from `host_function`, and comes here once.
     let function = unsafe { Box::from_raw(function.cast::<HostFunction>()) };
-    in_host_function(*function);
+    let _in_function = InHostFunction::enter();
+    function();
 }
 
 /// Time between two events that are known.
