@@ -35,6 +35,9 @@ pub use storage::record_stream;
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::{DeviceBacking, Driver, Streams};
 
+/// `cudaStreamPerThread`: a name for another stream in each thread.
+const PER_THREAD: StreamId = StreamId(2);
+
 /// This process's memory on one device. PyTorch's `DeviceCachingAllocator` and what it stands on.
 ///
 /// Allocating and freeing cost what the allocator underneath costs: nothing is added but a few branches.
@@ -112,9 +115,13 @@ impl DeviceMemory {
     /// A block of at least `request.bytes` bytes; address 0 and no memory for a request of none.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfMemory`] with a report of who holds what; failures of the driver.
+    /// [`MemoryError::OutOfMemory`] with a report of who holds what; [`MemoryError::PerThreadStream`]; failures of the
+    /// driver.
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Block, MemoryError> {
+        if request.stream == PER_THREAD {
+            return Err(MemoryError::PerThreadStream);
+        }
         self.settle();
         let allocated = match &self.allocator {
             Allocator::Paged(allocator) => allocator.allocate(request),
@@ -158,9 +165,12 @@ impl DeviceMemory {
     /// passed what was put on it before the free.
     ///
     /// # Errors
-    /// `address` is no live block.
+    /// `address` is no live block; [`MemoryError::PerThreadStream`].
     #[inline]
     pub fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), MemoryError> {
+        if stream == PER_THREAD {
+            return Err(MemoryError::PerThreadStream);
+        }
         match &self.allocator {
             Allocator::Paged(allocator) => allocator.record_stream(address, stream)?,
             Allocator::Native(allocator) => allocator.record_stream(address, stream)?,

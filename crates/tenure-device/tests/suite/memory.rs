@@ -381,3 +381,12 @@ fn what_a_host_function_frees_is_freed() {
         assert_eq!(memory.allocator().statistics().all.allocated_bytes.current, 0);
     });
 }
+
+#[test]
+fn the_stream_of_each_thread_is_refused() {
+    let memory = memory(&gibibyte(), MemoryConfig::default());
+    let block = memory.allocate(Request::new(MIB, StreamId::NULL)).unwrap();
+    let per_thread = StreamId(2);
+    assert_eq!(memory.allocate(Request::new(MIB, per_thread)), Err(MemoryError::PerThreadStream));
+    assert_eq!(memory.record_stream(block.address, per_thread), Err(MemoryError::PerThreadStream));
+}
