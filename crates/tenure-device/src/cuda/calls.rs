@@ -10,6 +10,7 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
+use super::capture::RelaxedCapture;
 use super::driver::{StreamOwner, chunk_properties, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
@@ -36,6 +37,7 @@ impl Driver for CudaDriver {
             if bytes == 0 {
                 return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
             }
+            let _relaxed = RelaxedCapture::enter()?;
             let mut address = 0;
             // SAFETY: `address` is writable, and the thread has the context.
             let malloc = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
@@ -178,6 +180,7 @@ impl Driver for CudaDriver {
                 Access::Read => sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY,
                 Access::ReadWrite => sys::CU_MEMHOSTREGISTER_PORTABLE,
             };
+            let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the caller keeps the range mapped.
             check(unsafe { sys::cuMemHostRegister_v2(address.cast(), bytes as usize, flags) })
         })

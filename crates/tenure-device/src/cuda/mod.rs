@@ -22,6 +22,7 @@
 //! every later call is a [`ContextLost`](crate::ErrorKind::ContextLost).
 
 mod calls;
+mod capture;
 mod context;
 mod driver;
 mod error;
