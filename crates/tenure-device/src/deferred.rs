@@ -41,7 +41,7 @@ pub(crate) fn in_host_function() -> bool {
     RUNNING.load(Ordering::Relaxed) > 0 && IN_HOST_FUNCTION.get()
 }
 
-/// Addresses freed within host functions, in order.
+/// Addresses that could not be freed where that was asked for, in order.
 #[derive(Default)]
 pub(crate) struct DeferredFrees {
     any: AtomicBool,

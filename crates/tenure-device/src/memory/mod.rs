@@ -47,7 +47,7 @@ pub struct DeviceMemory {
     /// Last, since streams outlive the allocator that knows them.
     streams: Streams,
     device: Device,
-    /// Frees that host functions asked for.
+    /// Frees that could not be made where they were asked for: in host functions.
     deferred: DeferredFrees,
 }
 

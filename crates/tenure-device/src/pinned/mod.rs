@@ -212,8 +212,10 @@ impl Blocks {
             return self.deferred.push(address);
         }
         self.settle();
-        // Fails only with the device, and then the memory stays the buffer's.
-        let _ = self.allocator.free(address);
+        // Nobody is there to try again, as after a callback that Tenure does not know of: the next call does.
+        if self.allocator.free(address).is_err() {
+            self.deferred.push(address);
+        }
     }
 
     /// Chunks that cannot be given back because the driver fails stay mapped.

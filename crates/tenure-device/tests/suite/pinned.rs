@@ -181,6 +181,20 @@ fn a_buffer_dropped_in_a_host_function_is_freed() {
     }
 }
 
+/// As in a callback that Tenure does not know of, where the driver refuses.
+#[test]
+fn a_drop_that_fails_is_made_up_for_by_the_next_call() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    let buffer = mib(&pool, 1).unwrap();
+    buffer.record_stream(StreamId::NULL).unwrap();
+    driver.inject(Failure::of(Call::RecordEvent, 1));
+    drop(buffer);
+    assert_eq!(pool.statistics().blocks.all.allocated_bytes.current, 0);
+    pool.release_cached().unwrap();
+    assert_eq!(pool.statistics().pinned_bytes, 0);
+}
+
 #[test]
 fn the_last_buffer_of_a_pool_dropped_in_a_host_function_gives_everything_back() {
     let driver = sim();
