@@ -9,7 +9,8 @@ use crate::{Address, AllocError};
 pub struct Request {
     /// Bytes, as asked, not rounded.
     pub bytes: u64,
-    /// The stream that will use the block, and that its free is ordered by.
+    /// The stream that will use the block, and that its free is ordered by. One stream for every thread: not CUDA's
+    /// `cudaStreamPerThread` (2).
     pub stream: StreamId,
     /// What the block is for.
     pub tag: Tag,

@@ -153,6 +153,19 @@ fn a_block_is_freed_once_and_only_where_it_begins() {
 }
 
 #[test]
+fn a_freed_block_that_cannot_be_asked_about_fails_nobody_else() {
+    let f = Fixture::new();
+    let range = f.insert(16 * MIB, A);
+    let block = f.alloc(8 * MIB, A);
+    f.donated.record_stream(block, B).unwrap();
+    f.free(block);
+    f.backing.fail_calls(0..1);
+    assert_eq!(f.alloc(8 * MIB, A), range + 8 * MIB);
+    f.backing.fail_calls(0..1);
+    f.donated.clear(A).unwrap_err();
+}
+
+#[test]
 fn a_mark_that_fails_leaves_the_block_live() {
     let f = Fixture::new();
     f.insert(8 * MIB, A);

@@ -49,13 +49,16 @@ const char *tenure_last_error(void);
  */
 tenure_status tenure_open(int device, const char *options);
 
-/* A block of at least `bytes` bytes, for `stream`, at `*block`. NULL for 0 bytes. */
+/* A block of at least `bytes` bytes, for `stream`, at `*block`. NULL for 0 bytes. TENURE_INVALID for
+ * cudaStreamPerThread. */
 tenure_status tenure_alloc(int device, size_t bytes, void *stream, void **block);
 
-/* Ends the use of a block. Work already put on its streams may still use it. NULL is ignored. */
+/* Ends the use of a block. Work already put on its streams may still use it. NULL is ignored. Not
+ * in a stream's callback, where CUDA refuses calls: the block may stay live, with TENURE_DRIVER_FAILED. */
 tenure_status tenure_free(int device, void *block);
 
-/* Says that `stream` uses a block too: once freed, it is not reused before what was put on `stream` is done. */
+/* Says that `stream` uses a block too: once freed, it is not reused before what was put on `stream` is done.
+ * TENURE_INVALID for cudaStreamPerThread. */
 tenure_status tenure_record_stream(int device, void *block, void *stream);
 
 /* Gives all memory that no block lives on back to the device. Waits for work on freed blocks. */
@@ -64,7 +67,8 @@ tenure_status tenure_empty_cache(int device);
 /* Limits what this process may hold to a part of the device, from 0 to 1. */
 tenure_status tenure_set_memory_fraction(int device, double fraction);
 
-/* The counters, under the names of torch.cuda.memory_stats(), as a JSON object. To be freed by tenure_free_buffer(). */
+/* The counters, under the names of torch.cuda.memory_stats(), as a JSON object. To be freed by tenure_free_buffer().
+ * A peak of several streams (allocator=paged) is the sum of theirs: an upper bound of what was there at once. */
 tenure_status tenure_stats_json(int device, char **json, size_t *bytes);
 
 /* Sets every peak of the counters to the current value. */

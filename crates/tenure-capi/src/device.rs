@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tenure_core::StreamId;
 use tenure_device::Driver;
@@ -16,6 +16,9 @@ use crate::failure::Failure;
 const STREAMS: usize = 256;
 
 static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+
+/// Held while a device is opened.
+static OPENING: Mutex<()> = Mutex::new(());
 
 /// An open device.
 pub(crate) struct Device {
@@ -39,8 +42,10 @@ impl Device {
             DeviceDriver::Cuda(driver) => Arc::clone(driver) as _,
             DeviceDriver::Sim(driver) => Arc::clone(driver) as _,
         };
-        let memory = memory::install(shared, config)?;
         let slot = DEVICES.get(number as usize).ok_or(Failure::NotOpen { device: number })?;
+        // So that whoever is told that the device is open finds it open.
+        let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = memory::install(shared, config)?;
         let device = Self { memory, driver, told: [const { AtomicU64::new(0) }; STREAMS] };
         slot.set(device).map_err(|_| MemoryError::AlreadyInstalled { device: memory.device() })?;
         Ok(())

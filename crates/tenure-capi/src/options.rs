@@ -42,6 +42,9 @@ impl FromStr for Options {
                 _ => return Err(invalid(option, "expected driver, allocator, fraction or capacity")),
             }
         }
+        if options.capacity == Some(0) {
+            return Err(invalid("capacity=0", "a device without memory serves nothing"));
+        }
         if options.capacity.is_some() && options.kind != DriverKind::Sim {
             return Err(invalid("capacity", "only a simulated device has the capacity that one likes"));
         }
@@ -113,6 +116,7 @@ mod tests {
         assert_eq!(message("driver=rocm"), "option `driver=rocm`: the driver is cuda or sim");
         assert_eq!(message("fraction=half"), "option `fraction=half`: expected a number");
         assert!(message("allocator=best").contains("expected \"paged\", \"native\" or \"expandable\""));
+        assert!(message("driver=sim,capacity=0").contains("without memory"));
         assert!(message("capacity=5").contains("only a simulated device"));
     }
 }

@@ -41,6 +41,13 @@ static void *churn(void *argument) {
     return NULL;
 }
 
+static void *open_or_find_open(void *argument) {
+    tenure_status status = tenure_open(0, "driver=sim,capacity=1073741824");
+    CHECK(status == TENURE_OK || status == TENURE_ALREADY_OPEN);
+    CHECK(tenure_free(0, NULL) == TENURE_OK);
+    return argument;
+}
+
 int main(void) {
     void *block = NULL;
     CHECK(strlen(tenure_version()) > 0);
@@ -52,7 +59,13 @@ int main(void) {
     CHECK(strstr(tenure_last_error(), "device 100000 is not open"));
     CHECK(tenure_open(0, "driver=sim,speed=9") == TENURE_INVALID);
     CHECK(strstr(tenure_last_error(), "speed=9"));
-    CHECK(tenure_open(0, "driver=sim,capacity=1073741824") == TENURE_OK);
+    CHECK(tenure_open(0, "driver=sim,capacity=0") == TENURE_INVALID);
+
+    pthread_t openers[8];
+    for (int i = 0; i < 8; i++)
+        CHECK(pthread_create(&openers[i], NULL, open_or_find_open, NULL) == 0);
+    for (int i = 0; i < 8; i++)
+        CHECK(pthread_join(openers[i], NULL) == 0);
     CHECK(tenure_open(0, "driver=sim") == TENURE_ALREADY_OPEN);
 
     CHECK(tenure_alloc(0, 512, NULL, NULL) == TENURE_INVALID);
@@ -61,14 +74,17 @@ int main(void) {
     CHECK(tenure_alloc(0, 1 << 20, stream(1), &block) == TENURE_OK && block != NULL);
     CHECK(stats_have("\"allocated_bytes.all.current\":1048576"));
     CHECK(stats_have("\"overhead_bytes\":"));
-    CHECK(tenure_record_stream(0, block, stream(2)) == TENURE_OK);
+    CHECK(tenure_record_stream(0, block, stream(3)) == TENURE_OK);
+    CHECK(tenure_record_stream(0, block, stream(2)) == TENURE_INVALID);
+    CHECK(strstr(tenure_last_error(), "cudaStreamPerThread"));
+    CHECK(tenure_alloc(0, 512, stream(2), &block) == TENURE_INVALID);
     CHECK(tenure_free(0, block) == TENURE_OK);
     CHECK(tenure_free(0, block) == TENURE_UNKNOWN_ADDRESS);
-    CHECK(tenure_record_stream(0, block, stream(2)) == TENURE_UNKNOWN_ADDRESS);
+    CHECK(tenure_record_stream(0, block, stream(3)) == TENURE_UNKNOWN_ADDRESS);
 
     pthread_t threads[4];
     for (uintptr_t i = 0; i < 4; i++)
-        CHECK(pthread_create(&threads[i], NULL, churn, stream(i + 1)) == 0);
+        CHECK(pthread_create(&threads[i], NULL, churn, stream(i + 3)) == 0);
     for (int i = 0; i < 4; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     CHECK(tenure_empty_cache(0) == TENURE_OK);

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use crate::{Access, CallError, Driver, EventId, EventKind};
+use crate::{Access, CallError, Driver, ErrorKind, EventId, EventKind};
 
 /// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
 /// go slowly.
@@ -45,7 +45,8 @@ impl DeviceBacking {
 
     /// Bytes of the device that this process holds beside what it got here: its context, kernels and libraries, and
     /// what it got elsewhere. `None` where the system does not tell what a process holds; then nothing can be said,
-    /// since other processes move what is left too. At most a tenth of a second old.
+    /// since other processes move what is left too. At most a tenth of a second old, or the last that was known if
+    /// other threads have been taking and giving back memory whenever it was asked for since.
     pub fn known_overhead_bytes(&self) -> Option<u64> {
         let mut overhead = self.overhead.lock();
         if let Some((asked, bytes)) = *overhead
@@ -53,24 +54,53 @@ impl DeviceBacking {
         {
             return bytes;
         }
-        let held_before = self.held_bytes();
-        let own = own_bytes(&*self.driver);
-        // What other threads take and give back meanwhile must not look like overhead.
-        let held = held_before.max(self.held_bytes());
-        let bytes = own.map(|own| own.saturating_sub(held));
+        let known = overhead.and_then(|(_, bytes)| bytes);
+        let bytes = self.measure_overhead().or_else(|| self.measure_overhead()).unwrap_or(known);
         *overhead = Some((Instant::now(), bytes));
         bytes
+    }
+
+    /// The overhead now, if the system tells. `None` if memory came or went meanwhile: the system's figure and the
+    /// one kept here are then of different times.
+    fn measure_overhead(&self) -> Option<Option<u64>> {
+        let before = self.held.lock().settled()?;
+        let own = own_bytes(&*self.driver);
+        (self.held.lock().settled()? == before).then(|| own.map(|own| own.saturating_sub(before.bytes)))
+    }
+
+    /// Gets memory with `call`, which names it.
+    #[track_caller]
+    fn take<T: Copy>(
+        &self,
+        bytes: u64,
+        call: impl FnOnce() -> Result<T, CallError>,
+        name: fn(T) -> Memory,
+    ) -> Result<T, BackingError> {
+        self.held.lock().call_begins();
+        let taken = call();
+        let mut held = self.held.lock();
+        held.call_ended();
+        if let Ok(memory) = taken {
+            held.take(name(memory), bytes);
+        }
+        Ok(taken?)
     }
 
     /// Forgets `memory` before `call` gives it back: once that is done, another thread may get the same name.
     #[track_caller]
     fn give_back(&self, memory: Memory, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
-        let forgotten = self.held.lock().forget(memory);
+        let forgotten = {
+            let mut held = self.held.lock();
+            held.call_begins();
+            held.forget(memory)
+        };
         let given_back = call();
+        let mut held = self.held.lock();
+        held.call_ended();
         if given_back.is_err()
             && let Some(bytes) = forgotten
         {
-            self.held.lock().take(memory, bytes);
+            held.take(memory, bytes);
         }
         Ok(given_back?)
     }
@@ -102,9 +132,7 @@ impl Backing for DeviceBacking {
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        let address = self.driver.malloc(bytes)?;
-        self.held.lock().take(Memory::Segment(address), bytes);
-        Ok(address)
+        self.take(bytes, || self.driver.malloc(bytes), Memory::Segment)
     }
 
     fn free(&self, address: Address) -> Result<(), BackingError> {
@@ -120,9 +148,7 @@ impl Backing for DeviceBacking {
     }
 
     fn create(&self, bytes: u64) -> Result<ChunkId, BackingError> {
-        let chunk = self.driver.create(bytes)?;
-        self.held.lock().take(Memory::Chunk(chunk), bytes);
-        Ok(chunk)
+        self.take(bytes, || self.driver.create(bytes), Memory::Chunk)
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
@@ -141,8 +167,18 @@ impl Backing for DeviceBacking {
         Ok(self.driver.unmap(address, bytes)?)
     }
 
+    /// A stream that was destroyed has no end to put a mark at, and what was put on it may still run. So everything on
+    /// the device is waited for, and the mark is a passed one.
     fn record(&self, stream: StreamId) -> Result<Mark, BackingError> {
-        Ok(self.marks.lock().record(&*self.driver, stream)?)
+        let mut marks = self.marks.lock();
+        match marks.record(&*self.driver, stream) {
+            Err(CallError { kind: ErrorKind::UnknownHandle { what: "stream", .. }, .. }) => {
+                // With the lock, so that no mark is recorded behind the wait and counted as passed by it.
+                self.driver.synchronize()?;
+                Ok(marks.pass_all(stream))
+            }
+            recorded => Ok(recorded?),
+        }
     }
 
     fn completed(&self, mark: Mark) -> Result<bool, BackingError> {
@@ -178,6 +214,17 @@ impl Backing for DeviceBacking {
 struct Held {
     sizes: FxHashMap<Memory, u64>,
     bytes: u64,
+    /// Calls of the driver that take or give back memory and have not returned.
+    underway: usize,
+    /// Such calls that have returned.
+    ended: u64,
+}
+
+/// What is held while no call is underway. Two of one time are equal.
+#[derive(PartialEq, Eq)]
+struct Settled {
+    bytes: u64,
+    ended: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -187,6 +234,19 @@ enum Memory {
 }
 
 impl Held {
+    fn call_begins(&mut self) {
+        self.underway += 1;
+    }
+
+    fn call_ended(&mut self) {
+        self.underway -= 1;
+        self.ended += 1;
+    }
+
+    fn settled(&self) -> Option<Settled> {
+        (self.underway == 0).then_some(Settled { bytes: self.bytes, ended: self.ended })
+    }
+
     fn take(&mut self, memory: Memory, bytes: u64) {
         self.sizes.insert(memory, bytes);
         self.bytes += bytes;
@@ -237,6 +297,14 @@ impl Marks {
         }
         marks.pending.push_back(event);
         Ok(Mark { stream, sequence: marks.passed + marks.pending.len() as u64 })
+    }
+
+    /// Notes that every mark of `stream` is passed, and returns one more, passed too.
+    fn pass_all(&mut self, stream: StreamId) -> Mark {
+        let marks = self.streams.entry(stream).or_default();
+        marks.passed += marks.pending.len() as u64 + 1;
+        self.spare.extend(marks.pending.drain(..));
+        Mark { stream, sequence: marks.passed }
     }
 
     /// The event of `mark`, or `None` if it is known to be passed.

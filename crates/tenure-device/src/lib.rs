@@ -15,6 +15,7 @@ mod call;
 mod check;
 pub mod cost;
 pub mod cuda;
+mod deferred;
 mod driver;
 mod error;
 mod event;

@@ -34,6 +34,9 @@ pub struct Config {
     pub garbage_collection_threshold: f64,
     /// Maps chunks into large reserved ranges instead of making segments of fixed size.
     pub expandable_segments: bool,
+    /// When there is no memory for a segment of the usual size, makes one of the request's own size, for requests of
+    /// more than 1 MiB. PyTorch does not, and is out of memory.
+    pub shrink_segments: bool,
 }
 
 impl Config {

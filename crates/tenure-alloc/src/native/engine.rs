@@ -94,6 +94,9 @@ impl Engine {
             self.statistics.num_alloc_retries += 1;
             found = self.add_segment(&wanted)?;
         }
+        if found.is_none() {
+            found = self.add_small_segment(&wanted)?;
+        }
         Ok(found.map(|id| self.hand_out(&wanted, id)))
     }
 

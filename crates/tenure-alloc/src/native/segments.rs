@@ -3,14 +3,29 @@
 use super::blocks::{Block, BlockId, State};
 use super::config::segment_size;
 use super::engine::{Engine, Wanted};
-use crate::{Action, Address, AllocError, BackingError};
+use crate::{Action, Address, AllocError, BackingError, PoolKind};
 
 impl Engine {
     /// A new segment, or a larger one, with a block for `wanted` that is in no set. `None` if memory is out.
     pub(super) fn add_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let bytes = segment_size(wanted.bytes);
+        self.add_segment_of(segment_size(wanted.bytes), wanted)
+    }
+
+    /// The same, with no more memory than `wanted` needs, where the settings allow that.
+    pub(super) fn add_small_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        let allowed = self.config.shrink_segments && !self.config.expandable_segments;
+        if allowed && wanted.pool.kind == PoolKind::Large && wanted.bytes < segment_size(wanted.bytes) {
+            self.add_segment_of(wanted.bytes, wanted)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn add_segment_of(&mut self, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        // Whoever may hold all of the device is stopped by the device itself: the overhead, slow to ask for, says nothing.
+        let limit = self.allowed.filter(|&allowed| allowed < self.device_bytes);
         let held = |bytes| self.reserved() + self.backing.overhead_bytes() + bytes;
-        let forbidden = self.allowed.is_some_and(|allowed| held(bytes) > allowed);
+        let forbidden = limit.is_some_and(|limit| held(bytes) > limit);
         if forbidden || wanted.bytes > self.device_bytes {
             return Ok(None);
         }

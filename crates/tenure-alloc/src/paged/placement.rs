@@ -85,9 +85,9 @@ impl State {
     /// requested at once.
     fn make(&mut self, bytes: u64, stream: StreamId, id: usize, peak: u64, creatable: u64) -> Result<Address, Refusal> {
         let in_streak = self.in_streak();
-        let space = &mut self.spaces[id];
         let reserved = self.statistics.all.reserved_bytes.current;
-        let held = reserved + self.backing.overhead_bytes();
+        let held = reserved + self.overhead();
+        let space = &mut self.spaces[id];
         let limit = self.allowed.saturating_sub(held).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
         let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);

@@ -48,6 +48,8 @@ pub(super) struct State {
     pub(super) streak: u32,
     /// Bytes that this process may hold.
     pub(super) allowed: u64,
+    /// Bytes of the device.
+    total: u64,
 }
 
 /// A private pool: its memory serves nobody else while it is in use.
@@ -109,6 +111,7 @@ impl State {
             peak_requested: 0,
             streak: 0,
             allowed: total,
+            total,
         }
     }
 
@@ -304,6 +307,11 @@ impl State {
             pool.inactive_split_bytes.set(extents.iter().sum());
         }
         self.statistics.clone()
+    }
+
+    /// Bytes of the device that count against the limit beside what is reserved. Nobody is asked where there is no limit.
+    pub(super) fn overhead(&self) -> u64 {
+        if self.allowed < self.total { self.backing.overhead_bytes() } else { 0 }
     }
 
     /// Bytes reserved in all.

@@ -11,9 +11,10 @@ use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
 use super::capture::{RelaxedCapture, is_captured};
-use super::driver::{EVENTS, StreamOwner, chunk_properties, in_host_function, location};
+use super::driver::{EVENTS, StreamOwner, chunk_properties, location};
 use super::error::{check, completed, system_failure};
 use super::nvml;
+use crate::deferred::InHostFunction;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory,
 };
@@ -36,6 +37,7 @@ impl Driver for CudaDriver {
             if bytes == 0 {
                 return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
             }
+            let _relaxed = RelaxedCapture::enter()?;
             let mut address = 0;
             // SAFETY: `address` is writable, and the thread has the context.
             let malloc = || unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
@@ -178,6 +180,7 @@ impl Driver for CudaDriver {
                 Access::Read => sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY,
                 Access::ReadWrite => sys::CU_MEMHOSTREGISTER_PORTABLE,
             };
+            let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the caller keeps the range mapped.
             check(unsafe { sys::cuMemHostRegister_v2(address.cast(), bytes as usize, flags) })
         })
@@ -437,11 +440,12 @@ impl Driver for CudaDriver {
     }
 }
 
-/// Runs and drops a host function. A panic does not leave it: it ends the process.
+/// Runs and drops a host function, from which no driver can be called. A panic does not leave it: it ends the process.
 unsafe extern "C" fn run_host_function(function: *mut c_void) {
     // SAFETY: the pointer is from `host_function`, and comes here once.
     let function = unsafe { Box::from_raw(function.cast::<HostFunction>()) };
-    in_host_function(*function);
+    let _in_function = InHostFunction::enter();
+    function();
 }
 
 /// Time between two events that are known.

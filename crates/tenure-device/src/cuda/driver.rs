@@ -1,4 +1,3 @@
-use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -17,14 +16,15 @@ use super::error::check;
 use super::handles::Handles;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
-use crate::{Call, CallError, ErrorKind, EventId, EventKind, HostFunction, LaunchRegistry, Priority, Properties};
+use crate::deferred::in_host_function;
+use crate::{Call, CallError, ErrorKind, EventId, EventKind, LaunchRegistry, Priority, Properties};
 
 /// How many launches an error shows that may come from any of them.
 const SUSPECTS: usize = 8;
 
 /// The driver of one NVIDIA device.
 ///
-/// A panic of a [`HostFunction`] ends the process, and a function whose turn comes after the context was lost is never
+/// A panic of a [`HostFunction`](crate::HostFunction) ends the process, and a function whose turn comes after the context was lost is never
 /// called. Calls that release, map and unmap take turns, whichever thread they come from; they wait for no work of the
 /// device.
 pub struct CudaDriver {
@@ -123,9 +123,9 @@ impl CudaDriver {
         })
     }
 
-    /// Makes a driver call: refused when the context is lost, or within a host function.
+    /// Makes a driver call: refused when the context is lost, or within a host function, where it could wait for itself.
     pub(super) fn call<T>(&self, call: Call, action: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T, CallError> {
-        if IN_HOST_FUNCTION.get() {
+        if in_host_function() {
             return Err(CallError { call, kind: ErrorKind::CalledFromWork });
         }
         if let Some(first) = self.lost.get() {
@@ -201,18 +201,6 @@ impl CudaDriver {
         let free = self.context.bind().and_then(|_bound| self.info()).map_or(0, |info| info.free);
         ErrorKind::OutOfMemory { requested, free }
     }
-}
-
-thread_local! {
-    /// Whether this thread, one of CUDA's own, runs a host function. A call from there could wait for itself.
-    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Runs a host function, from which no driver can be called.
-pub(super) fn in_host_function(function: HostFunction) {
-    IN_HOST_FUNCTION.set(true);
-    function();
-    IN_HOST_FUNCTION.set(false);
 }
 
 /// CUDA's numbers for [`Priority::ALL`], of a device with these: the greatest is the lowest number. What has no priority

@@ -17,6 +17,12 @@ pub enum MemoryError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// Memory was asked for, or recorded, on `cudaStreamPerThread`.
+    #[error(
+        "stream 0x2, cudaStreamPerThread, is another stream in each thread, so that memory on it cannot be told apart: \
+         create a stream for each thread"
+    )]
+    PerThreadStream,
     /// The device's memory is in use already, with the settings it began with.
     #[error("the memory of {device} is in use already: set it up before its first use, once")]
     AlreadyInstalled {

@@ -32,17 +32,23 @@ pub use error::MemoryError;
 pub use report::OutOfMemoryReport;
 pub use storage::record_stream;
 
+use crate::deferred::{DeferredFrees, in_host_function};
 use crate::{DeviceBacking, Driver, Streams};
+
+/// `cudaStreamPerThread`: a name for another stream in each thread.
+const PER_THREAD: StreamId = StreamId(2);
 
 /// This process's memory on one device. PyTorch's `DeviceCachingAllocator` and what it stands on.
 ///
-/// Allocating and freeing cost what the allocator underneath costs: nothing is added but a branch.
+/// Allocating and freeing cost what the allocator underneath costs: nothing is added but a few branches.
 pub struct DeviceMemory {
     allocator: Allocator,
     backing: Arc<DeviceBacking>,
     /// Last, since streams outlive the allocator that knows them.
     streams: Streams,
     device: Device,
+    /// Frees that could not be made where they were asked for: in host functions.
+    deferred: DeferredFrees,
 }
 
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
@@ -70,7 +76,7 @@ impl DeviceMemory {
                 Allocator::Native(Box::new(NativeAllocator::new(Arc::clone(&backing) as _, config)?))
             }
         };
-        let memory = Self { allocator, backing, streams, device };
+        let memory = Self { allocator, backing, streams, device, deferred: DeferredFrees::default() };
         if config.fraction != 1.0 {
             memory.allocator().set_memory_fraction(config.fraction)?;
         }
@@ -97,8 +103,9 @@ impl DeviceMemory {
         &self.streams
     }
 
-    /// The allocator: statistics, snapshots, limits, pools and callbacks.
+    /// The allocator: statistics, snapshots, limits, pools and callbacks. What host functions freed is freed first.
     pub fn allocator(&self) -> &dyn CachingAllocator {
+        self.settle();
         match &self.allocator {
             Allocator::Paged(allocator) => allocator,
             Allocator::Native(allocator) => &**allocator,
@@ -108,9 +115,14 @@ impl DeviceMemory {
     /// A block of at least `request.bytes` bytes; address 0 and no memory for a request of none.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfMemory`] with a report of who holds what; failures of the driver.
+    /// [`MemoryError::OutOfMemory`] with a report of who holds what; [`MemoryError::PerThreadStream`]; failures of the
+    /// driver.
     #[inline]
     pub fn allocate(&self, request: Request) -> Result<Block, MemoryError> {
+        if request.stream == PER_THREAD {
+            return Err(MemoryError::PerThreadStream);
+        }
+        self.settle();
         let allocated = match &self.allocator {
             Allocator::Paged(allocator) => allocator.allocate(request),
             Allocator::Native(allocator) => allocator.allocate(request),
@@ -121,24 +133,44 @@ impl DeviceMemory {
     /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
     /// Address 0 is ignored.
     ///
+    /// In a host function, from which no driver can be called, the block is freed with the next call elsewhere.
+    ///
     /// # Errors
-    /// `address` is no live block; failures of the driver.
+    /// `address` is no live block; failures of the driver. None in a host function.
     #[inline]
     pub fn free(&self, address: Address) -> Result<(), MemoryError> {
-        match &self.allocator {
-            Allocator::Paged(allocator) => allocator.free(address)?,
-            Allocator::Native(allocator) => allocator.free(address)?,
+        if in_host_function() {
+            self.deferred.push(address);
+            return Ok(());
         }
-        Ok(())
+        self.settle();
+        Ok(self.free_now(address)?)
+    }
+
+    #[inline]
+    fn free_now(&self, address: Address) -> Result<(), AllocError> {
+        match &self.allocator {
+            Allocator::Paged(allocator) => allocator.free(address),
+            Allocator::Native(allocator) => allocator.free(address),
+        }
+    }
+
+    /// Frees what host functions freed.
+    #[inline]
+    fn settle(&self) {
+        self.deferred.settle(|address| self.free_now(address));
     }
 
     /// Says that `stream` uses the block at `address` too: after its free it is not reused until that stream has
     /// passed what was put on it before the free.
     ///
     /// # Errors
-    /// `address` is no live block.
+    /// `address` is no live block; [`MemoryError::PerThreadStream`].
     #[inline]
     pub fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), MemoryError> {
+        if stream == PER_THREAD {
+            return Err(MemoryError::PerThreadStream);
+        }
         match &self.allocator {
             Allocator::Paged(allocator) => allocator.record_stream(address, stream)?,
             Allocator::Native(allocator) => allocator.record_stream(address, stream)?,

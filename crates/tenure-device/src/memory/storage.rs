@@ -48,8 +48,10 @@ unsafe impl Allocator for &'static DeviceMemory {
         // A device's address is a number to the host, which never follows it.
         let data = std::ptr::without_provenance_mut(block.address as usize);
         Ok(DataPtr::foreign(data, self.device, move || {
-            // A free fails if the context is lost, and then so does everything else.
-            let _ = memory.free(block.address);
+            // Nobody is there to try again, as after a callback that Tenure does not know of: the next call does.
+            if let Err(MemoryError::Allocator(AllocError::Backing(_))) = memory.free(block.address) {
+                memory.deferred.push(block.address);
+            }
         }))
     }
 

@@ -13,10 +13,12 @@ mod chunk;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::thread;
 
 use tenure_alloc::{AllocError, CachingAllocator, NativeAllocator, Request, Resource, Statistics, native};
 use tenure_core::StreamId;
 
+use crate::deferred::{DeferredFrees, in_host_function};
 use crate::{Driver, Properties};
 use backing::HostBacking;
 
@@ -76,8 +78,14 @@ pub struct PinnedPool {
 }
 
 struct Shared {
+    blocks: Arc<Blocks>,
+}
+
+struct Blocks {
     allocator: NativeAllocator,
     backing: Arc<HostBacking>,
+    /// Buffers dropped in host functions.
+    deferred: DeferredFrees,
 }
 
 /// The figures of a pool, in bytes.
@@ -134,8 +142,11 @@ impl PinnedPool {
             return Err(AllocError::InvalidSetting { setting, value: config.chunk_bytes.to_string(), expected }.into());
         }
         let backing = Arc::new(HostBacking::new(driver, config));
-        let allocator = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default())?;
-        Ok(Self { shared: Arc::new(Shared { allocator, backing }) })
+        // A limit may leave less than a segment of the usual size.
+        let config = native::Config { shrink_segments: true, ..native::Config::default() };
+        let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
+        let blocks = Blocks { allocator, backing, deferred: DeferredFrees::default() };
+        Ok(Self { shared: Arc::new(Shared { blocks: Arc::new(blocks) }) })
     }
 
     /// A buffer of `bytes` bytes, aligned to 512, which hold anything. Registers a chunk if there is no room in those
@@ -148,7 +159,7 @@ impl PinnedPool {
         if requested > MAX_CHUNK_BYTES {
             return Err(PinnedError::TooLarge { requested });
         }
-        let block = self.shared.allocator.allocate(Request::new(requested, HOST)).map_err(|error| match error {
+        let block = self.blocks().allocator.allocate(Request::new(requested, HOST)).map_err(|error| match error {
             AllocError::OutOfMemory { .. } => self.limit_reached(requested),
             error => error.into(),
         })?;
@@ -162,13 +173,13 @@ impl PinnedPool {
     /// # Errors
     /// Failures of the driver.
     pub fn release_cached(&self) -> Result<(), PinnedError> {
-        Ok(self.shared.allocator.release_cached()?)
+        Ok(self.blocks().allocator.release_cached()?)
     }
 
     /// The pool's figures.
     pub fn statistics(&self) -> PinnedStatistics {
-        let blocks = self.shared.allocator.statistics();
-        let usage = self.shared.backing.usage();
+        let Blocks { allocator, backing, .. } = self.blocks();
+        let (blocks, usage) = (allocator.statistics(), backing.usage());
         PinnedStatistics {
             limit_bytes: usage.limit,
             pinned_bytes: usage.pinned,
@@ -178,6 +189,12 @@ impl PinnedPool {
         }
     }
 
+    /// With what host functions dropped freed.
+    fn blocks(&self) -> &Blocks {
+        self.shared.blocks.settle();
+        &self.shared.blocks
+    }
+
     #[cold]
     fn limit_reached(&self, requested: u64) -> PinnedError {
         let PinnedStatistics { limit_bytes, blocks, .. } = self.statistics();
@@ -185,14 +202,44 @@ impl PinnedPool {
     }
 }
 
-impl Drop for Shared {
-    /// There is no buffer any more. Chunks that cannot be given back because the driver fails stay mapped.
-    fn drop(&mut self) {
+impl Blocks {
+    fn settle(&self) {
+        self.deferred.settle(|address| self.allocator.free(address));
+    }
+
+    fn free(&self, address: u64) {
+        if in_host_function() {
+            return self.deferred.push(address);
+        }
+        self.settle();
+        // Nobody is there to try again, as after a callback that Tenure does not know of: the next call does.
+        if self.allocator.free(address).is_err() {
+            self.deferred.push(address);
+        }
+    }
+
+    /// Chunks that cannot be given back because the driver fails stay mapped.
+    fn release(&self) {
+        self.settle();
         let _ = self.allocator.release_cached();
     }
 }
 
-/// A piece of pinned host memory, freed when it is dropped.
+impl Drop for Shared {
+    /// There is no buffer any more. A host function, where the last may have ended, cannot call the driver: a thread
+    /// does it.
+    fn drop(&mut self) {
+        if in_host_function() {
+            let blocks = Arc::clone(&self.blocks);
+            // Without a thread the chunks stay mapped.
+            let _ = thread::Builder::new().spawn(move || blocks.release());
+        } else {
+            self.blocks.release();
+        }
+    }
+}
+
+/// A piece of pinned host memory, freed when it is dropped, which may be in a host function.
 ///
 /// An asynchronous copy reads or writes it after the call that asks for it: such calls are unsafe, and ask their
 /// callers to leave the buffer alone until the copy is done. Recording the copy's stream does that for a drop.
@@ -214,7 +261,7 @@ impl PinnedBuffer {
     /// # Errors
     /// None for a stream of the device.
     pub fn record_stream(&self, stream: StreamId) -> Result<(), PinnedError> {
-        Ok(self.shared.allocator.record_stream(self.address(), stream)?)
+        Ok(self.shared.blocks.allocator.record_stream(self.address(), stream)?)
     }
 
     /// Where the buffer is; 0 for one of no bytes.
@@ -241,7 +288,6 @@ impl DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // Fails only with the device, and then the memory stays the buffer's.
-        let _ = self.shared.allocator.free(self.address());
+        self.shared.blocks.free(self.address());
     }
 }

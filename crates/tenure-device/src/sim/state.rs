@@ -17,6 +17,7 @@ use super::signal::Signal;
 use super::timeline::{Point, Timeline, Work};
 use super::{SimConfig, SimDriver};
 use crate::cost::HOST_SYNC_US;
+use crate::deferred::{InHostFunction, in_host_function};
 use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch, ProcessMemory};
 
 /// How often the host looks whether another process has passed an event that it waits for.
@@ -129,7 +130,7 @@ impl State {
             None => Ok(false),
             Some(None) => Ok(true),
             Some(Some(work)) => {
-                let _in_work = InWork::enter();
+                let _in_work = InHostFunction::enter();
                 work(&mut self.memory).map(|()| true)
             }
         }
@@ -228,7 +229,7 @@ impl State {
         let error = CallError { call, kind };
         if error.kind.loses_context() {
             self.lost = Some(Arc::new(error.clone()));
-            let _in_work = InWork::enter();
+            let _in_work = InHostFunction::enter();
             self.timeline.abandon();
         }
         error
@@ -315,26 +316,6 @@ impl SimDriver {
     }
 }
 
-thread_local! {
-    static IN_WORK: Cell<bool> = const { Cell::new(false) };
-}
-
-/// While it lives, this thread runs work of a stream with the device locked.
-struct InWork;
-
-impl InWork {
-    fn enter() -> Self {
-        IN_WORK.set(true);
-        Self
-    }
-}
-
-impl Drop for InWork {
-    fn drop(&mut self) {
-        IN_WORK.set(false);
-    }
-}
-
 /// The state, behind a lock that work running under it cannot take again.
 pub(super) struct Guarded(Mutex<State>);
 
@@ -345,7 +326,7 @@ impl Guarded {
 
     /// `None` when called from work.
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
-        (!IN_WORK.get()).then(|| self.0.lock())
+        (!in_host_function()).then(|| self.0.lock())
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

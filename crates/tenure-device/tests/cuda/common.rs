@@ -21,6 +21,13 @@ pub(crate) struct Device {
     _alone: File,
 }
 
+impl Device {
+    /// The driver, for what holds on to one. Drop that before this.
+    pub(crate) fn shared(&self) -> Arc<CudaDriver> {
+        Arc::clone(&self.driver)
+    }
+}
+
 impl Deref for Device {
     type Target = CudaDriver;
 

@@ -2,6 +2,7 @@
 //! is skipped, with a message, where there is none; what loses the context, or needs a second process, runs as a child.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod capture;
 mod common;
 mod contexts;
 mod errors;

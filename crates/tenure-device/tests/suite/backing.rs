@@ -1,6 +1,9 @@
 //! Marks, and errors, of the backing that a driver gives an allocator.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use tenure_alloc::{Backing, BackingError, Mark};
 use tenure_core::StreamId;
@@ -189,4 +192,30 @@ fn overhead_that_the_system_does_not_tell_counts_as_none() {
     driver.set_processes(own(Some(0)));
     backing.create(GRANULE).unwrap();
     assert_eq!(backing.known_overhead_bytes(), Some(0), "an old figure is no reason to underflow");
+}
+
+/// 1 GiB comes and goes all the time, and nothing is overhead.
+#[test]
+fn memory_on_its_way_is_no_overhead() {
+    let driver = Arc::new(SimDriver::new(SimConfig { context_bytes: 0, ..SimConfig::default() }));
+    let backing = DeviceBacking::new(Arc::clone(&driver) as _);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let chunk = backing.create(1 << 30).unwrap();
+                    backing.release(chunk).unwrap();
+                }
+            });
+        }
+        let seen: Vec<u64> = (0..10)
+            .map(|_| {
+                thread::sleep(Duration::from_millis(101));
+                backing.overhead_bytes()
+            })
+            .collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(seen, [0; 10]);
+    });
 }

@@ -9,6 +9,7 @@ mod costs;
 mod drivers;
 mod events;
 mod functions;
+mod gone_streams;
 mod host;
 mod launches;
 mod memory;

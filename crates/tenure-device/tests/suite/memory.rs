@@ -362,3 +362,31 @@ fn advice_fits_the_cause() {
         OutOfMemoryReport { allocated_bytes: 100 * GIB, others: Vec::new(), free_bytes: 21 * GIB, ..sample() };
     assert!(first(in_pieces.clone()).contains("18.00 GiB is reserved and not allocated"), "{in_pieces}");
 }
+
+/// A host function must not call the driver: what it frees is freed with the next call elsewhere.
+#[test]
+fn what_a_host_function_frees_is_freed() {
+    everywhere(|device, memory| {
+        let stream = device.create_stream(Priority::Default).unwrap();
+        let storage = Storage::new(4 << 20, Arc::new(memory)).unwrap();
+        memory::record_stream(&storage, stream).unwrap();
+        let block = memory.allocate(Request::new(4 * MIB, stream)).unwrap();
+        memory.record_stream(block.address, StreamId::NULL).unwrap();
+        let free = move || {
+            drop(storage);
+            memory.free(block.address).unwrap();
+        };
+        device.host_function(stream, Box::new(free)).unwrap();
+        device.synchronize_stream(stream).unwrap();
+        assert_eq!(memory.allocator().statistics().all.allocated_bytes.current, 0);
+    });
+}
+
+#[test]
+fn the_stream_of_each_thread_is_refused() {
+    let memory = memory(&gibibyte(), MemoryConfig::default());
+    let block = memory.allocate(Request::new(MIB, StreamId::NULL)).unwrap();
+    let per_thread = StreamId(2);
+    assert_eq!(memory.allocate(Request::new(MIB, per_thread)), Err(MemoryError::PerThreadStream));
+    assert_eq!(memory.record_stream(block.address, per_thread), Err(MemoryError::PerThreadStream));
+}

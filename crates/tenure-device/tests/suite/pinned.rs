@@ -1,7 +1,8 @@
 //! Pinned host memory: reused when no copy needs it any more, limited, and given back whole.
 
-use std::fs;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use proptest::prelude::*;
 use tenure_core::StreamId;
@@ -140,6 +141,72 @@ fn a_limit_is_kept_and_the_error_says_by_how_much_it_was_missed() {
     mib(&pool, 20).expect("what is cached is given back for it");
     assert!(pool.statistics().peak_pinned_bytes <= 64 * MIB);
     assert!(matches!(mib(&pool, 65), Err(PinnedError::LimitReached { .. })));
+}
+
+#[test]
+fn a_request_that_the_limit_allows_is_served_however_little_that_is() {
+    for limit in [4, 8, 16, 19] {
+        let pool = pool(&sim(), PinnedConfig::new(limit * MIB));
+        for count in 1..=limit as usize {
+            mib(&pool, count).unwrap_or_else(|error| panic!("{count} of {limit} MiB: {error}"));
+            assert!(pool.statistics().pinned_bytes <= limit * MIB);
+        }
+        let error = mib(&pool, limit as usize + 1).err().unwrap();
+        assert!(matches!(error, PinnedError::LimitReached { used: 0, .. }), "{error}");
+    }
+}
+
+#[test]
+fn the_last_bytes_of_a_limit_are_used() {
+    let pool = pool(&sim(), PinnedConfig::new(64 * MIB));
+    let _held = mib(&pool, 56).unwrap();
+    let _last = [mib(&pool, 3).unwrap(), mib(&pool, 5).unwrap()];
+    assert_eq!(pool.statistics().pinned_bytes, 64 * MIB);
+    assert!(matches!(mib(&pool, 2), Err(PinnedError::LimitReached { .. })));
+}
+
+/// A host function must not call the driver: what it drops is freed by whoever comes next.
+#[test]
+fn a_buffer_dropped_in_a_host_function_is_freed() {
+    for device in drivers() {
+        let pool = PinnedPool::new(device.shared(), small()).unwrap();
+        let stream = device.create_stream(Priority::Default).unwrap();
+        let buffer = mib(&pool, 1).unwrap();
+        buffer.record_stream(stream).unwrap();
+        device.host_function(stream, Box::new(move || drop(buffer))).unwrap();
+        device.synchronize_stream(stream).unwrap();
+        assert_eq!(pool.statistics().blocks.all.allocated_bytes.current, 0);
+        pool.release_cached().unwrap();
+        assert_eq!(pool.statistics().pinned_bytes, 0);
+    }
+}
+
+/// As in a callback that Tenure does not know of, where the driver refuses.
+#[test]
+fn a_drop_that_fails_is_made_up_for_by_the_next_call() {
+    let driver = sim();
+    let pool = pool(&driver, small());
+    let buffer = mib(&pool, 1).unwrap();
+    buffer.record_stream(StreamId::NULL).unwrap();
+    driver.inject(Failure::of(Call::RecordEvent, 1));
+    drop(buffer);
+    assert_eq!(pool.statistics().blocks.all.allocated_bytes.current, 0);
+    pool.release_cached().unwrap();
+    assert_eq!(pool.statistics().pinned_bytes, 0);
+}
+
+#[test]
+fn the_last_buffer_of_a_pool_dropped_in_a_host_function_gives_everything_back() {
+    let driver = sim();
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let buffer = mib(&pool(&driver, small()), 1).unwrap();
+    driver.host_function(stream, Box::new(move || drop(buffer))).unwrap();
+    driver.synchronize_stream(stream).unwrap();
+    let start = Instant::now();
+    while calls(&driver) != (1, 1) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the chunk is still registered");
+        thread::yield_now();
+    }
 }
 
 #[test]

@@ -195,7 +195,11 @@ impl Ranges {
     }
 
     /// Completes the frees that every stream has passed; waits for those in memory of `awaited`, if given. A capture
-    /// allows neither.
+    /// allows neither. A piece that is not waited for and cannot be asked about stays pending: its failure is no reason
+    /// to refuse another.
+    ///
+    /// # Errors
+    /// Of those that are waited for.
     fn settle(&mut self, backing: &dyn Backing, awaited: Option<StreamId>) -> Result<(), BackingError> {
         if !self.captures.is_empty() {
             return Ok(());
@@ -204,11 +208,13 @@ impl Ranges {
         while at < self.pending.len() {
             let address = self.pending[at].address;
             let waits = awaited.is_some() && self.range_of(address).map(|(_, range)| range.stream) == awaited;
-            if self.pending[at].is_passed(backing, waits)? {
-                self.pending.swap_remove(at);
-                self.complete(address);
-            } else {
-                at += 1;
+            match self.pending[at].is_passed(backing, waits) {
+                Ok(true) => {
+                    self.pending.swap_remove(at);
+                    self.complete(address);
+                }
+                Err(error) if waits => return Err(error),
+                Ok(false) | Err(_) => at += 1,
             }
         }
         Ok(())
