@@ -1,3 +1,4 @@
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ fn draw(trace: &Trace) -> Result<Report<'_>, Error> {
     Report::observed(trace, |kind, progress| {
         let earlier = kinds.iter().take_while(|&&other| other != kind).count() as u64;
         bar.update(earlier, progress);
+        ControlFlow::Continue(())
     })
 }
 

@@ -9,6 +9,7 @@ mod page;
 mod svg;
 
 use std::fmt::Write;
+use std::ops::ControlFlow;
 
 use tenure_plan::{Summary, Trace};
 
@@ -34,14 +35,17 @@ impl<'a> Report<'a> {
     /// # Errors
     /// As [`Replay::run`].
     pub fn new(trace: &'a Trace) -> Result<Self, Error> {
-        Self::observed(trace, |_, _| {})
+        Self::observed(trace, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`new`](Self::new), and tells `observe` how far it is.
+    /// [`new`](Self::new), and tells `observe` how far it is, which can stop it.
     ///
     /// # Errors
-    /// As [`Replay::run`].
-    pub fn observed(trace: &'a Trace, mut observe: impl FnMut(AllocatorKind, Progress)) -> Result<Self, Error> {
+    /// As [`Replay::run_observed`].
+    pub fn observed(
+        trace: &'a Trace,
+        mut observe: impl FnMut(AllocatorKind, Progress) -> ControlFlow<()>,
+    ) -> Result<Self, Error> {
         let bins = Bins::of(trace);
         let mut outcomes = Vec::new();
         let mut series = Vec::new();
@@ -57,7 +61,7 @@ impl<'a> Report<'a> {
                 let bin = bins.of_event(progress.event);
                 requested.set(bin, progress.requested_bytes);
                 reserved.set(bin, progress.reserved_bytes);
-                observe(allocator, progress);
+                observe(allocator, progress)
             })?;
             series.push(Series::new(allocator.name(), allocator.name(), Draw::Line, reserved.finish()));
             outcomes.push(outcome);
