@@ -12,7 +12,7 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
     files::for_each(std::slice::from_ref(&args.file), |path| {
         let trace = files::read(path, &args.source)?;
         let report = draw(&trace).map_err(|error| files::about(path, error))?;
-        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(files::name(path) + ".html"));
+        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(Trace::source_of(path) + ".html"));
         let mut text = write(&page, &report.html())?;
         if let Some(picture) = &args.svg {
             text += &write(picture, &report.comparison_svg())?;
