@@ -1,0 +1,21 @@
+"""What the tests share. They run from any folder, on the package that `import tenure` finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in tests and examples begin there."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def sample() -> Path:
+    """A recorded training step of ResNet-50."""
+    return ROOT / "tests/data/resnet50_step.pickle.xz"
