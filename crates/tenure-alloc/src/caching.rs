@@ -1,4 +1,4 @@
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, AllocError, History, PoolId, Resource, Snapshot, Statistics};
 
@@ -34,6 +34,13 @@ pub trait CachingAllocator: Resource {
     /// Says that `stream` uses the block at `address` too: after its free it is not reused until that stream has
     /// passed what was put on it before the free.
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError>;
+
+    /// Says anew what the live block at `address` is for and which block it is, where that was not known when it was
+    /// allocated. Its bytes move from one tag's figures to the other's; events recorded before stay as they are.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownAddress`]: no live block starts there. Address 0 is ignored.
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
     /// Gives every physical byte that no block lives on back to the backing (`empty_cache`).
     fn release_cached(&self) -> Result<(), AllocError>;

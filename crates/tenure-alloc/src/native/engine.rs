@@ -164,6 +164,15 @@ impl Engine {
         Ok(())
     }
 
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let block = &mut self.blocks[id];
+        let from = std::mem::replace(&mut block.tag, tag);
+        block.key = key;
+        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        Ok(())
+    }
+
     pub(super) fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(invalid("memory fraction", fraction, "it must be between 0 and 1"));

@@ -18,7 +18,7 @@ mod segments;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
 
@@ -95,6 +95,10 @@ impl Resource for NativeAllocator {
 impl CachingAllocator for NativeAllocator {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
         if address == 0 { Ok(()) } else { self.engine.lock().record_stream(address, stream) }
+    }
+
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
     }
 
     fn release_cached(&self) -> Result<(), AllocError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use super::config::SLAB_BYTES;
 use super::counters::Counters;
@@ -221,6 +221,21 @@ impl Blocks {
             if !users.contains(&stream) {
                 users.push(stream);
             }
+        }
+        true
+    }
+
+    /// Says anew what a live block is for. Whether the block is here.
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
+        if let Some(&index) = self.by_address.get(&address) {
+            let entry = self.slabs.entry_mut(index);
+            let from = std::mem::replace(&mut entry.tag, tag);
+            entry.key = key;
+            self.counters.retagged(from, tag, u64::from(entry.requested), entry.bytes());
+        } else if let Some((from, block)) = self.large.retag(address, tag, key) {
+            self.counters.retagged(from, tag, block.requested, block.bytes);
+        } else {
+            return false;
         }
         true
     }

@@ -66,6 +66,13 @@ impl LargeBlocks {
         true
     }
 
+    /// Says anew what a live block is for. Returns what was said before, and the block.
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Option<(Tag, &LargeBlock)> {
+        let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed)?;
+        block.key = key;
+        Some((std::mem::replace(&mut block.tag, tag), block))
+    }
+
     /// Takes a block out that no other stream uses; `None` if some do.
     #[inline]
     pub(super) fn take(&mut self, address: Address) -> Result<Option<LargeBlock>, AllocError> {

@@ -30,7 +30,7 @@ mod windows;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
 
@@ -348,6 +348,15 @@ impl CachingAllocator for PagedAllocator {
             || match self.owner(address) {
                 Some((heap, _)) => heap.lock().record_stream(address, stream),
                 None => self.state.lock().record_stream(address, stream),
+            };
+        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let known = address == 0
+            || match self.owner(address) {
+                Some((heap, _)) => heap.lock().retag(address, tag, key),
+                None => self.state.lock().retag(address, tag, key),
             };
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }

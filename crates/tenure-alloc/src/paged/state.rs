@@ -203,6 +203,13 @@ impl State {
         self.blocks.record_stream(address, stream)
     }
 
+    /// Says anew what a block is for. Whether the block is here.
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
+        let Some((from, block)) = self.blocks.retag(address, tag, key) else { return false };
+        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        true
+    }
+
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
     pub(super) fn settle(&mut self, wait: bool) -> Result<(), BackingError> {
         if !self.blocks.has_pending() {

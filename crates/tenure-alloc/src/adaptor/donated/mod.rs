@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
     Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemoryObserver, PoolId,
@@ -103,6 +103,16 @@ impl CachingAllocator for Donated {
             }
         }
         self.inner.record_stream(address, stream)
+    }
+
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        if self.may_own(address) {
+            let mut ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.retag(address, tag, key);
+            }
+        }
+        self.inner.retag(address, tag, key)
     }
 
     /// Donated memory stays until it is [cleared](Donated::clear).

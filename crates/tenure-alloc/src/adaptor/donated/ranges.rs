@@ -158,6 +158,17 @@ impl Ranges {
         }
     }
 
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let PieceState::Live { request, .. } = &mut piece.state else {
+            return Err(AllocError::UnknownAddress(address));
+        };
+        let from = std::mem::replace(&mut request.tag, tag);
+        request.key = key;
+        self.statistics.block_retagged(from, tag, request.bytes, piece.bytes);
+        Ok(())
+    }
+
     pub(super) fn begin_capture(&mut self, pool: PoolId, filter: Filter) {
         self.captures.push((pool, filter));
     }
