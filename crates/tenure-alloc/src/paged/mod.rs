@@ -391,12 +391,12 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        report::snapshot(self)
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        report::snapshot(self, pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
