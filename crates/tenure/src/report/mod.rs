@@ -1,16 +1,19 @@
-//! Reports: what a trace did with memory, and what each allocator would have made of it, as one HTML file.
+//! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
+//! running program, by tag and module.
 //!
-//! The file needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
+//! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
 //! texts what the lines stand for.
 
 mod chart;
 mod history;
+mod html;
+mod memory;
 mod page;
 mod svg;
 
-use std::fmt::Write;
 use std::ops::ControlFlow;
 
+pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 use tenure_plan::{Summary, Trace};
 
 use crate::Error;
@@ -109,23 +112,4 @@ impl<'a> Report<'a> {
     pub fn comparison_svg(&self) -> String {
         self.comparison.standalone()
     }
-}
-
-/// `text` as it stands in HTML or XML.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // XML has no place for other control characters.
-            character if character.is_control() && character != '\n' => {
-                write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
-            }
-            character => escaped.push(character),
-        }
-    }
-    escaped
 }
