@@ -18,7 +18,7 @@ mod segments;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
 
@@ -97,6 +97,10 @@ impl CachingAllocator for NativeAllocator {
         if address == 0 { Ok(()) } else { self.engine.lock().record_stream(address, stream) }
     }
 
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
+    }
+
     fn release_cached(&self) -> Result<(), AllocError> {
         self.engine.lock().release_cached()
     }
@@ -113,12 +117,12 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        self.engine.lock().snapshot()
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        self.engine.lock().snapshot(pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {

@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
 
@@ -359,6 +359,15 @@ impl CachingAllocator for PagedAllocator {
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let known = address == 0
+            || match self.owner(address) {
+                Some((heap, _)) => heap.lock().retag(address, tag, key),
+                None => self.state.lock().retag(address, tag, key),
+            };
+        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
     /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
     fn release_cached(&self) -> Result<(), AllocError> {
         if self.state.lock().progress.is_capturing() {
@@ -389,12 +398,12 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        report::snapshot(self)
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        report::snapshot(self, pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
