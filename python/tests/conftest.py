@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+# Where tests/data is: the project, or what `just gpu` made of it.
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())
 
 
 @pytest.fixture(autouse=True)
