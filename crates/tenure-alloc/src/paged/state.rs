@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
 use super::config::Config;

@@ -11,6 +11,8 @@ mod memory;
 mod page;
 mod svg;
 
+use std::ops::ControlFlow;
+
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 use tenure_plan::{Summary, Trace};
 
@@ -36,14 +38,17 @@ impl<'a> Report<'a> {
     /// # Errors
     /// As [`Replay::run`].
     pub fn new(trace: &'a Trace) -> Result<Self, Error> {
-        Self::observed(trace, |_, _| {})
+        Self::observed(trace, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`new`](Self::new), and tells `observe` how far it is.
+    /// [`new`](Self::new), and tells `observe` how far it is, which can stop it.
     ///
     /// # Errors
-    /// As [`Replay::run`].
-    pub fn observed(trace: &'a Trace, mut observe: impl FnMut(AllocatorKind, Progress)) -> Result<Self, Error> {
+    /// As [`Replay::run_observed`].
+    pub fn observed(
+        trace: &'a Trace,
+        mut observe: impl FnMut(AllocatorKind, Progress) -> ControlFlow<()>,
+    ) -> Result<Self, Error> {
         let bins = Bins::of(trace);
         let mut outcomes = Vec::new();
         let mut series = Vec::new();
@@ -59,7 +64,7 @@ impl<'a> Report<'a> {
                 let bin = bins.of_event(progress.event);
                 requested.set(bin, progress.requested_bytes);
                 reserved.set(bin, progress.reserved_bytes);
-                observe(allocator, progress);
+                observe(allocator, progress)
             })?;
             series.push(Series::new(allocator.name(), allocator.name(), Draw::Line, reserved.finish()));
             outcomes.push(outcome);
