@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemoryObserver,
-    PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use ranges::Ranges;
 
