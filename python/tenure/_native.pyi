@@ -1,18 +1,6 @@
 from os import PathLike
 from typing import final
 
-__all__ = [
-    "VERSION",
-    "Trace",
-    "devices",
-    "empty_cache",
-    "installed",
-    "memory_snapshot",
-    "memory_stats",
-    "reset_peak_stats",
-    "set_memory_fraction",
-]
-
 VERSION: str
 
 def devices(driver: str) -> str: ...
@@ -22,6 +10,8 @@ def reset_peak_stats(device: int) -> None: ...
 def memory_snapshot(device: int) -> bytes: ...
 def empty_cache(device: int) -> None: ...
 def set_memory_fraction(device: int, fraction: float) -> None: ...
+def torch_api() -> int: ...
+def torch_configure(options: str) -> None: ...
 
 @final
 class Trace:
