@@ -24,6 +24,9 @@ site.addsitedir({hook!r})
 
 def install(**options):
     print("installed", options, "version" in vars(sys.modules["torch"]))
+    if "warn" in sys.argv:
+        import warnings
+        warnings.warn("there is\\nno GPU")
     if "fail" in sys.argv:
         raise RuntimeError("CUDA was\\nused already")
 
@@ -88,6 +91,10 @@ def test_a_failure_is_one_line_and_the_program_goes_on(run: Run) -> None:
     assert done.stdout.endswith("2.11\n")
     reason = "CUDA was used already"
     assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {reason}\n"
+
+
+def test_a_warning_is_one_line(run: Run) -> None:
+    assert run("import torch", "warn", TENURE_TORCH="1").stderr == "tenure: there is no GPU\n"
 
 
 def test_a_program_without_torch_is_told_as_ever(run: Run) -> None:
