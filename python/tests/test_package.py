@@ -27,9 +27,12 @@ def modules() -> list[str]:
 
 
 def imported(name: str) -> ModuleType:
-    if name.startswith("tenure.torch"):
-        pytest.importorskip("torch", reason="PyTorch is not installed")
-    return importlib.import_module(name)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        pytest.skip("PyTorch is not installed")
 
 
 def public(module: ModuleType) -> Iterator[tuple[str, object]]:
