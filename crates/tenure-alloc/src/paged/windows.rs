@@ -206,6 +206,11 @@ impl Windows {
         self.heads[window].longest >= bytes
     }
 
+    /// The longest free range of a window that is [summed up](Self::sum_up), in bytes.
+    pub(super) fn longest(&self, window: usize) -> u64 {
+        self.heads[window].longest
+    }
+
     /// Notes what is free of a slot of a window that is kept up to date.
     #[inline]
     pub(super) fn set(&mut self, window: usize, slot: usize, free: Free) {
