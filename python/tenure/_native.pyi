@@ -1,6 +1,18 @@
 from os import PathLike
 from typing import final
 
+__all__ = [
+    "VERSION",
+    "Trace",
+    "devices",
+    "empty_cache",
+    "installed",
+    "memory_snapshot",
+    "memory_stats",
+    "reset_peak_stats",
+    "set_memory_fraction",
+]
+
 VERSION: str
 
 def devices(driver: str) -> str: ...
@@ -10,6 +22,7 @@ def reset_peak_stats(device: int) -> None: ...
 def memory_snapshot(device: int) -> bytes: ...
 def empty_cache(device: int) -> None: ...
 def set_memory_fraction(device: int, fraction: float) -> None: ...
+
 @final
 class Trace:
     @staticmethod
