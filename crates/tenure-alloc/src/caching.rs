@@ -1,6 +1,6 @@
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Address, AllocError, Block, MappedChunk, PoolId, Resource, Snapshot, Statistics};
+use crate::{Address, AllocError, Block, History, MappedChunk, PoolId, Resource, Snapshot, Statistics};
 
 /// What a memory callback is told when the device is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +58,16 @@ pub trait CachingAllocator: Resource {
     fn reset_accumulated_statistics(&self);
 
     /// Every segment and block, and the history if it is recorded.
-    fn snapshot(&self) -> Snapshot;
+    fn snapshot(&self) -> Snapshot {
+        self.snapshot_of(None, true)
+    }
 
-    /// Records the last `limit` events from now on; `None` stops and forgets.
-    fn record_history(&self, limit: Option<usize>);
+    /// The segments of `pool`, of every pool for `None` or (0, 0), and of none for a pool that is not there; with the
+    /// events if `traces`, up to this call. That the snapshot was taken is recorded.
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot;
+
+    /// What is recorded of this allocator.
+    fn history(&self) -> &History;
 
     /// Limits what this process may hold, overhead and all, to `fraction` (0 to 1) of the device.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError>;

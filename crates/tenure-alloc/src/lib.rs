@@ -24,7 +24,7 @@ pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, Me
 pub use bump::BumpPool;
 pub use caching::{CachingAllocator, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, StreamFilter};
 pub use error::AllocError;
-pub use history::{Action, Clock, Event, History};
+pub use history::{Action, Clock, Context, ContextGuard, Event, History, KeepContexts, Recording, Tracker};
 pub use native::NativeAllocator;
 pub use paged::PagedAllocator;
 pub use resource::{Block, PoolId, Request, Resource};

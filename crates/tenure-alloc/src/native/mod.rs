@@ -123,12 +123,12 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        self.engine.lock().snapshot()
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        self.engine.lock().snapshot(pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {

@@ -27,6 +27,7 @@ mod state;
 mod tree;
 mod windows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -102,6 +103,12 @@ impl PagedAllocator {
             addresses: (first, bytes),
             total,
         })
+    }
+
+    /// The addresses that blocks may have: no other block of the process lies here.
+    pub fn addresses(&self) -> Range<Address> {
+        let (first, bytes) = self.addresses;
+        first..first + bytes
     }
 
     /// A block of the stream's heap, with more memory from the state if need be.
@@ -399,12 +406,12 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        report::snapshot(self)
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        report::snapshot(self, pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {

@@ -153,6 +153,16 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
+    /// Whether every block of this memory, and no other, lies in a range of addresses that `address` is in. `None` where
+    /// blocks have addresses of the driver's choice.
+    #[inline]
+    pub fn covers(&self, address: Address) -> Option<bool> {
+        match &self.allocator {
+            Allocator::Paged(allocator) => Some(allocator.addresses().contains(&address)),
+            Allocator::Native(_) => None,
+        }
+    }
+
     #[inline]
     fn free_now(&self, address: Address) -> Result<(), AllocError> {
         match &self.allocator {

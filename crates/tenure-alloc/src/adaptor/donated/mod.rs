@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, MappedChunk, OutOfMemoryObserver,
-    PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use ranges::Ranges;
 
@@ -136,18 +136,21 @@ impl CachingAllocator for Donated {
         self.ranges.lock().reset_accumulated_statistics();
     }
 
-    /// Donated ranges are segments of their own. The history is that of the allocator below.
-    fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.inner.snapshot();
-        // There is one history for each device up to the allocator's.
-        let device = snapshot.device_traces.len().saturating_sub(1) as u32;
-        snapshot.segments.extend(self.ranges.lock().segments(device));
-        snapshot.segments.sort_by_key(|segment| segment.address);
+    /// Donated ranges are segments of their own, of the common pool.
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        let mut snapshot = self.inner.snapshot_of(pool, traces);
+        if pool.unwrap_or_default() == PoolId::default() {
+            // There is one history for each device up to the allocator's.
+            let device = snapshot.device_traces.len().saturating_sub(1) as u32;
+            snapshot.segments.extend(self.ranges.lock().segments(device));
+            snapshot.segments.sort_by_key(|segment| segment.address);
+        }
         snapshot
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.inner.record_history(limit);
+    /// That of the allocator below.
+    fn history(&self) -> &History {
+        self.inner.history()
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {

@@ -207,6 +207,7 @@ impl Ranges {
             pool: PoolId::default(),
             is_expandable: false,
             is_external: true,
+            context: None,
             blocks: self.pieces.range(address..address + range.bytes).map(|(&at, piece)| piece.shown(at)).collect(),
         })
     }
@@ -289,7 +290,7 @@ impl Piece {
         };
         let (requested, tag, key) =
             request.map_or((0, Tag::Unknown, KeyId::NONE), |request| (request.bytes, request.tag, request.key));
-        SnapshotBlock { address, bytes, requested, state, tag, key }
+        SnapshotBlock { address, bytes, requested, state, tag, key, context: None }
     }
 }
 
