@@ -27,7 +27,9 @@ mod _native {
         empty_cache, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction,
     };
     #[pymodule_export]
-    use crate::purpose::{current_purpose, enter_purpose, intern_key, leave_purpose, retag, set_purpose, tags};
+    use crate::purpose::{
+        current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
+    };
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -34,6 +34,12 @@ pub(crate) fn intern_key(module: String, op: String, role: String, occurrence: u
     KeyId::intern(Key { module, op, role, occurrence }).to_raw()
 }
 
+/// The module of the key of a number; empty if it has none.
+#[pyfunction]
+pub(crate) fn module_of_key(key: u32) -> String {
+    KeyId::from_raw(key).key().map_or_else(String::new, |key| key.module.clone())
+}
+
 /// This thread allocates for that from now on, until the scope of this token is left.
 #[pyfunction]
 pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32) {
@@ -42,16 +48,17 @@ pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32) {
 }
 
 /// Goes back to what was before the innermost scope of this token, and forgets those entered in it: whoever should have
-/// left them was interrupted. Without such a scope, nothing happens.
+/// left them was interrupted. Without such a scope, nothing happens. Tells how many scopes are left.
 #[pyfunction]
-pub(crate) fn leave_purpose(token: u64) {
+pub(crate) fn leave_purpose(token: u64) -> usize {
     SCOPES.with_borrow_mut(|scopes| {
         if let Some(at) = scopes.iter().rposition(|scope| scope.token == token) {
             let (tag, key) = scopes[at].previous;
             Purpose::replace(tag, key);
             scopes.truncate(at);
         }
-    });
+        scopes.len()
+    })
 }
 
 /// This thread allocates for that until something else is said: where nobody tells when it ends.
