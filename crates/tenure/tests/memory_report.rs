@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use tenure::prelude::*;
 use tenure::report::{DeviceUse, Module};
+use tenure_alloc::Recording;
 
 const A: StreamId = StreamId::NULL;
 const MIB: u64 = 1 << 20;
@@ -79,7 +80,7 @@ fn a_page_names_tags_modules_and_blocks() {
 #[test]
 fn a_history_is_drawn_by_tag() {
     let memory = memory();
-    memory.allocator().record_history(Some(1000));
+    memory.allocator().history().start(Recording::events(1000), true);
     let block = allocate(&memory, 40 * MIB, Tag::Unknown, KeyId::NONE);
     memory.allocator().retag(block, Tag::Gradient, KeyId::NONE).unwrap();
     let html = report(&memory).html();
@@ -178,7 +179,7 @@ proptest! {
         let mut live = Vec::new();
         for (number, op) in ops.iter().enumerate() {
             if history && number == 5 {
-                memory.allocator().record_history(Some(20));
+                memory.allocator().history().start(Recording::events(20), true);
             }
             match *op {
                 Op::Allocate(bytes, tag, module) => {

@@ -64,7 +64,7 @@ fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL
 mod tests {
     use std::sync::Arc;
 
-    use tenure_alloc::Request;
+    use tenure_alloc::{Recording, Request};
     use tenure_core::{KeyId, StreamId};
     use tenure_device::memory::{DeviceMemory, MemoryConfig};
     use tenure_device::sim::{SimConfig, SimDriver};
@@ -78,7 +78,7 @@ mod tests {
         let allocate = |bytes| memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address;
         let retag = |address, tag| memory.allocator().retag(address, tag, KeyId::NONE).unwrap();
         let (weight, freed_later) = (allocate(1000), allocate(2000));
-        memory.allocator().record_history(Some(100));
+        memory.allocator().history().start(Recording::events(100), true);
         memory.free(freed_later).unwrap();
         let (gradient, activation) = (allocate(3000), allocate(4000));
         retag(weight, Tag::Weight);
