@@ -8,6 +8,7 @@ mod errors;
 mod interrupt;
 mod memory;
 mod purpose;
+mod torch;
 mod trace;
 
 use pyo3::prelude::*;
@@ -30,6 +31,8 @@ mod _native {
     use crate::purpose::{
         current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
     };
+    #[pymodule_export]
+    use crate::torch::{torch_api, torch_configure, torch_devices};
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -7,11 +7,11 @@ from functools import cache
 from types import TracebackType
 from typing import Literal, Self
 
-from torch import Tensor, strided
+from torch import Tensor
 
 from tenure import _native
 
-__all__ = ["TagName", "new_token", "number_of_key", "number_of_tag", "retag", "tagged"]
+__all__ = ["TagName", "address_of", "new_token", "number_of_key", "number_of_tag", "retag", "tagged"]
 
 TagName = Literal["weight", "activation", "gradient", "optimizer_state", "input", "workspace"]
 
@@ -71,12 +71,16 @@ def new_token() -> int:
 
 
 def retag(tensor: Tensor, tag: int, key: int) -> None:
-    """Says what the memory of `tensor` is for. What is not the allocator's, or cannot be asked, stays as it is."""
+    """Says what the memory of `tensor` is for. What is not the allocator's stays as it is."""
     # A distributed tensor's memory is that of its part here.
     tensor = getattr(tensor, "_local_tensor", tensor)
-    if tensor.is_cuda and tensor.layout == strided:
-        try:
-            address = tensor.untyped_storage().data_ptr()
-        except RuntimeError:
-            return  # A tensor without memory: fake, or a wrapper around others.
+    if tensor.is_cuda and (address := address_of(tensor)):
         _native.retag(tensor.get_device(), address, tag, key)
+
+
+def address_of(tensor: Tensor) -> int:
+    """The first byte of the tensor's memory; 0 if it has none of its own: sparse, fake, not initialised."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, ValueError):
+        return 0

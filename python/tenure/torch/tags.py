@@ -27,7 +27,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from tenure import _native
-from tenure.torch.purpose import new_token, number_of_key, number_of_tag, retag
+from tenure.torch.purpose import address_of, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.state import status
 
 __all__ = ["Tagging", "tag"]
@@ -39,6 +39,9 @@ _ACTIVATION = number_of_tag("activation")
 _GRADIENT = number_of_tag("gradient")
 _OPTIMIZER_STATE = number_of_tag("optimizer_state")
 _WORKSPACE = number_of_tag("workspace")
+
+#: Marks a node of the graph that tells in backward whose it is.
+_TOLD = "tenure.told"
 
 #: Names that wrappers put into the paths of the modules that they wrap.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -133,8 +136,8 @@ class _Calls:
     def __init__(self, path: str) -> None:
         self._path = path
         self._token = new_token()
-        self._forward_key = number_of_key(path, "forward", "")
-        self._backward_key = number_of_key(path, "backward", "")
+        self._forward_key = number_of_key(path, "forward", "out")
+        self._backward_key = number_of_key(path, "backward", "out")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._path,)
@@ -147,21 +150,19 @@ class _Calls:
         if is_compiling():
             return
         is_outermost = _native.leave_purpose(self._token) == 0
-        in_backward = self.in_outermost_backward if is_outermost else self.in_backward
         for tensor in _tensors(output):
             # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
-            if tensor.is_cuda and tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(in_backward)
+            if tensor.is_cuda and (node := tensor.grad_fn) is not None:
+                # What a module returns may be what a module in it returned, whose it is then.
+                if _TOLD not in node.metadata:
+                    node.metadata[_TOLD] = True
+                    node.register_prehook(self.in_backward)
+                if is_outermost:
+                    node.register_prehook(_at_the_end_forget)
 
     def in_backward(self, gradients: Any) -> None:
         if not is_compiling():
             _native.set_purpose(_GRADIENT, self._backward_key)
-
-    def in_outermost_backward(self, gradients: Any) -> None:
-        if not is_compiling():
-            self.in_backward(gradients)
-            # Runs on the thread that completes the backward pass, and so leaves it as it was found.
-            torch.autograd.Variable._execution_engine.queue_callback(_forget_purpose)
 
 
 class _ProgramCalls(_Calls):
@@ -181,8 +182,8 @@ class _ProgramCalls(_Calls):
         # A call that was interrupted has left its purpose behind.
         _native.leave_purpose(self._token)
         first = next(module.parameters(), None)
-        if first is not None and first.data_ptr() != self._tagged_at:
-            self._tagged_at = first.data_ptr()
+        if first is not None and (address := address_of(first)) != self._tagged_at:
+            self._tagged_at = address
             _tag_parameters(module, self._name)
         super().before(module, args)
 
@@ -267,5 +268,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-def _forget_purpose() -> None:
+def _at_the_end_forget(gradients: Any) -> None:
+    """Lets the thread that completes the backward pass end without a purpose, as it began."""
+    if not is_compiling():
+        torch.autograd.Variable._execution_engine.queue_callback(_forget)
+
+
+def _forget() -> None:
     _native.set_purpose(0, 0)
