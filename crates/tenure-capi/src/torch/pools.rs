@@ -19,6 +19,11 @@ pub struct Pool {
 
 pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
 
+impl Pool {
+    /// No private one.
+    pub(super) const COMMON: Self = Self { first: 0, second: 0 };
+}
+
 impl From<Pool> for PoolId {
     fn from(pool: Pool) -> Self {
         Self(pool.first, pool.second)
