@@ -12,7 +12,7 @@ use crate::failure::{Status, guarded};
 /// `tenure_pool` of `tenure_torch.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Pool {
+pub(super) struct Pool {
     first: u64,
     second: u64,
 }
