@@ -20,11 +20,11 @@ mod statistics;
 mod sync;
 
 pub use arena::Arena;
-pub use backing::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 pub use bump::BumpPool;
 pub use caching::{CachingAllocator, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, StreamFilter};
 pub use error::AllocError;
-pub use history::{Action, Clock, Event, History};
+pub use history::{Action, Clock, Context, ContextGuard, Event, History, KeepContexts, Recording, Tracker};
 pub use native::NativeAllocator;
 pub use paged::PagedAllocator;
 pub use resource::{Block, PoolId, Request, Resource};

@@ -220,6 +220,18 @@ impl Statistics {
         self.tags[tag as usize].active_bytes.decrease(bytes);
     }
 
+    /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
+    pub fn block_retagged(&mut self, from: Tag, to: Tag, requested: u64, bytes: u64) {
+        let [requested_bytes, allocated_bytes, active_bytes] = self.tags[from as usize].stats_mut();
+        requested_bytes.decrease(requested);
+        allocated_bytes.decrease(bytes);
+        active_bytes.decrease(bytes);
+        let [requested_bytes, allocated_bytes, active_bytes] = self.tags[to as usize].stats_mut();
+        requested_bytes.increase(requested);
+        allocated_bytes.increase(bytes);
+        active_bytes.increase(bytes);
+    }
+
     /// The figures of both pools together, and of the pool of `kind`.
     #[inline]
     pub fn both(&mut self, kind: PoolKind) -> [&mut PoolStatistics; 2] {

@@ -12,7 +12,7 @@ use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, Request};
-use tenure_core::{StreamId, Tag};
+use tenure_core::{KeyId, StreamId, Tag};
 
 const CASES: u32 = 1000;
 const STREAMS: u64 = 3;
@@ -23,6 +23,7 @@ enum Op {
     Allocate { bytes: u64, stream: u64, tag: usize },
     Free { index: usize },
     RecordStream { index: usize, stream: u64 },
+    Retag { index: usize, tag: usize },
     Pass { stream: u64 },
     ReleaseCached,
     BeginPool,
@@ -37,6 +38,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(bytes, stream, tag)| Op::Allocate { bytes, stream, tag }),
         7 => any::<usize>().prop_map(|index| Op::Free { index }),
         3 => (any::<usize>(), 0..STREAMS).prop_map(|(index, stream)| Op::RecordStream { index, stream }),
+        2 => (any::<usize>(), 0..Tag::ALL.len()).prop_map(|(index, tag)| Op::Retag { index, tag }),
         2 => (0..STREAMS).prop_map(|stream| Op::Pass { stream }),
         1 => Just(Op::ReleaseCached),
         1 => Just(Op::BeginPool),
@@ -167,6 +169,12 @@ impl Model {
                     }
                 }
             }
+            Op::Retag { index, tag } => {
+                if let Some(address) = self.pick(index) {
+                    self.allocator.retag(address, Tag::ALL[tag], KeyId::NONE)?;
+                    self.live.entry(address).and_modify(|live| live.tag = Tag::ALL[tag]);
+                }
+            }
             Op::Pass { stream } => self.backing.pass(StreamId(stream)),
             Op::ReleaseCached => self.allocator.release_cached()?,
             Op::BeginPool if !self.capturing => {
@@ -212,6 +220,7 @@ impl Model {
             assert_eq!(figures.allocated_bytes.current, self.sum(|live| if live.tag == tag { live.bytes } else { 0 }));
             assert!(figures.allocated_bytes.current <= figures.active_bytes.current);
         }
+        assert_eq!(statistics.tags.map(|tag| tag.active_bytes.current).iter().sum::<u64>(), all.active_bytes.current);
     }
 
     /// Blocks of a snapshot cover their segments, and no two free ones that could be one lie side by side.
@@ -224,13 +233,14 @@ impl Model {
                 assert_eq!(block.address, next);
                 next += block.bytes;
                 if block.state == SnapshotState::Allocated {
-                    allocated.insert(block.address, block.bytes);
+                    allocated.insert(block.address, (block.bytes, block.tag));
                 }
             }
             let inactive = |index: usize| segment.blocks[index].state == SnapshotState::Inactive;
             assert!((1..segment.blocks.len()).all(|index| !(inactive(index - 1) && inactive(index))));
         }
-        let live: BTreeMap<u64, u64> = self.live.iter().map(|(&address, live)| (address, live.bytes)).collect();
+        let live = self.live.iter().map(|(&address, live)| (address, (live.bytes, live.tag)));
+        let live: BTreeMap<u64, (u64, Tag)> = live.collect();
         assert_eq!(allocated, live);
     }
 

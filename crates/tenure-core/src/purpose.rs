@@ -29,10 +29,18 @@ pub struct Purpose {
 impl Purpose {
     /// Allocations of this thread are for `tag`, and are `key`, from now on.
     pub fn enter(tag: Tag, key: KeyId) -> Self {
-        Self { previous: CURRENT.replace((tag, key)), thread: PhantomData }
+        Self { previous: Self::replace(tag, key), thread: PhantomData }
+    }
+
+    /// The same for as long as nobody says otherwise: for callers whose scopes are not those of the language, such as
+    /// hooks around another program's calls. Returns what was before, to be set again.
+    #[inline]
+    pub fn replace(tag: Tag, key: KeyId) -> (Tag, KeyId) {
+        CURRENT.replace((tag, key))
     }
 
     /// What this thread allocates for now.
+    #[inline]
     pub fn current() -> (Tag, KeyId) {
         CURRENT.get()
     }

@@ -90,6 +90,16 @@ impl KeyId {
     /// No key was given.
     pub const NONE: Self = Self(0);
 
+    /// The id as a number, for callers in other languages.
+    pub fn to_raw(self) -> u32 {
+        self.0
+    }
+
+    /// The id that [`to_raw`](Self::to_raw) told. A number that no id has is an id without a key.
+    pub fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+
     /// The id of `key`: the same id for an equal key, for the life of the process.
     ///
     /// # Panics

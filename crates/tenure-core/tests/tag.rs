@@ -32,6 +32,14 @@ fn equal_keys_have_one_id_and_others_have_others() {
 }
 
 #[test]
+fn an_id_survives_its_number() {
+    let id = KeyId::intern(key("tag.raw", 0));
+    assert_eq!(KeyId::from_raw(id.to_raw()), id);
+    assert_eq!(KeyId::NONE.to_raw(), 0);
+    assert!(KeyId::from_raw(u32::MAX).key().is_none(), "no such id");
+}
+
+#[test]
 fn no_key_is_the_default() {
     assert_eq!(KeyId::default(), KeyId::NONE);
     assert!(KeyId::NONE.key().is_none());

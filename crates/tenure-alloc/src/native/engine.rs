@@ -24,7 +24,7 @@ pub(super) struct Engine {
     pub(super) blocks: Blocks,
     pub(super) pools: Pools,
     /// Blocks handed out, by address.
-    live: FxHashMap<Address, BlockId>,
+    pub(super) live: FxHashMap<Address, BlockId>,
     pub(super) pending: Pending,
     pub(super) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,
@@ -108,7 +108,9 @@ impl Engine {
         self.statistics.num_ooms += 1;
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
-        self.history.record(|time_us| Event { action: Action::OutOfMemory, address, bytes, stream, time_us, tag, key });
+        let pool = self.pools.pair(self.captures.owner_for(stream)).id;
+        self.history
+            .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
         let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
         let (inactive, overhead) = (reserved - allocated, self.backing.overhead_bytes());
         let MemoryInfo { free, total } = info;
@@ -159,6 +161,15 @@ impl Engine {
                 None => block.uses.push(Use { stream, only_in_capture: in_capture }),
             }
         }
+        Ok(())
+    }
+
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let block = &mut self.blocks[id];
+        let from = std::mem::replace(&mut block.tag, tag);
+        block.key = key;
+        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
         Ok(())
     }
 
@@ -316,15 +327,15 @@ impl Engine {
         self.statistics.all.reserved_bytes.current
     }
 
-    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId) {
-        let (tag, key) = (Tag::Unknown, KeyId::NONE);
-        self.history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId, pool: PoolRef) {
+        self.history.record(|| Event::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
     }
 
     fn record_block(&self, action: Action, id: BlockId) {
-        self.history.record(|time_us| {
-            let Block { address, requested: bytes, stream, tag, key, .. } = self.blocks[id];
-            Event { action, address, bytes, stream, time_us, tag, key }
+        self.history.record(|| {
+            let Block { address, requested, stream, pool, tag, key, .. } = self.blocks[id];
+            let pool = self.pools.pair(pool.owner).id;
+            Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool)
         });
     }
 }

@@ -81,6 +81,17 @@ impl Counters {
         tag.allocated_bytes.decrease(bytes);
     }
 
+    /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
+    pub(super) fn retagged(&mut self, from: Tag, to: Tag, requested: u64, bytes: u64) {
+        let tag = &mut self.tags[from as usize];
+        tag.requested_bytes.decrease(requested);
+        tag.allocated_bytes.decrease(bytes);
+        let tag = &mut self.tags[to as usize];
+        tag.requested_bytes.increase(requested);
+        tag.allocated_bytes.increase(bytes);
+        tag.active_bytes.follow(&tag.allocated_bytes);
+    }
+
     /// A freed block stays active until [`completed`](Self::completed).
     pub(super) fn awaited(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
         let (pool, tag) = self.both(kind, tag);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use super::config::SLAB_BYTES;
 use super::counters::Counters;
@@ -17,7 +17,7 @@ use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
 use super::state::{COMMON, State};
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolKind, Request, Statistics};
+use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics};
 
 /// A heap. Its own cache lines: heaps of different streams must not slow each other down.
 #[repr(align(128))]
@@ -129,7 +129,7 @@ impl Heap {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range, COMMON);
         if history.is_on() {
-            block.record(Action::Alloc, address, history);
+            block.record(Action::Alloc, address, PoolId::default(), history);
         }
         blocks.counters.allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         self.publish(blocks);
@@ -157,7 +157,7 @@ impl Heap {
         let Some(block) = blocks.large.take(address)? else { return Ok(Freed::InUse) };
         blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
         if history.is_on() {
-            block.record(Action::FreeRequested, address, history);
+            block.record(Action::FreeRequested, address, PoolId::default(), history);
         }
         let freed = blocks.complete_large(address, &block, history);
         self.publish(blocks);
@@ -189,7 +189,7 @@ impl Heap {
             let block = blocks.large.free(address, progress)?;
             blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
             blocks.counters.awaited(PoolKind::Large, block.tag, block.bytes);
-            block.record(Action::FreeRequested, address, history);
+            block.record(Action::FreeRequested, address, PoolId::default(), history);
         }
         self.publish(blocks);
         Ok(())
@@ -223,6 +223,29 @@ impl Blocks {
             }
         }
         true
+    }
+
+    /// Says anew what a live block is for. Whether the block is here.
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
+        if let Some(&index) = self.by_address.get(&address) {
+            let entry = self.slabs.entry_mut(index);
+            let from = std::mem::replace(&mut entry.tag, tag);
+            entry.key = key;
+            self.counters.retagged(from, tag, u64::from(entry.requested), entry.bytes());
+        } else if let Some((from, block)) = self.large.retag(address, tag, key) {
+            self.counters.retagged(from, tag, block.requested, block.bytes);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        match self.by_address.get(&address) {
+            Some(&index) => Some(self.slabs.entry(index).bytes()),
+            None => self.large.live_bytes(address),
+        }
     }
 
     /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also if
@@ -363,7 +386,7 @@ impl Blocks {
     #[inline]
     fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> Freed {
         if history.is_on() {
-            block.record(Action::FreeCompleted, address, history);
+            block.record(Action::FreeCompleted, address, PoolId::default(), history);
         }
         let LargeBlock { bytes, number, is_made, .. } = *block;
         self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
@@ -398,6 +421,6 @@ impl Blocks {
         let entry = self.slabs.entry(index);
         let (address, bytes, stream) = (entry.address, u64::from(entry.requested), self.stream);
         let (tag, key) = (entry.tag, entry.key);
-        history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+        history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 }

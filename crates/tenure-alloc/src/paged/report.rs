@@ -17,7 +17,7 @@ use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
 
 /// Everything that `allocator` holds.
-pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
+pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces: bool) -> Snapshot {
     // All heaps before the device lock, in order: nothing moves meanwhile.
     let mut heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
     let mut state = allocator.state.lock();
@@ -40,15 +40,11 @@ pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
                 blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
             }
         }
-        let pool = state.pools.iter().find(|(_, pool)| pool.space == id).map_or(PoolId::default(), |(pool, _)| *pool);
+        let pool = state.pool_of(id);
         segments.extend(join(blocks, state.config.device, pool));
         debug_assert!(space.reserved >= segments.iter().filter(|s| s.pool == pool).map(Segment::bytes).sum());
     }
-    segments.sort_by_key(|segment| segment.address);
-    let device = state.config.device as usize;
-    let mut device_traces = vec![Vec::new(); device + 1];
-    device_traces[device] = allocator.history.events();
-    Snapshot { segments, device_traces, settings: settings(&state), annotations: Vec::new() }
+    Snapshot::take(segments, state.config.device, settings(&state), &allocator.history, pool, traces)
 }
 
 /// The free bytes of a space's chunks, each at its chunk's first mapping.
@@ -66,13 +62,13 @@ fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, Snapsho
 
 fn free(address: Address, bytes: u64) -> SnapshotBlock {
     let (tag, key) = (Tag::Unknown, KeyId::NONE);
-    SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key }
+    SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key, context: None }
 }
 
 fn large(address: Address, block: &LargeBlock) -> SnapshotBlock {
     let LargeBlock { bytes, requested, tag, key, .. } = *block;
     let state = if block.is_freed { SnapshotState::PendingFree } else { SnapshotState::Allocated };
-    SnapshotBlock { address, bytes, requested, state, tag, key }
+    SnapshotBlock { address, bytes, requested, state, tag, key, context: None }
 }
 
 fn small(entry: &Entry) -> SnapshotBlock {
@@ -82,7 +78,7 @@ fn small(entry: &Entry) -> SnapshotBlock {
         EntryState::Free => SnapshotState::Inactive,
     };
     let Entry { address, requested, tag, key, .. } = *entry;
-    SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key }
+    SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key, context: None }
 }
 
 /// Blocks side by side, as segments.
@@ -104,6 +100,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool:
                 pool,
                 is_expandable: true,
                 is_external: false,
+                context: None,
                 blocks: vec![block],
             }),
         }

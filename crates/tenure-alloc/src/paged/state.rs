@@ -15,8 +15,8 @@ use super::progress::Progress;
 use super::space::Space;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, Backing, BackingError, Event, History, PoolId, PoolKind, Request, Statistics,
-    StreamFilter,
+    Action, Address, AllocError, Backing, BackingError, Event, History, MappedChunk, PoolId, PoolKind, Request,
+    Statistics, StreamFilter,
 };
 
 /// The space that serves everybody.
@@ -191,7 +191,7 @@ impl State {
             None => self.blocks.free(address, &mut self.progress)?,
         };
         self.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
-        block.record(Action::FreeRequested, address, &self.history);
+        block.record(Action::FreeRequested, address, pool_of(&self.pools, block.space), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
         }
@@ -201,6 +201,13 @@ impl State {
     /// Lets `stream` use a block too. Whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
         self.blocks.record_stream(address, stream)
+    }
+
+    /// Says anew what a block is for. Whether the block is here.
+    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
+        let Some((from, block)) = self.blocks.retag(address, tag, key) else { return false };
+        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        true
     }
 
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
@@ -257,6 +264,11 @@ impl State {
         self.private_space(stream).is_some()
     }
 
+    /// The pool that a space serves.
+    pub(super) fn pool_of(&self, space: usize) -> PoolId {
+        pool_of(&self.pools, space)
+    }
+
     /// The private space that allocations on `stream` go to now.
     pub(super) fn private_space(&self, stream: StreamId) -> Option<usize> {
         let (pool, _) = self.filters.iter().rev().find(|(_, filter)| filter(stream))?;
@@ -289,12 +301,26 @@ impl State {
         Ok(())
     }
 
+    /// The chunks mapped under a range of addresses; `None` if none are.
+    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.spaces.iter().find_map(|(_, space)| {
+            let window = space.windows.over(address)?;
+            let under = window.chunks[window.slot_of(address)..].iter().take_while(|(at, _)| *at < address + bytes);
+            let mapped = |&(address, index): &(Address, usize)| {
+                let chunk = &space.chunks[index];
+                MappedChunk { chunk: chunk.id, bytes: chunk.bytes, address }
+            };
+            Some(under.map(mapped).collect())
+        })
+    }
+
     /// Counts and records an out-of-memory error.
     pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64) {
         self.statistics.num_ooms += 1;
         let Request { bytes, stream, tag, key } = request;
-        let action = Action::OutOfMemory;
-        self.history.record(|time_us| Event { action, address: free, bytes, stream, time_us, tag, key });
+        let pool = self.private_space(stream).map_or(PoolId::default(), |space| self.pool_of(space));
+        self.history
+            .record(|| Event::new(Action::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool));
     }
 
     /// The counters of everything but the blocks of heaps, with the free bytes of chunks partly in use.
@@ -333,7 +359,8 @@ impl State {
     fn register(&mut self, request: Request, bytes: u64, space: usize, address: Address) {
         let range = Loan { address, bytes, lent: Lent::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range, space);
-        block.record(Action::Alloc, address, &self.history);
+        let pool = pool_of(&self.pools, space);
+        block.record(Action::Alloc, address, pool, &self.history);
         self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
 
@@ -342,7 +369,7 @@ impl State {
         self.streak = 0;
         self.vacate(address, block.bytes, block.stream, block.space);
         self.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeCompleted, address, &self.history);
+        block.record(Action::FreeCompleted, address, self.pool_of(block.space), &self.history);
     }
 
     pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
@@ -355,9 +382,15 @@ impl State {
         self.statistics.num_device_free += 1;
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
         if let Some(address) = mapped {
-            self.history.record(|time_us| segment_event(Action::SegmentUnmap, address, bytes, time_us));
+            self.record_chunk(Action::SegmentUnmap, address, bytes, id);
         }
         Ok(())
+    }
+
+    /// Records that a chunk of a space came or went.
+    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64, space: usize) {
+        let event = || Event::new(action, address, bytes, StreamId::NULL).in_pool(self.pool_of(space));
+        self.history.record(event);
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {
@@ -372,6 +405,9 @@ impl State {
     }
 }
 
-pub(super) fn segment_event(action: Action, address: Address, bytes: u64, time_us: u64) -> Event {
-    Event { action, address, bytes, stream: StreamId::NULL, time_us, tag: Tag::Unknown, key: KeyId::NONE }
+fn pool_of(pools: &FxHashMap<PoolId, Pool>, space: usize) -> PoolId {
+    if space == COMMON {
+        return PoolId::default();
+    }
+    pools.iter().find(|(_, pool)| pool.space == space).map_or(PoolId::default(), |(id, _)| *id)
 }

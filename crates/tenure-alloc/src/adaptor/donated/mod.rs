@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, OutOfMemoryObserver, PoolId, Request,
-    Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use ranges::Ranges;
 
@@ -105,6 +105,16 @@ impl CachingAllocator for Donated {
         self.inner.record_stream(address, stream)
     }
 
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        if self.may_own(address) {
+            let mut ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.retag(address, tag, key);
+            }
+        }
+        self.inner.retag(address, tag, key)
+    }
+
     /// Donated memory stays until it is [cleared](Donated::clear).
     fn release_cached(&self) -> Result<(), AllocError> {
         self.inner.release_cached()
@@ -126,18 +136,21 @@ impl CachingAllocator for Donated {
         self.ranges.lock().reset_accumulated_statistics();
     }
 
-    /// Donated ranges are segments of their own. The history is that of the allocator below.
-    fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.inner.snapshot();
-        // There is one history for each device up to the allocator's.
-        let device = snapshot.device_traces.len().saturating_sub(1) as u32;
-        snapshot.segments.extend(self.ranges.lock().segments(device));
-        snapshot.segments.sort_by_key(|segment| segment.address);
+    /// Donated ranges are segments of their own, of the common pool.
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        let mut snapshot = self.inner.snapshot_of(pool, traces);
+        if pool.unwrap_or_default() == PoolId::default() {
+            // There is one history for each device up to the allocator's.
+            let device = snapshot.device_traces.len().saturating_sub(1) as u32;
+            snapshot.segments.extend(self.ranges.lock().segments(device));
+            snapshot.segments.sort_by_key(|segment| segment.address);
+        }
         snapshot
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.inner.record_history(limit);
+    /// That of the allocator below.
+    fn history(&self) -> &History {
+        self.inner.history()
     }
 
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
@@ -166,11 +179,30 @@ impl CachingAllocator for Donated {
         Ok(())
     }
 
+    fn is_capturing(&self) -> bool {
+        self.inner.is_capturing()
+    }
+
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.release_pool(pool)
     }
 
     fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.use_pool_on_oom(pool)
+    }
+
+    fn block(&self, address: Address) -> Option<Block> {
+        if self.may_own(address) {
+            let ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
+            }
+        }
+        self.inner.block(address)
+    }
+
+    /// Donated memory belongs to whoever gave it.
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.inner.chunks_under(address, bytes)
     }
 }

@@ -1,0 +1,1 @@
+"""Stock PyTorch on Tenure's allocator."""
