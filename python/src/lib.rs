@@ -7,6 +7,7 @@ mod devices;
 mod errors;
 mod interrupt;
 mod memory;
+mod torch;
 mod trace;
 
 use pyo3::prelude::*;
@@ -23,6 +24,8 @@ mod _native {
     use crate::devices::devices;
     #[pymodule_export]
     use crate::memory::{empty_cache, installed, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction};
+    #[pymodule_export]
+    use crate::torch::{torch_api, torch_configure};
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -12,12 +12,17 @@ use crate::failure::{Status, guarded};
 /// `tenure_pool` of `tenure_torch.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Pool {
+pub(super) struct Pool {
     first: u64,
     second: u64,
 }
 
 pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
+
+impl Pool {
+    /// No private one.
+    pub(super) const COMMON: Self = Self { first: 0, second: 0 };
+}
 
 impl From<Pool> for PoolId {
     fn from(pool: Pool) -> Self {
