@@ -1,6 +1,18 @@
 from os import PathLike
 from typing import final
 
+__all__ = [
+    "VERSION",
+    "Trace",
+    "devices",
+    "empty_cache",
+    "installed",
+    "memory_snapshot",
+    "memory_stats",
+    "reset_peak_stats",
+    "set_memory_fraction",
+]
+
 VERSION: str
 
 def devices(driver: str) -> str: ...
