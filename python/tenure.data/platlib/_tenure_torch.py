@@ -21,7 +21,9 @@ from typing import Any
 
 
 def arm() -> None:
-    """Has the allocator installed when `torch` has been imported. Never raises."""
+    """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises."""
+    if os.environ.get("TENURE_TORCH", "0") in ("", "0"):
+        return
     if "torch" in sys.modules:
         _install()
     elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
