@@ -28,7 +28,11 @@ def modules() -> list[str]:
 
 def imported(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        # Some of it may be imported only now.
+        for public_name in getattr(module, "__all__", []):
+            getattr(module, public_name)
+        return module
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
