@@ -32,7 +32,7 @@ mod _native {
         current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure, torch_devices};
+    use crate::torch::{torch_api, torch_configure};
     #[pymodule_export]
     use crate::trace::Trace;
 }

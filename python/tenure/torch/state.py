@@ -93,6 +93,6 @@ def status() -> Status:
         allocator=active.options.allocator,
         fraction=active.options.fraction,
         library=active.library,
-        devices=tuple(_native.torch_devices()),
+        devices=tuple(_native.installed()),
         limitations=_PLUGGABLE_LIMITS if active.mode == "pluggable" else (),
     )

@@ -10,7 +10,6 @@ mod statistics;
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::device::Device;
 use crate::failure::{Failure, Status};
 use callbacks::{FreeMemory, Observer};
 use object::Object;
@@ -73,9 +72,4 @@ pub extern "C" fn tenure_torch_table() -> *const Table {
 /// The options make no sense, or a device is open already: the message.
 pub fn configure(options: &str) -> Result<(), String> {
     devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
-}
-
-/// The numbers of the devices that were opened.
-pub fn open_devices() -> Vec<c_int> {
-    Device::all().map(|(number, _)| number).collect()
 }

@@ -8,7 +8,7 @@ use tenure_alloc::{Context, ContextGuard};
 /// `tenure_object` of `tenure_torch.h`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Object {
+pub(super) struct Object {
     pointer: *mut c_void,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
 }

@@ -18,7 +18,7 @@ use crate::failure::{Status, last_error};
 /// # Safety
 /// `stream` is null or a stream of the device.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn tenure_torch_plug_alloc(
+pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_alloc(
     bytes: isize,
     device: c_int,
     stream: *mut c_void,
@@ -33,7 +33,7 @@ pub unsafe extern "C-unwind" fn tenure_torch_plug_alloc(
 
 /// Ends the use of a block.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     if !address.is_null() {
         check(blocks::free(address, Object::NOTHING));
     }
@@ -41,17 +41,17 @@ pub extern "C-unwind" fn tenure_torch_plug_free(address: *mut c_void, _: isize, 
 
 /// Devices are opened when they are first needed.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_init(_: c_int) {}
+pub(super) extern "C-unwind" fn tenure_torch_plug_init(_: c_int) {}
 
 /// `empty_cache`.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_reset() {
+pub(super) extern "C-unwind" fn tenure_torch_plug_reset() {
     Device::all().for_each(|(device, _)| check(pools::release_cached(device, Pool::COMMON, Object::NOTHING)));
 }
 
 /// Limits what this process may hold.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64, device: c_int) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64, device: c_int) {
     check(statistics::set_memory_fraction(device, fraction));
 }
 
@@ -60,7 +60,7 @@ pub extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64, device
 /// # Safety
 /// `stream` is null or a stream of the device that the block lies on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: *mut c_void, stream: *mut c_void) {
+pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: *mut c_void, stream: *mut c_void) {
     if !address.is_null() {
         // SAFETY: by the function's contract.
         check(unsafe { blocks::record_stream(address, stream) });
@@ -72,7 +72,11 @@ pub unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: *mut c_
 /// # Safety
 /// `filter` points to a `std::function<bool(cudaStream_t)>`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(device: c_int, pool: Pool, filter: *const StdFunction) {
+pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
+    device: c_int,
+    pool: Pool,
+    filter: *const StdFunction,
+) {
     // SAFETY: by the function's contract.
     let filter = Box::into_raw(Box::new(unsafe { (*filter).copy() }));
     check(pools::begin_pool(device, pool, passes, Object::new(filter.cast(), drop_filter)));
@@ -80,20 +84,20 @@ pub unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(device: c_int, pool
 
 /// Ends what [`tenure_torch_plug_begin_pool`] began.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: Pool) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: Pool) {
     check(pools::end_pool(device, pool));
 }
 
 /// Gives up one use of a private pool.
 #[unsafe(no_mangle)]
-pub extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, pool: Pool) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, pool: Pool) {
     check(pools::release_pool(device, pool));
 }
 
 /// `std::function<bool(cudaStream_t)>` of libstdc++.
 #[derive(Debug)]
 #[repr(C)]
-pub struct StdFunction {
+pub(super) struct StdFunction {
     functor: [usize; 2],
     manager: Option<unsafe extern "C" fn(*mut [usize; 2], *const [usize; 2], c_int) -> bool>,
     invoker: Option<unsafe extern "C" fn(*const [usize; 2], *const *mut c_void) -> bool>,
