@@ -1,7 +1,8 @@
+# mypy: disallow-subclassing-any=False
 """What the hooks of `tenure.torch.tag` say that memory is for.
 
-The tests with a device need one under PyTorch, real or simulated; the module's kernels must not matter: the simulated
-device runs none. So the model has operations without libraries' help only.
+The tests with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values,
+and use nothing of CUDA's libraries, since the simulated device runs no kernel and has no library.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor, nn  # noqa: E402
+from torch.autograd import Function  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import tenure.torch  # noqa: E402
 from tenure import _native  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 WIDTH = 1024
 BATCH = 64
@@ -292,7 +295,7 @@ def test_everything_that_a_step_allocates_is_tagged(device: str) -> None:
 def test_backward_works_for_modules_in_turn(device: str) -> None:
     seen = []
 
-    class Noting(torch.autograd.Function):
+    class Noting(Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             return x.clone()

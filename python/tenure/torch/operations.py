@@ -1,3 +1,4 @@
+# mypy: disallow-subclassing-any=False
 """Keys by operation, for whoever wants to know more than the module."""
 
 from __future__ import annotations

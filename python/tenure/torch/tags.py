@@ -7,8 +7,8 @@ graph: module backward hooks would forbid operations in place on the outputs of 
 
 What hooks cannot see:
 
-- Inside code that `torch.compile` compiled, memory belongs to the module at which the compiled code was entered. Hooks do
-  not run there, and break no graph.
+- Inside code that `torch.compile` compiled, memory belongs to the module at which that code was entered. Hooks do not
+  run there, and break no graph.
 - A generator's body runs after the module's call: it belongs to whoever iterates.
 - TorchScript modules belong to the module that calls them.
 - Gradients of what follows the model, such as the loss, have the tag of nothing until backward reaches the model.
