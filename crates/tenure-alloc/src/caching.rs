@@ -3,8 +3,8 @@ use std::sync::Arc;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, MappedChunk, PoolCheckpoint, PoolId, PoolSource, PoolUse, Resource, Restored, Snapshot,
-    Statistics, StreamFilter,
+    Address, AllocError, Block, History, MappedChunk, PoolCheckpoint, PoolId, PoolSource, PoolUse, Resource, Restored,
+    Snapshot, Statistics, StreamFilter,
 };
 
 /// What a memory callback is told when the device is full.
@@ -62,6 +62,9 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::UnknownAddress`]: no live block starts there. Address 0 is ignored.
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
+    /// The live block that starts at `address`, if there is one.
+    fn block(&self, address: Address) -> Option<Block>;
+
     /// Gives every physical byte that no block lives on back to the backing (`empty_cache`).
     fn release_cached(&self) -> Result<(), AllocError>;
 
@@ -75,10 +78,16 @@ pub trait CachingAllocator: Resource {
     fn reset_accumulated_statistics(&self);
 
     /// Every segment and block, and the history if it is recorded.
-    fn snapshot(&self) -> Snapshot;
+    fn snapshot(&self) -> Snapshot {
+        self.snapshot_of(None, true)
+    }
 
-    /// Records the last `limit` events from now on; `None` stops and forgets.
-    fn record_history(&self, limit: Option<usize>);
+    /// The segments of `pool`, of every pool for `None` or (0, 0), and of none for a pool that is not there; with the
+    /// events if `traces`, up to this call. That the snapshot was taken is recorded.
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot;
+
+    /// What is recorded of this allocator.
+    fn history(&self) -> &History;
 
     /// Changes a setting. Whether it has a meaning for this allocator; if not, nothing has changed.
     ///
@@ -122,6 +131,10 @@ pub trait CachingAllocator: Resource {
 
     /// Stops sending allocations to `pool`.
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError>;
+
+    /// Whether allocations are sent to a private pool now, so that a stream may be captured: then the device must not be
+    /// waited for.
+    fn is_capturing(&self) -> bool;
 
     /// Gives up one use of `pool`. With the last one its memory may go back to the backing as its blocks are freed.
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError>;

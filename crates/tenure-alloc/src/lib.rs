@@ -23,14 +23,14 @@ mod statistics;
 mod sync;
 
 pub use arena::Arena;
-pub use backing::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 pub use bump::BumpPool;
 pub use caching::{CachingAllocator, Divisions, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, Tuning};
 pub use error::AllocError;
-pub use history::{Action, Clock, Event, History};
+pub use history::{Action, Clock, Context, ContextGuard, Event, History, KeepContexts, Recording, Tracker};
 pub use native::NativeAllocator;
 pub use paged::PagedAllocator;
-pub use private::{MappedChunk, PoolCheckpoint, PoolSource, PoolUse, Restored, StreamFilter};
+pub use private::{PoolCheckpoint, PoolSource, PoolUse, Restored, StreamFilter};
 pub use resource::{Block, PoolId, Request, Resource};
 pub use snapshot::Snapshot;
 pub use statistics::{PoolKind, PoolStatistics, Stat, Statistics, TagStatistics};

@@ -2,7 +2,7 @@
 
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Address, BackingError, ChunkId, PoolId, PoolKind};
+use crate::{Address, BackingError, PoolId, PoolKind};
 
 /// Says whether an allocation on a stream goes to a private pool. Called on the allocating thread with the allocator's
 /// lock held: it must not call the allocator.
@@ -69,15 +69,4 @@ pub struct Restored {
     pub freed: Vec<Address>,
     /// The blocks that live now, by address: the caller's to free.
     pub allocated: Vec<Address>,
-}
-
-/// A physical chunk, and where it is mapped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MappedChunk {
-    /// The chunk.
-    pub chunk: ChunkId,
-    /// Its bytes, all of them.
-    pub bytes: u64,
-    /// Where its first byte is mapped.
-    pub address: Address,
 }

@@ -11,7 +11,7 @@ use common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::adaptor::{Counted, FailureCallback, Limited, OnFailure, Recorded};
 use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{Action, AllocError, BumpPool, CachingAllocator, History, Request, Resource, Stat};
+use tenure_alloc::{Action, AllocError, BumpPool, CachingAllocator, History, Recording, Request, Resource, Stat};
 use tenure_core::{StreamId, Tag};
 
 const BASE: u64 = 1 << 40;
@@ -43,7 +43,7 @@ fn out_of_memory(resource: &impl Resource, bytes: u64) -> (u64, u64) {
 fn history() -> History {
     let now = AtomicU64::new(0);
     let history = History::new(Box::new(move || now.fetch_add(1, Ordering::Relaxed)));
-    history.keep(Some(1000));
+    history.start(Recording::events(1000), true);
     history
 }
 
@@ -143,7 +143,7 @@ fn statistics_equal_those_of_the_allocator_below() {
 #[test]
 fn a_recorder_writes_what_the_allocator_below_writes() {
     let (_, allocator) = native(GIB);
-    allocator.record_history(Some(100));
+    allocator.history().start(Recording::events(100), true);
     let recorded = Recorded::new(Arc::clone(&allocator), history());
     let block = recorded.allocate(Request::new(100, A).with_tag(Tag::Input)).unwrap();
     recorded.free(block.address).unwrap();
@@ -168,7 +168,7 @@ fn an_out_of_memory_error_is_recorded_with_what_was_free() {
 fn the_free_of_a_block_from_before_the_recording_is_not_recorded() {
     let recorded = Recorded::new(bump(MIB), History::default());
     let before = alloc(&recorded, 1);
-    recorded.history().keep(Some(10));
+    recorded.history().start(Recording::events(10), true);
     let after = alloc(&recorded, 1);
     recorded.free(before).unwrap();
     recorded.free(after).unwrap();
@@ -257,7 +257,7 @@ fn all_four_compose_and_a_callback_may_free_from_the_top() {
 fn a_composition_is_exact_after_threads_have_used_it() {
     let (_, allocator) = native(GIB);
     let stack = Recorded::new(Counted::new(Limited::new(Arc::clone(&allocator), GIB)), history());
-    stack.history().keep(Some(usize::MAX));
+    stack.history().start(Recording::events(usize::MAX), true);
     thread::scope(|scope| {
         for thread in 0..4 {
             let stack = &stack;

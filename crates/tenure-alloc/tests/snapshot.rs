@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{FakeBacking, MIB};
 use tenure_alloc::native::{Config, NativeAllocator};
 use tenure_alloc::snapshot::pickle::Writer;
-use tenure_alloc::{CachingAllocator, History, Request, Resource};
+use tenure_alloc::{CachingAllocator, History, Recording, Request, Resource};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 /// What `python3 -c code` prints, or `None` without Python.
@@ -50,7 +50,7 @@ fn busy_allocator(config: Config) -> NativeAllocator {
     backing.hold_streams();
     let history = History::new(Box::new(|| 1_700_000_000_000_000));
     let allocator = NativeAllocator::with_history(backing, config, history).unwrap();
-    allocator.record_history(Some(100));
+    allocator.history().start(Recording::events(100), true);
     let key = KeyId::intern(Key { module: "head".into(), op: "matmul".into(), role: "out".into(), occurrence: 2 });
     let request = |bytes, tag| Request::new(bytes, StreamId(3)).with_tag(tag);
     allocator.allocate(request(1000, Tag::Weight).with_key(key)).unwrap();

@@ -23,14 +23,14 @@ impl<R: Resource> Recorded<R> {
         &self.inner
     }
 
-    /// What was recorded; [`History::keep`] begins and ends it.
+    /// What was recorded; [`History::start`] begins and [`History::stop`] ends it.
     pub fn history(&self) -> &History {
         &self.history
     }
 
     fn record(&self, action: Action, address: Address, request: Request) {
         let Request { bytes, stream, tag, key } = request;
-        self.history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+        self.history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 
     fn enter(&self, request: Request, block: Block) {

@@ -13,8 +13,8 @@ use super::pool::Pools;
 use super::private::Captures;
 use crate::limit::Limit;
 use crate::{
-    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolKind, Request, Stat, Statistics,
-    Tuning,
+    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Stat,
+    Statistics, Tuning,
 };
 
 /// Everything that the allocator's lock guards.
@@ -115,7 +115,9 @@ impl Engine {
         self.statistics.num_ooms += 1;
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
-        self.history.record(|time_us| Event { action: Action::OutOfMemory, address, bytes, stream, time_us, tag, key });
+        let pool = self.pool_for(stream);
+        self.history
+            .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
         let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
         let (inactive, overhead) = (reserved - allocated, self.limit.overhead(&*self.backing));
         let MemoryInfo { free, total } = info;
@@ -176,6 +178,17 @@ impl Engine {
         block.key = key;
         self.statistics.block_retagged(from, tag, block.requested, block.bytes);
         Ok(())
+    }
+
+    /// The pool that allocations on `stream` go to now.
+    pub(crate) fn pool_for(&self, stream: StreamId) -> PoolId {
+        self.pools.pair(self.captures.owner_for(stream)).id
+    }
+
+    /// The live block at `address`.
+    pub(crate) fn block(&self, address: Address) -> Option<crate::Block> {
+        let bytes = self.blocks[*self.live.get(&address)?].bytes;
+        Some(crate::Block { address, bytes })
     }
 
     /// Changes a setting for what is allocated from now on.
@@ -342,15 +355,15 @@ impl Engine {
         self.statistics.all.reserved_bytes.current
     }
 
-    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId) {
-        let (tag, key) = (Tag::Unknown, KeyId::NONE);
-        self.history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId, pool: PoolRef) {
+        self.history.record(|| Event::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
     }
 
     fn record_block(&self, action: Action, id: BlockId) {
-        self.history.record(|time_us| {
-            let Block { address, requested: bytes, stream, tag, key, .. } = self.blocks[id];
-            Event { action, address, bytes, stream, time_us, tag, key }
+        self.history.record(|| {
+            let Block { address, requested, stream, pool, tag, key, .. } = self.blocks[id];
+            let pool = self.pools.pair(pool.owner).id;
+            Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool)
         });
     }
 }

@@ -208,7 +208,7 @@ impl Engine {
         let slots = self.segment(index).slots_of(address, bytes);
         self.on_segment(index, pool, |segment, backing| segment.map(backing, slots))?;
         self.statistics.num_device_alloc += 1;
-        self.record_segment(Action::SegmentMap, address, bytes, stream);
+        self.record_segment(Action::SegmentMap, address, bytes, stream, pool);
 
         self.pools.get_mut(pool).remove_unmapped(&self.blocks[id]);
         if bytes < available {
@@ -238,7 +238,7 @@ impl Engine {
         self.merge(unmapped);
         self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
         self.statistics.num_device_free += 1;
-        self.record_segment(Action::SegmentUnmap, first, bytes, stream);
+        self.record_segment(Action::SegmentUnmap, first, bytes, stream, pool);
     }
 
     /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).

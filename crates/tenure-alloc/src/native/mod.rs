@@ -103,6 +103,10 @@ impl CachingAllocator for NativeAllocator {
         if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
     }
 
+    fn block(&self, address: Address) -> Option<Block> {
+        self.engine.lock().block(address)
+    }
+
     fn release_cached(&self) -> Result<(), AllocError> {
         self.engine.lock().release_cached()
     }
@@ -119,12 +123,12 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().statistics.reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        self.engine.lock().snapshot()
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        self.engine.lock().snapshot(pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
@@ -166,6 +170,10 @@ impl CachingAllocator for NativeAllocator {
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.engine.lock().end_pool(pool)
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.engine.lock().captures.any()
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {

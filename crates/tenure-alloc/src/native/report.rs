@@ -1,11 +1,9 @@
 //! Snapshots.
 
-use tenure_core::StreamId;
-
 use super::blocks::{Block, State};
 use super::engine::Engine;
 use crate::snapshot::{Segment, Snapshot, SnapshotBlock, SnapshotState};
-use crate::{Action, Address};
+use crate::{Address, PoolId};
 
 impl Engine {
     /// Every segment.
@@ -13,14 +11,9 @@ impl Engine {
         self.blocks.iter().filter(|block| self.is_segment_head(block)).map(|head| self.describe(head)).collect()
     }
 
-    pub(super) fn snapshot(&mut self) -> Snapshot {
-        let mut segments = self.describe_segments();
-        segments.sort_by_key(|segment| segment.address);
-
-        let mut device_traces = vec![Vec::new(); self.config.device as usize];
-        device_traces.push(self.history.events());
-        self.record_segment(Action::Snapshot, 0, self.statistics.all.active_bytes.current, StreamId::NULL);
-        Snapshot { segments, device_traces, settings: self.config.describe(), annotations: Vec::new() }
+    pub(super) fn snapshot(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        let segments = self.describe_segments();
+        Snapshot::take(segments, self.config.device, self.config.describe(), &self.history, pool, traces)
     }
 
     /// Whether a mapped run of blocks starts with `block`.
@@ -57,7 +50,7 @@ impl Engine {
                 State::Pending(_) => SnapshotState::PendingFree,
             };
             let Block { address, bytes, requested, tag, key, .. } = *block;
-            Some(SnapshotBlock { address, bytes, requested, state, tag, key })
+            Some(SnapshotBlock { address, bytes, requested, state, tag, key, context: None })
         });
         Segment {
             device: self.config.device,
@@ -67,6 +60,7 @@ impl Engine {
             pool: self.pools.pair(head.pool.owner).id,
             is_expandable: head.segment.is_some(),
             is_external: false,
+            context: None,
             blocks: blocks.collect(),
         }
     }

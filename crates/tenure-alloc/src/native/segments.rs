@@ -47,7 +47,7 @@ impl Engine {
             self.statistics.oversize_segments.increase(1);
         }
         self.statistics.num_device_alloc += 1;
-        self.record_segment(Action::SegmentAlloc, address, bytes, request.stream);
+        self.record_segment(Action::SegmentAlloc, address, bytes, request.stream, pool);
         id
     }
 
@@ -75,7 +75,7 @@ impl Engine {
             self.statistics.oversize_segments.decrease(1);
         }
         self.statistics.num_device_free += 1;
-        self.record_segment(Action::SegmentFree, address, bytes, stream);
+        self.record_segment(Action::SegmentFree, address, bytes, stream, pool);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
 use super::state::State;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolKind, Request, Statistics};
+use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics};
 
 /// A heap. Its own cache lines: heaps of different streams must not slow each other down.
 #[repr(align(128))]
@@ -135,7 +135,7 @@ impl Heap {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range);
         if history.is_on() {
-            block.record(Action::Alloc, address, history);
+            block.record(Action::Alloc, address, PoolId::default(), history);
         }
         blocks.counters.allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         self.publish(blocks);
@@ -163,7 +163,7 @@ impl Heap {
         let Some(block) = blocks.large.take(address)? else { return Ok(Freed::InUse) };
         blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
         if history.is_on() {
-            block.record(Action::FreeRequested, address, history);
+            block.record(Action::FreeRequested, address, PoolId::default(), history);
         }
         let freed = blocks.complete_large(address, &block, history);
         self.publish(blocks);
@@ -195,7 +195,7 @@ impl Heap {
             let block = blocks.large.free(address, progress)?;
             blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
             blocks.counters.awaited(PoolKind::Large, block.tag, block.bytes);
-            block.record(Action::FreeRequested, address, history);
+            block.record(Action::FreeRequested, address, PoolId::default(), history);
         }
         self.publish(blocks);
         Ok(())
@@ -392,7 +392,7 @@ impl Blocks {
     #[inline]
     fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> Freed {
         if history.is_on() {
-            block.record(Action::FreeCompleted, address, history);
+            block.record(Action::FreeCompleted, address, PoolId::default(), history);
         }
         let LargeBlock { bytes, number, is_made, .. } = *block;
         self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
@@ -427,6 +427,6 @@ impl Blocks {
         let entry = self.slabs.entry(index);
         let (address, bytes, stream) = (entry.address, u64::from(entry.requested), self.stream);
         let (tag, key) = (entry.tag, entry.key);
-        history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+        history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 }

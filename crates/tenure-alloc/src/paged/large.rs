@@ -8,7 +8,7 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use super::parked::Loan;
 use super::progress::{Progress, Uses};
-use crate::{Action, Address, AllocError, BackingError, Event, History, Request};
+use crate::{Action, Address, AllocError, BackingError, Event, History, PoolId, Request};
 
 /// The blocks of a heap, or of private pools. Counting them is left to the owner.
 #[derive(Default)]
@@ -50,6 +50,11 @@ impl LargeBlocks {
 
     pub(super) fn get(&self, address: Address) -> Option<&LargeBlock> {
         self.blocks.get(&address)
+    }
+
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        self.blocks.get(&address).filter(|block| !block.is_freed).map(|block| block.bytes)
     }
 
     pub(super) fn has_pending(&self) -> bool {
@@ -122,10 +127,10 @@ impl LargeBlocks {
 }
 
 impl LargeBlock {
-    /// Records an event of the block at `address`.
+    /// Records an event of the block at `address`, which is of `pool`.
     #[cold]
-    pub(super) fn record(&self, action: Action, address: Address, history: &History) {
-        let Self { requested: bytes, stream, tag, key, .. } = *self;
-        history.record(|time_us| Event { action, address, bytes, stream, time_us, tag, key });
+    pub(super) fn record(&self, action: Action, address: Address, pool: PoolId, history: &History) {
+        let Self { requested, stream, tag, key, .. } = *self;
+        history.record(|| Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool));
     }
 }

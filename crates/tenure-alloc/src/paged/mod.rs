@@ -29,6 +29,7 @@ mod state;
 mod tree;
 mod windows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
@@ -110,6 +111,12 @@ impl PagedAllocator {
             addresses: (first, bytes),
             total,
         })
+    }
+
+    /// The addresses that blocks may have: no other block of the process lies here.
+    pub fn addresses(&self) -> Range<Address> {
+        let (first, bytes) = self.addresses;
+        first..first + bytes
     }
 
     /// A block of the stream's heap, with more memory from the state if need be.
@@ -400,6 +407,13 @@ impl CachingAllocator for PagedAllocator {
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
+    fn block(&self, address: Address) -> Option<Block> {
+        match self.owner(address) {
+            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
+            None => self.state.lock().block(address),
+        }
+    }
+
     /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
     fn release_cached(&self) -> Result<(), AllocError> {
         if self.state.lock().progress.is_capturing() {
@@ -431,12 +445,12 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().statistics_mut().reset_accumulated();
     }
 
-    fn snapshot(&self) -> Snapshot {
-        report::snapshot(self)
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        report::snapshot(self, pool, traces)
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.history.keep(limit);
+    fn history(&self) -> &History {
+        &self.history
     }
 
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
@@ -487,6 +501,10 @@ impl CachingAllocator for PagedAllocator {
         let ended = state.end_pool(pool);
         self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
         ended
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.state.lock().progress.is_capturing()
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {

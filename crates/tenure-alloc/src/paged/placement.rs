@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
-use super::state::{Effort, Refusal, State, segment_event};
+use super::state::{Effort, Refusal, State};
 use crate::{Action, Address, BackingError};
 
 /// More allocations than this without a free make a streak.
@@ -160,8 +160,7 @@ impl State {
             Ok(address) => {
                 for &index in &made {
                     let chunk = &self.space.chunks[index];
-                    let event = (chunk.mapped_at[0].address, chunk.bytes);
-                    self.history.record(|time_us| segment_event(Action::SegmentMap, event.0, event.1, time_us));
+                    self.record_chunk(Action::SegmentMap, chunk.mapped_at[0].address, chunk.bytes);
                 }
                 let space = &mut self.space;
                 space.occupy(space.windows.place(address), bytes);

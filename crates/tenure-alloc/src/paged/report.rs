@@ -17,7 +17,7 @@ use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
 
 /// Everything that `allocator` holds.
-pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
+pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces: bool) -> Snapshot {
     // All heaps before the device lock, in order: nothing moves meanwhile.
     let mut heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
     let mut state = allocator.state.lock();
@@ -39,11 +39,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator) -> Snapshot {
     let mut segments = join(blocks, state.config.device);
     debug_assert!(state.space.reserved >= segments.iter().map(Segment::bytes).sum());
     segments.extend(state.private.engine.describe_segments());
-    segments.sort_by_key(|segment| segment.address);
-    let device = state.config.device as usize;
-    let mut device_traces = vec![Vec::new(); device + 1];
-    device_traces[device] = allocator.history.events();
-    Snapshot { segments, device_traces, settings: settings(&state), annotations: Vec::new() }
+    Snapshot::take(segments, state.config.device, settings(&state), &allocator.history, pool, traces)
 }
 
 /// The free bytes of the common space's chunks, each at its chunk's first mapping.
@@ -61,13 +57,13 @@ fn free_blocks(state: &State) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
 
 fn free(address: Address, bytes: u64) -> SnapshotBlock {
     let (tag, key) = (Tag::Unknown, KeyId::NONE);
-    SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key }
+    SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key, context: None }
 }
 
 fn large(address: Address, block: &LargeBlock) -> SnapshotBlock {
     let LargeBlock { bytes, requested, tag, key, .. } = *block;
     let state = if block.is_freed { SnapshotState::PendingFree } else { SnapshotState::Allocated };
-    SnapshotBlock { address, bytes, requested, state, tag, key }
+    SnapshotBlock { address, bytes, requested, state, tag, key, context: None }
 }
 
 fn small(entry: &Entry) -> SnapshotBlock {
@@ -77,7 +73,7 @@ fn small(entry: &Entry) -> SnapshotBlock {
         EntryState::Free => SnapshotState::Inactive,
     };
     let Entry { address, requested, tag, key, .. } = *entry;
-    SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key }
+    SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key, context: None }
 }
 
 /// Blocks side by side, as segments.
@@ -99,6 +95,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32) -> Ve
                 pool: PoolId::default(),
                 is_expandable: true,
                 is_external: false,
+                context: None,
                 blocks: vec![block],
             }),
         }

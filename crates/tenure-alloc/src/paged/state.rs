@@ -15,7 +15,9 @@ use super::progress::Progress;
 use super::space::Space;
 use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Action, Address, AllocError, Backing, BackingError, Event, History, PoolKind, Request, Statistics};
+use crate::{
+    Action, Address, AllocError, Backing, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics,
+};
 
 pub(super) struct State {
     pub(super) backing: Arc<dyn Backing>,
@@ -165,7 +167,7 @@ impl State {
         };
         self.requested -= block.requested;
         self.private.engine.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
-        block.record(Action::FreeRequested, address, &self.history);
+        block.record(Action::FreeRequested, address, PoolId::default(), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
         }
@@ -184,6 +186,12 @@ impl State {
         };
         self.private.engine.statistics.block_retagged(from, tag, block.requested, block.bytes);
         true
+    }
+
+    /// The live block at an address, if it is none of a heap's.
+    pub(super) fn block(&self, address: Address) -> Option<Block> {
+        let bytes = self.blocks.live_bytes(address);
+        bytes.map(|bytes| Block { address, bytes }).or_else(|| self.private.engine.block(address))
     }
 
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
@@ -216,8 +224,9 @@ impl State {
     pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64) {
         self.statistics_mut().num_ooms += 1;
         let Request { bytes, stream, tag, key } = request;
-        let action = Action::OutOfMemory;
-        self.history.record(|time_us| Event { action, address: free, bytes, stream, time_us, tag, key });
+        let pool = self.private.engine.pool_for(stream);
+        self.history
+            .record(|| Event::new(Action::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool));
     }
 
     /// The counters of everything but the blocks of heaps, with the free bytes of chunks partly in use.
@@ -258,7 +267,7 @@ impl State {
     fn register(&mut self, request: Request, bytes: u64, address: Address) {
         let range = Loan { address, bytes, lent: Lent::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range);
-        block.record(Action::Alloc, address, &self.history);
+        block.record(Action::Alloc, address, PoolId::default(), &self.history);
         self.requested += request.bytes;
         self.private.engine.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
@@ -268,7 +277,7 @@ impl State {
         self.streak = 0;
         self.vacate(address, block.bytes, block.stream);
         self.private.engine.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeCompleted, address, &self.history);
+        block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
     }
 
     pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
@@ -281,9 +290,14 @@ impl State {
         self.statistics_mut().num_device_free += 1;
         self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
         if let Some(address) = mapped {
-            self.history.record(|time_us| segment_event(Action::SegmentUnmap, address, bytes, time_us));
+            self.record_chunk(Action::SegmentUnmap, address, bytes);
         }
         Ok(())
+    }
+
+    /// Records that a chunk came or went.
+    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64) {
+        self.history.record(|| Event::new(action, address, bytes, StreamId::NULL));
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {
@@ -300,8 +314,4 @@ impl State {
             pool.segment.decrease(before.saturating_sub(now));
         }
     }
-}
-
-pub(super) fn segment_event(action: Action, address: Address, bytes: u64, time_us: u64) -> Event {
-    Event { action, address, bytes, stream: StreamId::NULL, time_us, tag: Tag::Unknown, key: KeyId::NONE }
 }

@@ -7,7 +7,7 @@ use std::io;
 
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Action, Address, Event, PoolId, PoolKind};
+use crate::{Action, Address, Context, Event, History, PoolId, PoolKind};
 pub use holders::Holder;
 use pickle::Writer;
 
@@ -41,12 +41,14 @@ pub struct Segment {
     pub is_expandable: bool,
     /// Whether the memory was given from outside ([`Donated`](crate::adaptor::Donated)); PyTorch's snapshots do not say.
     pub is_external: bool,
+    /// The context of the allocation that it was made for, if that is kept.
+    pub context: Option<Context>,
     /// Its blocks, by address; they cover it without a gap.
     pub blocks: Vec<SnapshotBlock>,
 }
 
 /// A block of a segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotBlock {
     /// First byte.
     pub address: Address,
@@ -60,6 +62,8 @@ pub struct SnapshotBlock {
     pub tag: Tag,
     /// Which block it is.
     pub key: KeyId,
+    /// The context of its allocation, while it is in use and if that is kept.
+    pub context: Option<Context>,
 }
 
 /// Whether a block is in use.
@@ -88,17 +92,15 @@ pub enum Setting {
     Table(Vec<(String, i64)>),
 }
 
-/// A mark that the program put into the history.
+/// A mark that the program put into the history. PyTorch's `AnnotationEntry`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotation {
-    /// Whether something starts or ends here: `START` or `END`.
-    pub stage: String,
-    /// What.
-    pub name: String,
-    /// The device's number.
+    /// The number of the device that was current.
     pub device: u32,
     /// When, by the history's clock, in µs.
     pub time_us: u64,
+    /// What the program said: names and values. `record_function` gives a `name`, and a `stage`, `START` or `END`.
+    pub metadata: Vec<(String, String)>,
 }
 
 impl Segment {
@@ -123,6 +125,34 @@ impl SnapshotState {
 }
 
 impl Snapshot {
+    /// A snapshot of `segments`, so far as they are of `pool`, in any order, of the `device`'s allocator; adds what
+    /// `history` knows, with the events if `traces`, and records that it was taken.
+    pub(crate) fn take(
+        mut segments: Vec<Segment>,
+        device: u32,
+        settings: Vec<(&'static str, Setting)>,
+        history: &History,
+        pool: Option<PoolId>,
+        traces: bool,
+    ) -> Self {
+        let pool = pool.unwrap_or_default();
+        segments.retain(|segment| pool == PoolId::default() || segment.pool == pool);
+        segments.sort_by_key(|segment| segment.address);
+        history.add_contexts(&mut segments);
+        let mut device_traces = vec![Vec::new(); device as usize + 1];
+        let mut annotations = Vec::new();
+        if traces {
+            device_traces[device as usize] = history.events();
+            annotations = history.annotations();
+        }
+        let active = |segment: &Segment| segment.bytes_where(|state| state != SnapshotState::Inactive);
+        history.record(|| {
+            let active = segments.iter().map(active).sum();
+            Event::new(Action::Snapshot, 0, active, StreamId::NULL).in_pool(pool)
+        });
+        Self { segments, device_traces, settings, annotations }
+    }
+
     /// Writes the snapshot as the pickle that `torch.cuda.memory._dump_snapshot` writes, for PyTorch's tools to open.
     /// The tag and the key of
     /// an event go where PyTorch puts the program's own metadata.
@@ -208,8 +238,7 @@ fn write_setting<W: io::Write>(writer: &mut Writer<W>, (name, value): &(&str, Se
 
 fn write_annotation<W: io::Write>(writer: &mut Writer<W>, mark: &Annotation) -> io::Result<()> {
     writer.dict(|writer| {
-        writer.text_entry("stage", &mark.stage)?;
-        writer.text_entry("name", &mark.name)?;
+        mark.metadata.iter().try_for_each(|(name, value)| writer.text_entry(name, value))?;
         writer.entry("device", mark.device)?;
         writer.entry("time_us", mark.time_us)
     })

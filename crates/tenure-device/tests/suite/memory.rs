@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenure_alloc::snapshot::Holder;
-use tenure_alloc::{Action, AllocError, Event, Request, native};
+use tenure_alloc::{Action, AllocError, Event, Recording, Request, native};
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Purpose, Storage, StreamId, Tag};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
@@ -148,7 +148,7 @@ fn a_copy_on_another_stream_outlives_the_free_of_its_source() {
 #[test]
 fn a_storage_is_allocated_on_the_current_stream() {
     everywhere(|_, memory| {
-        memory.allocator().record_history(Some(16));
+        memory.allocator().history().start(Recording::events(16), true);
         let stream = memory.streams().pooled(Priority::Default).unwrap();
         let _current = StreamGuard::new(&stream);
         drop(Storage::new(4096, Arc::new(memory)).unwrap());

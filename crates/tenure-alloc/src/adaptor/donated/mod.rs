@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, MappedChunk, OutOfMemoryObserver,
-    PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot, Statistics, StreamFilter,
-    Tuning,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
+    Statistics, StreamFilter, Tuning,
 };
 use ranges::Ranges;
 
@@ -137,18 +137,21 @@ impl CachingAllocator for Donated {
         self.ranges.lock().reset_accumulated_statistics();
     }
 
-    /// Donated ranges are segments of their own. The history is that of the allocator below.
-    fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.inner.snapshot();
-        // There is one history for each device up to the allocator's.
-        let device = snapshot.device_traces.len().saturating_sub(1) as u32;
-        snapshot.segments.extend(self.ranges.lock().segments(device));
-        snapshot.segments.sort_by_key(|segment| segment.address);
+    /// Donated ranges are segments of their own, of the common pool.
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        let mut snapshot = self.inner.snapshot_of(pool, traces);
+        if pool.unwrap_or_default() == PoolId::default() {
+            // There is one history for each device up to the allocator's.
+            let device = snapshot.device_traces.len().saturating_sub(1) as u32;
+            snapshot.segments.extend(self.ranges.lock().segments(device));
+            snapshot.segments.sort_by_key(|segment| segment.address);
+        }
         snapshot
     }
 
-    fn record_history(&self, limit: Option<usize>) {
-        self.inner.record_history(limit);
+    /// That of the allocator below.
+    fn history(&self) -> &History {
+        self.inner.history()
     }
 
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
@@ -197,6 +200,10 @@ impl CachingAllocator for Donated {
         Ok(())
     }
 
+    fn is_capturing(&self) -> bool {
+        self.inner.is_capturing()
+    }
+
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.release_pool(pool)
     }
@@ -243,5 +250,15 @@ impl CachingAllocator for Donated {
     /// Nothing is known of the chunks under donated memory.
     fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         self.inner.chunks_under(address, bytes)
+    }
+
+    fn block(&self, address: Address) -> Option<Block> {
+        if self.may_own(address) {
+            let ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
+            }
+        }
+        self.inner.block(address)
     }
 }

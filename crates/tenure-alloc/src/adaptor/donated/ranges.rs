@@ -107,6 +107,12 @@ impl Ranges {
         self.range_of(address).is_some()
     }
 
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        let piece = self.pieces.get(&address)?;
+        matches!(piece.state, PieceState::Live { .. }).then_some(piece.bytes)
+    }
+
     /// The smallest free piece of the request's stream that fits, cut to size.
     pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
         let stream = request.stream;
@@ -211,6 +217,7 @@ impl Ranges {
             pool: PoolId::default(),
             is_expandable: false,
             is_external: true,
+            context: None,
             blocks: self.pieces.range(address..address + range.bytes).map(|(&at, piece)| piece.shown(at)).collect(),
         })
     }
@@ -293,7 +300,7 @@ impl Piece {
         };
         let (requested, tag, key) =
             request.map_or((0, Tag::Unknown, KeyId::NONE), |request| (request.bytes, request.tag, request.key));
-        SnapshotBlock { address, bytes, requested, state, tag, key }
+        SnapshotBlock { address, bytes, requested, state, tag, key, context: None }
     }
 }
 

@@ -1,0 +1,134 @@
+//! What a program knows about a call that the allocator does not.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+thread_local! {
+    static CONTEXT: RefCell<Option<Context>> = const { RefCell::new(None) };
+    static NOTE: RefCell<Option<Context>> = const { RefCell::new(None) };
+}
+
+/// Whatever the program wants kept with an event or a block, such as a stack trace (PyTorch's `GatheredContext`).
+///
+/// The last one of its kind may be dropped with an allocator's locks held: dropping what it holds must not call the
+/// allocator.
+///
+/// ```
+/// use tenure_alloc::Context;
+///
+/// let guard = Context::enter(Some(Context::new("forward")));
+/// assert_eq!(Context::current().unwrap().downcast::<&str>(), Some(&"forward"));
+/// drop(guard);
+/// assert_eq!(Context::current(), None);
+/// ```
+#[derive(Clone)]
+pub struct Context(Arc<dyn Any + Send + Sync>);
+
+impl Context {
+    /// A context of `value`.
+    pub fn new<T: Any + Send + Sync>(value: T) -> Self {
+        Self(Arc::new(value))
+    }
+
+    /// What it was made of, if that is a `T`.
+    pub fn downcast<T: Any>(&self) -> Option<&T> {
+        self.0.downcast_ref()
+    }
+
+    /// Makes `context` that of what the calling thread asks of allocators while the guard lives.
+    ///
+    /// It costs to gather one: [`History::wants`](super::History::wants) says when it would be kept.
+    pub fn enter(context: Option<Context>) -> ContextGuard {
+        ContextGuard { previous: CONTEXT.replace(context), thread: PhantomData }
+    }
+
+    /// The context that the calling thread is in.
+    pub fn current() -> Option<Context> {
+        CONTEXT.with_borrow(Clone::clone)
+    }
+
+    /// From now on, `note` is kept with every event that the calling thread causes, whichever contexts are kept.
+    /// PyTorch's compile context and user metadata.
+    pub fn set_note(note: Option<Context>) {
+        // The old one is dropped when the borrow has ended: its drop may look here.
+        drop(NOTE.replace(note));
+    }
+
+    /// The calling thread's note.
+    pub fn note() -> Option<Context> {
+        NOTE.with_borrow(Clone::clone)
+    }
+}
+
+/// The same context, not an equal one.
+impl PartialEq for Context {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Context {}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Context").field(&Arc::as_ptr(&self.0)).finish()
+    }
+}
+
+/// Holds the calling thread in a context. When it is dropped, also by a panic, the thread goes back to the one before.
+#[must_use = "it holds for as long as it lives"]
+#[derive(Debug)]
+pub struct ContextGuard {
+    previous: Option<Context>,
+    /// It belongs to the thread that entered it.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for ContextGuard {
+    fn drop(&mut self) {
+        drop(CONTEXT.replace(self.previous.take()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn contexts_nest_and_end_with_a_panic() {
+        let (outer, inner) = (Context::new(1), Context::new(2));
+        let _outer = Context::enter(Some(outer.clone()));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let _inner = Context::enter(Some(inner.clone()));
+            assert_eq!(Context::current(), Some(inner.clone()));
+            let _none = Context::enter(None);
+            assert_eq!(Context::current(), None);
+            panic!("on purpose");
+        }));
+        assert!(result.is_err());
+        assert_eq!(Context::current(), Some(outer));
+    }
+
+    #[test]
+    fn contexts_and_notes_are_their_threads_own() {
+        let _here = Context::enter(Some(Context::new(())));
+        Context::set_note(Some(Context::new(())));
+        let there = std::thread::spawn(|| (Context::current(), Context::note())).join().unwrap();
+        assert_eq!(there, (None, None));
+        Context::set_note(None);
+        assert_eq!(Context::note(), None);
+    }
+
+    #[test]
+    fn a_context_equals_itself_alone() {
+        let context = Context::new(7);
+        assert_eq!(context, context.clone());
+        assert_ne!(context, Context::new(7));
+        assert_eq!((context.downcast::<i32>(), context.downcast::<u32>()), (Some(&7), None));
+    }
+}

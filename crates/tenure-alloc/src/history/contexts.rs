@@ -1,0 +1,84 @@
+//! The contexts of live blocks and segments.
+//!
+//! They are held here and not in the blocks, which would be larger for it even when nothing is recorded.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::{Action, Context, Event, KeepContexts};
+use crate::Address;
+
+#[derive(Default)]
+pub(super) struct Contexts {
+    blocks: FxHashMap<Address, Context>,
+    /// With the address behind the segment.
+    segments: BTreeMap<Address, (Address, Context)>,
+}
+
+impl Contexts {
+    /// Takes note of what an event begins or ends. Returns the event's own context, so far as such are kept.
+    pub(super) fn note(&mut self, event: &Event, kept: KeepContexts) -> Option<Context> {
+        let current = |level| if kept >= level { Context::current() } else { None };
+        let Event { address, bytes, .. } = *event;
+        let context = match event.action {
+            Action::Alloc => {
+                let context = current(KeepContexts::State);
+                match &context {
+                    Some(context) => drop(self.blocks.insert(address, context.clone())),
+                    None => drop(self.blocks.remove(&address)),
+                }
+                context
+            }
+            Action::FreeRequested => current(KeepContexts::All).or_else(|| self.of_block(address)),
+            Action::FreeCompleted => {
+                let own = self.blocks.remove(&address);
+                current(KeepContexts::All).or(own)
+            }
+            Action::SegmentAlloc | Action::SegmentMap => {
+                let context = current(KeepContexts::State);
+                if let Some(context) = &context {
+                    self.segments.insert(address, (address + bytes, context.clone()));
+                }
+                context
+            }
+            Action::SegmentFree | Action::SegmentUnmap => {
+                let own = self.of_segment(address);
+                self.cut_segments(address, address + bytes);
+                current(KeepContexts::All).or(own)
+            }
+            Action::OutOfMemory => current(KeepContexts::State),
+            Action::Snapshot => None,
+        };
+        context.filter(|_| kept >= KeepContexts::Alloc)
+    }
+
+    pub(super) fn of_block(&self, address: Address) -> Option<Context> {
+        self.blocks.get(&address).cloned()
+    }
+
+    /// The context of the segment that an address lies in.
+    pub(super) fn of_segment(&self, address: Address) -> Option<Context> {
+        let (_, (end, context)) = self.segments.range(..=address).next_back()?;
+        (address < *end).then(|| context.clone())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.segments.is_empty()
+    }
+
+    /// Forgets the segments of `start..end`; what reaches beyond stays.
+    fn cut_segments(&mut self, start: Address, end: Address) {
+        while let Some((&first, &(behind, _))) =
+            self.segments.range(..end).next_back().filter(|(_, (to, _))| *to > start)
+        {
+            let Some((_, context)) = self.segments.remove(&first) else { break };
+            if behind > end {
+                self.segments.insert(end, (behind, context.clone()));
+            }
+            if first < start {
+                self.segments.insert(first, (start, context));
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What happened to an allocator's memory, and where in the program that came from.
+
+mod context;
+mod contexts;
+mod event;
+mod ring;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+pub use context::{Context, ContextGuard};
+pub use event::{Action, Event};
+
+use crate::Address;
+use crate::snapshot::{Annotation, Segment};
+use contexts::Contexts;
+use ring::Ring;
+
+/// Tells the time in µs.
+pub type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// Told of events as they happen.
+pub type Tracker = Box<dyn Fn(&Event) + Send + Sync>;
+
+/// Which contexts are kept. PyTorch's `RecordContext`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum KeepContexts {
+    /// None.
+    Never,
+    /// Those of live blocks, and of segments: that of the allocation each was made for.
+    State,
+    /// The same, and with the events that took memory. Events that gave it back have the context of the allocation.
+    Alloc,
+    /// The same, and events that gave memory back have a context of their own.
+    #[default]
+    All,
+}
+
+/// What to record. The default is everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recording {
+    /// How many events to keep, the last ones; as many annotations.
+    pub limit: usize,
+    /// Which contexts to keep.
+    pub contexts: KeepContexts,
+    /// What to leave out of the events kept.
+    pub skip: Vec<Action>,
+}
+
+impl Recording {
+    /// The last `limit` events, with no context.
+    pub fn events(limit: usize) -> Self {
+        Self { limit, contexts: KeepContexts::Never, skip: Vec::new() }
+    }
+}
+
+impl Default for Recording {
+    fn default() -> Self {
+        Self { limit: usize::MAX, contexts: KeepContexts::default(), skip: Vec::new() }
+    }
+}
+
+/// The last events of an allocator, and the contexts of its live blocks. While it is off, recording is one relaxed load.
+///
+/// Off means: nothing is recorded, nobody tracks, and no live block has a context any more.
+pub struct History {
+    /// Why events matter: [`RECORDED`], [`TRACKED`] and [`HELD`].
+    reasons: AtomicU8,
+    /// The recording's [`KeepContexts`].
+    contexts: AtomicU8,
+    clock: Clock,
+    records: Mutex<Records>,
+}
+
+/// Events are recorded.
+const RECORDED: u8 = 1;
+/// Trackers are told of events.
+const TRACKED: u8 = 2;
+/// Contexts are held, to be dropped with their blocks.
+const HELD: u8 = 4;
+
+#[derive(Default)]
+struct Records {
+    /// What is recorded now.
+    recording: Option<Recording>,
+    events: Ring<Event>,
+    annotations: Ring<Annotation>,
+    contexts: Contexts,
+    trackers: Vec<Tracker>,
+}
+
+impl History {
+    /// A history that is off, and will date events by `clock`.
+    pub fn new(clock: Clock) -> Self {
+        Self { reasons: AtomicU8::new(0), contexts: AtomicU8::new(0), clock, records: Mutex::default() }
+    }
+
+    /// Records from now on, as `recording` says; forgets the events so far if `clear`, or else those beyond the new
+    /// limit. Contexts of live blocks are kept.
+    pub fn start(&self, recording: Recording, clear: bool) {
+        let mut records = self.records.lock();
+        if clear {
+            records.clear();
+        }
+        records.events.limit(recording.limit);
+        records.annotations.limit(recording.limit);
+        self.contexts.store(recording.contexts as u8, Ordering::Relaxed);
+        records.recording = Some(recording);
+        self.update(&records);
+    }
+
+    /// Stops recording, and forgets the events. Live blocks keep their contexts, as in PyTorch.
+    pub fn stop(&self) {
+        let mut records = self.records.lock();
+        records.clear();
+        records.recording = None;
+        self.contexts.store(KeepContexts::Never as u8, Ordering::Relaxed);
+        self.update(&records);
+    }
+
+    /// Whether anything must know of events.
+    #[inline]
+    pub fn is_on(&self) -> bool {
+        self.reasons.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether events are recorded. PyTorch's `isHistoryEnabled`.
+    pub fn is_recording(&self) -> bool {
+        self.reasons.load(Ordering::Relaxed) & RECORDED != 0
+    }
+
+    /// Whether contexts of this level are kept, so that it is worth gathering one: [`KeepContexts::State`] before an
+    /// allocation, [`KeepContexts::All`] before anything else.
+    #[inline]
+    pub fn wants(&self, level: KeepContexts) -> bool {
+        self.contexts.load(Ordering::Relaxed) >= level as u8
+    }
+
+    /// Adds a tracker of every event, recorded or not. It is called on the thread of the event with the allocator's
+    /// locks held: it must call neither the allocator nor this.
+    pub fn add_tracker(&self, tracker: Tracker) {
+        let mut records = self.records.lock();
+        records.trackers.push(tracker);
+        self.update(&records);
+    }
+
+    /// Keeps a mark of the program's, while recording: names and values, such as PyTorch's `record_function` gives.
+    pub fn annotate(&self, device: u32, metadata: Vec<(String, String)>) {
+        if self.is_recording() {
+            let mut records = self.records.lock();
+            let time_us = (self.clock)();
+            records.annotations.push(Annotation { device, time_us, metadata });
+        }
+    }
+
+    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on, with the
+    /// history locked.
+    #[inline]
+    pub fn record(&self, event: impl FnOnce() -> Event) {
+        if self.is_on() {
+            self.push(event);
+        }
+    }
+
+    /// The events kept, oldest first.
+    pub fn events(&self) -> Vec<Event> {
+        self.records.lock().events.to_vec()
+    }
+
+    /// The marks kept, oldest first.
+    pub fn annotations(&self) -> Vec<Annotation> {
+        self.records.lock().annotations.to_vec()
+    }
+
+    /// The context of the live block, or of the freed one that is still awaited, at `address`.
+    pub fn context_of(&self, address: Address) -> Option<Context> {
+        self.records.lock().contexts.of_block(address)
+    }
+
+    /// Gives segments and their blocks the contexts that are held for them.
+    pub(crate) fn add_contexts(&self, segments: &mut [Segment]) {
+        let records = self.records.lock();
+        for segment in segments {
+            segment.context = records.contexts.of_segment(segment.address);
+            for block in &mut segment.blocks {
+                block.context = records.contexts.of_block(block.address);
+            }
+        }
+    }
+
+    #[cold]
+    fn push(&self, event: impl FnOnce() -> Event) {
+        let records = &mut *self.records.lock();
+        let kept = records.recording.as_ref().map_or(KeepContexts::Never, |recording| recording.contexts);
+        let mut event = event();
+        // Dated under the lock: the order of events is the order of their times.
+        event.time_us = (self.clock)();
+        event.context = records.contexts.note(&event, kept);
+        event.note = Context::note();
+        records.trackers.iter().for_each(|tracker| tracker(&event));
+        if records.recording.as_ref().is_some_and(|recording| !recording.skip.contains(&event.action)) {
+            records.events.push(event);
+        }
+        self.update(records);
+    }
+
+    fn update(&self, records: &Records) {
+        let reason = |holds, reason| if holds { reason } else { 0 };
+        let reasons = reason(records.recording.is_some(), RECORDED)
+            | reason(!records.trackers.is_empty(), TRACKED)
+            | reason(!records.contexts.is_empty(), HELD);
+        self.reasons.store(reasons, Ordering::Relaxed);
+    }
+}
+
+impl Records {
+    fn clear(&mut self) {
+        self.events.clear();
+        self.annotations.clear();
+    }
+}
+
+impl Default for History {
+    /// Dates events by the system's clock, since 1970.
+    fn default() -> Self {
+        Self::new(Box::new(|| {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+        }))
+    }
+}
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("History").field("on", &self.is_on()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use tenure_core::StreamId;
+
+    use super::*;
+
+    fn event(address: Address) -> impl Fn() -> Event {
+        move || Event::new(Action::Alloc, address, 1, StreamId::NULL)
+    }
+
+    fn addresses(history: &History) -> Vec<Address> {
+        history.events().iter().map(|event| event.address).collect()
+    }
+
+    #[test]
+    fn keeps_the_last_events_in_order() {
+        let history = History::default();
+        history.start(Recording::events(3), true);
+        (1..=5).for_each(|address| history.record(event(address)));
+        assert_eq!(addresses(&history), [3, 4, 5]);
+        history.start(Recording::events(2), false);
+        assert_eq!(addresses(&history), [4, 5]);
+        history.stop();
+        assert_eq!(addresses(&history), []);
+    }
+
+    #[test]
+    fn an_event_is_not_even_made_while_off() {
+        History::default().record(|| panic!("made"));
+    }
+
+    #[test]
+    fn events_are_dated_by_the_given_clock() {
+        let now = Arc::new(AtomicU64::new(7));
+        let clock = Arc::clone(&now);
+        let history = History::new(Box::new(move || clock.load(Ordering::Relaxed)));
+        history.start(Recording::events(9), true);
+        history.record(event(1));
+        now.store(8, Ordering::Relaxed);
+        history.record(event(2));
+        assert_eq!(history.events().iter().map(|event| event.time_us).collect::<Vec<_>>(), [7, 8]);
+    }
+}

@@ -1,0 +1,45 @@
+//! The last few of many.
+
+use std::collections::VecDeque;
+
+/// Keeps the last entries pushed, up to its limit; none at first.
+pub(super) struct Ring<T> {
+    limit: usize,
+    entries: VecDeque<T>,
+}
+
+impl<T> Ring<T> {
+    /// Changes the limit; the oldest entries beyond it go.
+    pub(super) fn limit(&mut self, limit: usize) {
+        self.limit = limit;
+        let excess = self.entries.len().saturating_sub(limit);
+        self.entries.drain(..excess);
+    }
+
+    pub(super) fn push(&mut self, entry: T) {
+        if self.limit == 0 {
+            return;
+        }
+        if self.entries.len() == self.limit {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(entry);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
+impl<T: Clone> Ring<T> {
+    /// The entries, oldest first.
+    pub(super) fn to_vec(&self) -> Vec<T> {
+        self.entries.iter().cloned().collect()
+    }
+}
+
+impl<T> Default for Ring<T> {
+    fn default() -> Self {
+        Self { limit: 0, entries: VecDeque::new() }
+    }
+}
