@@ -77,11 +77,17 @@ impl CachingAllocator for PagedAllocator {
         &self.history
     }
 
+    /// Expandable segments are for private pools: everything else is mapped where it is needed anyway. Blocks are split
+    /// whatever their size, and what is cached is used before anything is released.
     fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        let Tuning::Rounding(divisions) = tuning else { return Ok(false) };
+        if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
+            return Ok(false);
+        }
         self.state.lock().private.engine.tune(tuning)?;
-        *self.divisions.write() = divisions;
-        self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+        if let Tuning::Rounding(divisions) = tuning {
+            *self.divisions.write() = divisions;
+            self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+        }
         Ok(true)
     }
 
