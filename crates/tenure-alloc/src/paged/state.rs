@@ -84,10 +84,10 @@ impl State {
         backing: Arc<dyn Backing>,
         config: Config,
         addresses: AddressSpace,
+        private: Private,
         history: Arc<History>,
-    ) -> Result<Self, AllocError> {
-        let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             granularity: backing.granularity(),
             progress: Progress::new(Arc::clone(&backing)),
             backing,
@@ -104,7 +104,7 @@ impl State {
             streak: 0,
             windows: 0,
             inactive: (0, 0),
-        })
+        }
     }
 
     /// Memory for the heap of `stream`. `requested` bytes are requested in all.
