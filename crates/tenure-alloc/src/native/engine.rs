@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use super::blocks::{Block, BlockId, Blocks, PoolRef, State, Use};
 use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, invalid, pool_kind, segment_size};

@@ -21,6 +21,7 @@ mod progress;
 mod report;
 mod runs;
 mod search;
+mod shown;
 mod slabs;
 mod space;
 mod state;

@@ -6,7 +6,7 @@ use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
 use super::state::{COMMON, Effort, Refusal, State};
-use crate::{Action, Address, BackingError};
+use crate::{Address, BackingError};
 
 /// More allocations than this without a free make a streak.
 const STREAK: u32 = 8;
@@ -158,10 +158,6 @@ impl State {
         let address = result.and_then(|()| self.show(&plan, &chunks, id));
         match address {
             Ok(address) => {
-                for &index in &made {
-                    let chunk = &self.spaces[id].chunks[index];
-                    self.record_chunk(Action::SegmentMap, chunk.mapped_at[0].address, chunk.bytes, id);
-                }
                 let space = &mut self.spaces[id];
                 space.occupy(space.windows.place(address), bytes);
                 self.limit_mappings(id);

@@ -1,8 +1,4 @@
-//! Snapshots of a paged allocator.
-//!
-//! A chunk may be shown in several windows, but a snapshot shows each byte once, so that its figures add up: bytes in
-//! use at the block that uses them, free bytes at the first place where their chunk is mapped. A segment is a range of
-//! such bytes without a gap.
+//! Snapshots of a paged allocator: see Note [Where bytes are shown].
 
 use std::collections::BTreeMap;
 
@@ -26,7 +22,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     for (id, space) in &state.spaces {
         let mut blocks = free_blocks(&state, id);
         for (address, block) in state.blocks.iter().filter(|(_, block)| block.space == id) {
-            blocks.insert(address, (block.stream, large(address, block)));
+            blocks.insert(address, large(address, block));
         }
         if id == COMMON {
             for (&address, (stream, loan)) in &state.loans {
@@ -37,7 +33,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
                     // On its way to or from the heap.
                     (Lent::Range, None) => vec![free(address, loan.bytes)],
                 };
-                blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
+                blocks.extend(shown.into_iter().map(|block| (block.address, block)));
             }
         }
         let pool = state.pool_of(id);
@@ -48,13 +44,13 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
 }
 
 /// The free bytes of a space's chunks, each at its chunk's first mapping.
-fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
+fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, SnapshotBlock> {
     let mut blocks = BTreeMap::new();
     for (_, chunk) in &state.spaces[id].chunks {
         let Some(home) = chunk.mapped_at.first() else { continue };
         for extent in &chunk.free {
             let block = free(home.address + extent.offset, extent.bytes);
-            blocks.insert(block.address, (chunk.uses.stream().unwrap_or_default(), block));
+            blocks.insert(block.address, block);
         }
     }
     blocks
@@ -82,9 +78,9 @@ fn small(entry: &Entry) -> SnapshotBlock {
 }
 
 /// Blocks side by side, as segments.
-fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool: PoolId) -> Vec<Segment> {
+fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32, pool: PoolId) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    for (address, (stream, block)) in blocks {
+    for (address, block) in blocks {
         match segments.last_mut().filter(|segment| segment.address + segment.bytes() == address) {
             Some(segment) => match segment.blocks.last_mut() {
                 Some(last) if last.state == block.state && block.state == SnapshotState::Inactive => {
@@ -95,7 +91,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool:
             None => segments.push(Segment {
                 device,
                 address,
-                stream,
+                stream: StreamId::NULL,
                 kind: PoolKind::Large,
                 pool,
                 is_expandable: true,

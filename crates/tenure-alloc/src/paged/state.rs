@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slab::Slab;
-use tenure_core::StreamId;
+use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
 use super::config::Config;
@@ -12,6 +12,7 @@ use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
 use super::parked::{Loan, NEVER_PARKED};
 use super::progress::Progress;
+use super::shown::Shown;
 use super::space::Space;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
@@ -94,6 +95,7 @@ impl State {
         total: u64,
         history: Arc<History>,
     ) -> Self {
+        let common = Space::new(Shown::new(Arc::clone(&history), PoolId::default()));
         Self {
             granularity: backing.granularity(),
             progress: Progress::new(Arc::clone(&backing)),
@@ -101,7 +103,7 @@ impl State {
             history,
             config,
             addresses,
-            spaces: [(COMMON, Space::default())].into_iter().collect(),
+            spaces: [(COMMON, common)].into_iter().collect(),
             pools: FxHashMap::default(),
             filters: Vec::new(),
             blocks: LargeBlocks::default(),
@@ -276,8 +278,11 @@ impl State {
     }
 
     pub(super) fn begin_pool(&mut self, pool: PoolId, filter: StreamFilter) {
-        let spaces = &mut self.spaces;
-        let fresh = || Pool { space: spaces.insert(Space::default()), uses: 0, lends: false };
+        let Self { spaces, history, .. } = self;
+        let fresh = || {
+            let space = Space::new(Shown::new(Arc::clone(history), pool));
+            Pool { space: spaces.insert(space), uses: 0, lends: false }
+        };
         self.pools.entry(pool).or_insert_with(fresh).uses += 1;
         self.filters.push((pool, filter));
         self.progress.capture_begins();
@@ -354,30 +359,21 @@ impl State {
     /// Makes the memory of a freed block free.
     fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
+        // Before its bytes go home: see Note [Where bytes are shown].
+        block.record(Action::FreeCompleted, address, self.pool_of(block.space), &self.history);
         self.vacate(address, block.bytes, block.stream, block.space);
         self.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeCompleted, address, self.pool_of(block.space), &self.history);
     }
 
     pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.spaces[id];
         let bytes = space.chunks[index].bytes;
-        let mapped = space.chunks[index].mapped_at.first().map(|home| home.address);
         let released = space.release(index, live, &mut self.addresses, &*self.backing);
         self.clock.fetch_add(1, Ordering::Release);
         released?;
         self.statistics.num_device_free += 1;
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
-        if let Some(address) = mapped {
-            self.record_chunk(Action::SegmentUnmap, address, bytes, id);
-        }
         Ok(())
-    }
-
-    /// Records that a chunk of a space came or went.
-    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64, space: usize) {
-        let event = || Event::new(action, address, bytes, StreamId::NULL).in_pool(self.pool_of(space));
-        self.history.record(event);
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {
