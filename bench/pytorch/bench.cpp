@@ -232,7 +232,7 @@ double run(const Allocator &allocator, int what, size_t size, size_t most_bytes,
 
 extern "C" {
 
-// Opens libtenure.so and a device.
+// Opens libtenure_capi.so and a device.
 void bench_open(const char *library, const char *options) {
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (!handle) fail(dlerror());

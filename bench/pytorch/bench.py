@@ -4,8 +4,8 @@
 Builds bench.cpp (which needs g++, and the headers of PyTorch and CUDA) and runs both allocators in turns inside C++
 loops. The figures are nanoseconds for a pair of an allocation and a free, medians over the repetitions.
 
-    bench.py --library target/release/libtenure.so             # beside PyTorch, on a GPU
-    bench.py --library target/release/libtenure.so --driver sim  # Tenure alone, on the simulated device, without PyTorch
+    bench.py --library target/release/libtenure_capi.so             # beside PyTorch, on a GPU
+    bench.py --library target/release/libtenure_capi.so --driver sim  # Tenure alone, on the simulated device, without PyTorch
 """
 
 import argparse
@@ -51,7 +51,7 @@ CASES = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", required=True, type=pathlib.Path, help="libtenure.so")
+    parser.add_argument("--library", required=True, type=pathlib.Path, help="libtenure_capi.so")
     parser.add_argument("--include", type=pathlib.Path, default=INCLUDE, help="folder of tenure.h")
     parser.add_argument("--driver", choices=["cuda", "sim"], default="cuda")
     parser.add_argument("--options", default="", help="more options of tenure_open, such as allocator=native")

@@ -1,10 +1,33 @@
 //! The extension module `tenure._native`: what the Python package `tenure` has from Rust. It is documented where it
-//! is public, in `python/tenure`.
+//! is public, in `python/tenure`; what comes from there is JSON, with the keys of the program's `--json`.
+//!
+//! Whatever waits or computes lets other Python threads run meanwhile.
+
+mod devices;
+mod errors;
+mod interrupt;
+mod memory;
+mod trace;
 
 use pyo3::prelude::*;
+use serde::Serialize;
+
+use crate::errors::complaint;
 
 #[pymodule]
 mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use crate::devices::devices;
+    #[pymodule_export]
+    use crate::memory::{empty_cache, installed, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction};
+    #[pymodule_export]
+    use crate::trace::Trace;
+}
+
+/// `value` as JSON.
+fn json(value: &impl Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|error| complaint(error.to_string()))
 }

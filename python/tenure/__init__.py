@@ -1,5 +1,33 @@
-"""A tensor memory runtime: PyTorch programs that hold no more GPU memory than they ask for."""
+"""A tensor memory runtime: PyTorch programs that hold no more GPU memory than they ask for.
 
+========================  ============================================================================
+`tenure.torch`            stock PyTorch on Tenure's allocator
+`tenure.devices`          what devices there are, what is on them, how they are linked
+`tenure.memory`           what this process holds on its devices
+`tenure.trace`            what a program did with its memory, and what another allocator would have
+                          made of it
+========================  ============================================================================
+
+`tenure.torch` is imported by its name, since it imports PyTorch.
+"""
+
+from tenure import memory, trace
+from tenure._devices import Cpu, Device, Devices, Link, Process, devices
+from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._native import VERSION as __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "Cpu",
+    "Device",
+    "DeviceError",
+    "Devices",
+    "Error",
+    "Link",
+    "OutOfMemoryError",
+    "Process",
+    "TraceError",
+    "__version__",
+    "devices",
+    "memory",
+    "trace",
+]

@@ -7,6 +7,17 @@ pub type Address = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkId(pub u64);
 
+/// A physical chunk, and where it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MappedChunk {
+    /// The chunk.
+    pub chunk: ChunkId,
+    /// Its bytes, all of them.
+    pub bytes: u64,
+    /// Where its first byte is mapped.
+    pub address: Address,
+}
+
 /// A point in a stream: everything put on the stream before [`Backing::record`] returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mark {

@@ -1,6 +1,6 @@
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Address, AllocError, History, PoolId, Resource, Snapshot, Statistics};
+use crate::{Address, AllocError, Block, History, MappedChunk, PoolId, Resource, Snapshot, Statistics};
 
 /// What a memory callback is told when the device is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,9 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::UnknownAddress`]: no live block starts there. Address 0 is ignored.
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
+    /// The live block that starts at `address`, if there is one.
+    fn block(&self, address: Address) -> Option<Block>;
+
     /// Gives every physical byte that no block lives on back to the backing (`empty_cache`).
     fn release_cached(&self) -> Result<(), AllocError>;
 
@@ -82,9 +85,18 @@ pub trait CachingAllocator: Resource {
     /// Stops sending allocations to `pool`.
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError>;
 
+    /// Whether allocations are sent to a private pool now, so that a stream may be captured: then the device must not be
+    /// waited for.
+    fn is_capturing(&self) -> bool;
+
     /// Gives up one use of `pool`; with the last one its memory may go back to the backing as its blocks are freed.
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError>;
 
     /// Lets allocations outside `pool` use its free blocks before an out-of-memory error.
     fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError>;
+
+    /// The physical chunks mapped under `bytes` bytes of the live block at `address`, in order: mapped side by side,
+    /// they show the block at the same offset. They are its own as long as it lives. `None` if the memory is not made of
+    /// chunks, or no such block is there.
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>>;
 }

@@ -20,7 +20,7 @@ mod statistics;
 mod sync;
 
 pub use arena::Arena;
-pub use backing::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
+pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 pub use bump::BumpPool;
 pub use caching::{CachingAllocator, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, StreamFilter};
 pub use error::AllocError;

@@ -1,7 +1,7 @@
 //! The devices that were opened, and the streams that their drivers were told of.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tenure_core::StreamId;
@@ -16,6 +16,9 @@ use crate::failure::Failure;
 const STREAMS: usize = 256;
 
 static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+
+/// One more than the highest number of an open device.
+static END: AtomicI32 = AtomicI32::new(0);
 
 /// Held while a device is opened.
 static OPENING: Mutex<()> = Mutex::new(());
@@ -48,7 +51,14 @@ impl Device {
         let memory = memory::install(shared, config)?;
         let device = Self { memory, driver, told: [const { AtomicU64::new(0) }; STREAMS] };
         slot.set(device).map_err(|_| MemoryError::AlreadyInstalled { device: memory.device() })?;
+        END.fetch_max(number + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// The open devices and their numbers.
+    #[inline]
+    pub(crate) fn all() -> impl Iterator<Item = (c_int, &'static Self)> {
+        (0..END.load(Ordering::Acquire)).filter_map(|number| Some((number, DEVICES[number as usize].get()?)))
     }
 
     /// Device number `number`.

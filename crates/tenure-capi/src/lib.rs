@@ -1,4 +1,4 @@
-//! The C interface: what `include/tenure.h` declares, and says. Built as `libtenure.so`.
+//! The C interface: what `include/tenure.h` declares, and says. Built as `libtenure_capi.so`.
 //!
 //! On the way of an allocation it adds a look into a table of devices and the conversion of the result, no lock and no
 //! allocation.
@@ -6,6 +6,7 @@
 mod device;
 mod failure;
 mod options;
+pub mod torch;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;

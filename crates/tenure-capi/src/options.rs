@@ -12,7 +12,7 @@ use crate::device::DeviceDriver;
 use crate::failure::Failure;
 
 /// How to open a device.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Options {
     kind: DriverKind,
     /// Bytes of a simulated device, if not the default.

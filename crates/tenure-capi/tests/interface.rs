@@ -8,7 +8,7 @@ use std::{env, fs};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Builds `libtenure.so`, as `cargo test` does not, and says where it is. `None` where there is no Rust.
+/// Builds `libtenure_capi.so`, as `cargo test` does not, and says where it is. `None` where there is no Rust.
 fn library() -> Option<PathBuf> {
     let cargo = env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     if !has(&cargo) {
@@ -19,7 +19,7 @@ fn library() -> Option<PathBuf> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let messages = String::from_utf8(output.stdout).unwrap();
     let messages = messages.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let built = messages.filter(|message| message["target"]["name"] == "tenure");
+    let built = messages.filter(|message| message["target"]["name"] == "tenure_capi");
     let files = built.filter_map(|message| Some(message["filenames"].as_array()?[0].as_str()?.to_owned()));
     Some(files.map(PathBuf::from).find(|file| file.extension().is_some_and(|name| name == "so")).unwrap())
 }
@@ -49,7 +49,7 @@ fn a_c_program_gets_what_the_header_says() {
         .arg(&source)
         .arg("-L")
         .arg(library)
-        .args(["-ltenure", "-o"])
+        .args(["-ltenure_capi", "-o"])
         .arg(&program)
         .status();
     assert!(compiled.unwrap().success());

@@ -43,20 +43,13 @@ pub(crate) fn print(made: anyhow::Result<String>) -> ExitCode {
 /// One line that names the file.
 pub(crate) fn read(path: &Path, source: &Source) -> Result<Trace, TraceError> {
     let options = ReadOptions { device: source.device, ..ReadOptions::default() };
-    let name = name(path);
+    let name = Trace::source_of(path);
     let read = || {
         let file = File::open(path)?;
         let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
         Trace::read_from(bar.wrap_read(file), &name, &options)
     };
     read().map_err(|error| error.in_file(path))
-}
-
-/// The file's name without the end that its format gives it.
-pub(crate) fn name(path: &Path) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let stem = Format::from_path(path).and_then(|format| name.strip_suffix(format.extension()));
-    stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).into()
 }
 
 /// An error of a library call, with the file that it is about in front.

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
+use crate::share::Exports;
 use crate::{Access, CallError, Driver, ErrorKind, EventId, EventKind};
 
 /// How old a known overhead may be. Asking the system takes about a millisecond, and contexts and libraries come and
@@ -25,17 +26,24 @@ pub struct DeviceBacking {
     marks: Mutex<Marks>,
     held: Mutex<Held>,
     overhead: Mutex<Option<(Instant, Option<u64>)>>,
+    exports: Exports,
 }
 
 impl DeviceBacking {
     /// A backing on `driver`, which others may use too.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default() }
+        let exports = Exports::new(Arc::clone(&driver));
+        Self { driver, marks: Mutex::default(), held: Mutex::default(), overhead: Mutex::default(), exports }
     }
 
     /// The driver underneath.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
+    }
+
+    /// The chunks that other processes may map.
+    pub(crate) fn exports(&self) -> &Exports {
+        &self.exports
     }
 
     /// Physical bytes got here and not given back.
@@ -152,6 +160,7 @@ impl Backing for DeviceBacking {
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
+        self.exports.forget(chunk);
         self.give_back(Memory::Chunk(chunk), || self.driver.release(chunk))
     }
 

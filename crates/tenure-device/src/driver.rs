@@ -78,6 +78,9 @@ pub trait Driver: Send + Sync {
     /// The device that this is the driver of.
     fn device(&self) -> Device;
 
+    /// The same device in every process: [`Properties::uuid`](crate::Properties::uuid).
+    fn uuid(&self) -> [u8; 16];
+
     /// Smallest physical chunk, in bytes; a power of two.
     fn granularity(&self) -> u64;
 

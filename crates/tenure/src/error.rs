@@ -43,6 +43,12 @@ pub enum Error {
         /// Why.
         source: AllocError,
     },
+    /// Whoever watched a replay stopped it.
+    #[error("stopped after event {event}")]
+    Stopped {
+        /// The last event that was replayed, from 0.
+        event: usize,
+    },
     /// A block of a replay on a device did not keep what its stream wrote: two blocks share memory, or a mapping is
     /// wrong.
     #[error(

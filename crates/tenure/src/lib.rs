@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod devices;
 mod error;
 pub mod prelude;
 pub mod replay;

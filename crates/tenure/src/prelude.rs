@@ -19,5 +19,5 @@ pub use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Summary, Tra
 
 pub use crate::Error;
 pub use crate::replay::{AllocatorKind, Outcome, Replay};
-pub use crate::report::Report;
+pub use crate::report::{MemoryReport, Report};
 pub use crate::units::{Bytes, Micros, Nanos};

@@ -1,6 +1,7 @@
 //! Replays: what they count, and what repeating and lagging mean.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use tenure::prelude::*;
@@ -164,7 +165,11 @@ fn observers_see_every_event_of_every_pass() {
     let trace = trace(&[(0, "alloc", GIB, 1000, 0), (1, "free", GIB, 1000, 0)]);
     let mut seen = Vec::new();
     let replay = Replay { repeat: 2, ..Replay::new(AllocatorKind::Native) };
-    replay.run_observed(&trace, |progress| seen.push(progress)).unwrap();
+    let observe = |progress| {
+        seen.push(progress);
+        ControlFlow::Continue(())
+    };
+    replay.run_observed(&trace, observe).unwrap();
     let at = |pass, event, requested_bytes, allocated_bytes| Progress {
         pass,
         event,
@@ -174,4 +179,19 @@ fn observers_see_every_event_of_every_pass() {
     };
     let pass = |pass| [at(pass, 0, 1000, 1024), at(pass, 1, 1000, 1024), at(pass, 2, 0, 0)];
     assert_eq!(seen, [pass(0), pass(1)].concat());
+}
+
+#[test]
+fn an_observer_can_stop_a_replay() {
+    let trace = trace(&[(0, "alloc", GIB, 1000, 0), (1, "free", GIB, 1000, 0)]);
+    for &allocator in AllocatorKind::ALL {
+        let mut seen = 0;
+        let observe = |progress: Progress| {
+            seen += 1;
+            if progress.event == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let error = Replay::new(allocator).run_observed(&trace, observe).unwrap_err();
+        assert!(matches!(error, Error::Stopped { event: 1 }), "{error}");
+        assert_eq!(seen, 2, "it is not begun again");
+    }
 }

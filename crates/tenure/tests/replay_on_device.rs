@@ -1,6 +1,7 @@
 //! Replays on a device that the caller gives: here one in software, to which they are as real as any.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use tenure::prelude::*;
@@ -20,7 +21,7 @@ fn device() -> (Arc<SimDriver>, Arc<dyn Driver>) {
 fn memory_and_calls_are_those_that_the_driver_saw() {
     for &allocator in AllocatorKind::ALL {
         let (sim, driver) = device();
-        let outcome = Replay::new(allocator).run_on(&driver, &sample(), |_| {}).unwrap();
+        let outcome = Replay::new(allocator).run_on(&driver, &sample(), |_| ControlFlow::Continue(())).unwrap();
         let (calls, seen) = (outcome.driver_calls, sim.counters());
         assert_eq!(
             (calls.create, calls.map, calls.set_access),
@@ -38,7 +39,9 @@ fn the_device_counts_what_the_allocator_holds_and_gets_it_all_back() {
     for &allocator in AllocatorKind::ALL {
         let (sim, driver) = device();
         let before = sim.memory_info().unwrap();
-        let outcome = Replay { repeat: 2, ..Replay::new(allocator) }.run_on(&driver, &sample(), |_| {}).unwrap();
+        let outcome = Replay { repeat: 2, ..Replay::new(allocator) }
+            .run_on(&driver, &sample(), |_| ControlFlow::Continue(()))
+            .unwrap();
         let device = outcome.device.unwrap();
         assert_eq!(device.at_peak.reserved_bytes, outcome.peak_reserved_bytes, "{allocator}");
         assert_eq!([device.at_peak, device.at_end].map(|held| held.difference_bytes()), [0, 0], "{allocator}");
@@ -51,7 +54,7 @@ fn the_device_counts_what_the_allocator_holds_and_gets_it_all_back() {
 #[test]
 fn measured_time_stands_beside_the_model() {
     let (_, driver) = device();
-    let outcome = Replay::new(AllocatorKind::Paged).run_on(&driver, &sample(), |_| {}).unwrap();
+    let outcome = Replay::new(AllocatorKind::Paged).run_on(&driver, &sample(), |_| ControlFlow::Continue(())).unwrap();
     let device = outcome.device.as_ref().unwrap();
     let modelled: f64 = device.calls.iter().filter_map(|call| call.modelled_us).sum();
     assert!((modelled - outcome.modelled_driver_us).abs() < 1e-6);
@@ -81,7 +84,7 @@ fn blocks_of_several_streams_are_written_without_a_race() {
     let trace = Trace::new("three streams", 0, Settings::default(), events).unwrap();
     for &allocator in AllocatorKind::ALL {
         let (sim, driver) = device();
-        Replay { repeat: 2, ..Replay::new(allocator) }.run_on(&driver, &trace, |_| {}).unwrap();
+        Replay { repeat: 2, ..Replay::new(allocator) }.run_on(&driver, &trace, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(sim.fault(), None, "{allocator}");
     }
 }
@@ -91,7 +94,7 @@ fn a_full_device_is_an_error_after_which_nothing_is_left_on_it() {
     let sim = Arc::new(SimDriver::new(SimConfig { capacity_bytes: 2 << 30, ..SimConfig::default() }));
     let driver: Arc<dyn Driver> = sim.clone();
     for &allocator in AllocatorKind::ALL {
-        let error = Replay::new(allocator).run_on(&driver, &sample(), |_| {}).unwrap_err();
+        let error = Replay::new(allocator).run_on(&driver, &sample(), |_| ControlFlow::Continue(())).unwrap_err();
         assert!(matches!(error, Error::Replay { .. }), "{error}");
         assert_eq!(sim.memory_info().unwrap().free, 2 << 30, "{allocator}");
     }

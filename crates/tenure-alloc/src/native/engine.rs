@@ -24,7 +24,7 @@ pub(super) struct Engine {
     pub(super) blocks: Blocks,
     pub(super) pools: Pools,
     /// Blocks handed out, by address.
-    live: FxHashMap<Address, BlockId>,
+    pub(super) live: FxHashMap<Address, BlockId>,
     pub(super) pending: Pending,
     pub(super) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,

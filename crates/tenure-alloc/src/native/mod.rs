@@ -24,8 +24,8 @@ pub use config::Config;
 
 use crate::hooks::Hooks;
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemoryObserver, PoolId,
-    Request, Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use engine::Engine;
 
@@ -101,6 +101,12 @@ impl CachingAllocator for NativeAllocator {
         if address == 0 { Ok(()) } else { self.engine.lock().retag(address, tag, key) }
     }
 
+    fn block(&self, address: Address) -> Option<Block> {
+        let engine = self.engine.lock();
+        let bytes = engine.blocks[*engine.live.get(&address)?].bytes;
+        Some(Block { address, bytes })
+    }
+
     fn release_cached(&self) -> Result<(), AllocError> {
         self.engine.lock().release_cached()
     }
@@ -145,11 +151,19 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().end_pool(pool)
     }
 
+    fn is_capturing(&self) -> bool {
+        self.engine.lock().captures.any()
+    }
+
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.engine.lock().release_pool(pool)
     }
 
     fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
         self.engine.lock().use_pool_on_oom(pool)
+    }
+
+    fn chunks_under(&self, _address: Address, _bytes: u64) -> Option<Vec<MappedChunk>> {
+        None
     }
 }

@@ -240,6 +240,14 @@ impl Blocks {
         true
     }
 
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        match self.by_address.get(&address) {
+            Some(&index) => Some(self.slabs.entry(index).bytes()),
+            None => self.large.live_bytes(address),
+        }
+    }
+
     /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also if
     /// there was an error, [what has ended](Self::take_ended) is to be given back.
     pub(super) fn settle(

@@ -53,6 +53,11 @@ impl LargeBlocks {
         self.blocks.get(&address)
     }
 
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        self.blocks.get(&address).filter(|block| !block.is_freed).map(|block| block.bytes)
+    }
+
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }

@@ -28,6 +28,7 @@ mod state;
 mod tree;
 mod windows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -38,7 +39,7 @@ pub use config::Config;
 use crate::hooks::Hooks;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemory,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemory,
     OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use address_space::AddressSpace;
@@ -103,6 +104,12 @@ impl PagedAllocator {
             addresses: (first, bytes),
             total,
         })
+    }
+
+    /// The addresses that blocks may have: no other block of the process lies here.
+    pub fn addresses(&self) -> Range<Address> {
+        let (first, bytes) = self.addresses;
+        first..first + bytes
     }
 
     /// A block of the stream's heap, with more memory from the state if need be.
@@ -362,6 +369,14 @@ impl CachingAllocator for PagedAllocator {
         if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
+    fn block(&self, address: Address) -> Option<Block> {
+        let bytes = match self.owner(address) {
+            Some((heap, _)) => heap.lock().live_bytes(address),
+            None => self.state.lock().blocks.live_bytes(address),
+        };
+        bytes.map(|bytes| Block { address, bytes })
+    }
+
     /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
     fn release_cached(&self) -> Result<(), AllocError> {
         if self.state.lock().progress.is_capturing() {
@@ -435,12 +450,20 @@ impl CachingAllocator for PagedAllocator {
         ended
     }
 
+    fn is_capturing(&self) -> bool {
+        self.state.lock().progress.is_capturing()
+    }
+
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.state.lock().release_pool(pool)
     }
 
     fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
         self.state.lock().lend_pool(pool)
+    }
+
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.state.lock().chunks_under(address, bytes)
     }
 }
 

@@ -16,8 +16,8 @@ use super::shown::Shown;
 use super::space::Space;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, Backing, BackingError, Event, History, PoolId, PoolKind, Request, Statistics,
-    StreamFilter,
+    Action, Address, AllocError, Backing, BackingError, Event, History, MappedChunk, PoolId, PoolKind, Request,
+    Statistics, StreamFilter,
 };
 
 /// The space that serves everybody.
@@ -304,6 +304,19 @@ impl State {
     pub(super) fn lend_pool(&mut self, pool: PoolId) -> Result<(), AllocError> {
         self.pools.get_mut(&pool).ok_or(AllocError::UnknownPool(pool))?.lends = true;
         Ok(())
+    }
+
+    /// The chunks mapped under a range of addresses; `None` if none are.
+    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.spaces.iter().find_map(|(_, space)| {
+            let window = space.windows.over(address)?;
+            let under = window.chunks[window.slot_of(address)..].iter().take_while(|(at, _)| *at < address + bytes);
+            let mapped = |&(address, index): &(Address, usize)| {
+                let chunk = &space.chunks[index];
+                MappedChunk { chunk: chunk.id, bytes: chunk.bytes, address }
+            };
+            Some(under.map(mapped).collect())
+        })
     }
 
     /// Counts and records an out-of-memory error.

@@ -187,6 +187,12 @@ impl Windows {
         &mut self.windows[index]
     }
 
+    /// The window that an address lies in.
+    pub(super) fn over(&self, address: Address) -> Option<&Window> {
+        let &(_, index) = self.order.get(self.rank(address))?;
+        Some(&self.windows[index]).filter(|window| (window.first..window.end()).contains(&address))
+    }
+
     /// Where a mapped address is.
     #[inline]
     pub(super) fn place(&self, address: Address) -> Place {

@@ -1,3 +1,4 @@
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -54,7 +55,10 @@ fn replay_on(
         format!("replaying {} on {allocator}", trace.source()),
     );
     let replay = Replay { allocator, repeat: args.repeat, lag_us: args.lag_us };
-    let observe = |progress| bar.update(0, progress);
+    let observe = |progress| {
+        bar.update(0, progress);
+        ControlFlow::Continue(())
+    };
     match device {
         Some(device) => replay.run_on(device, trace, observe),
         None => replay.run_observed(trace, observe),
@@ -182,7 +186,7 @@ mod tests {
         let events = vec![event(0, "alloc"), event(1, "free_requested"), event(2, "free_completed")];
         let trace = Trace::new("made", 0, Settings::default(), events).unwrap();
         let device: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
-        let outcome = Replay::new(AllocatorKind::Paged).run_on(&device, &trace, |_| {}).unwrap();
+        let outcome = Replay::new(AllocatorKind::Paged).run_on(&device, &trace, |_| ControlFlow::Continue(())).unwrap();
         let text = describe(&[outcome], 1);
         for part in [
             "paged: cuMemCreate",

@@ -1,3 +1,4 @@
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
     files::for_each(std::slice::from_ref(&args.file), |path| {
         let trace = files::read(path, &args.source)?;
         let report = draw(&trace).map_err(|error| files::about(path, error))?;
-        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(files::name(path) + ".html"));
+        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(Trace::source_of(path) + ".html"));
         let mut text = write(&page, &report.html())?;
         if let Some(picture) = &args.svg {
             text += &write(picture, &report.comparison_svg())?;
@@ -27,6 +28,7 @@ fn draw(trace: &Trace) -> Result<Report<'_>, Error> {
     Report::observed(trace, |kind, progress| {
         let earlier = kinds.iter().take_while(|&&other| other != kind).count() as u64;
         bar.update(earlier, progress);
+        ControlFlow::Continue(())
     })
 }
 

@@ -24,6 +24,10 @@ impl Driver for CudaDriver {
         self.device
     }
 
+    fn uuid(&self) -> [u8; 16] {
+        self.properties.uuid
+    }
+
     fn granularity(&self) -> u64 {
         self.granularity
     }

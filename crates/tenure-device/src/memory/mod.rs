@@ -15,6 +15,7 @@
 //! # Ok::<(), tenure_device::memory::MemoryError>(())
 //! ```
 
+mod blocks;
 mod config;
 mod devices;
 mod error;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator, PagedAllocator, Request, Resource};
 use tenure_core::{Device, StreamId};
 
+pub use blocks::{ImportedBlock, SharedBlock};
 pub use config::{MemoryConfig, Policy};
 pub use devices::{MAX_DEVICES, device, install, installed};
 pub use error::MemoryError;
@@ -33,6 +35,7 @@ pub use report::OutOfMemoryReport;
 pub use storage::record_stream;
 
 use crate::deferred::{DeferredFrees, in_host_function};
+use crate::share::Imports;
 use crate::{DeviceBacking, Driver, Streams};
 
 /// `cudaStreamPerThread`: a name for another stream in each thread.
@@ -47,6 +50,8 @@ pub struct DeviceMemory {
     /// Last, since streams outlive the allocator that knows them.
     streams: Streams,
     device: Device,
+    /// Blocks of other processes.
+    imports: Imports,
     /// Frees that could not be made where they were asked for: in host functions.
     deferred: DeferredFrees,
 }
@@ -76,7 +81,8 @@ impl DeviceMemory {
                 Allocator::Native(Box::new(NativeAllocator::new(Arc::clone(&backing) as _, config)?))
             }
         };
-        let memory = Self { allocator, backing, streams, device, deferred: DeferredFrees::default() };
+        let imports = Imports::new(Arc::clone(backing.driver()));
+        let memory = Self { allocator, backing, streams, device, imports, deferred: DeferredFrees::default() };
         if config.fraction != 1.0 {
             memory.allocator().set_memory_fraction(config.fraction)?;
         }
@@ -145,6 +151,16 @@ impl DeviceMemory {
         }
         self.settle();
         Ok(self.free_now(address)?)
+    }
+
+    /// Whether every block of this memory, and no other, lies in a range of addresses that `address` is in. `None` where
+    /// blocks have addresses of the driver's choice.
+    #[inline]
+    pub fn covers(&self, address: Address) -> Option<bool> {
+        match &self.allocator {
+            Allocator::Paged(allocator) => Some(allocator.addresses().contains(&address)),
+            Allocator::Native(_) => None,
+        }
     }
 
     #[inline]

@@ -3,10 +3,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tenure_alloc::{AllocError, BackingError};
+use tenure_alloc::{Address, AllocError, BackingError};
+use tenure_core::Device;
 
-use super::LeaseId;
 use super::wire::WireError;
+use super::{HandleError, LeaseId};
 use crate::{Access, CallError, DriverError};
 
 /// Why memory could not be shared.
@@ -68,10 +69,10 @@ pub enum ShareError {
     #[error("the memory daemon refused: {0}")]
     Refused(#[from] Refusal),
     /// What was received is no message.
-    #[error("the memory daemon's message can not be read: {0}")]
+    #[error("the other process's message can not be read: {0}")]
     Wire(#[from] WireError),
     /// A message that is no answer to what was asked.
-    #[error("the memory daemon's answer does not fit the question: it is of another release, or no memory daemon")]
+    #[error("the answer does not fit the question: the other process is of another release, or none of Tenure's")]
     Unexpected,
     /// The socket is served already.
     #[error("{} is served already by {}: stop that first, or choose another socket", .socket.display(), .by)]
@@ -90,6 +91,78 @@ pub enum ShareError {
         doing: &'static str,
         /// The system's words.
         reason: io::Error,
+    },
+    /// A block can not be shared.
+    #[error(
+        "the block at {address:#x} can not be shared: no live block begins there, or it does not lie in chunks that \
+         other processes can map (the `paged` allocator and expandable segments are made of them)"
+    )]
+    NotShareable {
+        /// The address given.
+        address: Address,
+    },
+    /// Blocks can not be shared by a process that was forked off from one that shares some.
+    #[error(
+        "this process was forked from process {parent}, which shares memory: a device can not be used after a fork; \
+         start processes anew (`spawn`)"
+    )]
+    Forked {
+        /// The process that shares.
+        parent: u32,
+    },
+    /// The socket over which blocks are shared could not be made.
+    #[error("blocks can not be shared, as this process's socket for it can not be made: {0}")]
+    NotServed(io::Error),
+    /// Bytes that name no block.
+    #[error("the handle names no block: {0}")]
+    Handle(#[from] HandleError),
+    /// The block lies on another device.
+    #[error(
+        "the block lies on device {}, and {device} is {}: open it on the device that it lies on (see \
+         CUDA_VISIBLE_DEVICES of both processes)",
+        hex(.block), hex(.uuid)
+    )]
+    OtherDevice {
+        /// The device it was to be opened on.
+        device: Device,
+        /// That device, as every process knows it.
+        uuid: [u8; 16],
+        /// The device that it lies on.
+        block: [u8; 16],
+    },
+    /// The process that shares a block has ended.
+    #[error(
+        "process {pid}, which shares the block, is gone, or in another network namespace: a process must keep what it \
+         sends until it was received"
+    )]
+    SenderGone {
+        /// The process.
+        pid: u32,
+    },
+    /// The process that shares a block does not answer.
+    #[error("process {pid}, which shares the block, did not answer within {waited:?}: look at what it does")]
+    SenderSilent {
+        /// The process.
+        pid: u32,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The process that shares a block belongs to somebody else.
+    #[error("the process that shares the block belongs to another user: run both as the same")]
+    ForeignSender,
+    /// The block was freed, and its memory given back, before it was opened.
+    #[error("process {pid} has freed the block: a process must keep what it sends until it was received")]
+    BlockReleased {
+        /// The process that shared it.
+        pid: u32,
+    },
+    /// The driver of the process that shares a block failed.
+    #[error("process {pid}, which shares the block, could not export it: {reason}")]
+    SenderFailed {
+        /// The process.
+        pid: u32,
+        /// Its driver's words.
+        reason: String,
     },
     /// A setting makes no sense.
     #[error("{setting} = {value}: {expected}")]
@@ -221,4 +294,8 @@ fn use_of(access: &Access) -> &'static str {
         Access::Read => "reading",
         Access::ReadWrite => "writing",
     }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

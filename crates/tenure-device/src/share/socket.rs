@@ -41,9 +41,14 @@ impl Socket {
 
     /// A connection to whoever listens at `path`, where nothing takes longer than `timeout`.
     pub(super) fn connect(path: &Path, timeout: Duration) -> Result<Self, Errno> {
+        Self::connect_to(&SocketAddrUnix::new(path)?, timeout)
+    }
+
+    /// The same for an address of any kind.
+    pub(super) fn connect_to(address: &SocketAddrUnix, timeout: Duration) -> Result<Self, Errno> {
         let socket = Self(Self::unconnected()?);
         socket.set_timeout(Some(timeout))?;
-        net::connect(&socket.0, &SocketAddrUnix::new(path)?)?;
+        net::connect(&socket.0, address)?;
         Ok(socket)
     }
 

@@ -8,6 +8,7 @@ use tenure_core::{Device, StreamId};
 use super::SimDriver;
 use super::kernel::Touches;
 use super::memory::Memory;
+use super::platform::uuid;
 use super::state::State;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, HostFunction, Launch, Priority,
@@ -17,6 +18,10 @@ use crate::{
 impl Driver for SimDriver {
     fn device(&self) -> Device {
         self.device
+    }
+
+    fn uuid(&self) -> [u8; 16] {
+        uuid(self.device.index())
     }
 
     fn granularity(&self) -> u64 {

@@ -84,11 +84,9 @@ impl Platform for SimPlatform {
 
     fn properties(&self, device: u8) -> Result<Properties, CallError> {
         let (config, _) = self.device(Call::Properties, device)?;
-        let mut uuid = *b"tenure simulated";
-        uuid[15] = device;
         Ok(Properties {
             name: "Simulated H200".to_owned(),
-            uuid,
+            uuid: uuid(device),
             pci_address: format!("0000:{device:02x}:00.0"),
             compute_capability: (9, 0),
             total_bytes: config.capacity_bytes,
@@ -114,4 +112,11 @@ impl Platform for SimPlatform {
     fn driver(&self, device: u8) -> Result<Arc<dyn Driver>, CallError> {
         Ok(Arc::clone(self.sim(device)?) as Arc<dyn Driver>)
     }
+}
+
+/// What a simulated device is called.
+pub(super) fn uuid(device: u8) -> [u8; 16] {
+    let mut uuid = *b"tenure simulated";
+    uuid[15] = device;
+    uuid
 }

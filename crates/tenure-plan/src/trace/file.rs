@@ -56,7 +56,7 @@ pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) ->
 }
 
 /// The file's name without what its format adds.
-fn source_name(path: &Path) -> String {
+pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let stem = Format::from_path(path).and_then(|format| name.strip_suffix(format.extension()));
     stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).into()

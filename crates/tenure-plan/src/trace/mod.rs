@@ -72,6 +72,11 @@ impl Trace {
         file::read(path.as_ref(), options)
     }
 
+    /// What a snapshot at `path` is called, which does not say so itself: the file's name without what its format adds.
+    pub fn source_of(path: impl AsRef<Path>) -> String {
+        file::source_name(path.as_ref())
+    }
+
     /// Reads from any reader, such as one that counts bytes for a progress bar. A snapshot does not say where it
     /// comes from: `name` becomes its source.
     ///

@@ -11,6 +11,7 @@ mod player;
 mod real;
 mod simulated;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use tenure_device::Driver;
@@ -72,14 +73,19 @@ impl Replay {
     /// # Errors
     /// The event at which the allocator refused, or a setting of the trace that the allocator cannot have.
     pub fn run(&self, trace: &Trace) -> Result<Outcome, Error> {
-        self.run_observed(trace, |_| {})
+        self.run_observed(trace, |_| ControlFlow::Continue(()))
     }
 
-    /// [`run`](Self::run), and tells `observe` of every event that was replayed. Its time is in no figure.
+    /// [`run`](Self::run), and tells `observe` of every event that was replayed, which can stop it there. Its time is
+    /// in no figure.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
-    pub fn run_observed(&self, trace: &Trace, mut observe: impl FnMut(Progress)) -> Result<Outcome, Error> {
+    /// As [`run`](Self::run); [`Error::Stopped`].
+    pub fn run_observed(
+        &self,
+        trace: &Trace,
+        mut observe: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> Result<Outcome, Error> {
         let mut play = |script: Vec<_>| {
             let machine = Simulated::new(&trace.summary(), self.lag_us, script);
             Player::new(self, trace, Box::new(machine))?.play(&mut observe)
@@ -90,14 +96,15 @@ impl Replay {
             let scripted = play(segments.map(|event| event.address).collect());
             // A recording that cannot be followed, such as one of graph captures or of a device that was full, may
             // give a segment the address of one that is still held here. Then the addresses are the driver's.
-            if scripted.is_ok() {
+            if matches!(scripted, Ok(_) | Err(Error::Stopped { .. })) {
                 return scripted;
             }
         }
         play(Vec::new())
     }
 
-    /// Replays `trace` on a device, with real memory and real maps, and tells `observe` of every event.
+    /// Replays `trace` on a device, with real memory and real maps, and tells `observe` of every event, which can stop
+    /// it there. Nothing is left on the device, whatever comes of it.
     ///
     /// The streams of the trace are streams of `driver`. Both ends of every block are written in the order of its
     /// stream, and those of one block in sixteen are read before its free. Every call of the allocator is timed, and
@@ -105,12 +112,12 @@ impl Replay {
     /// [`OnDevice`].
     ///
     /// # Errors
-    /// As [`run`](Self::run); a call of the driver that failed; [`Error::Damaged`].
+    /// As [`run_observed`](Self::run_observed); a call of the driver that failed; [`Error::Damaged`].
     pub fn run_on(
         &self,
         driver: &Arc<dyn Driver>,
         trace: &Trace,
-        mut observe: impl FnMut(Progress),
+        mut observe: impl FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Outcome, Error> {
         let machine = Real::new(&trace.summary(), Arc::clone(driver))?;
         Player::new(self, trace, Box::new(machine))?.play(&mut observe)

@@ -1,3 +1,5 @@
+use std::ops::ControlFlow;
+
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, AllocError, CachingAllocator, Request};
 use tenure_device::Counters;
@@ -67,7 +69,7 @@ impl<'a> Player<'a> {
         })
     }
 
-    pub(super) fn play(mut self, observe: &mut impl FnMut(Progress)) -> Result<Outcome, Error> {
+    pub(super) fn play(mut self, observe: &mut impl FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Error> {
         let mut last_pass = Counters::default();
         for pass in 0..self.replay.repeat.max(1) {
             let before = self.machine.counters();
@@ -77,7 +79,7 @@ impl<'a> Player<'a> {
         self.outcome(last_pass)
     }
 
-    fn pass(&mut self, pass: u32, observe: &mut impl FnMut(Progress)) -> Result<(), Error> {
+    fn pass(&mut self, pass: u32, observe: &mut impl FnMut(Progress) -> ControlFlow<()>) -> Result<(), Error> {
         let trace = self.trace;
         let first_us = trace.events().first().map_or(0, |event| event.time_us);
         let mut emptied = false;
@@ -102,13 +104,16 @@ impl<'a> Player<'a> {
                 _ => emptied,
             };
             self.machine.replayed()?;
-            observe(Progress {
+            let seen = observe(Progress {
                 pass,
                 event: index,
                 requested_bytes: self.requested.current,
                 allocated_bytes: self.allocated.current,
                 reserved_bytes: self.machine.reserved_bytes()?,
             });
+            if seen.is_break() {
+                return Err(Error::Stopped { event: index });
+            }
         }
         self.free_the_rest()?;
         self.machine.end_pass()

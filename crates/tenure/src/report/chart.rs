@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use super::escape;
 use super::history::BINS;
+use super::html::escape;
 use super::svg::{Steps, Svg};
 use crate::units::{Bytes, Micros};
 

@@ -16,18 +16,20 @@ pub(super) struct Bins {
 
 impl Bins {
     pub(super) fn of(trace: &Trace) -> Self {
-        let events = trace.events();
-        let (first_us, last_us) = match (events.first(), events.last()) {
-            (Some(first), Some(last)) => (first.time_us, last.time_us),
-            _ => (0, 0),
-        };
+        Self::new(trace.events().iter().map(|event| event.time_us))
+    }
+
+    /// The bins of events at these times in µs, which ascend.
+    pub(super) fn new(times_us: impl ExactSizeIterator<Item = u64> + DoubleEndedIterator + Clone) -> Self {
+        let first_us = times_us.clone().next().unwrap_or(0);
+        let last_us = times_us.clone().next_back().unwrap_or(first_us);
         let duration_us = last_us - first_us;
         let place = |place: u64, length: u64| (u128::from(place) * BINS as u128 / (u128::from(length) + 1)) as u16;
         if duration_us > 0 {
-            let events = events.iter().map(|event| place(event.time_us - first_us, duration_us)).collect();
+            let events = times_us.map(|time_us| place(time_us - first_us, duration_us)).collect();
             Self { events, span: Span::Us(duration_us) }
         } else {
-            let count = events.len() as u64;
+            let count = times_us.len() as u64;
             Self { events: (0..count).map(|index| place(index, count)).collect(), span: Span::Events(count) }
         }
     }
@@ -73,6 +75,14 @@ pub(super) struct Composition {
     groups: Vec<Group>,
 }
 
+/// A group gains or loses live bytes.
+pub(super) struct Change {
+    pub(super) bin: usize,
+    pub(super) group: usize,
+    pub(super) bytes: u64,
+    pub(super) gains: bool,
+}
+
 struct Group {
     name: String,
     class: String,
@@ -96,7 +106,7 @@ impl Composition {
     pub(super) fn by_size(trace: &Trace, bins: &Bins) -> Self {
         let names = SIZES.iter().map(|(_, name)| (*name).to_owned()).collect();
         let size = |event: &Event| SIZES.iter().position(|&(upper, _)| event.bytes <= upper).unwrap_or(SIZES.len() - 1);
-        Self::new(trace, bins, names, "size", size)
+        Self::of(trace, bins, names, "size", size)
     }
 
     /// `streams` ascend.
@@ -106,34 +116,41 @@ impl Composition {
             *last = "other streams".into();
         }
         let stream = |event: &Event| streams.binary_search(&event.stream).unwrap_or(STREAMS).min(STREAMS - 1);
-        Self::new(trace, bins, names, "stream", stream)
+        Self::of(trace, bins, names, "stream", stream)
     }
 
-    fn new(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
-        let mut groups: Vec<Group> = (0..)
-            .zip(names)
-            .map(|(index, name)| Group { name, class: format!("{class}{index}"), values: Vec::with_capacity(BINS) })
-            .collect();
-        let mut live = vec![0; groups.len()];
-        let mut total = 0;
+    fn of(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
+        let groups = (0..).zip(names).map(|(index, name)| (name, format!("{class}{index}"), 0)).collect();
+        let changes = trace.events().iter().enumerate().filter_map(|(index, event)| {
+            let gains = match event.action {
+                Action::Alloc => true,
+                Action::FreeCompleted => false,
+                _ => return None,
+            };
+            Some(Change { bin: bins.of_event(index), group: group_of(event), bytes: event.bytes, gains })
+        });
+        Self::new(groups, changes)
+    }
+
+    /// Groups by name, class and the bytes they begin with; changes in the order of their bins.
+    pub(super) fn new(groups: Vec<(String, String, u64)>, changes: impl Iterator<Item = Change>) -> Self {
+        let mut live: Vec<u64> = groups.iter().map(|&(.., bytes)| bytes).collect();
+        let group = |(name, class, _)| Group { name, class, values: Vec::with_capacity(BINS) };
+        let mut groups: Vec<Group> = groups.into_iter().map(group).collect();
+        let mut total = live.iter().sum();
         let mut highest = 0;
-        for (index, event) in trace.events().iter().enumerate() {
-            let bin = bins.of_event(index);
+        for Change { bin, group, bytes, gains } in changes {
             // Until this bin, nothing changed.
             if groups[0].values.len() <= bin {
                 groups.iter_mut().zip(&live).for_each(|(group, &bytes)| group.values.resize(bin + 1, bytes));
                 highest = total;
             }
-            match event.action {
-                Action::Alloc => {
-                    live[group_of(event)] += event.bytes;
-                    total += event.bytes;
-                }
-                Action::FreeCompleted => {
-                    live[group_of(event)] -= event.bytes;
-                    total -= event.bytes;
-                }
-                _ => {}
+            if gains {
+                live[group] += bytes;
+                total += bytes;
+            } else {
+                live[group] -= bytes;
+                total -= bytes;
             }
             if total > highest {
                 highest = total;

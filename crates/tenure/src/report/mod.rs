@@ -1,15 +1,19 @@
-//! Reports: what a trace did with memory, and what each allocator would have made of it, as one HTML file.
+//! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
+//! running program, by tag and module.
 //!
-//! The file needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
+//! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
 //! texts what the lines stand for.
 
 mod chart;
 mod history;
+mod html;
+mod memory;
 mod page;
 mod svg;
 
-use std::fmt::Write;
+use std::ops::ControlFlow;
 
+pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 use tenure_plan::{Summary, Trace};
 
 use crate::Error;
@@ -34,14 +38,17 @@ impl<'a> Report<'a> {
     /// # Errors
     /// As [`Replay::run`].
     pub fn new(trace: &'a Trace) -> Result<Self, Error> {
-        Self::observed(trace, |_, _| {})
+        Self::observed(trace, |_, _| ControlFlow::Continue(()))
     }
 
-    /// [`new`](Self::new), and tells `observe` how far it is.
+    /// [`new`](Self::new), and tells `observe` how far it is, which can stop it.
     ///
     /// # Errors
-    /// As [`Replay::run`].
-    pub fn observed(trace: &'a Trace, mut observe: impl FnMut(AllocatorKind, Progress)) -> Result<Self, Error> {
+    /// As [`Replay::run_observed`].
+    pub fn observed(
+        trace: &'a Trace,
+        mut observe: impl FnMut(AllocatorKind, Progress) -> ControlFlow<()>,
+    ) -> Result<Self, Error> {
         let bins = Bins::of(trace);
         let mut outcomes = Vec::new();
         let mut series = Vec::new();
@@ -57,7 +64,7 @@ impl<'a> Report<'a> {
                 let bin = bins.of_event(progress.event);
                 requested.set(bin, progress.requested_bytes);
                 reserved.set(bin, progress.reserved_bytes);
-                observe(allocator, progress);
+                observe(allocator, progress)
             })?;
             series.push(Series::new(allocator.name(), allocator.name(), Draw::Line, reserved.finish()));
             outcomes.push(outcome);
@@ -105,23 +112,4 @@ impl<'a> Report<'a> {
     pub fn comparison_svg(&self) -> String {
         self.comparison.standalone()
     }
-}
-
-/// `text` as it stands in HTML or XML.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // XML has no place for other control characters.
-            character if character.is_control() && character != '\n' => {
-                write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
-            }
-            character => escaped.push(character),
-        }
-    }
-    escaped
 }

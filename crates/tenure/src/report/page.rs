@@ -1,20 +1,15 @@
-//! The page around the charts.
+//! The page of a trace's report.
 
-use std::fmt::Display;
-
-use super::chart::{Chart, STYLE};
+use super::Report;
 use super::history::Holders;
-use super::{Report, escape};
+use super::html::{self, document, figure, row, section, table};
 use crate::replay::{Outcome, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
-
-const PAGE_STYLE: &str = include_str!("page.css");
 
 /// Groups of equal blocks that the peak's table names one by one.
 const HOLDERS: usize = 15;
 
 pub(super) fn page(report: &Report<'_>) -> String {
-    let title = escape(report.trace.source());
     let sections = [
         header(report),
         section(
@@ -41,16 +36,9 @@ pub(super) fn page(report: &Report<'_>) -> String {
             &holders(report),
         ),
     ];
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{title} — Tenure</title>\n<style>\n{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n{}\
-         <footer>Written by Tenure {}. Sizes are decimal (1 GB = 10⁹ bytes) unless a unit says otherwise. Each point \
-         of a chart shows the highest value of its interval. The allocators were replayed on a simulated device; driver \
-         times are modelled after measurements of one NVIDIA H200.</footer>\n</body>\n</html>\n",
-        sections.concat(),
-        env!("CARGO_PKG_VERSION"),
-    )
+    let footer = "Each point of a chart shows the highest value of its interval. The allocators were replayed on a \
+                  simulated device; driver times are modelled after measurements of one NVIDIA H200.";
+    document(report.trace.source(), &sections.concat(), footer)
 }
 
 fn header(report: &Report<'_>) -> String {
@@ -70,21 +58,8 @@ fn header(report: &Report<'_>) -> String {
     if !conf.is_empty() {
         facts.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
     }
-    let facts: String =
-        facts.iter().map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(value))).collect();
     let verdict = verdict(outcomes).map_or(String::new(), |verdict| format!("<p class=\"verdict\">{verdict}.</p>\n"));
-    format!(
-        "<header>\n<p class=\"muted\">Memory report</p>\n<h1>{}</h1>\n{verdict}<dl>\n{facts}</dl>\n</header>\n",
-        escape(trace.source())
-    )
-}
-
-fn section(title: &str, text: &str, content: &str) -> String {
-    format!("<section>\n<h2>{title}</h2>\n<p class=\"muted\">{text}</p>\n{content}</section>\n")
-}
-
-fn figure(chart: &Chart) -> String {
-    format!("<div class=\"scroll\">{}</div>\n", chart.inline())
+    html::header(trace.source(), &verdict, &facts)
 }
 
 fn outcomes(outcomes: &[Outcome]) -> String {
@@ -148,17 +123,4 @@ fn holders(report: &Report<'_>) -> String {
         rows.push(line(format!("{} other sizes", Count(others.len() as u64)), blocks, bytes, String::new()));
     }
     table(&["Block size", "Blocks", "Together", "Share of the peak", ""], rows.into_iter())
-}
-
-fn table(heads: &[&str], rows: impl Iterator<Item = String>) -> String {
-    let heads: String = heads.iter().map(|head| format!("<th scope=\"col\">{head}</th>")).collect();
-    format!(
-        "<div class=\"scroll\"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>\n",
-        rows.collect::<String>()
-    )
-}
-
-fn row(name: impl Display, cells: &[&dyn Display]) -> String {
-    let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
-    format!("<tr><th scope=\"row\">{name}</th>{cells}</tr>\n")
 }

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, OutOfMemoryObserver, PoolId,
-    Request, Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
 };
 use ranges::Ranges;
 
@@ -179,11 +179,30 @@ impl CachingAllocator for Donated {
         Ok(())
     }
 
+    fn is_capturing(&self) -> bool {
+        self.inner.is_capturing()
+    }
+
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.release_pool(pool)
     }
 
     fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.use_pool_on_oom(pool)
+    }
+
+    fn block(&self, address: Address) -> Option<Block> {
+        if self.may_own(address) {
+            let ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
+            }
+        }
+        self.inner.block(address)
+    }
+
+    /// Donated memory belongs to whoever gave it.
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.inner.chunks_under(address, bytes)
     }
 }

@@ -107,6 +107,12 @@ impl Ranges {
         self.range_of(address).is_some()
     }
 
+    /// Bytes of the live block at an address.
+    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+        let piece = self.pieces.get(&address)?;
+        matches!(piece.state, PieceState::Live { .. }).then_some(piece.bytes)
+    }
+
     /// The smallest free piece of the request's stream that fits, cut to size.
     pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
         let stream = request.stream;

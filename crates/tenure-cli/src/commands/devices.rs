@@ -1,14 +1,28 @@
-//! The listing as people read it.
+//! What devices there are, and why not.
 
-use std::process;
+use std::process::{self, ExitCode};
 
+use tenure::devices::{Entry, Facts, Host, Listing, State};
 use tenure::units::{Bytes, Count};
 
-use super::host::Host;
-use super::{Entry, Facts, Listing, State};
+use crate::args::{DevicesArgs, DriverKind};
+use crate::files;
+use crate::platform::platform;
 use crate::table::table;
 
-pub(super) fn text(listing: &Listing) -> String {
+pub(crate) fn run(args: &DevicesArgs) -> ExitCode {
+    let listing = match args.driver {
+        DriverKind::Cuda => Listing::cuda(),
+        DriverKind::Sim => Listing::new(platform(args.driver)),
+    };
+    files::print(match args.json {
+        true => serde_json::to_string(&listing).map(|line| line + "\n").map_err(Into::into),
+        false => Ok(text(&listing)),
+    })
+}
+
+/// The listing as people read it.
+fn text(listing: &Listing) -> String {
     let mut parts = vec![block("cpu", listing.cpu.name.as_deref(), &host(&listing.cpu))];
     let versions = [("NVIDIA driver", &listing.driver_version), ("CUDA", &listing.cuda_version)];
     let versions = versions.iter().filter_map(|(what, version)| Some(format!("{what} {}", version.as_ref()?)));
@@ -102,4 +116,60 @@ fn links(devices: &[Entry]) -> String {
     let rows: Vec<_> = devices.iter().zip(&names).map(row).collect();
     let heads: Vec<_> = std::iter::once("links").chain(names.iter().map(String::as_str)).collect();
     table(&heads, &rows)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use tenure::prelude::*;
+    use tenure_device::sim::SimPlatform;
+    use tenure_device::{ErrorKind, Link};
+
+    use super::*;
+
+    fn platform(count: usize) -> SimPlatform {
+        SimPlatform::new(vec![SimConfig::default(); count])
+    }
+
+    #[test]
+    fn a_device_says_what_it_is_and_what_is_on_it() {
+        let listing = Listing::new(&platform(1));
+        let text = text(&listing);
+        for fact in
+            ["cpu", "CUDA 13.0", "cuda:0", "Simulated H200", "151 GB free of 151 GB", "9.0", "132", "0000:00:00.0"]
+        {
+            assert!(text.contains(fact), "{fact} is missing from\n{text}");
+        }
+        assert!(!text.contains("NVLink"), "one device has no links\n{text}");
+    }
+
+    #[test]
+    fn links_are_a_matrix() {
+        let platform = platform(3).with_link(0, 2, Some(Link::PciSwitch), true).with_link(1, 2, None, false);
+        let text = text(&Listing::new(&platform));
+        let matrix = "\
+links       cuda:0                   cuda:1                   cuda:2
+cuda:0           -               18 NVLinks               PCI switch
+cuda:1  18 NVLinks                        -  unknown, no peer access
+cuda:2  PCI switch  unknown, no peer access                        -
+";
+        assert_eq!(&text[text.find("links").unwrap()..], matrix);
+    }
+
+    #[test]
+    fn why_there_is_none_is_said() {
+        let reasons = [
+            (ErrorKind::NoDriver { reason: "no libcuda.so.1".into() }, "no libcuda.so.1", None),
+            (ErrorKind::NoDevice, "CUDA_VISIBLE_DEVICES", Some("13.0")),
+            (ErrorKind::DriverTooOld { serves: 11_040, needed: 12_000 }, "update the driver", Some("11.4")),
+            (ErrorKind::StartFailed { reason: "not permitted".into() }, "not permitted", None),
+        ];
+        for (kind, said, version) in reasons {
+            let listing = Listing::new(&platform(2).with_count(Err(kind)));
+            assert!(listing.unavailable.as_ref().unwrap().contains(said));
+            assert_eq!(listing.cuda_version.as_deref(), version);
+            let text = text(&listing);
+            assert!(text.contains(said) && text.contains("cpu") && !text.contains("cuda:0"), "{text}");
+        }
+    }
 }

@@ -6,17 +6,18 @@ use std::thread;
 use serde::Serialize;
 
 /// What this process can use of the host.
-#[derive(Serialize)]
-pub(super) struct Host {
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Host {
     /// As the processor says itself.
-    pub(super) name: Option<String>,
+    pub name: Option<String>,
     /// How many threads may run at once.
-    pub(super) cores: Option<usize>,
+    pub cores: Option<usize>,
     /// Memory that can be had without swapping.
-    pub(super) free_bytes: Option<u64>,
-    pub(super) total_bytes: Option<u64>,
+    pub free_bytes: Option<u64>,
+    /// Memory of the host.
+    pub total_bytes: Option<u64>,
     /// Memory nodes (NUMA).
-    pub(super) numa_nodes: Option<usize>,
+    pub numa_nodes: Option<usize>,
 }
 
 impl Host {

@@ -1,0 +1,69 @@
+//! Blocks: allocating and freeing them, and finding the device that one lies on.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use tenure_alloc::{Address, AllocError, Request};
+use tenure_core::Purpose;
+use tenure_device::memory::MemoryError;
+
+use super::devices::device;
+use super::object::Object;
+use crate::device::Device;
+use crate::failure::{Failure, Status, guarded};
+use crate::stream_id;
+
+pub(super) unsafe extern "C" fn allocate(
+    number: c_int,
+    bytes: usize,
+    stream: *mut c_void,
+    context: Object,
+    address: *mut *mut c_void,
+) -> Status {
+    guarded(|| {
+        let (device, stream) = (device(number)?, stream_id(stream));
+        // SAFETY: by the header, a stream of the device.
+        unsafe { device.adopt(stream) };
+        let (tag, key) = Purpose::current();
+        let request = Request::new(bytes as u64, stream).with_tag(tag).with_key(key);
+        let _context = context.enter();
+        let block = device.memory.allocate(request)?;
+        // SAFETY: by the header, a place to write to.
+        unsafe { address.write(ptr::without_provenance_mut(block.address as usize)) };
+        Ok(())
+    })
+}
+
+pub(super) extern "C" fn free(address: *mut c_void, context: Object) -> Status {
+    guarded(|| {
+        let address = address.addr() as Address;
+        let _context = context.enter();
+        on_owner(address, |device| device.memory.free(address))
+    })
+}
+
+pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut c_void) -> Status {
+    guarded(|| {
+        let (address, stream) = (address.addr() as Address, stream_id(stream));
+        on_owner(address, |device| {
+            // SAFETY: by the header, a stream of the device; one that is asked in vain only remembers the name.
+            unsafe { device.adopt(stream) };
+            device.memory.record_stream(address, stream)
+        })
+    })
+}
+
+/// What `call` does on the device that `address` lies on, which is known by its range of addresses, or else asked for.
+#[inline]
+fn on_owner(address: Address, call: impl Fn(&Device) -> Result<(), MemoryError>) -> Result<(), Failure> {
+    if let Some(owner) = Device::all().find(|(_, device)| device.memory.covers(address) == Some(true)) {
+        return Ok(call(owner.1)?);
+    }
+    for (_, device) in Device::all() {
+        match call(device) {
+            Err(MemoryError::Allocator(AllocError::UnknownAddress(_))) => {}
+            result => return Ok(result?),
+        }
+    }
+    Err(AllocError::UnknownAddress(address).into())
+}

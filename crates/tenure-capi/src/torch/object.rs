@@ -1,0 +1,63 @@
+//! Objects of C that are handed over to Rust.
+
+use std::ffi::c_void;
+
+/// `tenure_object` of `tenure_torch.h`.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Object {
+    pointer: *mut c_void,
+    drop: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+// SAFETY: by the header, an object is used and dropped from any thread.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl Sync for Object {}
+
+impl Object {
+    /// What the object's functions are called with.
+    pub(super) fn pointer(&self) -> *mut c_void {
+        self.pointer
+    }
+
+    pub(super) fn enter(self) -> Self {
+        self
+    }
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if let Some(drop) = self.drop
+            && !self.pointer.is_null()
+        {
+            // SAFETY: the object was handed over with the function that drops it, and this is the only call.
+            unsafe { drop(self.pointer) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::ptr;
+
+    use super::*;
+
+    thread_local! {
+        static DROPPED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    unsafe extern "C" fn count(_: *mut c_void) {
+        DROPPED.set(DROPPED.get() + 1);
+    }
+
+    #[test]
+    fn an_object_is_dropped_once_and_nothing_is_not_dropped() {
+        drop(Object { pointer: ptr::without_provenance_mut(8), drop: Some(count) });
+        assert_eq!(DROPPED.get(), 1);
+        drop(Object { pointer: ptr::null_mut(), drop: Some(count) });
+        drop(Object { pointer: ptr::without_provenance_mut(8), drop: None });
+        assert_eq!(DROPPED.get(), 1);
+    }
+}

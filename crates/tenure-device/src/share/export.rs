@@ -1,0 +1,236 @@
+//! Blocks of this process that other processes may map: what `torch.multiprocessing` sends a CUDA tensor by.
+//!
+//! A block is named by the chunks it lies in. Who has the name connects to a socket of this process and is given file
+//! descriptors of the chunks. A chunk that was released is forgotten, and its number never given to another, so that an
+//! old name finds the old bytes or nothing.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net;
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+use tenure_alloc::{ChunkId, MappedChunk};
+
+use super::ShareError;
+use super::handle::{BlockHandle, Sender, SharedChunk};
+use super::liveness::credentials;
+use super::socket::{Socket, SocketError};
+use crate::{CallError, Driver};
+
+/// Connections at once. Who comes later waits until one of them is done, which takes a few messages.
+const CONNECTIONS: usize = 64;
+
+/// What a receiver asks for: the descriptors of these chunks, at most [`DESCRIPTORS`](super::wire::DESCRIPTORS).
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ChunkRequest(pub(super) Vec<u64>);
+
+/// What it is answered.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ChunkReply {
+    /// The descriptors come with this, in order.
+    Chunks,
+    /// One of the chunks was released.
+    Released,
+    /// The receiver belongs to another user.
+    ForeignUser,
+    /// The driver's words.
+    Failed(String),
+}
+
+/// The chunks of one device that this process shares.
+pub(crate) struct Exports {
+    shared: Arc<Shared>,
+    /// Started with the first block that is shared.
+    server: Mutex<Option<Server>>,
+}
+
+struct Shared {
+    driver: Arc<dyn Driver>,
+    chunks: Mutex<Chunks>,
+}
+
+#[derive(Default)]
+struct Chunks {
+    numbers: FxHashMap<ChunkId, u64>,
+    chunks: FxHashMap<u64, ChunkId>,
+    next: u64,
+}
+
+impl Exports {
+    /// None yet.
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
+        Self { shared: Arc::new(Shared { driver, chunks: Mutex::default() }), server: Mutex::default() }
+    }
+
+    /// The name of a block in `chunks`, which lie side by side and are not released while this is made.
+    pub(crate) fn share(&self, chunks: &[MappedChunk]) -> Result<BlockHandle, ShareError> {
+        let sender = self.sender()?;
+        let mut known = self.shared.chunks.lock();
+        let chunks = chunks
+            .iter()
+            .map(|mapped| SharedChunk { number: known.number(mapped.chunk), bytes: mapped.bytes })
+            .collect();
+        Ok(BlockHandle { sender, device: self.shared.driver.uuid(), chunks })
+    }
+
+    /// Nobody is given `chunk` any more, which is about to be released. Who has it keeps its memory.
+    pub(crate) fn forget(&self, chunk: ChunkId) {
+        self.shared.chunks.lock().forget(chunk);
+    }
+
+    fn sender(&self) -> Result<Sender, ShareError> {
+        let mut server = self.server.lock();
+        let running = match &mut *server {
+            Some(running) => running,
+            none => none.insert(Server::start(Arc::clone(&self.shared)).map_err(ShareError::NotServed)?),
+        };
+        if running.sender.pid != std::process::id() {
+            return Err(ShareError::Forked { parent: running.sender.pid });
+        }
+        Ok(running.sender)
+    }
+}
+
+impl Chunks {
+    fn number(&mut self, chunk: ChunkId) -> u64 {
+        *self.numbers.entry(chunk).or_insert_with(|| {
+            self.next += 1;
+            self.chunks.insert(self.next, chunk);
+            self.next
+        })
+    }
+
+    fn forget(&mut self, chunk: ChunkId) {
+        if let Some(number) = self.numbers.remove(&chunk) {
+            self.chunks.remove(&number);
+        }
+    }
+}
+
+impl Shared {
+    /// Descriptors of these chunks; `None` if one of them was released.
+    fn export(&self, numbers: &[u64]) -> Option<Result<Vec<OwnedFd>, CallError>> {
+        // Held over the calls: no chunk is released meanwhile, and its name given to another by the driver.
+        let known = self.chunks.lock();
+        let chunks: Option<Vec<ChunkId>> = numbers.iter().map(|number| known.chunks.get(number).copied()).collect();
+        Some(chunks?.into_iter().map(|chunk| self.driver.export(chunk)).collect())
+    }
+}
+
+/// The thread that answers receivers. Dropped, it stops.
+struct Server {
+    sender: Sender,
+    /// Wakes the thread up, to end.
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
+        let mut token = [0; 16];
+        getrandom(&mut token, GetRandomFlags::empty())?;
+        let sender = Sender { token, pid: std::process::id() };
+        let listener = Socket::unconnected()?;
+        ioctl_fionbio(&listener, true)?;
+        net::bind(&listener, &sender.address()?)?;
+        net::listen(&listener, CONNECTIONS as i32)?;
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stopped = Arc::clone(&stop);
+        let serve = move || Service { shared, listener, connections: Vec::new() }.run(&stopped);
+        let thread = thread::Builder::new().name("tenure-blocks".into()).spawn(serve)?;
+        Ok(Self { sender, stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // In a forked child there is no such thread.
+        if let Some(thread) = self.thread.take()
+            && self.sender.pid == std::process::id()
+        {
+            // A counter of 64 bits takes a one.
+            let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+            // It has said why, if it panicked.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread does. It waits for no receiver: one that does not take its answer is disconnected.
+struct Service {
+    shared: Arc<Shared>,
+    listener: OwnedFd,
+    connections: Vec<Socket>,
+}
+
+impl Service {
+    fn run(mut self, stop: &OwnedFd) {
+        loop {
+            let mut polled = vec![PollFd::new(stop, PollFlags::IN)];
+            polled.extend(self.connections.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+            if self.connections.len() < CONNECTIONS {
+                polled.push(PollFd::new(&self.listener, PollFlags::IN));
+            }
+            let waited = poll(&mut polled, None);
+            let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
+            match waited {
+                Ok(_) if ready[0] => return,
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                // For want of memory. Nothing is lost by trying again.
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+            let connected = self.connections.len();
+            let mut index = 0;
+            self.connections.retain(|socket| {
+                index += 1;
+                !ready[index] || serve(&self.shared, socket)
+            });
+            if ready.get(connected + 1) == Some(&true) {
+                self.accept();
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        match Socket::accept(self.listener.as_fd()) {
+            Ok(socket) if is_trusted(socket.as_fd()) => self.connections.push(socket),
+            // Who does not take it is gone, or learns nothing.
+            Ok(socket) => drop(socket.send(&ChunkReply::ForeignUser, &[])),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            // For want of descriptors or memory, which may come back.
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Whether the process at the other end belongs to this user or to root.
+pub(super) fn is_trusted(connection: BorrowedFd<'_>) -> bool {
+    let user = rustix::process::geteuid().as_raw();
+    credentials(connection).is_ok_and(|peer| peer.uid == user || peer.uid == 0)
+}
+
+/// Answers one message. Returns whether the connection goes on.
+fn serve(shared: &Shared, socket: &Socket) -> bool {
+    let numbers = match socket.receive(0) {
+        Ok((ChunkRequest(numbers), _)) => numbers,
+        Err(SocketError::Waiting) => return true,
+        Err(SocketError::Closed | SocketError::Wire(_)) => return false,
+    };
+    let answered = match shared.export(&numbers) {
+        Some(Ok(descriptors)) => {
+            let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+            socket.send(&ChunkReply::Chunks, &descriptors)
+        }
+        Some(Err(error)) => socket.send(&ChunkReply::Failed(error.to_string()), &[]),
+        None => socket.send(&ChunkReply::Released, &[]),
+    };
+    answered.is_ok()
+}

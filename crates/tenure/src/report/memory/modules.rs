@@ -1,0 +1,90 @@
+//! The tree of modules, and what each holds.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use serde::{Serialize, Serializer};
+use tenure_alloc::snapshot::SnapshotBlock;
+use tenure_core::{KeyId, Tag};
+
+/// Modules may be nested this deep; what lies deeper counts as its ancestor's.
+const DEEPEST: usize = 64;
+
+/// A module of the program, and what it holds together with the modules in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Module {
+    /// Its name in the module around it; empty for the whole program.
+    pub name: String,
+    /// Bytes held by tag: `tags[tag as usize]`.
+    #[serde(serialize_with = "by_name")]
+    pub tags: [u64; Tag::ALL.len()],
+    /// Blocks that hold them.
+    pub blocks: usize,
+    /// The modules in it, the first the one that holds most.
+    pub children: Vec<Module>,
+}
+
+/// A module whose children are found by name.
+#[derive(Default)]
+struct Node {
+    tags: [u64; Tag::ALL.len()],
+    blocks: usize,
+    children: BTreeMap<String, Node>,
+}
+
+impl Module {
+    /// Divides blocks by the module paths of their keys. Blocks without one are the program's own.
+    pub(super) fn of_blocks<'a>(blocks: impl Iterator<Item = &'a SnapshotBlock>) -> Self {
+        let mut held: BTreeMap<KeyId, Node> = BTreeMap::new();
+        for block in blocks {
+            held.entry(block.key).or_default().add(block.tag, block.bytes, 1);
+        }
+        let mut root = Node::default();
+        for (id, sums) in held {
+            let key = id.key();
+            let path = key.as_ref().map_or("", |key| key.module.as_str());
+            root.add_all(&sums);
+            let mut node = &mut root;
+            for name in path.split('.').filter(|name| !name.is_empty()).take(DEEPEST) {
+                node = match node.children.entry(name.to_owned()) {
+                    Entry::Occupied(child) => child.into_mut(),
+                    Entry::Vacant(place) => place.insert(Node::default()),
+                };
+                node.add_all(&sums);
+            }
+        }
+        root.into_module(String::new())
+    }
+
+    /// Bytes held, of every tag.
+    pub fn bytes(&self) -> u64 {
+        self.tags.iter().sum()
+    }
+}
+
+impl Node {
+    fn add(&mut self, tag: Tag, bytes: u64, blocks: usize) {
+        self.tags[tag as usize] += bytes;
+        self.blocks += blocks;
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        Tag::ALL.into_iter().for_each(|tag| self.add(tag, other.tags[tag as usize], 0));
+        self.blocks += other.blocks;
+    }
+
+    fn into_module(self, name: String) -> Module {
+        let Self { tags, blocks, children } = self;
+        let mut children: Vec<Module> = children.into_iter().map(|(name, child)| child.into_module(name)).collect();
+        // A stable sort: equal ones stay in the order of their names.
+        children.sort_by_key(|child| Reverse(child.bytes()));
+        Module { name, tags, blocks, children }
+    }
+}
+
+fn by_name<S: Serializer>(tags: &[u64; Tag::ALL.len()], serializer: S) -> Result<S::Ok, S::Error> {
+    let held = Tag::ALL.into_iter().map(|tag| (tag.name(), tags[tag as usize]));
+    serializer.collect_map(held.filter(|&(_, bytes)| bytes > 0))
+}

@@ -1,0 +1,56 @@
+use std::sync::{Arc, LazyLock};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use tenure::devices::Listing;
+use tenure::prelude::*;
+
+use crate::errors::device_complaint;
+use crate::json;
+
+/// The devices of a driver.
+#[pyfunction]
+pub(crate) fn devices(py: Python<'_>, driver: &str) -> PyResult<String> {
+    let driver = DriverKind::named(driver)?;
+    json(&py.detach(|| match driver {
+        DriverKind::Sim => Listing::new(driver.platform()),
+        DriverKind::Cuda => Listing::cuda(),
+    }))
+}
+
+/// Where a driver's devices come from.
+#[derive(Clone, Copy)]
+pub(crate) enum DriverKind {
+    Sim,
+    Cuda,
+}
+
+impl DriverKind {
+    pub(crate) fn named(name: &str) -> PyResult<Self> {
+        match name {
+            "sim" => Ok(Self::Sim),
+            "cuda" => Ok(Self::Cuda),
+            _ => Err(PyValueError::new_err(format!("unknown driver {name:?}: expected \"sim\" or \"cuda\""))),
+        }
+    }
+
+    fn platform(self) -> &'static dyn Platform {
+        static SIMULATED: LazyLock<SimPlatform> = LazyLock::new(|| SimPlatform::new(vec![SimConfig::default()]));
+        match self {
+            Self::Sim => &*SIMULATED,
+            Self::Cuda => cuda::platform(),
+        }
+    }
+
+    /// The driver of device number `device`.
+    pub(crate) fn open(self, device: u8) -> PyResult<Arc<dyn Driver>> {
+        let platform = self.platform();
+        let count = platform.device_count().map_err(|error| device_complaint(error.kind.to_string()))?;
+        if u32::from(device) >= count {
+            return Err(device_complaint(format!(
+                "there is no device {device}: `tenure.devices()` lists what there is, numbered from 0"
+            )));
+        }
+        platform.driver(device).map_err(|error| device_complaint(format!("device {device}: {}", error.kind)))
+    }
+}

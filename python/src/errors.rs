@@ -1,0 +1,39 @@
+//! Errors of Rust as exceptions of Python, with the same words.
+
+use pyo3::PyErr;
+use tenure::prelude::*;
+
+/// The exceptions, which are declared in `python/tenure/_errors.py`.
+mod exceptions {
+    pyo3::import_exception!(tenure, Error);
+    pyo3::import_exception!(tenure, DeviceError);
+    pyo3::import_exception!(tenure, OutOfMemoryError);
+    pyo3::import_exception!(tenure, TraceError);
+}
+
+/// The exception for `error`.
+pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
+    let error = error.into();
+    let text = error.to_string();
+    match error {
+        Error::Memory(MemoryError::OutOfMemory(_))
+        | Error::Memory(MemoryError::Allocator(AllocError::OutOfMemory { .. }))
+        | Error::Alloc(AllocError::OutOfMemory { .. })
+        | Error::Replay { source: AllocError::OutOfMemory { .. }, .. } => exceptions::OutOfMemoryError::new_err(text),
+        Error::Device(_) | Error::Memory(MemoryError::Driver(_)) | Error::Damaged { .. } => {
+            exceptions::DeviceError::new_err(text)
+        }
+        Error::Trace(_) => exceptions::TraceError::new_err(text),
+        _ => exceptions::Error::new_err(text),
+    }
+}
+
+/// A `tenure.Error` that says `text`.
+pub(crate) fn complaint(text: String) -> PyErr {
+    exceptions::Error::new_err(text)
+}
+
+/// A `tenure.DeviceError` that says `text`.
+pub(crate) fn device_complaint(text: String) -> PyErr {
+    exceptions::DeviceError::new_err(text)
+}

@@ -1,0 +1,123 @@
+use std::fs::File;
+use std::path::PathBuf;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tenure::prelude as rust;
+use tenure::prelude::{AllocatorKind, Format, ReadOptions, Replay, Report, TraceError};
+
+use crate::devices::DriverKind;
+use crate::errors::exception;
+use crate::interrupt::{Interrupt, Interruptible};
+use crate::json;
+
+/// Bytes of an event in `Trace.events`: four words, and a byte rounded up to one.
+const EVENT_BYTES: usize = 40;
+
+/// A validated trace.
+#[pyclass(frozen, module = "tenure._native")]
+pub(crate) struct Trace(rust::Trace);
+
+#[pymethods]
+impl Trace {
+    /// Reads a file, and executes nothing in it.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf, device: Option<u32>) -> PyResult<Self> {
+        let mut interrupt = Interrupt::new();
+        let trace = py.detach(|| {
+            let mut read = || {
+                let reader = Interruptible { reader: File::open(&path)?, interrupt: &mut interrupt };
+                let options = ReadOptions { device, ..ReadOptions::default() };
+                rust::Trace::read_from(reader, &rust::Trace::source_of(&path), &options)
+            };
+            read().map_err(|error: TraceError| exception(error.in_file(&path)))
+        });
+        interrupt.result(trace.map(Self))
+    }
+
+    /// What it is of, counts and peaks: the properties of `tenure.trace.Trace`.
+    fn facts(&self, py: Python<'_>) -> PyResult<String> {
+        let summary = py.detach(|| self.0.summary());
+        json(&serde_json::json!({
+            "name": self.0.source(),
+            "device": self.0.device(),
+            "settings": self.0.settings().conf,
+            "events": summary.events,
+            "allocations": summary.allocations,
+            "streams": summary.streams.iter().map(|stream| stream.0).collect::<Vec<_>>(),
+            "duration_us": summary.duration_us,
+            "segments": summary.segments,
+            "ooms": summary.ooms,
+            "peak_requested_bytes": summary.peak_requested_bytes,
+            "live_at_end_bytes": summary.live_at_end_bytes,
+        }))
+    }
+
+    /// The events, one after the other: time, address, bytes and stream in 64 bits each, action in 8, 56 of nothing.
+    fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let events = self.0.events();
+        PyBytes::new_with(py, events.len() * EVENT_BYTES, |bytes| {
+            for (bytes, event) in bytes.chunks_exact_mut(EVENT_BYTES).zip(events) {
+                let words = [event.time_us, event.address, event.bytes, event.stream.0, event.action as u64];
+                bytes
+                    .chunks_exact_mut(8)
+                    .zip(words)
+                    .for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes a file in the format that the end of its name says.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let format = Format::from_path(&path).ok_or_else(|| {
+            let known = Format::ALL.map(Format::extension).join(", ");
+            let path = path.display();
+            PyValueError::new_err(format!("{path}: the name does not say the format: it must end in one of {known}"))
+        })?;
+        py.detach(|| self.0.write(&path, format)).map_err(exception)
+    }
+
+    /// Replays it on one allocator.
+    fn replay(
+        &self,
+        py: Python<'_>,
+        allocator: &str,
+        repeat: u32,
+        lag_us: u64,
+        driver: &str,
+        device: u8,
+    ) -> PyResult<String> {
+        let replay = Replay { allocator: allocator_named(allocator)?, repeat, lag_us };
+        let driver = DriverKind::named(driver)?;
+        if matches!(driver, DriverKind::Cuda) && lag_us != 0 {
+            let text = "lag_us is for driver=\"sim\": the work of a real device ends when it ends";
+            return Err(PyValueError::new_err(text));
+        }
+        let mut interrupt = Interrupt::new();
+        let outcome = py.detach(|| {
+            let observe = |_| interrupt.step();
+            let outcome = match driver {
+                DriverKind::Sim => replay.run_observed(&self.0, observe),
+                DriverKind::Cuda => replay.run_on(&driver.open(device)?, &self.0, observe),
+            };
+            outcome.map_err(exception)
+        });
+        json(&interrupt.result(outcome)?)
+    }
+
+    /// The report: one HTML file.
+    fn report(&self, py: Python<'_>) -> PyResult<String> {
+        let mut interrupt = Interrupt::new();
+        let page = py.detach(|| Ok(Report::observed(&self.0, |_, _| interrupt.step()).map_err(exception)?.html()));
+        interrupt.result(page)
+    }
+}
+
+fn allocator_named(name: &str) -> PyResult<AllocatorKind> {
+    AllocatorKind::ALL.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
+        let known: Vec<_> = AllocatorKind::ALL.iter().map(|kind| format!("{:?}", kind.name())).collect();
+        PyValueError::new_err(format!("unknown allocator {name:?}: expected one of {}", known.join(", ")))
+    })
+}

@@ -1,0 +1,40 @@
+"""The exceptions, which are public as `tenure.Error` and so on."""
+
+
+class Error(Exception):
+    """Anything that Tenure refuses or fails to do. Its text says what to try.
+
+    Mistakes in arguments are a `ValueError` or a `TypeError`, as everywhere in Python.
+
+    Examples
+    --------
+    >>> import tenure
+    >>> try:
+    ...     tenure.trace.load("missing.pickle")
+    ... except tenure.Error as error:
+    ...     print(error)
+    missing.pickle: No such file or directory (os error 2)
+    """
+
+    __module__ = "tenure"
+
+
+class DeviceError(Error):
+    """A device is not there, or one of its driver's calls failed."""
+
+    __module__ = "tenure"
+
+
+class OutOfMemoryError(Error):
+    """A device has no memory left. The text says who holds it, and what to try.
+
+    PyTorch's own allocations raise `torch.OutOfMemoryError`, also on Tenure's allocator.
+    """
+
+    __module__ = "tenure"
+
+
+class TraceError(Error):
+    """A trace can not be read or written. The text names the file, and the byte or the event."""
+
+    __module__ = "tenure"

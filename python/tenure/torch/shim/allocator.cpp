@@ -1,0 +1,121 @@
+// Blocks.
+
+#include "allocator.h"
+
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/env.h>
+
+namespace tenure {
+
+const tenure_torch_api *api = nullptr;
+
+namespace {
+
+constexpr size_t kExabyte = size_t{1} << 60;
+
+/// Whether every block is to be the driver's own: for tools that look for wrong accesses.
+bool is_uncached() {
+  static const bool uncached = c10::utils::has_env("PYTORCH_NO_CUDA_MEMORY_CACHING");
+  return uncached;
+}
+
+DeviceIndex current_device() {
+  DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  return device;
+}
+
+void trace_allocation(void *address) {
+  if (const auto *interpreter = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(interpreter != nullptr))
+    (*interpreter)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+}
+
+void trace_deallocation(void *address) {
+  if (const auto *interpreter = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(interpreter != nullptr))
+    (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
+}
+
+void release_uncached(void *address) {
+  trace_deallocation(address);
+  C10_CUDA_CHECK(cudaFree(address));
+}
+
+} // namespace
+
+void fail(tenure_status status) {
+  const char *message = api->last_error();
+  TORCH_CHECK_WITH(OutOfMemoryError, status != TENURE_OUT_OF_MEMORY, message);
+  TORCH_CHECK(false, message);
+}
+
+void release(void *address) {
+  if (address == nullptr)
+    return;
+  trace_deallocation(address);
+  check(api->free(address, gather(caching::RecordContext::ALL)));
+}
+
+c10::DataPtr Allocator::allocate(size_t bytes) {
+  TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte, "CUDA out of memory. Tried to allocate more than 1EB memory.");
+  const DeviceIndex device = current_device();
+  void *address = nullptr;
+  if (bytes != 0 && C10_UNLIKELY(is_uncached() || !isEnabled())) {
+    C10_CUDA_CHECK(cudaMalloc(&address, bytes));
+    trace_allocation(address);
+    return {address, address, &release_uncached, c10::Device(c10::kCUDA, device)};
+  }
+  if (bytes != 0)
+    address = allocate_on(device, bytes, c10::cuda::getCurrentCUDAStream(device));
+  return {address, address, &release, c10::Device(c10::kCUDA, device)};
+}
+
+c10::DeleterFnPtr Allocator::raw_deleter() const { return is_uncached() ? &release_uncached : &release; }
+
+void *Allocator::raw_alloc(size_t bytes) {
+  return bytes == 0 ? nullptr : raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()));
+}
+
+void *Allocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  return bytes == 0 ? nullptr : allocate_on(current_device(), bytes, stream);
+}
+
+void Allocator::raw_delete(void *address) { release(address); }
+
+void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stream) {
+  void *address = nullptr;
+  check(api->allocate(device, bytes, stream, gather(caching::RecordContext::STATE), &address));
+  trace_allocation(address);
+  return address;
+}
+
+void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) {
+  // Memory of another process is kept there for as long as it is used here.
+  if (data.get() != nullptr && data.get_deleter() == &release)
+    check(api->record_stream(data.get(), stream.stream()));
+}
+
+void *Allocator::getBaseAllocation(void *address, size_t *bytes) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "getBaseAllocation");
+}
+
+void Allocator::init(int device_count) {
+  // Devices are opened when they are first needed, since that costs each its context.
+  device_count_ = std::max(device_count_.load(), device_count);
+}
+
+bool Allocator::initialized() { return device_count_ > 0; }
+
+void Allocator::enable(bool value) { enabled_ = value; }
+
+bool Allocator::isEnabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+std::string Allocator::name() { return "tenure"; }
+
+void Allocator::check_device(DeviceIndex device) const {
+  TORCH_CHECK(0 <= device && device < device_count_, "Invalid device argument ", static_cast<int>(device),
+              ": did you call init?");
+}
+
+} // namespace tenure

@@ -1,0 +1,100 @@
+// PyTorch's allocator of CUDA memory, on Tenure's.
+#pragma once
+
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "api.h"
+
+namespace tenure {
+
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+namespace caching = c10::cuda::CUDACachingAllocator;
+
+/// Every virtual of PyTorch's CUDAAllocator, each a call of Tenure's table and the conversion of what it says.
+class Allocator final : public caching::CUDAAllocator {
+public:
+  // allocator.cpp: blocks
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override;
+  void *raw_alloc(size_t bytes) override;
+  void *raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override;
+  void raw_delete(void *address) override;
+  using CUDAAllocator::recordStream;
+  void recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream stream) override;
+  void *getBaseAllocation(void *address, size_t *bytes) override;
+  void init(int device_count) override;
+  bool initialized() override;
+  void enable(bool value) override;
+  bool isEnabled() const override;
+  std::string name() override;
+
+  // figures.cpp: statistics and limits
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(DeviceIndex device) override;
+  void resetAccumulatedStats(DeviceIndex device) override;
+  void resetPeakStats(DeviceIndex device) override;
+  double getMemoryFraction(DeviceIndex device) override;
+  void setMemoryFraction(double fraction, DeviceIndex device) override;
+  void cacheInfo(DeviceIndex device, size_t *largest) override;
+  void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override;
+  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
+
+  // snapshot.cpp: what there is
+  caching::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
+
+  // history.cpp: what happened
+  bool isHistoryEnabled() override;
+  void recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries, caching::RecordContext when,
+                     bool clear, const std::vector<std::string> &skip_actions) override;
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>> &metadata) override;
+  void pushCompileContext(std::string &context) override;
+  void popCompileContext() override;
+  void setUserMetadata(const std::string &metadata) override;
+  std::string getUserMetadata() override;
+  void attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) override;
+
+  // pools.cpp: private pools
+  void emptyCache(MempoolId_t pool) override;
+  void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override;
+  void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override;
+  void releasePool(DeviceIndex device, MempoolId_t pool) override;
+  int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override;
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> source) override;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) override;
+  void setNoSplit(DeviceIndex device, MempoolId_t pool) override;
+  bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
+                                const std::unordered_set<void *> &expected) override;
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override;
+  caching::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
+                                                  std::shared_ptr<caching::AllocatorState> state) override;
+
+  // sharing.cpp: other devices and processes
+  caching::ShareableHandle shareIpcHandle(void *address) override;
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
+  void enablePeerAccess(DeviceIndex device, DeviceIndex accessed) override;
+  cudaError_t memcpyAsync(void *target, int target_device, const void *source, int source_device, size_t bytes,
+                          cudaStream_t stream, bool p2p_enabled) override;
+  void copy_data(void *target, const void *source, size_t bytes) const override;
+
+private:
+  void *allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stream);
+  void check_device(DeviceIndex device) const;
+
+  std::atomic<int> device_count_{0};
+  std::atomic<bool> enabled_{true};
+};
+
+/// The deleter of every block.
+void release(void *address);
+
+/// What goes with a block or event: the stack trace, if `level` asks for one.
+tenure_object gather(caching::RecordContext level);
+
+} // namespace tenure

@@ -1,0 +1,84 @@
+// Statistics and limits.
+
+#include "allocator.h"
+
+#include <algorithm>
+
+namespace tenure {
+
+namespace {
+
+c10::CachingAllocator::Stat stat_of(const tenure_stat &stat) {
+  c10::CachingAllocator::Stat result;
+  result.current = stat.current;
+  result.peak = stat.peak;
+  result.allocated = stat.allocated;
+  result.freed = stat.freed;
+  return result;
+}
+
+c10::CachingAllocator::StatArray stats_of(const tenure_stat (&stats)[3]) {
+  return {stat_of(stats[0]), stat_of(stats[1]), stat_of(stats[2])};
+}
+
+} // namespace
+
+c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(DeviceIndex device) {
+  check_device(device);
+  c10::CachingDeviceAllocator::DeviceStats result;
+  if (!api->is_open(device))
+    return result;
+  tenure_statistics figures;
+  check(api->statistics(device, &figures));
+  result.allocation = stats_of(figures.allocation);
+  result.segment = stats_of(figures.segment);
+  result.active = stats_of(figures.active);
+  result.inactive_split = stats_of(figures.inactive_split);
+  result.allocated_bytes = stats_of(figures.allocated_bytes);
+  result.reserved_bytes = stats_of(figures.reserved_bytes);
+  result.active_bytes = stats_of(figures.active_bytes);
+  result.inactive_split_bytes = stats_of(figures.inactive_split_bytes);
+  result.requested_bytes = stats_of(figures.requested_bytes);
+  result.oversize_allocations = stat_of(figures.oversize_allocations);
+  result.oversize_segments = stat_of(figures.oversize_segments);
+  result.num_alloc_retries = figures.num_alloc_retries;
+  result.num_ooms = figures.num_ooms;
+  result.num_sync_all_streams = figures.num_sync_all_streams;
+  result.num_device_alloc = figures.num_device_alloc;
+  result.num_device_free = figures.num_device_free;
+  result.max_split_size = figures.max_split_size;
+  return result;
+}
+
+void Allocator::resetAccumulatedStats(DeviceIndex device) {
+  check_device(device);
+  if (api->is_open(device))
+    check(api->reset_accumulated_statistics(device));
+}
+
+void Allocator::resetPeakStats(DeviceIndex device) {
+  check_device(device);
+  if (api->is_open(device))
+    check(api->reset_peak_statistics(device));
+}
+
+double Allocator::getMemoryFraction(DeviceIndex device) { TORCH_CHECK_NOT_IMPLEMENTED(false, "getMemoryFraction"); }
+
+void Allocator::setMemoryFraction(double fraction, DeviceIndex device) {
+  check_device(device);
+  check(api->set_memory_fraction(device, fraction));
+}
+
+void Allocator::cacheInfo(DeviceIndex device, size_t *largest) { TORCH_CHECK_NOT_IMPLEMENTED(false, "cacheInfo"); }
+
+void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) {
+  const auto tell = [](void *user, const tenure_out_of_memory *error) {
+    value_of<caching::OutOfMemoryObserver>(user)(error->device, error->requested, std::min(error->allowed, error->total),
+                                                 error->free);
+  };
+  check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
+}
+
+std::vector<caching::StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) { return {}; }
+
+} // namespace tenure

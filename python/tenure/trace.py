@@ -1,0 +1,469 @@
+"""Traces: what a program did with the memory of a device, and what another allocator would have made of it.
+
+A trace is recorded with PyTorch, from before its first CUDA allocation::
+
+    torch.cuda.memory._record_memory_history(max_entries=2000000, context=None)
+    ...
+    torch.cuda.memory._dump_snapshot("snapshot.pickle")
+
+Examples
+--------
+>>> import tenure
+>>> trace = tenure.trace.load("tests/data/resnet50_step.pickle.xz")
+>>> native, paged = tenure.trace.replay(trace, ["native", "paged"])
+>>> paged.peak_requested_bytes <= paged.peak_reserved_bytes < native.peak_reserved_bytes
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
+from tenure import _native
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "ACTIONS",
+    "ALLOCATORS",
+    "Call",
+    "DriverCalls",
+    "Held",
+    "OnDevice",
+    "Outcome",
+    "Trace",
+    "load",
+    "replay",
+    "report",
+]
+
+Allocator: TypeAlias = Literal["native", "expandable", "paged"]
+StrPath: TypeAlias = str | PathLike[str]
+
+ALLOCATORS: tuple[Allocator, ...] = ("native", "expandable", "paged")
+"""What a trace can be replayed on: PyTorch's default, its ``expandable_segments:True``, and Tenure's own."""
+
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "oom",
+    "user_defined",
+)
+"""PyTorch's names of what an allocator does: an event's ``action`` is an index into them."""
+
+
+class Trace:
+    """Everything one device's allocator did, from an empty device on. Made by `load`.
+
+    A trace has been validated: times never go back, live blocks never overlap, every free names a live block and its
+    size. Its length is the number of its events. It does not change.
+
+    Examples
+    --------
+    >>> import tenure
+    >>> trace = tenure.trace.load("tests/data/resnet50_step.pickle.xz")
+    >>> trace
+    <tenure.trace.Trace 'resnet50_step': 4055 events, 5839457708 bytes requested at the peak>
+    """
+
+    def __init__(self, native: _native.Trace) -> None:
+        self._native = native
+        self._facts: dict[str, Any] = json.loads(native.facts())
+
+    def __len__(self) -> int:
+        events: int = self._facts["events"]
+        return events
+
+    def __repr__(self) -> str:
+        peak = self.peak_requested_bytes
+        return f"<tenure.trace.Trace {self.name!r}: {len(self)} events, {peak} bytes requested at the peak>"
+
+    @property
+    def name(self) -> str:
+        """What the trace was recorded from: usually the name of the program or of the file."""
+        return str(self._facts["name"])
+
+    @property
+    def device(self) -> int:
+        """The device's number."""
+        return int(self._facts["device"])
+
+    @property
+    def settings(self) -> str:
+        """``PYTORCH_CUDA_ALLOC_CONF`` while the trace was recorded."""
+        return str(self._facts["settings"])
+
+    @property
+    def allocations(self) -> int:
+        """How many blocks were handed out."""
+        return int(self._facts["allocations"])
+
+    @property
+    def streams(self) -> tuple[int, ...]:
+        """The streams that blocks belong to, ascending."""
+        return tuple(self._facts["streams"])
+
+    @property
+    def duration_us(self) -> int:
+        """From the first event to the last, in µs."""
+        return int(self._facts["duration_us"])
+
+    @property
+    def segments(self) -> int:
+        """How many segments were taken from the driver."""
+        return int(self._facts["segments"])
+
+    @property
+    def ooms(self) -> int:
+        """How many allocations failed."""
+        return int(self._facts["ooms"])
+
+    @property
+    def peak_requested_bytes(self) -> int:
+        """Most bytes that the program had asked for and not freed at once, not rounded."""
+        return int(self._facts["peak_requested_bytes"])
+
+    @property
+    def live_at_end_bytes(self) -> int:
+        """Bytes still live after the last event."""
+        return int(self._facts["live_at_end_bytes"])
+
+    def events(self) -> NDArray[np.void]:
+        """The events as a structured array. Needs NumPy.
+
+        Returns
+        -------
+        numpy.ndarray
+            Read-only, with the fields ``time_us``, ``address``, ``bytes`` and ``stream``, unsigned integers of 64
+            bits, and ``action``, one of 8 bits: an index into `ACTIONS`. The address of an ``oom`` is what was free
+            on the device.
+
+        Examples
+        --------
+        >>> import tenure
+        >>> events = tenure.trace.load("tests/data/resnet50_step.pickle.xz").events()
+        >>> allocs = events[events["action"] == tenure.trace.ACTIONS.index("alloc")]
+        >>> int(allocs["bytes"].max())
+        411041792
+        """
+        import numpy as np
+
+        words = ("time_us", "address", "bytes", "stream")
+        dtype = np.dtype([*((word, "<u8") for word in words), ("action", "u1")], align=True)
+        return np.frombuffer(self._native.events(), dtype)
+
+    def save(self, path: StrPath) -> None:
+        """Writes the trace to a file, which appears whole or not at all.
+
+        Parameters
+        ----------
+        path
+            The end of its name is the format: ``.ttrace`` for Tenure's own, which is the smallest; ``.pickle``,
+            ``.pickle.xz`` or ``.pickle.gz`` for PyTorch's.
+
+        Raises
+        ------
+        ValueError
+            The name does not say a format.
+        tenure.TraceError
+            The file can not be written.
+        """
+        self._native.save(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverCalls:
+    """Driver calls that change what memory is where. A call over several chunks counts once for each.
+
+    Attributes
+    ----------
+    malloc, free
+        Segments allocated and freed.
+    create, release
+        Chunks created and released.
+    map, unmap
+        Chunks mapped and unmapped.
+    set_access
+        Chunks made accessible.
+    """
+
+    malloc: int
+    free: int
+    create: int
+    map: int
+    set_access: int
+    unmap: int
+    release: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Memory that an allocator holds, by its own books and by the device's.
+
+    Attributes
+    ----------
+    reserved_bytes
+        What the allocator got and did not give back.
+    used_bytes
+        What is in use beyond what was before the first allocation, by the device's own count.
+    """
+
+    reserved_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """Driver calls of one kind.
+
+    Attributes
+    ----------
+    call
+        The driver function.
+    count
+        How many; a call over several chunks counts once for each.
+    measured_us
+        Wall-clock time of all.
+    modelled_us
+        What the model says of them; None where it says nothing.
+    """
+
+    call: str
+    count: int
+    measured_us: float
+    modelled_us: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """What a real device says of a replay.
+
+    Attributes
+    ----------
+    measured_driver_us
+        Measured time of the calls that the model knows, all passes.
+    calls
+        Every kind of call that the allocator made, all passes.
+    at_peak
+        When most was reserved, as far as seen between two events.
+    at_end
+        After the last pass, everything freed and given back.
+    blocks_checked
+        Blocks that were read before their free, and held what was written to them.
+    """
+
+    measured_driver_us: float
+    calls: tuple[Call, ...]
+    at_peak: Held
+    at_end: Held
+    blocks_checked: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a replay: the figures of ``tenure replay --json``.
+
+    Attributes
+    ----------
+    trace
+        The trace's name.
+    allocator
+        The allocator.
+    events
+        Events of the trace, of every kind.
+    operations
+        Allocations and frees of one pass, those after its last event included.
+    peak_requested_bytes
+        Most bytes asked for and live at once, over all passes.
+    peak_allocated_bytes
+        Most bytes in live blocks at once, as the allocator rounds them.
+    peak_reserved_bytes
+        Most bytes of the device held at once, as the driver saw it.
+    peak_segments
+        Most segments at once. PyTorch counts none that are expandable; of ``paged``: maximal mapped runs.
+    created_bytes
+        Bytes of the device obtained, over all passes.
+    driver_calls, driver_calls_last_repeat
+        Driver calls of all passes, and of the last.
+    modelled_driver_us, modelled_driver_us_last_repeat
+        Their modelled time, waits for the device included.
+    trace_duration_us
+        From the trace's first event to its last: one pass.
+    host_syncs
+        Times that the host waited for the device, for the allocator.
+    cross_stream_waits
+        Times that one stream was made to wait for another.
+    mismatched_addresses
+        Allocations of the first pass that are not where PyTorch put them. None where they need not be.
+    alloc_ns_median, alloc_ns_p99, free_ns_median
+        Wall-clock time of an allocation and of a free, the driver's included.
+    device
+        What a real device says; None after a replay on the simulated one.
+    """
+
+    trace: str
+    allocator: Allocator
+    events: int
+    operations: int
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_segments: int
+    created_bytes: int
+    driver_calls: DriverCalls
+    driver_calls_last_repeat: DriverCalls
+    modelled_driver_us: float
+    modelled_driver_us_last_repeat: float
+    trace_duration_us: int
+    host_syncs: int
+    cross_stream_waits: int
+    mismatched_addresses: int | None
+    alloc_ns_median: int
+    alloc_ns_p99: int
+    free_ns_median: int
+    device: OnDevice | None = None
+
+
+def load(path: StrPath, device: int | None = None) -> Trace:
+    """Reads a trace: a PyTorch memory snapshot or Tenure's compact format, plain, xz or gzip, told by its content.
+
+    Snapshots are pickles; nothing in them is ever executed. Ctrl-C ends a long read.
+
+    Parameters
+    ----------
+    path
+        The file.
+    device
+        Which device of the file; None takes the first that has events.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    tenure.TraceError
+        The file can not be read, or is no trace. The text names the byte or the event.
+    """
+    return Trace(_native.Trace.load(path, device))
+
+
+@overload
+def replay(
+    trace: Trace | StrPath,
+    allocator: Allocator,
+    *,
+    repeat: int = 1,
+    lag_us: int = 0,
+    driver: Literal["sim", "cuda"] = "sim",
+    device: int = 0,
+) -> Outcome: ...
+@overload
+def replay(
+    trace: Trace | StrPath,
+    allocator: Sequence[Allocator] = ALLOCATORS,
+    *,
+    repeat: int = 1,
+    lag_us: int = 0,
+    driver: Literal["sim", "cuda"] = "sim",
+    device: int = 0,
+) -> list[Outcome]: ...
+def replay(
+    trace: Trace | StrPath,
+    allocator: Allocator | Sequence[Allocator] = ALLOCATORS,
+    *,
+    repeat: int = 1,
+    lag_us: int = 0,
+    driver: Literal["sim", "cuda"] = "sim",
+    device: int = 0,
+) -> Outcome | list[Outcome]:
+    """Does again what a program did with its memory, on one allocator or several.
+
+    Ctrl-C ends a long replay, and leaves nothing on the device. Other Python threads run meanwhile.
+
+    Parameters
+    ----------
+    trace
+        A trace, or a file to load.
+    allocator
+        One of `ALLOCATORS`, or several of them.
+    repeat
+        How many times the trace is played, one after the other.
+    lag_us
+        How long after a block's free the simulated device completes its work on the block, in µs of the trace.
+    driver
+        ``"sim"`` for a device in software with the costs of an H200; ``"cuda"`` for real memory, beside which stands
+        what the driver took and the device's own figures.
+    device
+        With ``"cuda"``, the device's number.
+
+    Returns
+    -------
+    Outcome or list of Outcome
+        One outcome for one allocator, a list for several.
+
+    Raises
+    ------
+    tenure.OutOfMemoryError
+        The device is too small for what the program asked for.
+    tenure.DeviceError
+        There is no such device, or one of its driver's calls failed.
+    ValueError
+        There is no such allocator or driver.
+
+    Examples
+    --------
+    >>> import tenure
+    >>> outcome = tenure.trace.replay("tests/data/resnet50_step.pickle.xz", "paged")
+    >>> outcome.host_syncs
+    0
+    """
+    if not isinstance(trace, Trace):
+        trace = load(trace)
+
+    def play(allocator: str) -> Outcome:
+        return _outcome(trace._native.replay(allocator, repeat, lag_us, driver, device))
+
+    return play(allocator) if isinstance(allocator, str) else [play(each) for each in allocator]
+
+
+def report(trace: Trace | StrPath, path: StrPath) -> None:
+    """Writes a report on a trace: one HTML file, which needs no network and no script.
+
+    It shows memory over time, what was live at the peak, fragmentation, and what each allocator would have made of
+    the trace. Ctrl-C ends a long one.
+
+    Parameters
+    ----------
+    trace
+        A trace, or a file to load.
+    path
+        The HTML file.
+    """
+    if not isinstance(trace, Trace):
+        trace = load(trace)
+    Path(path).write_text(trace._native.report(), encoding="utf-8")
+
+
+def _outcome(text: str) -> Outcome:
+    figures = json.loads(text)
+    for calls in ("driver_calls", "driver_calls_last_repeat"):
+        figures[calls] = DriverCalls(**figures[calls])
+    if device := figures.pop("device", None):
+        device["calls"] = tuple(Call(**call) for call in device["calls"])
+        device["at_peak"], device["at_end"] = Held(**device["at_peak"]), Held(**device["at_end"])
+        figures["device"] = OnDevice(**device)
+    return Outcome(**figures)

@@ -1,0 +1,34 @@
+// Captures of streams into graphs.
+#pragma once
+
+#include <cuda.h>
+
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "stream.h"
+
+namespace simulated {
+
+/// What was captured, in the order in which it was submitted.
+using Graph = std::vector<Work>;
+
+struct Capture {
+  unsigned long long id;
+  CUstreamCaptureMode mode;
+  CUstream origin;
+  std::thread::id thread = std::this_thread::get_id();
+  std::shared_ptr<Graph> graph = std::make_shared<Graph>();
+  bool ended = false;
+  /// A call that a capture does not bear was made.
+  bool broken = false;
+};
+
+/// Whether the thread may make a call that a capture does not bear: if not, the captures that forbid it are broken.
+CUresult check_capture();
+
+/// Breaks a capture by a call that no capture bears.
+CUresult break_capture(Capture &capture);
+
+} // namespace simulated

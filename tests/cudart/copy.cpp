@@ -1,0 +1,98 @@
+// Copies and fills. Bytes are really moved, at once or when the graph they are captured into is launched.
+
+#include <cstring>
+
+#include "capture.h"
+#include "device.h"
+#include "memory.h"
+
+using namespace simulated;
+
+namespace {
+
+CUresult copy(void *target, const void *source, size_t bytes, CUstream stream) {
+  if (!accessible(reinterpret_cast<Address>(source), bytes, false) ||
+      !accessible(reinterpret_cast<Address>(target), bytes, true))
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(stream, [=] {
+    std::memmove(target, source, bytes);
+    return 0;
+  });
+}
+
+template <class Value> CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream) {
+  if (!accessible(target, count * sizeof value, true))
+    return CUDA_ERROR_INVALID_VALUE;
+  return submit(stream, [=] {
+    for (size_t i = 0; i < count; ++i)
+      std::memcpy(reinterpret_cast<void *>(target + i * sizeof value), &value, sizeof value);
+    return 0;
+  });
+}
+
+const void *host(CUdeviceptr address) { return reinterpret_cast<const void *>(address); }
+void *writable(CUdeviceptr address) { return reinterpret_cast<void *>(address); }
+
+} // namespace
+
+extern "C" {
+
+CUresult cuMemcpyHtoDAsync(CUdeviceptr target, const void *source, size_t bytes, CUstream stream) {
+  return copy(writable(target), source, bytes, stream);
+}
+
+CUresult cuMemcpyDtoHAsync(void *target, CUdeviceptr source, size_t bytes, CUstream stream) {
+  return copy(target, host(source), bytes, stream);
+}
+
+CUresult cuMemcpyDtoDAsync(CUdeviceptr target, CUdeviceptr source, size_t bytes, CUstream stream) {
+  return copy(writable(target), host(source), bytes, stream);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t bytes, CUstream stream) {
+  return fill(target, value, bytes, stream);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream) {
+  return fill(target, value, count, stream);
+}
+
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr target, cuuint32_t value, unsigned) {
+  return fill(target, value, 1, stream);
+}
+
+cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return noted(copy(target, source, bytes, stream));
+}
+
+cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcpyKind) {
+  if (const CUresult refused = check_capture())
+    return noted(refused);
+  const CUresult result = copy(target, source, bytes, nullptr);
+  return result ? noted(result) : cudaStreamSynchronize(nullptr);
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *target, int, const void *source, int, size_t bytes, cudaStream_t stream) {
+  return noted(copy(target, source, bytes, stream));
+}
+
+cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,
+                              size_t height, cudaMemcpyKind, cudaStream_t stream) {
+  CUresult result = CUDA_SUCCESS;
+  for (size_t row = 0; row < height && result == CUDA_SUCCESS; ++row)
+    result = copy(static_cast<char *>(target) + row * target_pitch,
+                  static_cast<const char *>(source) + row * source_pitch, width, stream);
+  return noted(result);
+}
+
+cudaError_t cudaMemset(void *target, int value, size_t bytes) {
+  if (const CUresult refused = check_capture())
+    return noted(refused);
+  return cudaMemsetAsync(target, value, bytes, nullptr);
+}
+
+cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t stream) {
+  return noted(cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(target), static_cast<unsigned char>(value), bytes, stream));
+}
+
+} // extern "C"

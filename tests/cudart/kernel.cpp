@@ -1,0 +1,170 @@
+// Kernels: known by name, and launched without effect but for two that tests need.
+//
+// `spin_kernel` (`torch.cuda._sleep`) keeps its stream busy for a nanosecond a cycle. Fills of contiguous tensors
+// (`torch.zeros`, `torch.full`, `fill_`) write their value. Every other kernel does nothing: what it would have computed
+// is whatever the memory held.
+
+#include <cstring>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+#include "memory.h"
+
+using namespace simulated;
+
+namespace {
+
+/// The kernels of a program, by the address of the function that launches them. Filled while libraries are loaded.
+std::unordered_map<const void *, const char *> &names() {
+  static auto *all = new std::unordered_map<const void *, const char *>;
+  return *all;
+}
+
+bool contains(std::string_view name, std::string_view part) { return name.find(part) != name.npos; }
+
+/// The size of the values that a fill writes, by the mangled name of its functor's type; 0 if that is not known.
+size_t value_size(std::string_view name) {
+  constexpr std::string_view FUNCTOR = "11FillFunctorI";
+  const size_t at = name.find(FUNCTOR);
+  if (at == name.npos)
+    return 0;
+  const std::string_view type = name.substr(at + FUNCTOR.size());
+  constexpr std::pair<std::string_view, size_t> SIZES[] = {
+      {"f", 4}, {"d", 8}, {"i", 4}, {"j", 4}, {"l", 8}, {"m", 8}, {"s", 2}, {"t", 2}, {"a", 1}, {"h", 1}, {"b", 1},
+      {"N3c104HalfE", 2}, {"N3c108BFloat16E", 2}, {"N3c107complexIfE", 8}, {"N3c107complexIdE", 16}};
+  for (const auto &[mangled, size] : SIZES)
+    if (type.substr(0, mangled.size()) == mangled)
+      return size;
+  return 0;
+}
+
+/// The work of a kernel, with its arguments taken over.
+Work work_of(std::string_view name, void **arguments) {
+  if (contains(name, "11spin_kernelE")) {
+    const int64_t cycles = *static_cast<int64_t *>(arguments[0]);
+    return [cycles] { return cycles; };
+  }
+  // (int count, FillFunctor<T> value, std::array<char *, 1> target, ...)
+  const bool contiguous = contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel");
+  const size_t size = contiguous ? value_size(name) : 0;
+  if (size) {
+    const int count = *static_cast<int *>(arguments[0]);
+    char *target = *static_cast<char **>(arguments[2]);
+    std::array<char, 16> value;
+    std::memcpy(value.data(), arguments[1], size);
+    return [=] {
+      if (accessible(reinterpret_cast<Address>(target), count * size, true))
+        for (int i = 0; i < count; ++i)
+          std::memcpy(target + i * size, value.data(), size);
+      return 0;
+    };
+  }
+  return [] { return 0; };
+}
+
+cudaError_t launch(const void *function, void **arguments, cudaStream_t stream) {
+  const auto known = names().find(function);
+  return noted(submit(stream, work_of(known == names().end() ? "" : known->second, arguments)));
+}
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared_bytes;
+  cudaStream_t stream;
+};
+thread_local std::vector<Configuration> configurations;
+
+} // namespace
+
+extern "C" {
+
+// What compiled CUDA code calls by itself.
+
+void **__cudaRegisterFatBinary(void *) {
+  static void *module = nullptr;
+  return &module;
+}
+void __cudaRegisterFatBinaryEnd(void **) {}
+void __cudaUnregisterFatBinary(void **) {}
+char __cudaInitModule(void **) { return 1; }
+void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
+
+void __cudaRegisterFunction(void **, const char *function, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
+                            dim3 *, int *) {
+  names()[function] = name;
+}
+
+cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
+  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void *>(function));
+  return cudaSuccess;
+}
+
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void **arguments, size_t, cudaStream_t stream) {
+  return launch(kernel, arguments, stream);
+}
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared_bytes, CUstream_st *stream) {
+  configurations.push_back({grid, block, shared_bytes, stream});
+  return 0;
+}
+
+cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared_bytes, void *stream) {
+  const Configuration &last = configurations.back();
+  *grid = last.grid;
+  *block = last.block;
+  *shared_bytes = last.shared_bytes;
+  *static_cast<cudaStream_t *>(stream) = last.stream;
+  configurations.pop_back();
+  return cudaSuccess;
+}
+
+// What programs call.
+
+cudaError_t cudaLaunchKernel(const void *function, dim3, dim3, void **arguments, size_t, cudaStream_t stream) {
+  return launch(function, arguments, stream);
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void *function, dim3, dim3, void **arguments, size_t,
+                                        cudaStream_t stream) {
+  return launch(function, arguments, stream);
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *configuration, const void *function, void **arguments) {
+  return launch(function, arguments, configuration->stream);
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *) {
+  *attributes = {};
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  attributes->binaryVersion = attributes->ptxVersion = 90;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaSuccess; }
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int, size_t) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *, int, size_t, unsigned) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+
+/// A variable of the device lives where its shadow on the host does.
+cudaError_t cudaGetSymbolAddress(void **address, const void *symbol) {
+  *address = const_cast<void *>(symbol);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t bytes, size_t offset, cudaMemcpyKind) {
+  std::memcpy(static_cast<char *>(const_cast<void *>(symbol)) + offset, source, bytes);
+  return cudaSuccess;
+}
+
+} // extern "C"
