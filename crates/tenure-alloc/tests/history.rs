@@ -9,8 +9,8 @@ use common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, Recording,
-    Request, Resource, native, paged,
+    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, PoolUse,
+    Recording, Request, Resource, native, paged,
 };
 use tenure_core::StreamId;
 
@@ -239,7 +239,7 @@ fn a_snapshot_may_be_of_one_pool_and_without_the_events() {
         let allocator = &*allocator;
         allocator.history().start(Recording::default(), true);
         let common = alloc(allocator, 5 * MIB, "");
-        allocator.begin_pool(POOL, Box::new(|_| true)).unwrap();
+        allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
         let private = alloc(allocator, 6 * MIB, "");
         allocator.end_pool(POOL).unwrap();
         allocator.history().start(Recording::default(), true);
@@ -269,7 +269,7 @@ fn events_carry_the_pool_of_their_memory() {
     for allocator in allocators() {
         let allocator = &*allocator;
         allocator.history().start(Recording::default(), true);
-        allocator.begin_pool(POOL, Box::new(|_| true)).unwrap();
+        allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
         let block = alloc(allocator, 6 * MIB, "");
         allocator.end_pool(POOL).unwrap();
         allocator.free(block).unwrap();

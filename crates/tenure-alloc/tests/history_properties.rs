@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, Recording,
-    Request, Resource, Snapshot, native, paged,
+    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, PoolUse,
+    Recording, Request, Resource, Snapshot, native, paged,
 };
 use tenure_core::StreamId;
 
@@ -136,7 +136,7 @@ impl Run {
         match *step {
             Step::Alloc { bytes, stream, is_private, failing } => {
                 if is_private {
-                    self.allocator.begin_pool(POOL, Box::new(|_| true)).unwrap();
+                    self.allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
                     self.uses += 1;
                 }
                 failing.into_iter().for_each(|number| self.backing.fail_calls(number..number + 1));

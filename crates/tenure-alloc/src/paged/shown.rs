@@ -13,42 +13,38 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 
-use crate::{Action, Address, Event, History, PoolId};
+use crate::{Action, Address, Event, History};
 
-/// Tells the history of a space's pool where its bytes are shown.
-pub(super) struct Shown {
-    history: Arc<History>,
-    pool: PoolId,
-}
+/// Tells the history where a space's bytes are shown.
+pub(super) struct Shown(Arc<History>);
 
 impl Shown {
-    pub(super) fn new(history: Arc<History>, pool: PoolId) -> Self {
-        Self { history, pool }
+    pub(super) fn new(history: Arc<History>) -> Self {
+        Self(history)
     }
 
     /// Whether anybody wants to know.
     #[inline]
     pub(super) fn is_noted(&self) -> bool {
-        self.history.is_on()
+        self.0.is_on()
     }
 
     /// Bytes that were shown nowhere.
     pub(super) fn appears(&self, address: Address, bytes: u64) {
-        self.history.record(|| self.event(Action::SegmentMap, address, bytes));
+        self.0.record(|| event(Action::SegmentMap, address, bytes));
     }
 
     /// Bytes that are shown nowhere any more.
     pub(super) fn vanishes(&self, address: Address, bytes: u64) {
-        self.history.record(|| self.event(Action::SegmentUnmap, address, bytes));
+        self.0.record(|| event(Action::SegmentUnmap, address, bytes));
     }
 
     /// Bytes that are shown elsewhere from now on.
     pub(super) fn moves(&self, from: Address, to: Address, bytes: u64) {
-        let event = |action, address| self.event(action, address, bytes);
-        self.history.record_move(|| (event(Action::SegmentUnmap, from), event(Action::SegmentMap, to)));
+        self.0.record_move(|| (event(Action::SegmentUnmap, from, bytes), event(Action::SegmentMap, to, bytes)));
     }
+}
 
-    fn event(&self, action: Action, address: Address, bytes: u64) -> Event {
-        Event::new(action, address, bytes, StreamId::NULL).in_pool(self.pool)
-    }
+fn event(action: Action, address: Address, bytes: u64) -> Event {
+    Event::new(action, address, bytes, StreamId::NULL)
 }
