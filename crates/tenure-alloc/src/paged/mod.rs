@@ -24,6 +24,7 @@ mod report;
 mod runs;
 mod search;
 mod segments;
+mod shown;
 mod slabs;
 mod space;
 mod state;
