@@ -54,6 +54,60 @@ typedef struct tenure_out_of_memory {
     uint64_t requested, allowed, total, free;
 } tenure_out_of_memory;
 
+/* Something that happened: PyTorch's TraceEntry. `action` numbers PyTorch's actions in their order. `context` and `note`
+ * are the pointers of the objects that were handed over, or NULL; they live at least until the function that is told of
+ * the event returns. */
+typedef struct tenure_event {
+    int action, device;
+    uint64_t address, bytes;
+    void *stream;
+    tenure_pool pool;
+    int64_t time_us; /* since 1970 */
+    void *context, *note;
+} tenure_event;
+
+/* A segment of a snapshot, whose blocks follow. */
+typedef struct tenure_segment {
+    int device;
+    bool is_large, is_expandable;
+    uint64_t address;
+    void *stream;
+    tenure_pool pool;
+    void *context;
+} tenure_segment;
+
+/* The next block of a segment. One that is active but not allocated is freed, and other streams may still use it. */
+typedef struct tenure_segment_block {
+    uint64_t bytes, requested;
+    bool is_allocated, is_active;
+    void *context;
+} tenure_segment_block;
+
+/* A mark that the program made: names and values by turns. */
+typedef struct tenure_annotation {
+    int device;
+    int64_t time_us;
+    const char *const *metadata;
+    size_t count; /* of pairs */
+} tenure_annotation;
+
+/* Whoever looks at a snapshot. */
+typedef struct tenure_visitor {
+    void *user;
+    void (*segment)(void *user, const tenure_segment *segment);
+    void (*block)(void *user, const tenure_segment_block *block);
+    void (*event)(void *user, const tenure_event *event);
+    void (*annotation)(void *user, const tenure_annotation *annotation);
+} tenure_visitor;
+
+/* What to record, for how long: see PyTorch's recordHistory. */
+typedef struct tenure_recording {
+    size_t limit;           /* events to keep, the last ones */
+    int contexts;           /* PyTorch's RecordContext */
+    const int *skip;        /* actions to leave out */
+    size_t skip_count;
+} tenure_recording;
+
 typedef struct tenure_torch_api {
     size_t size;  /* of this struct: a shim that knows more than there is must refuse it */
     uint32_t abi; /* TENURE_TORCH_ABI */
@@ -90,6 +144,19 @@ typedef struct tenure_torch_api {
                                                 tenure_object user);
     /* Called when memory runs short: frees what it can, and returns whether it may have freed something. */
     tenure_status (*add_free_memory_callback)(bool (*callback)(void *user), tenure_object user);
+
+    /* --- History --- */
+
+    /* Records what happens on all devices, or stops if `recording` is NULL. Forgets what was recorded if `clear`. */
+    tenure_status (*record_history)(const tenure_recording *recording, bool clear);
+    /* From now on, `note` is kept with every event that this thread causes. */
+    void (*set_note)(tenure_object note);
+    /* Makes a mark in a device's history: names and values by turns. */
+    tenure_status (*annotate)(int device, const char *const *metadata, size_t count);
+    /* Told of every event as it happens, with locks held: it must call nothing of this table. */
+    tenure_status (*add_tracker)(void (*tracker)(void *user, const tenure_event *event), tenure_object user);
+    /* Shows what a device holds: all of it for {0, 0}, or else what a pool has. */
+    tenure_status (*snapshot)(int device, tenure_pool pool, bool traces, const tenure_visitor *visitor);
 
     /* --- Pools --- */
 

@@ -3,17 +3,21 @@
 mod blocks;
 mod callbacks;
 mod devices;
+mod history;
 mod object;
 mod pluggable;
 mod pools;
+mod snapshot;
 mod statistics;
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::failure::{Failure, Status};
 use callbacks::{FreeMemory, Observer};
+use history::{CRecording, Tracker};
 use object::Object;
 use pools::{Filter, Pool};
+use snapshot::Visitor;
 use statistics::CStatistics;
 
 /// `tenure_torch_api` of `tenure_torch.h`.
@@ -33,6 +37,11 @@ pub struct Table {
     set_memory_fraction: extern "C" fn(c_int, f64) -> Status,
     add_out_of_memory_observer: extern "C" fn(Observer, Object) -> Status,
     add_free_memory_callback: extern "C" fn(FreeMemory, Object) -> Status,
+    record_history: unsafe extern "C" fn(*const CRecording, bool) -> Status,
+    set_note: extern "C" fn(Object),
+    annotate: unsafe extern "C" fn(c_int, *const *const c_char, usize) -> Status,
+    add_tracker: extern "C" fn(Tracker, Object) -> Status,
+    snapshot: unsafe extern "C" fn(c_int, Pool, bool, *const Visitor) -> Status,
     begin_pool: extern "C" fn(c_int, Pool, Filter, Object) -> Status,
     end_pool: extern "C" fn(c_int, Pool) -> Status,
     release_pool: extern "C" fn(c_int, Pool) -> Status,
@@ -54,6 +63,11 @@ static TABLE: Table = Table {
     set_memory_fraction: statistics::set_memory_fraction,
     add_out_of_memory_observer: callbacks::add_out_of_memory_observer,
     add_free_memory_callback: callbacks::add_free_memory_callback,
+    record_history: history::record_history,
+    set_note: history::set_note,
+    annotate: history::annotate,
+    add_tracker: history::add_tracker,
+    snapshot: snapshot::snapshot,
     begin_pool: pools::begin_pool,
     end_pool: pools::end_pool,
     release_pool: pools::release_pool,

@@ -30,6 +30,12 @@ impl From<Pool> for PoolId {
     }
 }
 
+impl From<PoolId> for Pool {
+    fn from(pool: PoolId) -> Self {
+        Self { first: pool.0, second: pool.1 }
+    }
+}
+
 pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, filter: Filter, user: Object) -> Status {
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
