@@ -15,15 +15,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.torch.installation import InstallError, install
+    from tenure.torch.operations import tag_operations
+    from tenure.torch.purpose import tagged
+    from tenure.torch.reporting import report
     from tenure.torch.state import Status, status
+    from tenure.torch.tags import Tagging, tag
 
-__all__ = ["InstallError", "Status", "install", "status"]
+__all__ = [
+    "InstallError",
+    "Status",
+    "Tagging",
+    "install",
+    "report",
+    "status",
+    "tag",
+    "tag_operations",
+    "tagged",
+]
 
 _MODULES = {
     "InstallError": "installation",
     "Status": "state",
+    "Tagging": "tags",
     "install": "installation",
+    "report": "reporting",
     "status": "state",
+    "tag": "tags",
+    "tag_operations": "operations",
+    "tagged": "purpose",
 }
 
 

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use tenure_alloc::PoolId;
+use tenure_alloc::{PoolId, PoolUse};
 
 use super::devices::device;
 use super::object::Object;
@@ -42,7 +42,7 @@ pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, filter: Filter, u
         let passes = move |stream: *mut c_void| unsafe { filter(user.pointer(), stream) };
         let filter =
             Box::new(move |stream: tenure_core::StreamId| passes(ptr::without_provenance_mut(stream.0 as usize)));
-        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), filter)?)
+        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), PoolUse::Capture, filter)?)
     })
 }
 
