@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tenure_alloc::CachingAllocator;
-use tenure_device::memory::MemoryError;
+use tenure_alloc::{CachingAllocator, Tuning};
+use tenure_device::memory::{MemoryError, Policy};
 
 use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
@@ -17,6 +17,7 @@ type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Se
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     History,
+    Setting(c_int),
 }
 
 static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, wishes: Vec::new() });
@@ -66,6 +67,12 @@ pub(super) fn tell_all(
     setup.wishes.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
     setup.wishes.push((topic, Box::new(wish)));
     Ok(())
+}
+
+/// Whether a setting means anything for the allocator that devices are opened with.
+pub(super) fn applies(tuning: &Tuning) -> bool {
+    let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
+    matches!((policy, tuning), (_, Tuning::Rounding(_)) | (Policy::Native(_), _))
 }
 
 #[cold]
