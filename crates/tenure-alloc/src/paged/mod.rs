@@ -116,7 +116,7 @@ impl PagedAllocator {
         })
     }
 
-    /// The addresses that blocks may have: no other block of the process lies here.
+    /// The address space that is this allocator's alone. Blocks of private pools may lie elsewhere.
     pub fn addresses(&self) -> Range<Address> {
         let (first, bytes) = self.addresses;
         first..first + bytes

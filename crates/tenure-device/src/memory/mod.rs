@@ -153,13 +153,12 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
-    /// Whether every block of this memory, and no other, lies in a range of addresses that `address` is in. `None` where
-    /// blocks have addresses of the driver's choice.
+    /// Whether `address` lies in address space that is this memory's alone. Blocks may lie elsewhere too.
     #[inline]
-    pub fn covers(&self, address: Address) -> Option<bool> {
+    pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
-            Allocator::Paged(allocator) => Some(allocator.addresses().contains(&address)),
-            Allocator::Native(_) => None,
+            Allocator::Paged(allocator) => allocator.addresses().contains(&address),
+            Allocator::Native(_) => false,
         }
     }
 
