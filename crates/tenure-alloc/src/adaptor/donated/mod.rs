@@ -30,7 +30,8 @@ pub struct Donated<A> {
 /// The memory that a [`Donated`] is given: how it comes and goes.
 pub struct DonatedRanges {
     backing: Arc<dyn Backing>,
-    ranges: Mutex<Ranges>,
+    /// Boxed, so that its lock shares no cache line with what every allocation reads.
+    ranges: Box<Mutex<Ranges>>,
     /// No range takes a request of fewer bytes.
     least: AtomicU64,
     /// Every donated address lies in `lowest..highest`: a free of anything else takes no lock.
@@ -42,7 +43,7 @@ impl<A> Donated<A> {
     /// Nothing yet beside `inner`. `backing` tells how far streams are that a donated block was recorded on.
     pub fn new(inner: A, backing: Arc<dyn Backing>) -> Self {
         let (least, lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX), AtomicU64::new(0));
-        Self { inner, donated: DonatedRanges { backing, ranges: Mutex::default(), least, lowest, highest } }
+        Self { inner, donated: DonatedRanges { backing, ranges: Box::default(), least, lowest, highest } }
     }
 
     /// The allocator below.
