@@ -58,6 +58,7 @@ pub struct DeviceMemory {
 }
 
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
+#[expect(clippy::large_enum_variant, reason = "there is one for each device, and a box costs each allocation a load")]
 enum Allocator {
     Paged(Donated<PagedAllocator>),
     Native(Box<Donated<NativeAllocator>>),

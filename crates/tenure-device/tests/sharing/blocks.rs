@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustix::process::Uid;
-use tenure_alloc::{PoolId, Request, paged};
+use tenure_alloc::{PoolId, PoolUse, Request, paged};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
 use tenure_device::share::{HandleError, ShareError};
@@ -165,7 +165,7 @@ fn a_capture_is_not_broken_by_the_end_of_a_block() {
     let ((sender, _), (receiver, driver)) = (simulated(), simulated());
     let (_, block) = shared(&sender, GRANULE, 1);
     let (opened, pool) = (receiver.open(&block.handle).unwrap(), PoolId(1, 0));
-    receiver.allocator().begin_pool(pool, Box::new(|_| true)).unwrap();
+    receiver.allocator().begin_pool(pool, PoolUse::Capture, Box::new(|_| true)).unwrap();
     let waits = driver.calls(Some(Call::Synchronize));
     drop(opened);
     assert_eq!((driver.calls(Some(Call::Synchronize)), driver.counters().unmap), (waits, 0));

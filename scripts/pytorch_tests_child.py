@@ -1,0 +1,150 @@
+"""Runs tests of one of PyTorch's test files in this process, and writes what became of each as it happens.
+
+The file runs as the program that it is (`__main__`), unchanged: only `run_tests`, which it calls at its end, is ours.
+It is started by `pytorch-tests`, which reads the lines and starts it again for what a crash or a hang left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import runpy
+import sys
+import time
+import types
+import unittest
+from pathlib import Path
+from typing import Any, TextIO
+
+# The exit status that asks for a new process: this one lost its CUDA context.
+LOST = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--allocator", required=True)
+    parser.add_argument("--tests", type=Path, help="the names of the tests to run, one a line; without it they are listed")
+    arguments = parser.parse_args()
+    begin(arguments.allocator)
+    from torch.testing._internal import common_utils
+
+    names = arguments.tests.read_text().split() if arguments.tests else None
+
+    def run_tests(*_: Any, **__: Any) -> None:
+        with arguments.out.open("a") as out:
+            found = cases(sys.modules["__main__"])
+            if names is None:
+                json.dump(sorted(found), out)
+                return
+            result = Lines(out)
+            for name in names:
+                found[name](result)
+                if result.lost_context():
+                    sys.exit(LOST)
+
+    common_utils.run_tests = run_tests
+    # Child processes that tests start find the files beside this one, as if the file had been started by its name.
+    os.chdir(arguments.file.parent)
+    sys.path.insert(0, str(arguments.file.parent))
+    sys.argv = [str(arguments.file)]
+    common_utils.parse_cmd_line_args()
+    runpy.run_path(str(arguments.file), run_name="__main__")
+
+
+def begin(allocator: str) -> None:
+    """Imports torch, and makes sure that the allocator is the one that is meant."""
+    import torch  # noqa: F401
+
+    if allocator == "tenure":
+        if importlib.util.find_spec("tenure") is None:
+            sys.exit("the package `tenure` is not installed for this Python: `pip install .` in the project's folder")
+        import tenure.torch
+
+        state = tenure.torch.status()
+        if not state.active:
+            sys.exit(f"Tenure's allocator is not installed: {state}")
+
+
+def cases(module: types.ModuleType) -> dict[str, unittest.TestCase]:
+    """The tests of a module by `Class.name`, those included that it imports."""
+    tests = {}
+    for case in vars(module).values():
+        if isinstance(case, type) and issubclass(case, unittest.TestCase):
+            for name in unittest.defaultTestLoader.getTestCaseNames(case):
+                tests[f"{case.__name__}.{name}"] = case(name)
+    return tests
+
+
+class Lines(unittest.TestResult):
+    """Writes a line when a test begins and one when it ends."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self.out = out
+        self.outcome = ("pass", "")
+        self.began = 0.0
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self.outcome, self.began = ("pass", ""), time.monotonic()
+        self.write(test, "begin", "")
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        self.write(test, *self.outcome)
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        self.outcome = ("skip", reason)
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        self.outcome = ("fail", reason_of(err))
+
+    addError = addFailure
+
+    def addSubTest(self, test: unittest.TestCase, subtest: unittest.TestCase, err: Any) -> None:
+        if err is not None:
+            self.outcome = ("fail", reason_of(err))
+
+    def addUnexpectedSuccess(self, test: unittest.TestCase) -> None:
+        self.outcome = ("fail", "it passed, but is expected to fail")
+
+    def lost_context(self) -> bool:
+        """Whether the last test left a device on which nothing works any more."""
+        if self.outcome[0] != "fail":
+            return False
+        import torch
+
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def write(self, test: unittest.TestCase, outcome: str, reason: str) -> None:
+        name = f"{type(test).__name__}.{test._testMethodName}"
+        seconds = round(time.monotonic() - self.began, 3)
+        line = {"test": name, "outcome": outcome, "reason": reason, "seconds": seconds}
+        self.out.write(json.dumps(line) + "\n")
+        self.out.flush()
+
+
+def reason_of(err: Any) -> str:
+    """The first line that an error says, and the line of the test where it happened."""
+    kind, error, trace = err
+    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    where = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        if re.search(r"/test_\w+\.py$", frame.f_code.co_filename):
+            where = f" (line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{kind.__name__}: {text}{where}"
+
+
+if __name__ == "__main__":
+    main()
