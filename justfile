@@ -1,5 +1,8 @@
 # Everything that is done to this project, by name. `just` lists it.
 
+# Where the Python package is installed and tested. If PyTorch is in it too, what needs PyTorch is tested.
+venv := env("TENURE_VENV", "target/venv")
+
 # `cargo test` and `cargo run` need nothing but Rust; what the others need, `.ci/run` installs.
 
 [private]
@@ -10,11 +13,26 @@ default:
 demo:
     cargo run --release -- replay tests/data/resnet50_step.pickle.xz
 
-# All tests, and the examples in the documentation
-test:
+# All tests, and the examples in the documentation: Rust's, and the Python package's
+test: rust python
+
+# Tests of Rust alone, which need nothing else
+rust:
     cargo test --workspace
 
-# The tests again, each in a process and under a time limit of its own
+# The Python package, unoptimised, installed into target/venv: its tests and examples, types, style
+python *args: venv
+    {{ venv }}/bin/ruff check python
+    {{ venv }}/bin/ruff format --check python
+    {{ venv }}/bin/mypy
+    {{ venv }}/bin/pytest {{ args }}
+
+# The Python package and what its tests need, in target/venv
+venv:
+    test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
+    {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
+
+# Rust's tests again, each in a process and under a time limit of its own
 nextest *args:
     cargo nextest run --workspace {{ args }}
 

@@ -7,6 +7,8 @@ mod devices;
 mod errors;
 mod interrupt;
 mod memory;
+mod purpose;
+mod torch;
 mod trace;
 
 use pyo3::prelude::*;
@@ -22,7 +24,15 @@ mod _native {
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]
-    use crate::memory::{empty_cache, installed, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction};
+    use crate::memory::{
+        empty_cache, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction,
+    };
+    #[pymodule_export]
+    use crate::purpose::{
+        current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
+    };
+    #[pymodule_export]
+    use crate::torch::{torch_api, torch_configure};
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -3,9 +3,11 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tenure::prelude::*;
+use tenure::report::DeviceUse;
 use tenure_device::memory::{self, MAX_DEVICES};
 
 use crate::errors::{complaint, exception};
+use crate::json;
 
 /// The numbers of the devices whose memory is open.
 #[pyfunction]
@@ -41,6 +43,19 @@ pub(crate) fn memory_snapshot(py: Python<'_>, device: usize) -> PyResult<Bound<'
     let mut pickle = Vec::new();
     py.detach(|| memory.allocator().snapshot().write_pickle(&mut pickle))?;
     Ok(PyBytes::new(py, &pickle))
+}
+
+/// What memory is for, by tag and module: a page, or figures as JSON.
+#[pyfunction]
+pub(crate) fn memory_report(py: Python<'_>, device: usize, title: String, as_json: bool) -> PyResult<String> {
+    let memory = opened(device)?;
+    py.detach(|| {
+        let allocator = memory.allocator();
+        let report = MemoryReport::new(title, &allocator.snapshot(), &allocator.statistics());
+        let device = memory.backing().memory_info().map_err(|error| exception(AllocError::from(error)))?;
+        let report = report.on_device(DeviceUse { total_bytes: device.total, free_bytes: device.free });
+        if as_json { json(&report) } else { Ok(report.html()) }
+    })
 }
 
 /// Gives cached memory back to the device.

@@ -189,6 +189,8 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                      unsigned long long) {
   Device *owner = device(properties->location.id);
+  if (properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_NOT_SUPPORTED;
   if (!granular(bytes) || !owner)
     return CUDA_ERROR_INVALID_VALUE;
   const auto chunk = make_chunk(*owner, bytes);

@@ -1,6 +1,11 @@
+use std::sync::Arc;
+
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Address, AllocError, Block, History, MappedChunk, PoolId, Resource, Snapshot, Statistics};
+use crate::{
+    Address, AllocError, Block, History, MappedChunk, PoolCheckpoint, PoolId, PoolSource, PoolUse, Resource, Restored,
+    Snapshot, Statistics, StreamFilter,
+};
 
 /// What a memory callback is told when the device is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +30,24 @@ pub type FreeMemoryCallback = Box<dyn Fn() -> bool + Send + Sync>;
 /// Told of every out-of-memory error, before it is returned and with no lock held.
 pub type OutOfMemoryObserver = Box<dyn Fn(&OutOfMemory) + Send + Sync>;
 
-/// Says whether an allocation on a stream goes to a private pool. Called on the allocating thread with the allocator's
-/// lock held: it must not call the allocator.
-pub type StreamFilter = Box<dyn Fn(StreamId) -> bool + Send + Sync>;
+/// How many steps a request is rounded to between a power of two and the next: for requests below 2 MiB, below 4 MiB, and
+/// so on, the last for all others. Powers of two; 0 and 1 mean multiples of 512 bytes. PyTorch's
+/// `roundup_power2_divisions`.
+pub type Divisions = [u64; 16];
+
+/// A setting that can be changed while the program runs: those of PyTorch's `_set_allocator_settings`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tuning {
+    /// How requests are rounded.
+    Rounding(Divisions),
+    /// See [`native::Config::max_split_size`](crate::native::Config::max_split_size).
+    MaxSplitSize(Option<u64>),
+    /// See [`native::Config::garbage_collection_threshold`](crate::native::Config::garbage_collection_threshold).
+    GarbageCollectionThreshold(f64),
+    /// See [`native::Config::expandable_segments`](crate::native::Config::expandable_segments): for segments made from
+    /// now on. Those there are serve blocks of their kind only.
+    ExpandableSegments(bool),
+}
 
 /// A device's caching allocator: PyTorch's `DeviceCachingAllocator`, as its users see it.
 pub trait CachingAllocator: Resource {
@@ -69,8 +89,22 @@ pub trait CachingAllocator: Resource {
     /// What is recorded of this allocator.
     fn history(&self) -> &History;
 
-    /// Limits what this process may hold, overhead and all, to `fraction` (0 to 1) of the device.
+    /// Changes a setting. Whether it has a meaning for this allocator; if not, nothing has changed.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`]: the value makes no sense.
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
+
+    /// Limits what may be held to `fraction` (0 to 1) of the device: by this process, overhead and all, or by this
+    /// allocator alone, as [`count_overhead`](Self::count_overhead) says.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError>;
+
+    /// The fraction that was set; 1 if none was.
+    fn memory_fraction(&self) -> f64;
+
+    /// Whether the limit is on what this process holds, its overhead included, as it is at first; or, as PyTorch means
+    /// it, on what this allocator reserves.
+    fn count_overhead(&self, counts: bool);
 
     /// Adds a callback to try when memory runs short.
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback);
@@ -78,9 +112,22 @@ pub trait CachingAllocator: Resource {
     /// Adds an observer of out-of-memory errors.
     fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver);
 
+    /// Makes private pool `pool`, with one use; one that is there has one use more. Its segments come from `source`, if
+    /// given.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`]: the id is the common pool's, or a source is given for a pool that is there.
+    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError>;
+
+    /// Uses of a private pool: 0 if it is not there, or given up.
+    fn pool_uses(&self, pool: PoolId) -> usize;
+
     /// Sends allocations on streams that pass `filter` to private pool `pool`, made if it is not there, until
-    /// [`end_pool`](Self::end_pool). Uses of the pool are counted.
-    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError>;
+    /// [`end_pool`](Self::end_pool). That is one use of the pool more; `end_pool` does not give it up.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`]: the id is the common pool's, or allocations go to the pool already.
+    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError>;
 
     /// Stops sending allocations to `pool`.
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError>;
@@ -89,11 +136,43 @@ pub trait CachingAllocator: Resource {
     /// waited for.
     fn is_capturing(&self) -> bool;
 
-    /// Gives up one use of `pool`; with the last one its memory may go back to the backing as its blocks are freed.
+    /// Gives up one use of `pool`. With the last one its memory may go back to the backing as its blocks are freed.
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Lets allocations outside `pool` use its free blocks before an out-of-memory error.
-    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError>;
+    /// Says whether allocations outside `pool` may use its free blocks before an out-of-memory error.
+    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError>;
+
+    /// From now on every block of `pool` is a segment of its own.
+    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError>;
+
+    /// Gives back what no block of a private pool lives on, if nobody uses the pool any more; else, and for an unknown
+    /// pool, does nothing. [`release_cached`](Self::release_cached) for the common pool's id.
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;
+
+    /// First addresses of the live blocks of a private pool, in order.
+    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError>;
+
+    /// The live blocks of a private pool, to set it back to later. Waits on the host for other streams that use freed
+    /// blocks of the pool.
+    ///
+    /// # Errors
+    /// [`AllocError::PoolBusy`] if they cannot be waited for.
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError>;
+
+    /// Sets a private pool back: frees what lives in it, and makes exactly the blocks of `checkpoint` live again, at
+    /// their addresses. What the pool got since then stays in it, free. Requests that follow get the same addresses each
+    /// time. Waits on the host as [`checkpoint`](Self::checkpoint) does, and for streams that use live blocks.
+    ///
+    /// # Errors
+    /// [`AllocError::PoolBusy`]; [`AllocError::PoolChanged`] if the pool was given up, or memory of the checkpoint is
+    /// not there any more. Then nothing has changed.
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError>;
+
+    /// What was mapped or allocated together around the live block at `address`: first byte and bytes.
+    fn extent(&self, address: Address) -> Option<(Address, u64)>;
+
+    /// The longest free range, in bytes, of memory that is held.
+    fn largest_free(&self) -> u64;
 
     /// The physical chunks mapped under `bytes` bytes of the live block at `address`, in order: mapped side by side,
     /// they show the block at the same offset. They are its own as long as it lives. `None` if the memory is not made of

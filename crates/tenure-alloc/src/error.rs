@@ -43,6 +43,18 @@ pub enum AllocError {
     /// The pool is not there.
     #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
     UnknownPool(PoolId),
+    /// Other streams still use blocks of the pool that were freed, and cannot be waited for.
+    #[error(
+        "other streams still use blocks of private pool ({}, {}), and a capture is underway in which they cannot be \
+         waited for: end it first", .0.0, .0.1
+    )]
+    PoolBusy(PoolId),
+    /// The pool cannot be set back to a checkpoint.
+    #[error(
+        "private pool ({}, {}) was given up since the checkpoint was made, and cannot be set back to it: keep a use of \
+         the pool as long as its checkpoints", .0.0, .0.1
+    )]
+    PoolChanged(PoolId),
     /// Donated memory is wanted back, but blocks live in it.
     #[error(
         "{blocks} blocks of {bytes} bytes still live in the memory donated to stream {stream}: free them before taking \

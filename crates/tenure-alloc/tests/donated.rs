@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tenure_alloc::adaptor::Donated;
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, Request, Resource};
+use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Resource};
 use tenure_core::{StreamId, Tag};
 
 const A: StreamId = StreamId(1);
@@ -129,7 +129,7 @@ fn a_capture_gets_none_of_it_and_asks_nothing_of_streams() {
     let f = Fixture::new();
     let range = f.insert(8 * MIB, A);
     let block = f.alloc(8 * MIB, A);
-    f.donated.begin_pool(POOL, Box::new(|stream| stream == A)).unwrap();
+    f.donated.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == A)).unwrap();
     f.donated.record_stream(block, B).unwrap();
     f.free(block);
     assert_ne!(f.alloc(8 * MIB, A), range);
@@ -267,7 +267,7 @@ impl Model {
             }
             Op::Pass { stream } => backing.pass(StreamId(stream)),
             Op::BeginPool if !self.capturing => {
-                donated.begin_pool(POOL, Box::new(|stream| stream == A))?;
+                donated.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == A))?;
                 self.capturing = true;
             }
             Op::EndPool if self.capturing => {

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use common::{FakeBacking, GIB, MIB};
 use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{AllocError, CachingAllocator, OutOfMemory, PoolId, Request, Resource, Stat, Statistics};
+use tenure_alloc::{AllocError, CachingAllocator, OutOfMemory, PoolId, PoolUse, Request, Resource, Stat, Statistics};
 use tenure_core::StreamId;
 
 const A: StreamId = StreamId(0);
@@ -298,7 +298,7 @@ fn a_private_pool_shares_no_memory_until_it_is_released() {
     let f = Fixture::new(Config::default());
     f.cache(&[12 * MIB]);
     let pool = PoolId(0, 1);
-    f.allocator.begin_pool(pool, Box::new(|stream| stream == B)).unwrap();
+    f.allocator.begin_pool(pool, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
     let private = f.try_alloc(12 * MIB, B).unwrap();
     f.alloc(12 * MIB);
     assert_eq!(f.calls("malloc"), 2);
@@ -312,18 +312,18 @@ fn a_private_pool_shares_no_memory_until_it_is_released() {
     f.allocator.release_cached().unwrap();
     assert_eq!(f.calls("free"), 1);
     // It holds nothing now, and is forgotten.
-    assert_eq!(f.allocator.use_pool_on_oom(pool), Err(AllocError::UnknownPool(pool)));
+    assert_eq!(f.allocator.use_pool_on_oom(pool, true), Err(AllocError::UnknownPool(pool)));
 }
 
 #[test]
 fn the_pool_begun_last_is_asked_first() {
     let f = Fixture::new(Config::default());
     for id in [1, 2] {
-        f.allocator.begin_pool(PoolId(0, id), Box::new(|_| true)).unwrap();
+        f.allocator.begin_pool(PoolId(0, id), PoolUse::Capture, Box::new(|_| true)).unwrap();
     }
     f.alloc(1);
     assert_eq!(f.allocator.snapshot().segments[0].pool, PoolId(0, 2));
-    let again = f.allocator.begin_pool(PoolId(0, 1), Box::new(|_| true));
+    let again = f.allocator.begin_pool(PoolId(0, 1), PoolUse::Capture, Box::new(|_| true));
     assert!(matches!(again, Err(AllocError::InvalidSetting { .. })));
 }
 
@@ -333,7 +333,7 @@ fn a_block_freed_in_a_capture_waits_for_its_end_and_for_uses_outside_it() {
     f.backing.hold_streams();
     let [before, during] = [12 * MIB, 14 * MIB].map(|bytes| f.alloc(bytes));
     f.allocator.record_stream(before, B).unwrap();
-    f.allocator.begin_pool(PoolId(1, 0), Box::new(|_| false)).unwrap();
+    f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|_| false)).unwrap();
     f.allocator.record_stream(before, C).unwrap();
     f.allocator.record_stream(during, B).unwrap();
     f.free(before);
@@ -354,7 +354,7 @@ fn a_use_outside_a_capture_counts_even_if_it_was_recorded_in_one_before() {
     f.backing.hold_streams();
     let block = f.alloc(12 * MIB);
     let capture = |inside: &dyn Fn()| {
-        f.allocator.begin_pool(PoolId(1, 0), Box::new(|_| false)).unwrap();
+        f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|_| false)).unwrap();
         inside();
         f.allocator.end_pool(PoolId(1, 0)).unwrap();
     };
@@ -370,13 +370,13 @@ fn a_use_outside_a_capture_counts_even_if_it_was_recorded_in_one_before() {
 fn a_pool_may_be_opened_to_others_before_an_out_of_memory_error() {
     let f = Fixture::on_device(40 * MIB, Config::default());
     let pool = PoolId(0, 3);
-    assert_eq!(f.allocator.use_pool_on_oom(pool), Err(AllocError::UnknownPool(pool)));
-    f.allocator.begin_pool(pool, Box::new(|_| true)).unwrap();
+    assert_eq!(f.allocator.use_pool_on_oom(pool, true), Err(AllocError::UnknownPool(pool)));
+    f.allocator.begin_pool(pool, PoolUse::Capture, Box::new(|_| true)).unwrap();
     let private = f.alloc(30 * MIB);
     f.free(private);
     f.allocator.end_pool(pool).unwrap();
     f.try_alloc(30 * MIB, A).unwrap_err();
-    f.allocator.use_pool_on_oom(pool).unwrap();
+    f.allocator.use_pool_on_oom(pool, true).unwrap();
     assert_eq!(f.alloc(30 * MIB), private);
 }
 

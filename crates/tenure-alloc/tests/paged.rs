@@ -9,7 +9,9 @@ use std::sync::{Arc, OnceLock};
 use common::{FakeBacking, GIB, MIB};
 use tenure_alloc::paged::{Config, PagedAllocator};
 use tenure_alloc::snapshot::Segment;
-use tenure_alloc::{AllocError, Backing, CachingAllocator, OutOfMemory, PoolId, Request, Resource, Statistics};
+use tenure_alloc::{
+    AllocError, Backing, CachingAllocator, OutOfMemory, PoolId, PoolUse, Request, Resource, Statistics,
+};
 use tenure_core::StreamId;
 
 const A: StreamId = StreamId(0);
@@ -238,7 +240,7 @@ fn without_address_space_the_request_fails_and_says_so() {
 #[test]
 fn a_private_pools_memory_serves_nobody_else_until_it_is_given_up() {
     let f = Fixture::new(tight());
-    f.allocator.begin_pool(POOL, Box::new(|stream| stream == B)).unwrap();
+    f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
     let (captured, small) = (f.try_alloc(30 * MIB, B).unwrap(), f.try_alloc(700, B).unwrap());
     f.allocator.end_pool(POOL).unwrap();
     let private = f.reserved();
@@ -260,7 +262,7 @@ fn nothing_is_asked_about_streams_during_a_capture() {
     let f = Fixture::new(tight());
     let block = f.alloc(32 * MIB);
     f.free(block);
-    f.allocator.begin_pool(POOL, Box::new(|stream| stream == B)).unwrap();
+    f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
     f.try_alloc(32 * MIB, B).unwrap();
     let used = f.try_alloc(5 * MIB, B).unwrap();
     f.allocator.record_stream(used, A).unwrap();
@@ -274,17 +276,18 @@ fn nothing_is_asked_about_streams_during_a_capture() {
 #[test]
 fn a_pool_may_lend_its_free_memory_before_an_error() {
     let f = Fixture::new(tight());
-    f.allocator.begin_pool(POOL, Box::new(|stream| stream == B)).unwrap();
-    let captured = f.try_alloc(600 * MIB, B).unwrap();
+    f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|_| true)).unwrap();
+    let captured = f.alloc(600 * MIB);
     f.allocator.end_pool(POOL).unwrap();
     f.free(captured);
-    f.backing.pass(B);
     assert!(matches!(f.try_alloc(500 * MIB, A), Err(AllocError::OutOfMemory { .. })));
-    f.allocator.use_pool_on_oom(POOL).unwrap();
+    f.allocator.use_pool_on_oom(POOL, true).unwrap();
+    f.try_alloc(500 * MIB, B).unwrap_err();
     let lent = f.alloc(500 * MIB);
-    assert_eq!(f.statistics().num_ooms, 1);
+    assert_eq!(lent, captured);
+    assert_eq!(f.statistics().num_ooms, 2);
     f.free(lent);
-    assert_eq!(f.allocator.use_pool_on_oom(PoolId(9, 9)), Err(AllocError::UnknownPool(PoolId(9, 9))));
+    assert_eq!(f.allocator.use_pool_on_oom(PoolId(9, 9), true), Err(AllocError::UnknownPool(PoolId(9, 9))));
 }
 
 #[test]
@@ -438,7 +441,7 @@ fn slabs_emptied_before_an_error_are_not_lost() {
 fn addresses_of_a_private_pool_stay_mapped() {
     let f = Fixture::new(Config { mappings_per_chunk: 1, ..tight() });
     for _ in 0..3 {
-        f.allocator.begin_pool(POOL, Box::new(|stream| stream == B)).unwrap();
+        f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
         for mib in [16, 33, 50, 18, 70] {
             let blocks = [mib, mib / 2, mib + 5].map(|mib| f.try_alloc(mib * MIB, B).unwrap());
             blocks.into_iter().for_each(|address| f.free(address));

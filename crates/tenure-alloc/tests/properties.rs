@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, Request};
+use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, PoolUse, Request};
 use tenure_core::{KeyId, StreamId, Tag};
 
 const CASES: u32 = 1000;
@@ -178,7 +178,7 @@ impl Model {
             Op::Pass { stream } => self.backing.pass(StreamId(stream)),
             Op::ReleaseCached => self.allocator.release_cached()?,
             Op::BeginPool if !self.capturing => {
-                self.allocator.begin_pool(POOL, Box::new(|stream| stream == StreamId(1)))?;
+                self.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == StreamId(1)))?;
                 self.capturing = true;
                 self.pool_uses += 1;
             }

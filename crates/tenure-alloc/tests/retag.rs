@@ -9,7 +9,7 @@ use common::{FakeBacking, GIB, MIB};
 use tenure_alloc::adaptor::Donated;
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
-use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, Request, Stat};
+use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Stat};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 const A: StreamId = StreamId(0);
@@ -102,7 +102,7 @@ fn a_block_is_freed_under_the_tag_that_it_has() {
 #[test]
 fn blocks_of_private_pools_can_be_tagged_too() {
     each_allocator(|_, allocator| {
-        allocator.begin_pool(POOL, Box::new(|_| true)).unwrap();
+        allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|_| true)).unwrap();
         let block = allocator.allocate(Request::new(3 * MIB, A)).unwrap();
         allocator.end_pool(POOL).unwrap();
         allocator.retag(block.address, Tag::Workspace, KeyId::NONE).unwrap();

@@ -113,6 +113,12 @@ impl Blocks {
         self.slots.iter().flatten()
     }
 
+    /// The ids of every block, in no useful order.
+    pub(super) fn ids(&self) -> impl Iterator<Item = BlockId> {
+        let slots = self.slots.iter().enumerate().filter(|(_, block)| block.is_some());
+        slots.map(|(index, _)| BlockId(index as u32))
+    }
+
     /// Cuts `id` after its first `bytes`; returns the rest, which is like it and linked in after it.
     pub(super) fn cut(&mut self, id: BlockId, bytes: u64) -> BlockId {
         let block = &mut self[id];

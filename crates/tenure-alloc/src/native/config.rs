@@ -1,10 +1,10 @@
 //! Settings, and the sizes that follow from them.
 
 use crate::snapshot::Setting;
-use crate::{AllocError, PoolKind};
+use crate::{AllocError, Divisions, PoolKind, rounding};
 
 /// Every block is a multiple of this.
-pub(super) const MIN_BLOCK: u64 = 512;
+pub(super) const MIN_BLOCK: u64 = rounding::GRANULE;
 /// The largest request of the small pool.
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
 /// Segments and chunks of the small pool.
@@ -26,9 +26,8 @@ pub struct Config {
     /// Blocks of at least this many bytes are neither split nor given to smaller requests; more than 20 MiB. `None`
     /// sets no limit.
     pub max_split_size: Option<u64>,
-    /// How many steps a request is rounded to between a power of two and the next: for requests below 2 MiB, below
-    /// 4 MiB, and so on, the last for all others. Powers of two; 0 and 1 mean multiples of 512 bytes.
-    pub roundup_power2_divisions: [u64; 16],
+    /// How requests are rounded.
+    pub roundup_power2_divisions: Divisions,
     /// With a memory fraction set, the part of it (0 to 1) beyond which old cached segments are released before new
     /// ones are made; 0 turns this off.
     pub garbage_collection_threshold: f64,
@@ -45,14 +44,19 @@ impl Config {
         Self { expandable_segments: true, ..Self::default() }
     }
 
-    pub(super) fn validate(&self) -> Result<(), AllocError> {
+    /// Refuses what makes no sense over a backing of this granularity.
+    pub(super) fn validate(&self, granularity: u64) -> Result<(), AllocError> {
+        if self.expandable_segments && !SMALL_SEGMENT.is_multiple_of(granularity) {
+            return Err(invalid("expandable_segments", true, "the backing's granularity must divide 2 MiB"));
+        }
         if let Some(bytes) = self.max_split_size
             && bytes <= LARGE_SEGMENT
         {
             return Err(invalid("max_split_size", bytes, "it must be more than 20 MiB (20971520)"));
         }
-        if let Some(divisions) = self.roundup_power2_divisions.iter().find(|&&d| d != 0 && !d.is_power_of_two()) {
-            return Err(invalid("roundup_power2_divisions", divisions, "it must be 0 or a power of two"));
+        if !rounding::is_valid(&self.roundup_power2_divisions) {
+            let value = format!("{:?}", self.roundup_power2_divisions);
+            return Err(invalid("roundup_power2_divisions", value, "each must be 0 or a power of two"));
         }
         let threshold = self.garbage_collection_threshold;
         if !(0.0..1.0).contains(&threshold) {
@@ -61,23 +65,12 @@ impl Config {
         Ok(())
     }
 
-    /// Bytes of the block for a request (PyTorch's `round_size`): a multiple of 512, or the next of equal steps between
-    /// two powers of two.
+    /// Bytes of the block for a request.
     pub(super) fn round(&self, requested: u64) -> Result<u64, AllocError> {
         if requested > MAX_REQUEST {
             return Err(AllocError::TooLarge(requested));
         }
-        if requested < MIN_BLOCK {
-            return Ok(MIN_BLOCK);
-        }
-        let divisions = self.roundup_power2_divisions[size_class(requested)];
-        // Divided rather than multiplied, so that no number of divisions overflows.
-        if divisions > 1 && requested.div_ceil(divisions) > MIN_BLOCK {
-            let step = (1_u64 << requested.ilog2()) / divisions;
-            Ok(requested.next_multiple_of(step))
-        } else {
-            Ok(requested.next_multiple_of(MIN_BLOCK))
-        }
+        Ok(rounding::round(requested, &self.roundup_power2_divisions))
     }
 
     /// Whether blocks of `bytes` are kept whole.
@@ -133,11 +126,6 @@ pub(super) fn invalid(setting: &'static str, value: impl ToString, expected: &'s
     AllocError::InvalidSetting { setting, value: value.to_string(), expected }
 }
 
-/// Index into `roundup_power2_divisions`: 0 below 2 MiB, then one for every power of two, up to 15.
-fn size_class(requested: u64) -> usize {
-    (requested.ilog2().saturating_sub(20) as usize).min(15)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,7 +172,7 @@ mod tests {
         let odd = Config { roundup_power2_divisions: [3; 16], ..Config::default() };
         let full = Config { garbage_collection_threshold: 1.0, ..Config::default() };
         for config in [small, odd, full] {
-            assert!(matches!(config.validate(), Err(AllocError::InvalidSetting { .. })));
+            assert!(matches!(config.validate(SMALL_SEGMENT), Err(AllocError::InvalidSetting { .. })));
         }
     }
 }

@@ -6,32 +6,31 @@ use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::blocks::{Block, BlockId, Blocks, PoolRef, State, Use};
-use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, invalid, pool_kind, segment_size};
+use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, pool_kind, segment_size};
 use super::expandable::ExpandableSegment;
 use super::pending::Pending;
 use super::pool::Pools;
 use super::private::Captures;
+use crate::limit::Limit;
 use crate::{
-    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolKind, Request, Stat, Statistics,
+    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Stat,
+    Statistics, Tuning,
 };
 
 /// Everything that the allocator's lock guards.
-pub(super) struct Engine {
+pub(crate) struct Engine {
     pub(super) config: Config,
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
-    pub(super) statistics: Statistics,
+    pub(crate) statistics: Statistics,
     pub(super) blocks: Blocks,
     pub(super) pools: Pools,
     /// Blocks handed out, by address.
     pub(super) live: FxHashMap<Address, BlockId>,
     pub(super) pending: Pending,
-    pub(super) captures: Captures,
+    pub(crate) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,
-    /// Bytes of the device.
-    pub(super) device_bytes: u64,
-    /// Bytes that this allocator may hold, if a memory fraction was set.
-    pub(super) allowed: Option<u64>,
+    pub(crate) limit: Limit,
 }
 
 /// A request, rounded, and the pool that it goes to.
@@ -43,13 +42,9 @@ pub(super) struct Wanted {
 }
 
 impl Engine {
-    pub(super) fn new(backing: Arc<dyn Backing>, config: Config, history: Arc<History>) -> Result<Self, AllocError> {
-        config.validate()?;
-        let granularity = backing.granularity();
-        if config.expandable_segments && !SMALL_SEGMENT.is_multiple_of(granularity) {
-            return Err(invalid("expandable_segments", true, "the backing's granularity must divide 2 MiB"));
-        }
-        let device_bytes = backing.memory_info()?.total;
+    pub(crate) fn new(backing: Arc<dyn Backing>, config: Config, history: Arc<History>) -> Result<Self, AllocError> {
+        config.validate(backing.granularity())?;
+        let limit = Limit::new(backing.memory_info()?.total);
         let statistics = Statistics { max_split_size: config.max_split_size, ..Statistics::default() };
         Ok(Self {
             config,
@@ -62,20 +57,19 @@ impl Engine {
             pending: Pending::default(),
             captures: Captures::default(),
             segments: Vec::new(),
-            device_bytes,
-            allowed: None,
+            limit,
         })
     }
 
     /// A free block for `request`, if there is one.
     #[inline]
-    pub(super) fn allocate_free(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+    pub(crate) fn allocate_free(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
         Ok(self.take_free(&wanted).map(|id| self.hand_out(&wanted, id)))
     }
 
     /// A block for `request` in new memory, or in memory that can still be reclaimed; `None` if there is none.
-    pub(super) fn allocate_new(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+    pub(crate) fn allocate_new(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
         let wanted = self.want(request)?;
         if self.collects_garbage() {
             self.collect_garbage()?;
@@ -100,19 +94,32 @@ impl Engine {
         Ok(found.map(|id| self.hand_out(&wanted, id)))
     }
 
+    /// A block for `request` in a new segment; `None` if memory is out.
+    pub(crate) fn allocate_segment(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = self.want(request)?;
+        let found = self.add_segment(&wanted)?;
+        Ok(found.map(|id| self.hand_out(&wanted, id)))
+    }
+
+    /// A free block for `request` in a private pool that is open to others.
+    pub(crate) fn borrow(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = self.want(request)?;
+        Ok(self.take_from_private_pools(&wanted).map(|(wanted, id)| self.hand_out(&wanted, id)))
+    }
+
     /// Counts and records that there is no memory for `request`, and says so to the caller and the observers.
     pub(super) fn out_of_memory(&mut self, request: Request) -> Result<(AllocError, OutOfMemory), AllocError> {
         let bytes = self.config.round(request.bytes)?;
         let info = self.backing.memory_info()?;
-        let allowed = self.allowed.unwrap_or(info.total);
+        let allowed = self.limit.bytes();
         self.statistics.num_ooms += 1;
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
-        let pool = self.pools.pair(self.captures.owner_for(stream)).id;
+        let pool = self.pool_for(stream);
         self.history
             .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
         let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
-        let (inactive, overhead) = (reserved - allocated, self.backing.overhead_bytes());
+        let (inactive, overhead) = (reserved - allocated, self.limit.overhead(&*self.backing));
         let MemoryInfo { free, total } = info;
         let seen = OutOfMemory { requested: segment_size(bytes), allowed, overhead, inactive, total, free };
         let error = AllocError::OutOfMemory {
@@ -129,7 +136,7 @@ impl Engine {
         Ok((error, seen))
     }
 
-    pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
+    pub(crate) fn free(&mut self, address: Address) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let must_wait = !self.blocks[id].uses.is_empty();
         let capturing = self.captures.any();
@@ -150,7 +157,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+    pub(crate) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let in_capture = self.captures.any();
         let block = &mut self.blocks[id];
@@ -164,7 +171,7 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+    pub(crate) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let block = &mut self.blocks[id];
         let from = std::mem::replace(&mut block.tag, tag);
@@ -173,11 +180,29 @@ impl Engine {
         Ok(())
     }
 
-    pub(super) fn set_memory_fraction(&mut self, fraction: f64) -> Result<(), AllocError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            return Err(invalid("memory fraction", fraction, "it must be between 0 and 1"));
+    /// The pool that allocations on `stream` go to now.
+    pub(crate) fn pool_for(&self, stream: StreamId) -> PoolId {
+        self.pools.pair(self.captures.owner_for(stream)).id
+    }
+
+    /// The live block at `address`.
+    pub(crate) fn block(&self, address: Address) -> Option<crate::Block> {
+        let bytes = self.blocks[*self.live.get(&address)?].bytes;
+        Some(crate::Block { address, bytes })
+    }
+
+    /// Changes a setting for what is allocated from now on.
+    pub(crate) fn tune(&mut self, tuning: Tuning) -> Result<(), AllocError> {
+        let mut config = self.config.clone();
+        match tuning {
+            Tuning::Rounding(divisions) => config.roundup_power2_divisions = divisions,
+            Tuning::MaxSplitSize(bytes) => config.max_split_size = bytes,
+            Tuning::GarbageCollectionThreshold(threshold) => config.garbage_collection_threshold = threshold,
+            Tuning::ExpandableSegments(on) => config.expandable_segments = on,
         }
-        self.allowed = Some((fraction * self.device_bytes as f64) as u64);
+        config.validate(self.backing.granularity())?;
+        self.statistics.max_split_size = config.max_split_size;
+        self.config = config;
         Ok(())
     }
 
@@ -193,11 +218,8 @@ impl Engine {
         // Pages of expandable segments can be released whatever their neighbours do.
         if segment.is_none() {
             let block = &self.blocks[id];
-            let (split, split_bytes) = if block.is_split() { (1, block.bytes) } else { (0, 0) };
-            for pool in self.statistics.both(pool.kind) {
-                change(&mut pool.inactive_split, merged, split);
-                change(&mut pool.inactive_split_bytes, merged_bytes, split_bytes);
-            }
+            let split = if block.is_split() { (1, block.bytes) } else { (0, 0) };
+            self.count_inactive(pool.kind, (merged, merged_bytes), split);
         }
     }
 
@@ -244,11 +266,13 @@ impl Engine {
     /// The smallest free block that fits, and of equal ones the lowest.
     fn best_fit(&self, wanted: &Wanted) -> Option<BlockId> {
         let mut fitting = self.pools.get(wanted.pool).fitting(wanted.request.stream, wanted.bytes);
-        let mut found = fitting.next()?;
-        if self.config.expandable_segments {
+        // Blocks of expandable segments serve nobody once these are turned off, as in PyTorch.
+        let is_usable = |id: &BlockId| self.config.expandable_segments || self.blocks[*id].segment.is_none();
+        let mut found = fitting.find(is_usable)?;
+        if self.blocks[found].segment.is_some() {
             // A block that can grow counts as large as it can become.
             for next in fitting {
-                if self.reach(next) >= self.reach(found) {
+                if self.blocks[found].segment.is_none() || self.reach(next) >= self.reach(found) {
                     break;
                 }
                 found = next;
@@ -273,19 +297,21 @@ impl Engine {
         };
         if !expandable {
             let inactive_before = if was_split { (1, whole) } else { (0, 0) };
-            for pool in self.statistics.both(kind) {
-                change(&mut pool.inactive_split, inactive_before.0, u64::from(rest > 0));
-                change(&mut pool.inactive_split_bytes, inactive_before.1, rest);
-            }
+            self.count_inactive(kind, inactive_before, (u64::from(rest > 0), rest));
         }
+        self.occupy(id, wanted.request)
+    }
+
+    /// Makes a block that is in no set live.
+    pub(super) fn occupy(&mut self, id: BlockId, request: Request) -> crate::Block {
         let block = &mut self.blocks[id];
         block.state = State::Allocated;
-        block.requested = wanted.request.bytes;
-        block.tag = wanted.request.tag;
-        block.key = wanted.request.key;
-        let Block { address, bytes, .. } = *block;
+        block.requested = request.bytes;
+        block.tag = request.tag;
+        block.key = request.key;
+        let Block { address, bytes, pool, .. } = *block;
         self.live.insert(address, id);
-        self.statistics.block_allocated(kind, wanted.request.tag, wanted.request.bytes, bytes);
+        self.statistics.block_allocated(pool.kind, request.tag, request.bytes, bytes);
         if self.config.is_oversize(bytes) {
             self.statistics.oversize_allocations.increase(1);
         }
@@ -294,7 +320,9 @@ impl Engine {
     }
 
     fn should_split(&self, wanted: &Wanted, rest: u64) -> bool {
-        if wanted.pool.kind == PoolKind::Small || self.config.expandable_segments {
+        if self.pools.pair(wanted.pool.owner).is_unsplit {
+            false
+        } else if wanted.pool.kind == PoolKind::Small || self.config.expandable_segments {
             rest >= MIN_BLOCK
         } else {
             rest > SMALL_LIMIT && !self.config.is_oversize(wanted.bytes)
@@ -341,7 +369,7 @@ impl Engine {
 }
 
 /// Moves a figure by what goes and what comes, as one step.
-fn change(stat: &mut Stat, gone: u64, come: u64) {
+pub(super) fn change(stat: &mut Stat, gone: u64, come: u64) {
     if come > gone {
         stat.increase(come - gone);
     } else {

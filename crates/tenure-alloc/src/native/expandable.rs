@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::blocks::{Block, BlockId, PoolRef, State};
 use super::config::chunk_size;
 use super::engine::{Engine, Wanted};
-use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId};
+use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId, MappedChunk};
 
 /// A reserved range, in slots of one chunk each.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Engine {
     /// A new segment: one unmapped block.
     fn reserve_segment(&mut self, wanted: &Wanted) -> Result<BlockId, BackingError> {
         let chunk_bytes = chunk_size(wanted.pool.kind);
-        let segment = ExpandableSegment::reserve(&*self.backing, self.device_bytes, chunk_bytes)?;
+        let segment = ExpandableSegment::reserve(&*self.backing, self.limit.total, chunk_bytes)?;
         let index = self.segments.iter().position(Option::is_none).unwrap_or_else(|| {
             self.segments.push(None);
             self.segments.len() - 1
@@ -239,6 +239,21 @@ impl Engine {
         self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
         self.statistics.num_device_free += 1;
         self.record_segment(Action::SegmentUnmap, first, bytes, stream, pool);
+    }
+
+    /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).
+    pub(crate) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        let block = &self.blocks[*self.live.get(&address)?];
+        let segment = self.segment(block.segment?);
+        let first = ((address - segment.base) / segment.chunk_bytes) as usize;
+        let end = (address + bytes.min(block.bytes) - segment.base).div_ceil(segment.chunk_bytes) as usize;
+        let chunk = |slot| match segment.slots[slot] {
+            Slot::Mapped(chunk) => {
+                Some(MappedChunk { chunk, bytes: segment.chunk_bytes, address: segment.address_of(slot) })
+            }
+            _ => None,
+        };
+        (first..end).map(chunk).collect()
     }
 
     fn segment(&self, index: usize) -> &ExpandableSegment {

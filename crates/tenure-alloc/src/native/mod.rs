@@ -5,6 +5,7 @@
 //! addresses as they do from PyTorch.
 
 mod blocks;
+mod checkpoint;
 mod config;
 mod engine;
 mod expandable;
@@ -25,9 +26,10 @@ pub use config::Config;
 use crate::hooks::Hooks;
 use crate::{
     Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
-    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+    OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
+    Statistics, StreamFilter, Tuning,
 };
-use engine::Engine;
+pub(crate) use engine::Engine;
 
 /// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks and observers run without it.
 ///
@@ -102,9 +104,7 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn block(&self, address: Address) -> Option<Block> {
-        let engine = self.engine.lock();
-        let bytes = engine.blocks[*engine.live.get(&address)?].bytes;
-        Some(Block { address, bytes })
+        self.engine.lock().block(address)
     }
 
     fn release_cached(&self) -> Result<(), AllocError> {
@@ -131,8 +131,21 @@ impl CachingAllocator for NativeAllocator {
         &self.history
     }
 
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        self.engine.lock().tune(tuning)?;
+        Ok(true)
+    }
+
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.engine.lock().set_memory_fraction(fraction)
+        self.engine.lock().limit.set(fraction)
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.engine.lock().limit.fraction()
+    }
+
+    fn count_overhead(&self, counts: bool) {
+        self.engine.lock().limit.counts_overhead = counts;
     }
 
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
@@ -143,8 +156,16 @@ impl CachingAllocator for NativeAllocator {
         self.hooks.add_observer(observer);
     }
 
-    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
-        self.engine.lock().begin_pool(pool, filter)
+    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
+        self.engine.lock().create_pool(pool, source)
+    }
+
+    fn pool_uses(&self, pool: PoolId) -> usize {
+        self.engine.lock().pool_uses(pool)
+    }
+
+    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
+        self.engine.lock().begin_pool(pool, purpose, filter)
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
@@ -159,11 +180,40 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().release_pool(pool)
     }
 
-    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.engine.lock().use_pool_on_oom(pool)
+    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
+        self.engine.lock().use_pool_on_oom(pool, on)
     }
 
-    fn chunks_under(&self, _address: Address, _bytes: u64) -> Option<Vec<MappedChunk>> {
-        None
+    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.engine.lock().set_no_split(pool)
+    }
+
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
+        let mut engine = self.engine.lock();
+        if pool == PoolId::default() { engine.release_cached() } else { engine.release_cached_in(pool) }
+    }
+
+    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
+        self.engine.lock().live_blocks(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
+        self.engine.lock().checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+        self.engine.lock().restore(checkpoint)
+    }
+
+    fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        self.engine.lock().extent(address)
+    }
+
+    fn largest_free(&self) -> u64 {
+        self.engine.lock().largest_free()
+    }
+
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.engine.lock().chunks_under(address, bytes)
     }
 }

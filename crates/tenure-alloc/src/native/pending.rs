@@ -20,7 +20,7 @@ pub(super) struct Pending {
 impl Engine {
     /// Returns freed blocks that every stream has passed to their pools. Asks nothing while a capture may be underway.
     #[inline]
-    pub(super) fn finish_completed(&mut self) -> Result<(), AllocError> {
+    pub(crate) fn finish_completed(&mut self) -> Result<(), AllocError> {
         let nothing = self.pending.awaited.is_empty() && self.pending.deferred.is_empty();
         if nothing || self.captures.any() {
             return Ok(());
@@ -34,7 +34,7 @@ impl Engine {
         self.finish(true)
     }
 
-    fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
+    pub(crate) fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
         self.settle_deferred()?;
         let streams: Vec<StreamId> = self.pending.awaited.keys().copied().collect();
         for stream in streams {

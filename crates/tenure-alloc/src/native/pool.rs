@@ -1,11 +1,12 @@
 //! Pools: the free and unmapped blocks of one kind, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use tenure_core::StreamId;
 
 use super::blocks::{Block, BlockId, PoolRef};
-use crate::{Address, PoolId, PoolKind};
+use crate::{Address, PoolId, PoolKind, PoolSource};
 
 /// The free blocks of a pool, ordered (stream, size, address), and its unmapped ranges, ordered (stream, address).
 #[derive(Debug, Default)]
@@ -48,13 +49,17 @@ impl Pool {
 }
 
 /// A pair of pools: the common one, or a private one's.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct PoolPair {
     pub(super) id: PoolId,
     small: Pool,
     large: Pool,
     /// Captures and owners that use a private pool; with none, its free memory may be released.
-    pub(super) uses: u32,
+    pub(super) uses: usize,
+    /// Where its segments come from, if not from the backing.
+    pub(super) source: Option<Arc<dyn PoolSource>>,
+    /// Whether each of its blocks is a segment of its own.
+    pub(super) is_unsplit: bool,
     /// Bytes held from the backing.
     pub(super) reserved: u64,
 }
@@ -67,7 +72,6 @@ impl PoolPair {
 }
 
 /// The common pools, at index 0, and the private ones.
-#[derive(Debug)]
 pub(super) struct Pools {
     pairs: Vec<PoolPair>,
     by_id: BTreeMap<PoolId, usize>,
@@ -126,6 +130,12 @@ impl Pools {
         debug_assert!(owner != COMMON && self.pairs[owner].is_empty());
         self.by_id.remove(&self.pairs[owner].id);
         self.vacant.insert(owner);
+    }
+
+    /// The free blocks of every pool.
+    pub(super) fn all_free(&self) -> impl Iterator<Item = BlockId> {
+        let pools = self.pairs.iter().flat_map(|pair| [&pair.small, &pair.large]);
+        pools.flat_map(|pool| pool.free.values().copied())
     }
 
     /// The private pools that nobody uses any more.

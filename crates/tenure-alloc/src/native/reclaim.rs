@@ -22,13 +22,13 @@ impl Engine {
     /// Whether block ages are kept, for [`collect_garbage`](Self::collect_garbage).
     #[inline]
     pub(super) fn collects_garbage(&self) -> bool {
-        self.allowed.is_some() && self.config.garbage_collection_threshold > 0.0
+        self.limit.is_set() && self.config.garbage_collection_threshold > 0.0
     }
 
     /// Releases large segments that have been free for at least the mean age, until what is held is under the
     /// threshold or nothing is left to release. An age is the number of lookups since the block became free.
     pub(super) fn collect_garbage(&mut self) -> Result<(), AllocError> {
-        let threshold = (self.config.garbage_collection_threshold * self.allowed.unwrap_or(0) as f64) as u64;
+        let threshold = (self.config.garbage_collection_threshold * self.limit.bytes() as f64) as u64;
         let large = PoolRef { owner: COMMON, kind: PoolKind::Large };
         let mut aged = Vec::new();
         if self.reserved() > threshold {

@@ -2,26 +2,47 @@
 
 use super::blocks::{Block, State};
 use super::engine::Engine;
-use crate::PoolId;
 use crate::snapshot::{Segment, Snapshot, SnapshotBlock, SnapshotState};
+use crate::{Address, PoolId};
 
 impl Engine {
+    /// Every segment.
+    pub(crate) fn describe_segments(&self) -> Vec<Segment> {
+        self.blocks.iter().filter(|block| self.is_segment_head(block)).map(|head| self.describe(head)).collect()
+    }
+
     pub(super) fn snapshot(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
-        let heads = self.blocks.iter().filter(|block| self.is_segment_head(block));
-        let segments = heads.map(|head| self.describe(head)).collect();
+        let segments = self.describe_segments();
         Snapshot::take(segments, self.config.device, self.config.describe(), &self.history, pool, traces)
     }
 
     /// Whether a mapped run of blocks starts with `block`.
-    fn is_segment_head(&self, block: &Block) -> bool {
+    pub(super) fn is_segment_head(&self, block: &Block) -> bool {
         let follows = block.prev.is_some_and(|prev| self.blocks[prev].state != State::Unmapped);
         block.state != State::Unmapped && !follows
     }
 
+    /// What the live block at `address` was allocated or mapped together with: first byte and bytes.
+    pub(crate) fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        let block = &self.blocks[*self.live.get(&address)?];
+        let back = std::iter::successors(Some(block), |block| block.prev.map(|prev| &self.blocks[prev]));
+        let head = back.take_while(|block| block.state != State::Unmapped).last()?;
+        Some((head.address, self.run_of(head).map(|block| block.bytes).sum()))
+    }
+
+    /// The longest free block, in bytes.
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.pools.all_free().map(|id| self.blocks[id].bytes).max().unwrap_or(0)
+    }
+
     /// The mapped run of blocks from `head` on.
-    fn describe(&self, head: &Block) -> Segment {
+    pub(super) fn run_of<'a>(&'a self, head: &'a Block) -> impl Iterator<Item = &'a Block> {
         let run = std::iter::successors(Some(head), |block| block.next.map(|next| &self.blocks[next]));
-        let blocks = run.map_while(|block| {
+        run.take_while(|block| block.state != State::Unmapped)
+    }
+
+    fn describe(&self, head: &Block) -> Segment {
+        let blocks = self.run_of(head).filter_map(|block| {
             let state = match block.state {
                 State::Unmapped => return None,
                 State::Free => SnapshotState::Inactive,

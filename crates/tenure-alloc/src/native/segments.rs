@@ -22,23 +22,17 @@ impl Engine {
     }
 
     fn add_segment_of(&mut self, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        // Whoever may hold all of the device is stopped by the device itself: the overhead, slow to ask for, says nothing.
-        let limit = self.allowed.filter(|&allowed| allowed < self.device_bytes);
-        let held = |bytes| self.reserved() + self.backing.overhead_bytes() + bytes;
-        let forbidden = limit.is_some_and(|limit| held(bytes) > limit);
-        if forbidden || wanted.bytes > self.device_bytes {
+        let (limit, total) = (self.limit.bytes(), self.limit.total);
+        let held = |bytes| self.reserved() + self.limit.overhead(&*self.backing) + bytes;
+        if limit < total && held(bytes) > limit || wanted.bytes > total {
             return Ok(None);
         }
-        let added = if self.config.expandable_segments {
-            self.map_for(wanted)
-        } else {
-            self.backing.malloc(bytes).map(|address| self.insert_segment(wanted, address, bytes))
+        let added = match self.pools.pair(wanted.pool.owner).source.as_deref() {
+            Some(source) => source.allocate(bytes, wanted.request.stream),
+            None if self.config.expandable_segments => return none_if_full(self.map_for(wanted)),
+            None => self.backing.malloc(bytes),
         };
-        match added {
-            Ok(id) => Ok(Some(id)),
-            Err(BackingError::OutOfMemory { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        none_if_full(added.map(|address| self.insert_segment(wanted, address, bytes)))
     }
 
     fn insert_segment(&mut self, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
@@ -66,7 +60,10 @@ impl Engine {
     /// Gives a free block that is a whole segment back to the backing.
     pub(super) fn release_segment(&mut self, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, stream, pool, .. } = self.blocks[id];
-        self.backing.free(address)?;
+        match self.pools.pair(pool.owner).source.as_deref() {
+            Some(source) => source.free(address, bytes, stream),
+            None => self.backing.free(address)?,
+        }
         self.remove_free(id);
         self.blocks.remove(id);
         self.pools.pair_mut(pool.owner).reserved -= bytes;
@@ -80,5 +77,13 @@ impl Engine {
         self.statistics.num_device_free += 1;
         self.record_segment(Action::SegmentFree, address, bytes, stream, pool);
         Ok(())
+    }
+}
+
+fn none_if_full(added: Result<BlockId, BackingError>) -> Result<Option<BlockId>, AllocError> {
+    match added {
+        Ok(id) => Ok(Some(id)),
+        Err(BackingError::OutOfMemory { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -1,9 +1,9 @@
 //! Settings, and what follows from them.
 
-use crate::AllocError;
+use crate::{AllocError, rounding};
 
 /// Every block is a multiple of this.
-pub(super) const GRANULE: u64 = 512;
+pub(super) const GRANULE: u64 = rounding::GRANULE;
 /// The largest request that lives in a slab.
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
 /// Bytes of a slab.
@@ -95,7 +95,7 @@ impl Config {
     }
 }
 
-/// The bytes of a block for a request.
+/// The bytes of a block for a request, before it is rounded any further.
 pub(super) fn round(bytes: u64) -> Result<u64, AllocError> {
     if bytes > MAX_REQUEST { Err(AllocError::TooLarge(bytes)) } else { Ok(bytes.next_multiple_of(GRANULE)) }
 }

@@ -15,7 +15,7 @@ use super::latch::{Latch, LatchGuard};
 use super::parked::{Loan, Loans, Parked};
 use super::progress::{Progress, Uses};
 use super::slabs::{EntryState, Slabs};
-use super::state::{COMMON, State};
+use super::state::State;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics};
 
@@ -88,20 +88,26 @@ impl Heap {
 
     /// A block of a slab that is there, or parked.
     #[inline]
-    pub(super) fn allocate_small(&self, blocks: &mut Blocks, request: Request, history: &History) -> Option<Block> {
+    pub(super) fn allocate_small(
+        &self,
+        blocks: &mut Blocks,
+        request: Request,
+        bytes: u64,
+        history: &History,
+    ) -> Option<Block> {
         let was_idle = blocks.is_idle;
         if was_idle {
             blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
             blocks.is_idle = false;
         }
-        let mut block = blocks.allocate_small(request, history);
+        let mut block = blocks.allocate_small(request, bytes, history);
         if was_idle {
             blocks.note_reused();
         }
         if block.is_none() {
             let slab = blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
             blocks.slabs.add(slab);
-            block = blocks.allocate_small(request, history);
+            block = blocks.allocate_small(request, bytes, history);
             blocks.note_reused();
         }
         let block = block?;
@@ -127,7 +133,7 @@ impl Heap {
     /// Makes a range lent by the state a block.
     pub(super) fn place(&self, blocks: &mut Blocks, request: Request, range: Loan, history: &History) -> Block {
         let Loan { address, bytes, .. } = range;
-        let block = blocks.large.insert(request, range, COMMON);
+        let block = blocks.large.insert(request, range);
         if history.is_on() {
             block.record(Action::Alloc, address, PoolId::default(), history);
         }
@@ -241,10 +247,10 @@ impl Blocks {
     }
 
     /// Bytes of the live block at an address.
-    pub(super) fn live_bytes(&self, address: Address) -> Option<u64> {
+    pub(super) fn bytes_of(&self, address: Address) -> Option<u64> {
         match self.by_address.get(&address) {
             Some(&index) => Some(self.slabs.entry(index).bytes()),
-            None => self.large.live_bytes(address),
+            None => self.large.get(address).filter(|block| !block.is_freed).map(|block| block.bytes),
         }
     }
 
@@ -326,8 +332,8 @@ impl Blocks {
     }
 
     #[inline]
-    fn allocate_small(&mut self, request: Request, history: &History) -> Option<Block> {
-        let index = self.slabs.allocate(request)?;
+    fn allocate_small(&mut self, request: Request, bytes: u64, history: &History) -> Option<Block> {
+        let index = self.slabs.allocate(request, bytes)?;
         let entry = self.slabs.entry(index);
         let (address, bytes) = (entry.address, entry.bytes());
         self.by_address.insert(address, index);

@@ -25,7 +25,6 @@ pub(super) struct LargeBlock {
     pub(super) stream: StreamId,
     pub(super) tag: Tag,
     pub(super) key: KeyId,
-    pub(super) space: usize,
     /// As its [`Loan`] says.
     pub(super) number: u64,
     pub(super) is_made: bool,
@@ -36,11 +35,11 @@ pub(super) struct LargeBlock {
 
 impl LargeBlocks {
     /// Adds a block for `request`; returns it.
-    pub(super) fn insert(&mut self, request: Request, loan: Loan, space: usize) -> &LargeBlock {
+    pub(super) fn insert(&mut self, request: Request, loan: Loan) -> &LargeBlock {
         let Request { bytes: requested, stream, tag, key } = request;
         let Loan { address, bytes, number, is_made, .. } = loan;
         let users = SmallVec::new();
-        let block = LargeBlock { bytes, requested, stream, tag, key, space, number, is_made, users, is_freed: false };
+        let block = LargeBlock { bytes, requested, stream, tag, key, number, is_made, users, is_freed: false };
         self.blocks.entry(address).insert_entry(block).into_mut()
     }
 

@@ -17,10 +17,12 @@ mod large;
 mod latch;
 mod parked;
 mod placement;
+mod private;
 mod progress;
 mod report;
 mod runs;
 mod search;
+mod segments;
 mod slabs;
 mod space;
 mod state;
@@ -30,7 +32,7 @@ mod windows;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tenure_core::{KeyId, StreamId, Tag};
 
 pub use config::Config;
@@ -38,8 +40,9 @@ pub use config::Config;
 use crate::hooks::Hooks;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemory,
-    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+    Address, AllocError, Backing, Block, CachingAllocator, Divisions, FreeMemoryCallback, History, MappedChunk,
+    OutOfMemory, OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored,
+    Snapshot, Statistics, StreamFilter, Tuning, rounding,
 };
 use address_space::AddressSpace;
 use config::{SLAB_BYTES, SMALL_LIMIT, round};
@@ -48,7 +51,7 @@ use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
 use latch::LatchGuard;
 use parked::Loans;
-use state::{COMMON, Effort, Refusal, State};
+use state::{Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
 ///
@@ -60,6 +63,9 @@ pub struct PagedAllocator {
     directory: Directory,
     /// Private pools that allocations are sent to now.
     filters: AtomicU64,
+    /// Whether requests are rounded to more than 512 bytes: 0 or 1.
+    rounds: AtomicU64,
+    divisions: RwLock<Divisions>,
     /// Boxed, so that its lock shares no cache line with what every allocation reads.
     state: Box<Mutex<State>>,
     history: Arc<History>,
@@ -91,11 +97,13 @@ impl PagedAllocator {
         let first = backing.reserve(bytes)?;
         let history = Arc::new(history);
         let addresses = AddressSpace::new(first, bytes, granularity);
-        let state = State::new(Arc::clone(&backing), config, addresses, total, Arc::clone(&history));
+        let state = State::new(Arc::clone(&backing), config, addresses, Arc::clone(&history))?;
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
             filters: AtomicU64::new(0),
+            rounds: AtomicU64::new(0),
+            divisions: RwLock::default(),
             state: Box::new(Mutex::new(state)),
             history,
             hooks: Hooks::default(),
@@ -114,15 +122,15 @@ impl PagedAllocator {
     /// A block of the stream's heap, with more memory from the state if need be.
     #[inline]
     fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
-        let is_small = request.bytes <= SMALL_LIMIT;
-        let (bytes, lent) = if is_small { (SLAB_BYTES, Lent::Slab) } else { (round(request.bytes)?, Lent::Range) };
+        let rounded = self.round(request.bytes)?;
+        let (bytes, lent) = if rounded <= SMALL_LIMIT { (SLAB_BYTES, Lent::Slab) } else { (rounded, Lent::Range) };
         loop {
             let mut blocks = heap.lock();
             if blocks.has_pending() {
                 self.settle(&mut blocks, false)?;
             }
             let found = match lent {
-                Lent::Slab => heap.allocate_small(&mut blocks, request, &self.history),
+                Lent::Slab => heap.allocate_small(&mut blocks, request, rounded, &self.history),
                 Lent::Range => heap.allocate_parked(&mut blocks, request, bytes, &self.history),
             };
             if let Some(block) = found {
@@ -162,14 +170,16 @@ impl PagedAllocator {
 
     /// A block of a private pool, or of a stream that has no heap.
     fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
-        let bytes = round(request.bytes)?;
+        let bytes = self.round(request.bytes)?;
         let attempt = |state: &mut State, requested, effort| {
-            let space = state.private_space(request.stream).unwrap_or(COMMON);
-            state.allocate(request, bytes, space, requested, effort)
+            if state.private.engine.captures.diverts(request.stream) {
+                return state.allocate_private(request, effort);
+            }
+            let address = state.allocate(request, bytes, requested, effort)?;
+            Ok(Block { address, bytes })
         };
         Ok(match self.obtain(request, attempt)? {
-            Found::Sought(address) => Block { address, bytes },
-            Found::Lent(block) => block,
+            Found::Sought(block) | Found::Lent(block) => block,
         })
     }
 
@@ -180,13 +190,14 @@ impl PagedAllocator {
         request: Request,
         attempt: impl Fn(&mut State, u64, Effort) -> Result<T, Refusal>,
     ) -> Result<Found<T>, AllocError> {
-        let try_once = |state: &mut State, effort| {
-            let apart = state.statistics.large_pool.requested_bytes.current;
-            match attempt(state, self.heaps.requested() + apart + request.bytes, effort) {
-                Ok(found) => Ok(Some(Found::Sought(found))),
-                Err(Refusal::Full) => Ok(None),
-                Err(Refusal::Backing(error)) => Err(AllocError::from(error)),
-            }
+        let try_once = |state: &mut State, effort| match attempt(
+            state,
+            self.heaps.requested() + state.requested + request.bytes,
+            effort,
+        ) {
+            Ok(found) => Ok(Some(Found::Sought(found))),
+            Err(Refusal::Full) => Ok(None),
+            Err(Refusal::Failed(error)) => Err(error),
         };
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Free)? {
             return Ok(found);
@@ -214,24 +225,29 @@ impl PagedAllocator {
         // The host cannot wait for a stream that is being captured.
         if !self.state.lock().progress.is_capturing() {
             self.settle_all()?;
+            self.release_given_up(None)?;
             let state = &mut *self.state.lock();
-            state.statistics.num_alloc_retries += 1;
-            state.release_given_up()?;
+            state.statistics_mut().num_alloc_retries += 1;
+            // A private pool's segments are not made of the common space's chunks.
+            if state.private.engine.captures.diverts(request.stream) {
+                state.release_whole()?;
+            }
             if let Some(found) = try_once(state)? {
                 return Ok(found);
             }
         }
         let mut state = self.state.lock();
-        let bytes = round(request.bytes)?;
-        if let Some(address) = state.borrow(request, bytes)? {
-            return Ok(Found::Lent(Block { address, bytes }));
+        let bytes = self.round(request.bytes)?;
+        if let Some(block) = state.borrow(request)? {
+            return Ok(Found::Lent(block));
         }
         let free = self.backing.memory_info()?.free;
-        let (allowed, reserved, total) = (state.allowed, state.reserved(), self.total);
+        let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
+        let overhead = state.limit().overhead(&*self.backing);
         state.note_out_of_memory(request, free);
         drop(state);
         let allocated = self.statistics().all.allocated_bytes.current;
-        let (inactive, overhead) = (reserved.saturating_sub(allocated), self.backing.overhead_bytes());
+        let inactive = reserved.saturating_sub(allocated);
         self.hooks.out_of_memory(&OutOfMemory { requested: bytes, allowed, overhead, inactive, total, free });
         let (requested, stream) = (request.bytes, request.stream);
         let error = AllocError::OutOfMemory {
@@ -265,8 +281,15 @@ impl PagedAllocator {
             self.take_back(&mut self.state.lock(), unused);
         }
         let mut state = self.state.lock();
-        state.statistics.num_sync_all_streams += 1;
-        Ok(state.settle(true)?)
+        state.statistics_mut().num_sync_all_streams += 1;
+        state.settle(true)?;
+        state.private.engine.finish(true)
+    }
+
+    /// Gives back what private pools hold that nobody uses any more: `pool`, or all.
+    fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
+        let streams: Vec<StreamId> = self.heaps.all().map(|heap| heap.stream).collect();
+        self.state.lock().release_given_up(pool, &streams)
     }
 
     /// Takes back what every heap has parked.
@@ -286,6 +309,19 @@ impl PagedAllocator {
             self.directory.remove(loan.address, loan.lent);
             state.take_back(loan);
         }
+    }
+
+    /// Bytes of the live block at an address, if a heap has it.
+    fn lent_bytes(&self, address: Address) -> Option<u64> {
+        self.owner(address)?.0.lock().bytes_of(address)
+    }
+
+    /// Bytes of the block for a request.
+    #[inline]
+    fn round(&self, bytes: u64) -> Result<u64, AllocError> {
+        let rounded = round(bytes)?;
+        let rounds = self.rounds.load(Ordering::Acquire) > 0;
+        Ok(if rounds { rounding::round(bytes, &self.divisions.read()) } else { rounded })
     }
 
     /// The heap that the memory at an address is lent to, and what lies there.
@@ -320,7 +356,10 @@ impl Resource for PagedAllocator {
         if request.bytes == 0 {
             return Ok(Block { address: 0, bytes: 0 });
         }
-        let to_pool = || self.filters.load(Ordering::Acquire) > 0 && self.state.lock().sends_to_pool(request.stream);
+        let to_pool = || {
+            self.filters.load(Ordering::Acquire) > 0
+                && self.state.lock().private.engine.captures.diverts(request.stream)
+        };
         match self.heaps.of(request.stream) {
             Some((number, heap)) if !to_pool() => self.allocate_in(heap, number, request),
             _ => self.allocate_apart(request),
@@ -369,11 +408,10 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn block(&self, address: Address) -> Option<Block> {
-        let bytes = match self.owner(address) {
-            Some((heap, _)) => heap.lock().live_bytes(address),
-            None => self.state.lock().blocks.live_bytes(address),
-        };
-        bytes.map(|bytes| Block { address, bytes })
+        match self.owner(address) {
+            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
+            None => self.state.lock().block(address),
+        }
     }
 
     /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
@@ -382,6 +420,7 @@ impl CachingAllocator for PagedAllocator {
             return Ok(());
         }
         self.settle_all()?;
+        self.release_given_up(None)?;
         Ok(self.state.lock().release_whole()?)
     }
 
@@ -398,12 +437,12 @@ impl CachingAllocator for PagedAllocator {
 
     fn reset_peak_statistics(&self) {
         self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_peaks());
-        self.state.lock().statistics.reset_peak();
+        self.state.lock().statistics_mut().reset_peak();
     }
 
     fn reset_accumulated_statistics(&self) {
         self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_accumulated());
-        self.state.lock().statistics.reset_accumulated();
+        self.state.lock().statistics_mut().reset_accumulated();
     }
 
     fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
@@ -414,17 +453,24 @@ impl CachingAllocator for PagedAllocator {
         &self.history
     }
 
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        let Tuning::Rounding(divisions) = tuning else { return Ok(false) };
+        self.state.lock().private.engine.tune(tuning)?;
+        *self.divisions.write() = divisions;
+        self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+        Ok(true)
+    }
+
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        if !(0.0..=1.0).contains(&fraction) {
-            let value = fraction.to_string();
-            return Err(AllocError::InvalidSetting {
-                setting: "memory fraction",
-                value,
-                expected: "it must lie between 0 and 1",
-            });
-        }
-        self.state.lock().allowed = (fraction * self.total as f64) as u64;
-        Ok(())
+        self.state.lock().private.engine.limit.set(fraction)
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.state.lock().limit().fraction()
+    }
+
+    fn count_overhead(&self, counts: bool) {
+        self.state.lock().private.engine.limit.counts_overhead = counts;
     }
 
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
@@ -435,17 +481,25 @@ impl CachingAllocator for PagedAllocator {
         self.hooks.add_observer(observer);
     }
 
-    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
+    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
+        self.state.lock().private.engine.create_pool(pool, source)
+    }
+
+    fn pool_uses(&self, pool: PoolId) -> usize {
+        self.state.lock().private.engine.pool_uses(pool)
+    }
+
+    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        state.begin_pool(pool, filter);
-        self.filters.store(state.filters.len() as u64, Ordering::Release);
-        Ok(())
+        let begun = state.begin_pool(pool, purpose, filter);
+        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
+        begun
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let ended = state.end_pool(pool);
-        self.filters.store(state.filters.len() as u64, Ordering::Release);
+        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
         ended
     }
 
@@ -454,15 +508,56 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().release_pool(pool)
+        self.state.lock().private.engine.release_pool(pool)
     }
 
-    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().lend_pool(pool)
+    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
+        self.state.lock().private.engine.use_pool_on_oom(pool, on)
+    }
+
+    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().private.engine.set_no_split(pool)
+    }
+
+    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::default() {
+            return self.release_cached();
+        }
+        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_given_up(Some(pool)) }
+    }
+
+    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
+        self.state.lock().private.engine.live_blocks(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
+        self.state.lock().private.engine.checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+        self.state.lock().private.engine.restore(checkpoint)
+    }
+
+    /// The chunks under the block, as far as they are mapped side by side; for a block of a private pool its segment.
+    fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
+        let chunks = self.state.lock().chunks_under(address, bytes);
+        let first = chunks.first()?.address;
+        Some((first, chunks.iter().map(|chunk| chunk.bytes).sum()))
+    }
+
+    fn largest_free(&self) -> u64 {
+        self.unpark();
+        let state = &mut *self.state.lock();
+        state.space.longest_range().max(state.private.engine.largest_free())
     }
 
     fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        self.state.lock().chunks_under(address, bytes)
+        match self.lent_bytes(address) {
+            Some(block) => Some(self.state.lock().chunks_under(address, bytes.min(block))),
+            None => self.state.lock().chunks_of_apart(address, bytes),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
-use super::state::{COMMON, Effort, Refusal, State};
+use super::state::{Effort, Refusal, State};
 use crate::{Action, Address, BackingError};
 
 /// More allocations than this without a free make a streak.
@@ -20,20 +20,19 @@ impl State {
         &mut self,
         bytes: u64,
         stream: StreamId,
-        id: usize,
         requested: u64,
         effort: Effort,
     ) -> Result<(Address, bool), Refusal> {
         let peak = self.peak_requested.max(requested);
-        let found = match self.find_free(bytes, stream, id)? {
+        let found = match self.find_free(bytes, stream)? {
             Some(address) => (address, false),
             None if effort == Effort::Free => return Err(Refusal::Full),
             None => {
-                let made = match self.make(bytes, stream, id, peak, u64::MAX) {
+                let made = match self.make(bytes, stream, peak, u64::MAX) {
                     // The device may have less than it seemed: what is there must do.
                     Err(Refusal::Full) => {
                         let free = self.backing.memory_info()?.free;
-                        self.make(bytes, stream, id, peak, free / self.granularity * self.granularity)
+                        self.make(bytes, stream, peak, free / self.granularity * self.granularity)
                     }
                     made => made,
                 };
@@ -52,7 +51,7 @@ impl State {
     }
 
     /// A free range in one piece that the stream may touch, taken into use.
-    fn find_free(&mut self, bytes: u64, stream: StreamId, id: usize) -> Result<Option<Address>, BackingError> {
+    fn find_free(&mut self, bytes: u64, stream: StreamId) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
         // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
@@ -64,7 +63,7 @@ impl State {
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
         let in_streak = self.in_streak();
-        let (space, progress) = (&mut self.spaces[id], &mut self.progress);
+        let (space, progress) = (&mut self.space, &mut self.progress);
         let mut found = None;
         if in_streak {
             found = space.behind_last(bytes, stream, progress)?;
@@ -83,13 +82,14 @@ impl State {
 
     /// Memory that no free range has, when at most `creatable` bytes can be created, and at most `peak` bytes were ever
     /// requested at once.
-    fn make(&mut self, bytes: u64, stream: StreamId, id: usize, peak: u64, creatable: u64) -> Result<Address, Refusal> {
+    fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, Refusal> {
         let in_streak = self.in_streak();
-        let reserved = self.statistics.all.reserved_bytes.current;
-        let held = reserved + self.overhead();
-        let space = &mut self.spaces[id];
-        let limit = self.allowed.saturating_sub(held).min(creatable);
+        let held = self.reserved() + self.limit().overhead(&*self.backing);
+        // The slack is that of the common space.
+        let reserved = self.space.reserved;
+        let limit = self.limit().bytes().saturating_sub(held).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
+        let space = &mut self.space;
         let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);
         for (index, chunk) in &mut space.chunks {
             ready[index] = self.progress.is_ready_for(stream, &mut chunk.uses)?;
@@ -100,18 +100,18 @@ impl State {
         let is_ready = |index: usize| ready[index];
         let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
-            return Ok(self.execute(plan, bytes, id)?);
+            return Ok(self.execute(plan, bytes)?);
         }
-        let space = &self.spaces[id];
+        let space = &self.space;
         if let Some(plan) = space.plan_composition(&need, false) {
-            return Ok(self.execute(plan, bytes, id)?);
+            return Ok(self.execute(plan, bytes)?);
         }
         // A wait would break a capture.
         if all_ready || self.progress.is_capturing() {
             let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-            return Ok(self.execute(plan.ok_or(Refusal::Full)?, bytes, id)?);
+            return Ok(self.execute(plan.ok_or(Refusal::Full)?, bytes)?);
         }
-        let space = &mut self.spaces[id];
+        let space = &mut self.space;
         if let Some(place) = space.first_range(bytes, 0) {
             space.wait(place, bytes, stream, &mut self.progress)?;
             space.occupy(place, bytes);
@@ -129,14 +129,14 @@ impl State {
         {
             space.wait(space.windows.place(address), open, stream, &mut self.progress)?;
         }
-        Ok(self.execute(plan, bytes, id)?)
+        Ok(self.execute(plan, bytes)?)
     }
 
     /// Makes the chunks and the window of a plan, and takes the block's bytes into use.
     ///
     /// # Errors
     /// What the backing said; what was made is unmade, or, where the backing refuses that too, kept as free memory.
-    fn execute(&mut self, plan: Plan, bytes: u64, id: usize) -> Result<Address, BackingError> {
+    fn execute(&mut self, plan: Plan, bytes: u64) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();
         let mut chunks = Vec::with_capacity(plan.sources.len() + 1);
@@ -147,7 +147,7 @@ impl State {
             chunks.push(match *source {
                 Source::Chunk(index) => index,
                 Source::New(bytes) => {
-                    let index = self.spaces[id].create(bytes, &*backing)?;
+                    let index = self.space.create(bytes, &*backing)?;
                     self.count_created(bytes);
                     made.push(index);
                     index
@@ -155,34 +155,34 @@ impl State {
             });
             Ok(())
         });
-        let address = result.and_then(|()| self.show(&plan, &chunks, id));
+        let address = result.and_then(|()| self.show(&plan, &chunks));
         match address {
             Ok(address) => {
                 for &index in &made {
-                    let chunk = &self.spaces[id].chunks[index];
-                    self.record_chunk(Action::SegmentMap, chunk.mapped_at[0].address, chunk.bytes, id);
+                    let chunk = &self.space.chunks[index];
+                    self.record_chunk(Action::SegmentMap, chunk.mapped_at[0].address, chunk.bytes);
                 }
-                let space = &mut self.spaces[id];
+                let space = &mut self.space;
                 space.occupy(space.windows.place(address), bytes);
-                self.limit_mappings(id);
+                self.limit_mappings();
                 self.count_windows();
             }
-            Err(_) => made.into_iter().for_each(|index| self.unmake(index, id)),
+            Err(_) => made.into_iter().for_each(|index| self.unmake(index)),
         }
         address
     }
 
     /// Maps the chunks of a plan; returns where its block begins.
-    fn show(&mut self, plan: &Plan, chunks: &[usize], id: usize) -> Result<Address, BackingError> {
+    fn show(&mut self, plan: &Plan, chunks: &[usize]) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         if let Start::Open { window, address } = plan.start {
-            let first = self.spaces[id].windows.get(window).first;
-            self.spaces[id].map(first, 0, chunks, &*backing)?;
+            let first = self.space.windows.get(window).first;
+            self.space.map(first, 0, chunks, &*backing)?;
             return Ok(address);
         }
-        let bytes = chunks.iter().map(|&index| self.spaces[id].chunks[index].bytes).sum();
-        let (first, owned) = self.take_addresses(bytes, id)?;
-        let space = &mut self.spaces[id];
+        let bytes = chunks.iter().map(|&index| self.space.chunks[index].bytes).sum();
+        let (first, owned) = self.take_addresses(bytes)?;
+        let space = &mut self.space;
         if let Err(error) = space.map(first, owned, chunks, &*backing) {
             if !space.is_stuck_from(first) {
                 self.addresses.give_back(first, owned);
@@ -191,7 +191,7 @@ impl State {
         }
         Ok(match plan.start {
             Start::Suffix(index) => {
-                let chunk = &self.spaces[id].chunks[index];
+                let chunk = &self.space.chunks[index];
                 first + chunk.bytes - chunk.free_suffix()
             }
             _ => first,
@@ -199,38 +199,34 @@ impl State {
     }
 
     /// Address space for a new window, if need be from windows that hold no block.
-    fn take_addresses(&mut self, bytes: u64, id: usize) -> Result<(Address, u64), BackingError> {
+    fn take_addresses(&mut self, bytes: u64) -> Result<(Address, u64), BackingError> {
         loop {
             if let Some(taken) = self.addresses.take(bytes) {
                 return Ok(taken);
             }
-            if !self.retire_window(id)? {
+            if !self.retire_window()? {
                 let reason = format!("no {bytes} bytes of the reserved address space are left in one piece");
                 return Err(BackingError::Failed { call: "reserve", reason });
             }
         }
     }
 
-    fn limit_mappings(&mut self, id: usize) {
-        let space = &self.spaces[id];
+    fn limit_mappings(&mut self) {
+        let space = &self.space;
         if space.mappings() > space.chunks.len() * self.config.mappings_per_chunk {
             // The block is there already: a window that cannot be unmapped now is tried again later.
-            let _ = self.retire_window(id);
+            let _ = self.retire_window();
         }
     }
 
-    fn retire_window(&mut self, id: usize) -> Result<bool, BackingError> {
-        // A captured graph may use the addresses of its pool at any time.
-        if id != COMMON {
-            return Ok(false);
-        }
-        let Self { spaces, progress, addresses, backing, .. } = self;
-        spaces[id].retire_window(progress, addresses, &**backing)
+    fn retire_window(&mut self) -> Result<bool, BackingError> {
+        let Self { space, progress, addresses, backing, .. } = self;
+        space.retire_window(progress, addresses, &**backing)
     }
 
     /// Undoes the creation of a chunk that is mapped nowhere. If the backing refuses, the chunk stays, free.
-    fn unmake(&mut self, index: usize, id: usize) {
-        let _ = self.release(index, id, &[]);
+    fn unmake(&mut self, index: usize) {
+        let _ = self.release(index, &[]);
     }
 }
 

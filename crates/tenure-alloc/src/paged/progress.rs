@@ -45,7 +45,7 @@ pub(super) struct Progress {
     /// `(waiter, awaited)`: the waiter runs behind every epoch of the awaited stream below the value.
     waited: FxHashMap<(StreamId, StreamId), u64>,
     /// While a stream is captured into a graph, a query would break the capture: nothing is asked of the backing.
-    captures: usize,
+    is_capturing: bool,
 }
 
 #[derive(Default)]
@@ -72,19 +72,15 @@ impl Stream {
 
 impl Progress {
     pub(super) fn new(backing: Arc<dyn Backing>) -> Self {
-        Self { backing, streams: FxHashMap::default(), waited: FxHashMap::default(), captures: 0 }
+        Self { backing, streams: FxHashMap::default(), waited: FxHashMap::default(), is_capturing: false }
     }
 
-    pub(super) fn capture_begins(&mut self) {
-        self.captures += 1;
-    }
-
-    pub(super) fn capture_ends(&mut self) {
-        self.captures = self.captures.saturating_sub(1);
+    pub(super) fn set_capturing(&mut self, is_capturing: bool) {
+        self.is_capturing = is_capturing;
     }
 
     pub(super) fn is_capturing(&self) -> bool {
-        self.captures > 0
+        self.is_capturing
     }
 
     /// A use of memory by `stream` that ends now.
@@ -95,7 +91,7 @@ impl Progress {
     /// The same, with a mark recorded at once, for memory that its own stream will want back soon.
     pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<Use, BackingError> {
         let now = self.use_now(stream);
-        if self.captures == 0 {
+        if !self.is_capturing {
             self.mark_after(now)?;
         }
         Ok(now)
@@ -163,7 +159,7 @@ impl Progress {
         if used.epoch < stream.completed {
             return Ok(true);
         }
-        if self.captures > 0 {
+        if self.is_capturing {
             return Ok(false);
         }
         if stream.marks.len() < MARKS || stream.covering(used).is_some() {

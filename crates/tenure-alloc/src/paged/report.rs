@@ -12,7 +12,7 @@ use super::PagedAllocator;
 use super::directory::Lent;
 use super::large::LargeBlock;
 use super::slabs::{Entry, EntryState};
-use super::state::{COMMON, State};
+use super::state::State;
 use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
 
@@ -22,35 +22,30 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     let mut heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
     let mut state = allocator.state.lock();
     heaps.iter_mut().for_each(|(_, heap)| allocator.take_back(&mut state, heap.take_parked()));
-    let mut segments = Vec::new();
-    for (id, space) in &state.spaces {
-        let mut blocks = free_blocks(&state, id);
-        for (address, block) in state.blocks.iter().filter(|(_, block)| block.space == id) {
-            blocks.insert(address, (block.stream, large(address, block)));
-        }
-        if id == COMMON {
-            for (&address, (stream, loan)) in &state.loans {
-                let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
-                let shown: Vec<SnapshotBlock> = match (loan.lent, heap.large().get(address)) {
-                    (Lent::Slab, _) => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
-                    (Lent::Range, Some(block)) => vec![large(address, block)],
-                    // On its way to or from the heap.
-                    (Lent::Range, None) => vec![free(address, loan.bytes)],
-                };
-                blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
-            }
-        }
-        let pool = state.pool_of(id);
-        segments.extend(join(blocks, state.config.device, pool));
-        debug_assert!(space.reserved >= segments.iter().filter(|s| s.pool == pool).map(Segment::bytes).sum());
+    let mut blocks = free_blocks(&state);
+    for (address, block) in state.blocks.iter() {
+        blocks.insert(address, (block.stream, large(address, block)));
     }
+    for (&address, (stream, loan)) in &state.loans {
+        let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
+        let shown: Vec<SnapshotBlock> = match (loan.lent, heap.large().get(address)) {
+            (Lent::Slab, _) => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
+            (Lent::Range, Some(block)) => vec![large(address, block)],
+            // On its way to or from the heap.
+            (Lent::Range, None) => vec![free(address, loan.bytes)],
+        };
+        blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
+    }
+    let mut segments = join(blocks, state.config.device);
+    debug_assert!(state.space.reserved >= segments.iter().map(Segment::bytes).sum());
+    segments.extend(state.private.engine.describe_segments());
     Snapshot::take(segments, state.config.device, settings(&state), &allocator.history, pool, traces)
 }
 
-/// The free bytes of a space's chunks, each at its chunk's first mapping.
-fn free_blocks(state: &State, id: usize) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
+/// The free bytes of the common space's chunks, each at its chunk's first mapping.
+fn free_blocks(state: &State) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
     let mut blocks = BTreeMap::new();
-    for (_, chunk) in &state.spaces[id].chunks {
+    for (_, chunk) in &state.space.chunks {
         let Some(home) = chunk.mapped_at.first() else { continue };
         for extent in &chunk.free {
             let block = free(home.address + extent.offset, extent.bytes);
@@ -82,7 +77,7 @@ fn small(entry: &Entry) -> SnapshotBlock {
 }
 
 /// Blocks side by side, as segments.
-fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool: PoolId) -> Vec<Segment> {
+fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (address, (stream, block)) in blocks {
         match segments.last_mut().filter(|segment| segment.address + segment.bytes() == address) {
@@ -97,7 +92,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32, pool:
                 address,
                 stream,
                 kind: PoolKind::Large,
-                pool,
+                pool: PoolId::default(),
                 is_expandable: true,
                 is_external: false,
                 context: None,

@@ -73,6 +73,17 @@ impl Space {
         })
     }
 
+    /// Bytes of the longest free range.
+    pub(super) fn longest_range(&mut self) -> u64 {
+        self.raise_all();
+        let windows: Vec<usize> = self.windows.iter().map(|(index, _)| index).collect();
+        let longest = windows.into_iter().map(|window| {
+            self.sum_up(window);
+            self.windows.longest(window)
+        });
+        longest.max().unwrap_or(0)
+    }
+
     /// The range behind the block placed last, if it is free and `stream` may touch it without a wait.
     pub(super) fn behind_last(
         &mut self,

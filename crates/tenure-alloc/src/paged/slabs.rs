@@ -67,10 +67,10 @@ impl Slabs {
         self.empty += 1;
     }
 
-    /// The smallest free block that fits, cut to size.
+    /// The smallest free block that fits, cut to `bytes` bytes: the request, rounded.
     #[inline]
-    pub(super) fn allocate(&mut self, request: Request) -> Option<u32> {
-        let granules = request.bytes.div_ceil(GRANULE) as u16;
+    pub(super) fn allocate(&mut self, request: Request, bytes: u64) -> Option<u32> {
+        let granules = (bytes / GRANULE) as u16;
         let index = self.bins.best(usize::from(granules))?;
         self.unlink(index);
         let entry = &mut self.table[index as usize];

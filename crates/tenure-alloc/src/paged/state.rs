@@ -1,9 +1,8 @@
-//! What the device lock guards: chunks, windows, blocks that are not in slabs, and private pools.
+//! What the device lock guards: chunks, windows, blocks that no heap has, and private pools.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use slab::Slab;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
@@ -11,16 +10,14 @@ use super::config::Config;
 use super::directory::Lent;
 use super::large::{LargeBlock, LargeBlocks};
 use super::parked::{Loan, NEVER_PARKED};
+use super::private::Private;
 use super::progress::Progress;
 use super::space::Space;
+use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, Backing, BackingError, Event, History, MappedChunk, PoolId, PoolKind, Request,
-    Statistics, StreamFilter,
+    Action, Address, AllocError, Backing, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics,
 };
-
-/// The space that serves everybody.
-pub(super) const COMMON: usize = 0;
 
 pub(super) struct State {
     pub(super) backing: Arc<dyn Backing>,
@@ -29,34 +26,24 @@ pub(super) struct State {
     pub(super) granularity: u64,
     pub(super) addresses: AddressSpace,
     pub(super) progress: Progress,
-    /// The common space, at [`COMMON`], and those of private pools.
-    pub(super) spaces: Slab<Space>,
-    pub(super) pools: FxHashMap<PoolId, Pool>,
-    /// Who asked for allocations to go to a pool, the last first.
-    pub(super) filters: Vec<(PoolId, StreamFilter)>,
-    /// Blocks of private pools, and those of streams that have no heap.
+    pub(super) space: Space,
+    /// Private pools; and the counters of everything reserved, and of the blocks here.
+    pub(super) private: Private,
+    /// Blocks of streams that have no heap.
     pub(super) blocks: LargeBlocks,
+    /// Bytes requested for them.
+    pub(super) requested: u64,
     /// What is lent to heaps, by first address: see Note [Parking].
     pub(super) loans: FxHashMap<Address, (StreamId, Loan)>,
     /// Numbers the placements in the common space and the returns to it: see Note [Parking].
     pub(super) clock: Arc<AtomicU64>,
-    /// Of what is reserved, and of the blocks here.
-    pub(super) statistics: Statistics,
     /// The most bytes ever requested at once.
     pub(super) peak_requested: u64,
     /// Blocks placed since the last was freed.
     pub(super) streak: u32,
-    /// Bytes that this process may hold.
-    pub(super) allowed: u64,
-    /// Bytes of the device.
-    total: u64,
-}
-
-/// A private pool: its memory serves nobody else while it is in use.
-pub(super) struct Pool {
-    pub(super) space: usize,
-    uses: usize,
-    lends: bool,
+    /// What the statistics count of windows, and of free ranges of chunks in use: (ranges, bytes).
+    windows: u64,
+    inactive: (u64, u64),
 }
 
 /// How far to go for memory.
@@ -73,16 +60,22 @@ pub(super) enum Effort {
 pub(super) enum Refusal {
     /// The device is full, or the limit is reached, or there is none without more [`Effort`].
     Full,
-    /// A call of the backing failed for another reason.
-    Backing(BackingError),
+    /// Another error.
+    Failed(AllocError),
 }
 
 impl From<BackingError> for Refusal {
     fn from(error: BackingError) -> Self {
         match error {
             BackingError::OutOfMemory { .. } => Self::Full,
-            other => Self::Backing(other),
+            other => Self::Failed(other.into()),
         }
+    }
+}
+
+impl From<AllocError> for Refusal {
+    fn from(error: AllocError) -> Self {
+        Self::Failed(error)
     }
 }
 
@@ -91,28 +84,27 @@ impl State {
         backing: Arc<dyn Backing>,
         config: Config,
         addresses: AddressSpace,
-        total: u64,
         history: Arc<History>,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, AllocError> {
+        let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
+        Ok(Self {
             granularity: backing.granularity(),
             progress: Progress::new(Arc::clone(&backing)),
             backing,
             history,
             config,
             addresses,
-            spaces: [(COMMON, Space::default())].into_iter().collect(),
-            pools: FxHashMap::default(),
-            filters: Vec::new(),
+            space: Space::default(),
+            private,
             blocks: LargeBlocks::default(),
+            requested: 0,
             loans: FxHashMap::default(),
             clock: Arc::default(),
-            statistics: Statistics::default(),
             peak_requested: 0,
             streak: 0,
-            allowed: total,
-            total,
-        }
+            windows: 0,
+            inactive: (0, 0),
+        })
     }
 
     /// Memory for the heap of `stream`. `requested` bytes are requested in all.
@@ -126,13 +118,13 @@ impl State {
     ) -> Result<Loan, Refusal> {
         // A free ends a streak, and what follows it goes by other rules.
         let in_streak = self.in_streak();
-        let (address, is_made) = self.find(bytes, stream, COMMON, requested, effort)?;
+        let (address, is_made) = self.find(bytes, stream, requested, effort)?;
         let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
         let loan = Loan { address, bytes, lent, number, is_made };
         self.loans.insert(address, (stream, loan));
         if lent == Lent::Slab {
-            self.statistics.large_pool.reserved_bytes.decrease(bytes);
-            self.statistics.small_pool.reserved_bytes.increase(bytes);
+            self.statistics_mut().large_pool.reserved_bytes.decrease(bytes);
+            self.statistics_mut().small_pool.reserved_bytes.increase(bytes);
         }
         Ok(loan)
     }
@@ -142,10 +134,10 @@ impl State {
         let Loan { address, bytes, lent, .. } = loan;
         let Some((stream, _)) = self.loans.remove(&address) else { return };
         self.streak = 0;
-        self.vacate(address, bytes, stream, COMMON);
+        self.vacate(address, bytes, stream);
         if lent == Lent::Slab {
-            self.statistics.small_pool.reserved_bytes.decrease(bytes);
-            self.statistics.large_pool.reserved_bytes.increase(bytes);
+            self.statistics_mut().small_pool.reserved_bytes.decrease(bytes);
+            self.statistics_mut().large_pool.reserved_bytes.increase(bytes);
         }
     }
 
@@ -154,44 +146,28 @@ impl State {
         &mut self,
         request: Request,
         bytes: u64,
-        space: usize,
         requested: u64,
         effort: Effort,
     ) -> Result<Address, Refusal> {
         self.settle(false)?;
-        let (address, _) = self.find(bytes, request.stream, space, requested, effort)?;
-        self.register(request, bytes, space, address);
+        let (address, _) = self.find(bytes, request.stream, requested, effort)?;
+        self.register(request, bytes, address);
         Ok(address)
-    }
-
-    /// A block out of a pool that lends its free memory before an out-of-memory error.
-    pub(super) fn borrow(&mut self, request: Request, bytes: u64) -> Result<Option<Address>, BackingError> {
-        let lenders: Vec<usize> = self.pools.values().filter(|pool| pool.lends).map(|pool| pool.space).collect();
-        for id in lenders {
-            let (space, progress) = (&mut self.spaces[id], &mut self.progress);
-            let mut found = space.first_fit(bytes, bytes, request.stream, progress)?;
-            if found.is_none() && !progress.is_capturing() {
-                found = space.first_range(bytes, 0);
-                found.map_or(Ok(()), |place| space.wait(place, bytes, request.stream, progress))?;
-            }
-            if let Some(place) = found {
-                space.occupy(place, bytes);
-                self.register(request, bytes, id, place.address);
-                return Ok(Some(place.address));
-            }
-        }
-        Ok(None)
     }
 
     /// Ends the tenure of a block.
     pub(super) fn free(&mut self, address: Address) -> Result<(), AllocError> {
+        if self.blocks.get(address).is_none() {
+            return self.free_private(address);
+        }
         let taken = self.blocks.take(address)?;
         let block = match &taken {
             Some(block) => block,
             None => self.blocks.free(address, &mut self.progress)?,
         };
-        self.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
-        block.record(Action::FreeRequested, address, pool_of(&self.pools, block.space), &self.history);
+        self.requested -= block.requested;
+        self.private.engine.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
+        block.record(Action::FreeRequested, address, PoolId::default(), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
         }
@@ -200,14 +176,22 @@ impl State {
 
     /// Lets `stream` use a block too. Whether the block is here.
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> bool {
-        self.blocks.record_stream(address, stream)
+        self.blocks.record_stream(address, stream) || self.private.engine.record_stream(address, stream).is_ok()
     }
 
     /// Says anew what a block is for. Whether the block is here.
     pub(super) fn retag(&mut self, address: Address, tag: Tag, key: KeyId) -> bool {
-        let Some((from, block)) = self.blocks.retag(address, tag, key) else { return false };
-        self.statistics.block_retagged(from, tag, block.requested, block.bytes);
+        let Some((from, block)) = self.blocks.retag(address, tag, key) else {
+            return self.private.engine.retag(address, tag, key).is_ok();
+        };
+        self.private.engine.statistics.block_retagged(from, tag, block.requested, block.bytes);
         true
+    }
+
+    /// The live block at an address, if it is none of a heap's.
+    pub(super) fn block(&self, address: Address) -> Option<Block> {
+        let bytes = self.blocks.live_bytes(address);
+        bytes.map(|bytes| Block { address, bytes }).or_else(|| self.private.engine.block(address))
     }
 
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
@@ -223,131 +207,55 @@ impl State {
         settled
     }
 
-    /// Gives every chunk with no byte in use back to the backing, of the common space and of pools given up. Waits on
-    /// the host for the work that used them.
+    /// Gives every chunk with no byte in use back to the backing. Waits on the host for the work that used them.
     pub(super) fn release_whole(&mut self) -> Result<(), BackingError> {
-        self.release_given_up()?;
-        self.release_wholes(&[COMMON])
-    }
-
-    /// The same for pools given up only.
-    pub(super) fn release_given_up(&mut self) -> Result<(), BackingError> {
-        let given_up: Vec<usize> = self.pools.values().filter(|pool| pool.uses == 0).map(|pool| pool.space).collect();
-        let released = self.release_wholes(&given_up);
-        self.pools.retain(|_, pool| {
-            let is_over = pool.uses == 0 && self.spaces[pool.space].chunks.is_empty();
-            if is_over {
-                self.spaces.remove(pool.space);
-            }
-            !is_over
-        });
-        released
-    }
-
-    fn release_wholes(&mut self, spaces: &[usize]) -> Result<(), BackingError> {
         let mut live: Vec<Address> =
             self.blocks.iter().map(|(address, _)| address).chain(self.loans.keys().copied()).collect();
         live.sort_unstable();
-        let released = spaces.iter().try_for_each(|&id| {
-            let whole: Vec<usize> = self.spaces[id].wholes().into_iter().map(|(_, index)| index).collect();
-            whole.into_iter().try_for_each(|index| {
-                self.progress.synchronize(&mut self.spaces[id].chunks[index].uses)?;
-                self.release(index, id, &live)
-            })
+        let released = self.space.wholes().into_iter().try_for_each(|(_, index)| {
+            self.progress.synchronize(&mut self.space.chunks[index].uses)?;
+            self.release(index, &live)
         });
         self.count_windows();
         released
     }
 
-    /// Whether allocations on `stream` go to a private pool now.
-    pub(super) fn sends_to_pool(&self, stream: StreamId) -> bool {
-        self.private_space(stream).is_some()
-    }
-
-    /// The pool that a space serves.
-    pub(super) fn pool_of(&self, space: usize) -> PoolId {
-        pool_of(&self.pools, space)
-    }
-
-    /// The private space that allocations on `stream` go to now.
-    pub(super) fn private_space(&self, stream: StreamId) -> Option<usize> {
-        let (pool, _) = self.filters.iter().rev().find(|(_, filter)| filter(stream))?;
-        self.pools.get(pool).map(|pool| pool.space)
-    }
-
-    pub(super) fn begin_pool(&mut self, pool: PoolId, filter: StreamFilter) {
-        let spaces = &mut self.spaces;
-        let fresh = || Pool { space: spaces.insert(Space::default()), uses: 0, lends: false };
-        self.pools.entry(pool).or_insert_with(fresh).uses += 1;
-        self.filters.push((pool, filter));
-        self.progress.capture_begins();
-    }
-
-    pub(super) fn end_pool(&mut self, pool: PoolId) -> Result<(), AllocError> {
-        let at = self.filters.iter().rposition(|(id, _)| *id == pool).ok_or(AllocError::UnknownPool(pool))?;
-        drop(self.filters.remove(at));
-        self.progress.capture_ends();
-        Ok(())
-    }
-
-    pub(super) fn release_pool(&mut self, pool: PoolId) -> Result<(), AllocError> {
-        let known = self.pools.get_mut(&pool).filter(|pool| pool.uses > 0);
-        known.ok_or(AllocError::UnknownPool(pool))?.uses -= 1;
-        Ok(())
-    }
-
-    pub(super) fn lend_pool(&mut self, pool: PoolId) -> Result<(), AllocError> {
-        self.pools.get_mut(&pool).ok_or(AllocError::UnknownPool(pool))?.lends = true;
-        Ok(())
-    }
-
-    /// The chunks mapped under a range of addresses; `None` if none are.
-    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        self.spaces.iter().find_map(|(_, space)| {
-            let window = space.windows.over(address)?;
-            let under = window.chunks[window.slot_of(address)..].iter().take_while(|(at, _)| *at < address + bytes);
-            let mapped = |&(address, index): &(Address, usize)| {
-                let chunk = &space.chunks[index];
-                MappedChunk { chunk: chunk.id, bytes: chunk.bytes, address }
-            };
-            Some(under.map(mapped).collect())
-        })
-    }
-
     /// Counts and records an out-of-memory error.
     pub(super) fn note_out_of_memory(&mut self, request: Request, free: u64) {
-        self.statistics.num_ooms += 1;
+        self.statistics_mut().num_ooms += 1;
         let Request { bytes, stream, tag, key } = request;
-        let pool = self.private_space(stream).map_or(PoolId::default(), |space| self.pool_of(space));
+        let pool = self.private.engine.pool_for(stream);
         self.history
             .record(|| Event::new(Action::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool));
     }
 
     /// The counters of everything but the blocks of heaps, with the free bytes of chunks partly in use.
     pub(super) fn statistics(&mut self) -> Statistics {
-        let partial =
-            self.spaces.iter().flat_map(|(_, space)| space.chunks.iter()).filter(|(_, chunk)| !chunk.is_whole());
-        let extents: Vec<u64> = partial.flat_map(|(_, chunk)| chunk.free.iter().map(|extent| extent.bytes)).collect();
-        for pool in self.statistics.both(PoolKind::Large) {
-            pool.inactive_split.set(extents.len() as u64);
-            pool.inactive_split_bytes.set(extents.iter().sum());
-        }
-        self.statistics.clone()
+        let partial = self.space.chunks.iter().filter(|(_, chunk)| !chunk.is_whole());
+        let extents = partial.flat_map(|(_, chunk)| chunk.free.iter().map(|extent| extent.bytes));
+        let now = extents.fold((0, 0), |(count, bytes), extent| (count + 1, bytes + extent));
+        let before = std::mem::replace(&mut self.inactive, now);
+        self.private.engine.count_inactive(PoolKind::Large, before, now);
+        self.private.engine.statistics.clone()
     }
 
-    /// Bytes of the device that count against the limit beside what is reserved. Nobody is asked where there is no limit.
-    pub(super) fn overhead(&self) -> u64 {
-        if self.allowed < self.total { self.backing.overhead_bytes() } else { 0 }
+    pub(super) fn statistics_mut(&mut self) -> &mut Statistics {
+        &mut self.private.engine.statistics
+    }
+
+    /// How much of the device may be held.
+    pub(super) fn limit(&self) -> &Limit {
+        &self.private.engine.limit
     }
 
     /// Bytes reserved in all.
     pub(super) fn reserved(&self) -> u64 {
-        self.statistics.all.reserved_bytes.current
+        self.private.engine.statistics.all.reserved_bytes.current
     }
 
-    fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId, space: usize) {
+    fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId) {
         let last = self.progress.use_now(stream);
-        self.spaces[space].vacate(address, bytes, last);
+        self.space.vacate(address, bytes, last);
         self.count_change();
     }
 
@@ -356,58 +264,54 @@ impl State {
         self.clock.fetch_add(1, Ordering::Release);
     }
 
-    fn register(&mut self, request: Request, bytes: u64, space: usize, address: Address) {
+    fn register(&mut self, request: Request, bytes: u64, address: Address) {
         let range = Loan { address, bytes, lent: Lent::Range, number: NEVER_PARKED, is_made: false };
-        let block = self.blocks.insert(request, range, space);
-        let pool = pool_of(&self.pools, space);
-        block.record(Action::Alloc, address, pool, &self.history);
-        self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
+        let block = self.blocks.insert(request, range);
+        block.record(Action::Alloc, address, PoolId::default(), &self.history);
+        self.requested += request.bytes;
+        self.private.engine.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
 
     /// Makes the memory of a freed block free.
     fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
-        self.vacate(address, block.bytes, block.stream, block.space);
-        self.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeCompleted, address, self.pool_of(block.space), &self.history);
+        self.vacate(address, block.bytes, block.stream);
+        self.private.engine.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
+        block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
     }
 
-    pub(super) fn release(&mut self, index: usize, id: usize, live: &[Address]) -> Result<(), BackingError> {
-        let space = &mut self.spaces[id];
+    pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
+        let space = &mut self.space;
         let bytes = space.chunks[index].bytes;
         let mapped = space.chunks[index].mapped_at.first().map(|home| home.address);
         let released = space.release(index, live, &mut self.addresses, &*self.backing);
         self.clock.fetch_add(1, Ordering::Release);
         released?;
-        self.statistics.num_device_free += 1;
-        self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
+        self.statistics_mut().num_device_free += 1;
+        self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
         if let Some(address) = mapped {
-            self.record_chunk(Action::SegmentUnmap, address, bytes, id);
+            self.record_chunk(Action::SegmentUnmap, address, bytes);
         }
         Ok(())
     }
 
-    /// Records that a chunk of a space came or went.
-    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64, space: usize) {
-        let event = || Event::new(action, address, bytes, StreamId::NULL).in_pool(self.pool_of(space));
-        self.history.record(event);
+    /// Records that a chunk came or went.
+    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64) {
+        self.history.record(|| Event::new(action, address, bytes, StreamId::NULL));
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {
-        self.statistics.num_device_alloc += 1;
-        self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
+        self.statistics_mut().num_device_alloc += 1;
+        self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));
     }
 
     /// A window is what PyTorch's figures call a segment.
     pub(super) fn count_windows(&mut self) {
-        let windows = self.spaces.iter().map(|(_, space)| space.windows.len() as u64).sum::<u64>();
-        self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.segment.set(windows));
+        let now = self.space.windows.len() as u64;
+        let before = std::mem::replace(&mut self.windows, now);
+        for pool in self.statistics_mut().both(PoolKind::Large) {
+            pool.segment.increase(now.saturating_sub(before));
+            pool.segment.decrease(before.saturating_sub(now));
+        }
     }
-}
-
-fn pool_of(pools: &FxHashMap<PoolId, Pool>, space: usize) -> PoolId {
-    if space == COMMON {
-        return PoolId::default();
-    }
-    pools.iter().find(|(_, pool)| pool.space == space).map_or(PoolId::default(), |(id, _)| *id)
 }

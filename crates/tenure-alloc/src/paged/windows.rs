@@ -187,12 +187,6 @@ impl Windows {
         &mut self.windows[index]
     }
 
-    /// The window that an address lies in.
-    pub(super) fn over(&self, address: Address) -> Option<&Window> {
-        let &(_, index) = self.order.get(self.rank(address))?;
-        Some(&self.windows[index]).filter(|window| (window.first..window.end()).contains(&address))
-    }
-
     /// Where a mapped address is.
     #[inline]
     pub(super) fn place(&self, address: Address) -> Place {
@@ -210,6 +204,11 @@ impl Windows {
     #[inline]
     pub(super) fn may_fit(&self, window: usize, bytes: u64) -> bool {
         self.heads[window].longest >= bytes
+    }
+
+    /// The longest free range of a window that is [summed up](Self::sum_up), in bytes.
+    pub(super) fn longest(&self, window: usize) -> u64 {
+        self.heads[window].longest
     }
 
     /// Notes what is free of a slot of a window that is kept up to date.

@@ -10,7 +10,7 @@ use crate::failure::{Status, guarded};
 /// `tenure_out_of_memory` of `tenure_torch.h`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct OutOfMemory {
+pub(super) struct OutOfMemory {
     device: c_int,
     requested: u64,
     allowed: u64,

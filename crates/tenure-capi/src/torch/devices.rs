@@ -25,14 +25,19 @@ pub(super) unsafe extern "C" fn configure(options: *const c_char) -> Status {
     guarded(|| {
         // SAFETY: by the header, a C string.
         let options = unsafe { CStr::from_ptr(options) };
-        let options = options.to_str().map_err(|_| Failure::Invalid("options must be UTF-8".into()))?.parse()?;
-        let mut setup = setup();
-        if let Some((_, open)) = Device::all().next() {
-            return Err(MemoryError::AlreadyInstalled { device: open.memory.device() }.into());
-        }
-        setup.options = Some(options);
-        Ok(())
+        configure_from(options.to_str().map_err(|_| Failure::Invalid("options must be UTF-8".into()))?)
     })
+}
+
+/// [`configure`], for Rust.
+pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
+    let options = options.parse()?;
+    let mut setup = setup();
+    if let Some((_, open)) = Device::all().next() {
+        return Err(MemoryError::AlreadyInstalled { device: open.memory.device() }.into());
+    }
+    setup.options = Some(options);
+    Ok(())
 }
 
 pub(super) extern "C" fn is_open(number: c_int) -> bool {

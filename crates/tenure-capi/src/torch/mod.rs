@@ -4,12 +4,13 @@ mod blocks;
 mod callbacks;
 mod devices;
 mod object;
+mod pluggable;
 mod pools;
 mod statistics;
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::failure::{Status, last_error};
+use crate::failure::{Failure, Status};
 use callbacks::{FreeMemory, Observer};
 use object::Object;
 use pools::{Filter, Pool};
@@ -63,4 +64,12 @@ static TABLE: Table = Table {
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_torch_table() -> *const Table {
     &TABLE
+}
+
+/// Says how devices are opened: `tenure_torch_api.configure`, for Rust.
+///
+/// # Errors
+/// The options make no sense, or a device is open already: the message.
+pub fn configure(options: &str) -> Result<(), String> {
+    devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
 }

@@ -1,11 +1,14 @@
 //! Objects of C that are handed over to Rust.
 
 use std::ffi::c_void;
+use std::ptr;
+
+use tenure_alloc::{Context, ContextGuard};
 
 /// `tenure_object` of `tenure_torch.h`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct Object {
+pub(super) struct Object {
     pointer: *mut c_void,
     drop: Option<unsafe extern "C" fn(*mut c_void)>,
 }
@@ -16,13 +19,23 @@ unsafe impl Send for Object {}
 unsafe impl Sync for Object {}
 
 impl Object {
+    /// No object.
+    pub(super) const NOTHING: Self = Self { pointer: ptr::null_mut(), drop: None };
+
+    /// The object that `drop` drops.
+    pub(super) fn new(pointer: *mut c_void, drop: unsafe extern "C" fn(*mut c_void)) -> Self {
+        Self { pointer, drop: Some(drop) }
+    }
+
     /// What the object's functions are called with.
     pub(super) fn pointer(&self) -> *mut c_void {
         self.pointer
     }
 
-    pub(super) fn enter(self) -> Self {
-        self
+    /// Makes the object the context of what this thread does while the guard lives; nothing changes without an object.
+    #[inline]
+    pub(super) fn enter(self) -> Option<ContextGuard> {
+        (!self.pointer.is_null()).then(|| Context::enter(Some(Context::new(self))))
     }
 }
 
@@ -40,7 +53,6 @@ impl Drop for Object {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::ptr;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use tenure_alloc::PoolId;
+use tenure_alloc::{PoolId, PoolUse};
 
 use super::devices::device;
 use super::object::Object;
@@ -12,12 +12,17 @@ use crate::failure::{Status, guarded};
 /// `tenure_pool` of `tenure_torch.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Pool {
+pub(super) struct Pool {
     first: u64,
     second: u64,
 }
 
 pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
+
+impl Pool {
+    /// No private one.
+    pub(super) const COMMON: Self = Self { first: 0, second: 0 };
+}
 
 impl From<Pool> for PoolId {
     fn from(pool: Pool) -> Self {
@@ -31,7 +36,7 @@ pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, filter: Filter, u
         let passes = move |stream: *mut c_void| unsafe { filter(user.pointer(), stream) };
         let filter =
             Box::new(move |stream: tenure_core::StreamId| passes(ptr::without_provenance_mut(stream.0 as usize)));
-        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), filter)?)
+        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), PoolUse::Capture, filter)?)
     })
 }
 

@@ -37,7 +37,7 @@ pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> St
 /// `tenure_stat`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub struct CStat {
+pub(super) struct CStat {
     current: i64,
     peak: i64,
     allocated: i64,
@@ -47,7 +47,7 @@ pub struct CStat {
 /// `tenure_statistics`.
 #[derive(Debug)]
 #[repr(C)]
-pub struct CStatistics {
+pub(super) struct CStatistics {
     allocation: [CStat; 3],
     segment: [CStat; 3],
     active: [CStat; 3],

@@ -31,15 +31,17 @@ const CONNECTIONS: usize = 64;
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ChunkRequest(pub(super) Vec<u64>);
 
-/// What it is answered.
+/// What it is told: one of the first two when it has connected, one of the others for each request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ChunkReply {
+    /// It may ask.
+    Welcome,
+    /// It belongs to another user.
+    ForeignUser,
     /// The descriptors come with this, in order.
     Chunks,
     /// One of the chunks was released.
     Released,
-    /// The receiver belongs to another user.
-    ForeignUser,
     /// The driver's words.
     Failed(String),
 }
@@ -201,8 +203,12 @@ impl Service {
 
     fn accept(&mut self) {
         match Socket::accept(self.listener.as_fd()) {
-            Ok(socket) if is_trusted(socket.as_fd()) => self.connections.push(socket),
-            // Who does not take it is gone, or learns nothing.
+            // Who does not take its answer is gone, or learns nothing.
+            Ok(socket) if is_trusted(socket.as_fd()) => {
+                if socket.send(&ChunkReply::Welcome, &[]).is_ok() {
+                    self.connections.push(socket);
+                }
+            }
             Ok(socket) => drop(socket.send(&ChunkReply::ForeignUser, &[])),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             // For want of descriptors or memory, which may come back.

@@ -165,27 +165,37 @@ impl Connection {
         if !is_trusted(socket.as_fd()) {
             return Err(ShareError::ForeignSender);
         }
-        Ok(Self { socket, sender })
+        let connection = Self { socket, sender };
+        match connection.receive(0)? {
+            (ChunkReply::Welcome, _) => Ok(connection),
+            (ChunkReply::ForeignUser, _) => Err(ShareError::ForeignSender),
+            _ => Err(ShareError::Unexpected),
+        }
     }
 
     /// Descriptors of so many chunks as a frame carries.
     fn request(&self, chunks: &[SharedChunk]) -> Result<Vec<OwnedFd>, ShareError> {
         let Sender { pid, .. } = self.sender;
-        let lost = |error| match error {
+        let request = ChunkRequest(chunks.iter().map(|chunk| chunk.number).collect());
+        self.socket.send(&request, &[]).map_err(|error| self.lost(error))?;
+        match self.receive(chunks.len())? {
+            (ChunkReply::Chunks, descriptors) if descriptors.len() == chunks.len() => Ok(descriptors),
+            (ChunkReply::Released, _) => Err(ShareError::BlockReleased { pid }),
+            (ChunkReply::Failed(reason), _) => Err(ShareError::SenderFailed { pid, reason }),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    fn receive(&self, descriptors: usize) -> Result<(ChunkReply, Vec<OwnedFd>), ShareError> {
+        self.socket.receive(descriptors).map_err(|error| self.lost(error))
+    }
+
+    fn lost(&self, error: SocketError) -> ShareError {
+        let Sender { pid, .. } = self.sender;
+        match error {
             SocketError::Closed => ShareError::SenderGone { pid },
             SocketError::Waiting => ShareError::SenderSilent { pid, waited: ANSWER },
             SocketError::Wire(error) => error.into(),
-        };
-        let request = ChunkRequest(chunks.iter().map(|chunk| chunk.number).collect());
-        // One that is refused is answered before it asks, and then disconnected.
-        let sent = self.socket.send(&request, &[]);
-        match self.socket.receive(chunks.len()) {
-            Ok((ChunkReply::Chunks, descriptors)) if descriptors.len() == chunks.len() => Ok(descriptors),
-            Ok((ChunkReply::Chunks, _)) => Err(ShareError::Unexpected),
-            Ok((ChunkReply::Released, _)) => Err(ShareError::BlockReleased { pid }),
-            Ok((ChunkReply::ForeignUser, _)) => Err(ShareError::ForeignSender),
-            Ok((ChunkReply::Failed(reason), _)) => Err(ShareError::SenderFailed { pid, reason }),
-            Err(error) => Err(lost(sent.err().unwrap_or(error))),
         }
     }
 }

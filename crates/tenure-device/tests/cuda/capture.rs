@@ -3,7 +3,7 @@
 use std::ptr;
 
 use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream, CUstreamCaptureMode};
-use tenure_alloc::{PoolId, Request};
+use tenure_alloc::{PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
@@ -49,7 +49,7 @@ fn memory_allocated_during_a_capture_leaves_it_valid() {
         let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
         let memory = DeviceMemory::new(device.shared(), config).unwrap();
         let stream = device.create_stream(Priority::Default).unwrap();
-        memory.allocator().begin_pool(POOL, Box::new(move |asked| asked == stream)).unwrap();
+        memory.allocator().begin_pool(POOL, PoolUse::Capture, Box::new(move |asked| asked == stream)).unwrap();
         let mut blocks = Vec::new();
         capture(stream, || {
             for bytes in [512, 3 * MIB, 40 * MIB] {

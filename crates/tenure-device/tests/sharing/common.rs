@@ -166,3 +166,29 @@ pub(crate) fn sum(driver: &dyn Driver, address: Address, bytes: u64) -> u64 {
     let words = copy.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
     words.fold(0, |sum: u64, word| sum.rotate_left(1).wrapping_add(word))
 }
+
+/// What this process and its device hold.
+#[derive(Debug)]
+pub(crate) struct Footprint {
+    free_bytes: u64,
+    descriptors: usize,
+    threads: usize,
+}
+
+impl Footprint {
+    pub(crate) fn now(driver: &dyn Driver) -> Self {
+        let count = |folder| std::fs::read_dir(folder).unwrap().count();
+        Self {
+            free_bytes: driver.memory_info().unwrap().free,
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+        }
+    }
+
+    pub(crate) fn is_like(&self, before: &Self) -> bool {
+        // The driver of a real device keeps a little for itself.
+        let tolerance = if is_cuda() { 16 << 20 } else { 0 };
+        self.free_bytes + tolerance >= before.free_bytes
+            && (self.descriptors, self.threads) == (before.descriptors, before.threads)
+    }
+}

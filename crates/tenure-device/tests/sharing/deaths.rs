@@ -9,7 +9,7 @@ use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, Memo
 use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ProcessMemory};
 
-use crate::common::{GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
+use crate::common::{Footprint, GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
 use crate::process::{Process, tell};
 use crate::roles::SHARE;
 
@@ -185,30 +185,4 @@ pub(crate) fn supervise(rounds: u64) {
     assert!(after.is_like(&before), "before {before:?}, after {after:?}");
     tell(format!("before {before:?}, after {after:?}"));
     drop(daemon);
-}
-
-/// What this process and its device hold.
-#[derive(Debug)]
-struct Footprint {
-    free_bytes: u64,
-    descriptors: usize,
-    threads: usize,
-}
-
-impl Footprint {
-    fn now(driver: &dyn Driver) -> Self {
-        let count = |folder| std::fs::read_dir(folder).unwrap().count();
-        Self {
-            free_bytes: driver.memory_info().unwrap().free,
-            descriptors: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
-        }
-    }
-
-    fn is_like(&self, before: &Self) -> bool {
-        // The driver of a real device keeps a little for itself.
-        let tolerance = if is_cuda() { 16 << 20 } else { 0 };
-        self.free_bytes + tolerance >= before.free_bytes
-            && (self.descriptors, self.threads) == (before.descriptors, before.threads)
-    }
 }

@@ -1,10 +1,11 @@
-//! Memory shared between processes. [`deaths`] starts and kills real ones; the rest needs one process only, and drivers
+//! Memory shared between processes. [`deaths`] and [`blocks`] start and kill real ones; the rest needs one process only, and drivers
 //! that can be made to fail.
 //!
 //! What starts processes runs on the simulated driver, or with `TENURE_TEST_DRIVER=cuda` on the first NVIDIA device.
 //! `TENURE_SHARING_ROUNDS` says how many workers are started and killed to look for leaks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod blocks;
 mod cache;
 mod chunks;
 mod common;

@@ -11,8 +11,8 @@ use tenure_device::share::{Client, DaemonConfig, LeasedBacking, MemoryDaemon, Sh
 use tenure_device::{Access, Priority};
 
 use crate::common::{GRANULE, driver, fill, paged, quick, sum};
-use crate::deaths;
 use crate::process::{listen, tell};
+use crate::{blocks, deaths};
 
 /// What one worker uses of the pool, in bytes.
 pub(crate) const SHARE: u64 = 4 * GRANULE;
@@ -28,6 +28,8 @@ pub(crate) fn play(role: &str) {
         ["copy", socket, index] => copies(Path::new(socket), index.parse().unwrap()),
         ["trespass", socket] => trespasses(Path::new(socket)),
         ["hoard", socket, bytes] => hoards(Path::new(socket), bytes.parse().unwrap()),
+        ["send", bytes] => sends(bytes.parse().unwrap()),
+        ["receive", rounds] => blocks::receive(rounds.parse().unwrap()),
         ["supervise", rounds] => deaths::supervise(rounds.parse().unwrap()),
         _ => panic!("no role: {role}"),
     }
@@ -118,4 +120,23 @@ fn hoards(socket: &Path, bytes: u64) {
         .unwrap();
     tell("hoarding");
     listen();
+}
+
+/// Shares a block, says its sum and how it is found, and then does what it is told.
+fn sends(bytes: u64) {
+    let memory = blocks::memory(driver());
+    let (address, block) = blocks::shared(&memory, bytes, 5);
+    let sum = || sum(&**memory.driver(), address, bytes.min(GRANULE));
+    blocks::tell_of(&block, sum());
+    while let Some(line) = listen() {
+        match line.as_str() {
+            "sum" => tell(sum()),
+            "free" => {
+                memory.free(address).unwrap();
+                memory.allocator().release_cached().unwrap();
+                tell("freed");
+            }
+            _ => panic!("no order: {line}"),
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenure_alloc::adaptor::Donated;
-use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, PoolId, Request, Resource, native};
+use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, PoolId, PoolUse, Request, Resource, native};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
@@ -88,7 +88,7 @@ fn donated_memory_used_by_a_stream_that_is_gone_comes_back() {
     donated.insert(range.0, range.1, owner).unwrap();
     let block = donated.allocate(Request::new(8 * MIB, owner)).unwrap();
     donated.record_stream(block.address, user).unwrap();
-    donated.begin_pool(PoolId(1, 1), Box::new(|_| false)).unwrap();
+    donated.begin_pool(PoolId(1, 1), PoolUse::Capture, Box::new(|_| false)).unwrap();
     donated.free(block.address).unwrap();
     driver.destroy_stream(user).unwrap();
     donated.end_pool(PoolId(1, 1)).unwrap();

@@ -1,8 +1,8 @@
 //! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
 //! running program, by tag and module.
 //!
-//! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its charts' hover
-//! texts what the lines stand for.
+//! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
+//! charts' hover texts what the lines stand for.
 
 mod chart;
 mod history;
@@ -13,8 +13,9 @@ mod svg;
 
 use std::ops::ControlFlow;
 
-pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 use tenure_plan::{Summary, Trace};
+
+pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 
 use crate::Error;
 use crate::replay::{AllocatorKind, Outcome, Progress, Replay};

@@ -37,7 +37,7 @@ void install(const tenure_torch_api *table, const char *options) {
 } // namespace tenure
 
 /// Puts Tenure under PyTorch. Returns whether it did; if not, `message` says why.
-extern "C" bool tenure_torch_install(const tenure_torch_api *table, const char *options, char *message, size_t bytes) {
+extern "C" __attribute__((visibility("default"))) bool tenure_torch_install(const tenure_torch_api *table, const char *options, char *message, size_t bytes) {
   try {
     tenure::install(table, options);
     return true;

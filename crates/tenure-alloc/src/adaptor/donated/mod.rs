@@ -11,7 +11,8 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
     Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
-    OutOfMemoryObserver, PoolId, Request, Resource, Snapshot, Statistics, StreamFilter,
+    OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
+    Statistics, StreamFilter, Tuning,
 };
 use ranges::Ranges;
 
@@ -153,8 +154,20 @@ impl CachingAllocator for Donated {
         self.inner.history()
     }
 
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        self.inner.tune(tuning)
+    }
+
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
         self.inner.set_memory_fraction(fraction)
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.inner.memory_fraction()
+    }
+
+    fn count_overhead(&self, counts: bool) {
+        self.inner.count_overhead(counts);
     }
 
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
@@ -165,17 +178,25 @@ impl CachingAllocator for Donated {
         self.inner.add_out_of_memory_observer(observer);
     }
 
-    fn begin_pool(&self, pool: PoolId, filter: StreamFilter) -> Result<(), AllocError> {
+    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
+        self.inner.create_pool(pool, source)
+    }
+
+    fn pool_uses(&self, pool: PoolId) -> usize {
+        self.inner.pool_uses(pool)
+    }
+
+    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
         let filter: Arc<dyn Fn(StreamId) -> bool + Send + Sync> = Arc::from(filter);
         let shared = Arc::clone(&filter);
-        self.inner.begin_pool(pool, Box::new(move |stream| shared(stream)))?;
-        self.ranges.lock().begin_capture(pool, filter);
+        self.inner.begin_pool(pool, purpose, Box::new(move |stream| shared(stream)))?;
+        self.ranges.lock().begin_pool(pool, purpose, filter);
         Ok(())
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.end_pool(pool)?;
-        self.ranges.lock().end_capture(pool);
+        self.ranges.lock().end_pool(pool);
         Ok(())
     }
 
@@ -187,8 +208,48 @@ impl CachingAllocator for Donated {
         self.inner.release_pool(pool)
     }
 
-    fn use_pool_on_oom(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.inner.use_pool_on_oom(pool)
+    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
+        self.inner.use_pool_on_oom(pool, on)
+    }
+
+    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.set_no_split(pool)
+    }
+
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.release_cached_in(pool)
+    }
+
+    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
+        self.inner.live_blocks(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
+        self.inner.checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+        self.inner.restore(checkpoint)
+    }
+
+    /// For a donated block the range that was given.
+    fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        if self.may_own(address) {
+            let ranges = self.ranges.lock();
+            if ranges.contains(address) {
+                return ranges.extent(address);
+            }
+        }
+        self.inner.extent(address)
+    }
+
+    fn largest_free(&self) -> u64 {
+        self.inner.largest_free()
+    }
+
+    /// Nothing is known of the chunks under donated memory.
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.inner.chunks_under(address, bytes)
     }
 
     fn block(&self, address: Address) -> Option<Block> {
@@ -199,10 +260,5 @@ impl CachingAllocator for Donated {
             }
         }
         self.inner.block(address)
-    }
-
-    /// Donated memory belongs to whoever gave it.
-    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        self.inner.chunks_under(address, bytes)
     }
 }

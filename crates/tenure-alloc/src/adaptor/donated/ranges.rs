@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
-use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, Request, Statistics};
+use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, PoolUse, Request, Statistics};
 
 /// Every block is a multiple of this.
 const GRANULE: u64 = 512;
@@ -25,7 +25,7 @@ pub(super) struct Ranges {
     /// Freed pieces that other streams may still use.
     pending: Vec<Pending>,
     /// Private pools that allocations are sent to now.
-    captures: Vec<(PoolId, Filter)>,
+    pools: Vec<(PoolId, PoolUse, Filter)>,
     statistics: Statistics,
 }
 
@@ -116,7 +116,7 @@ impl Ranges {
     /// The smallest free piece of the request's stream that fits, cut to size.
     pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
         let stream = request.stream;
-        if self.captures.iter().any(|(_, filter)| filter(stream)) {
+        if self.pools.iter().any(|(.., filter)| filter(stream)) {
             return Ok(None);
         }
         self.settle(backing, None)?;
@@ -134,7 +134,7 @@ impl Ranges {
     }
 
     pub(super) fn free(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
-        let can_mark = self.captures.is_empty();
+        let can_mark = !self.is_capturing();
         let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let PieceState::Live { request, users } = &piece.state else { return Err(AllocError::UnknownAddress(address)) };
         let (request, mut pending) = (*request, Pending { address, users: users.clone(), marks: SmallVec::new() });
@@ -175,14 +175,24 @@ impl Ranges {
         Ok(())
     }
 
-    pub(super) fn begin_capture(&mut self, pool: PoolId, filter: Filter) {
-        self.captures.push((pool, filter));
+    pub(super) fn begin_pool(&mut self, pool: PoolId, purpose: PoolUse, filter: Filter) {
+        self.pools.push((pool, purpose, filter));
     }
 
-    pub(super) fn end_capture(&mut self, pool: PoolId) {
-        if let Some(at) = self.captures.iter().rposition(|(id, _)| *id == pool) {
-            drop(self.captures.remove(at));
+    pub(super) fn end_pool(&mut self, pool: PoolId) {
+        if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
+            drop(self.pools.remove(at));
         }
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.pools.iter().any(|(_, purpose, _)| *purpose == PoolUse::Capture)
+    }
+
+    /// The range that a live block lies in: first byte and bytes.
+    pub(super) fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        self.pieces.get(&address).filter(|piece| matches!(piece.state, PieceState::Live { .. }))?;
+        self.range_of(address).map(|(&first, range)| (first, range.bytes))
     }
 
     pub(super) fn statistics(&self) -> &Statistics {
@@ -219,7 +229,7 @@ impl Ranges {
     /// # Errors
     /// Of those that are waited for.
     fn settle(&mut self, backing: &dyn Backing, awaited: Option<StreamId>) -> Result<(), BackingError> {
-        if !self.captures.is_empty() {
+        if self.is_capturing() {
             return Ok(());
         }
         let mut at = 0;

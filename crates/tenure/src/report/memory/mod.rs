@@ -24,7 +24,8 @@ const LARGEST: usize = 25;
 /// A report on the memory of a running program: who holds it, by tag and by module, and how well it is used.
 ///
 /// Blocks that were freed and wait for other streams count as held, so that the bytes of all tags, and of all modules,
-/// add up to the active bytes of the allocator.
+/// add up to the active bytes of the allocator. It can be serialised for programs to read, but for the history, which is
+/// the snapshot's.
 #[derive(Serialize)]
 #[non_exhaustive]
 pub struct MemoryReport {
@@ -160,14 +161,6 @@ impl MemoryReport {
     /// The whole report: one HTML file.
     pub fn html(&self) -> String {
         page::page(self)
-    }
-
-    /// The figures for programs to read, as JSON; the history is in the allocator's snapshot.
-    ///
-    /// # Errors
-    /// None but those of the serializer, which takes all of this.
-    pub fn json(&self) -> Result<String, serde_json::Error> {
-        serde_json::to_string_pretty(self)
     }
 }
 

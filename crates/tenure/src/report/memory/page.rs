@@ -133,7 +133,7 @@ fn modules(report: &MemoryReport) -> String {
     });
     let heads: Vec<&str> =
         ["Module", "Bytes"].into_iter().chain(used.iter().map(|tag| tag.name())).chain(["Blocks", ""]).collect();
-    table(&heads, rows)
+    format!("<div class=\"tall\">{}</div>\n", table(&heads, rows))
 }
 
 /// A row of the table of modules.

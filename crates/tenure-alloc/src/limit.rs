@@ -1,0 +1,48 @@
+use crate::{AllocError, Backing};
+
+/// How much of the device may be held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limit {
+    fraction: Option<f64>,
+    /// Whether what the process holds beside the allocator counts.
+    pub(crate) counts_overhead: bool,
+    /// Bytes of the device.
+    pub(crate) total: u64,
+}
+
+impl Limit {
+    /// The whole device.
+    pub(crate) fn new(total: u64) -> Self {
+        Self { fraction: None, counts_overhead: true, total }
+    }
+
+    /// Limits it to a part of the device.
+    pub(crate) fn set(&mut self, fraction: f64) -> Result<(), AllocError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            let (setting, value, expected) = ("memory fraction", fraction.to_string(), "it must lie between 0 and 1");
+            return Err(AllocError::InvalidSetting { setting, value, expected });
+        }
+        self.fraction = Some(fraction);
+        Ok(())
+    }
+
+    /// What was set; 1 if nothing was.
+    pub(crate) fn fraction(&self) -> f64 {
+        self.fraction.unwrap_or(1.0)
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.fraction.is_some()
+    }
+
+    /// Bytes that may be held.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.fraction() * self.total as f64) as u64
+    }
+
+    /// Bytes that count beside what the allocator reserved. Whoever may hold all of the device is stopped by the device
+    /// itself: the overhead, slow to ask for, says nothing then.
+    pub(crate) fn overhead(&self, backing: &dyn Backing) -> u64 {
+        if self.counts_overhead && self.bytes() < self.total { backing.overhead_bytes() } else { 0 }
+    }
+}

@@ -1,0 +1,329 @@
+//! Single blocks that one process opens in another.
+
+use std::sync::Arc;
+
+use rustix::process::Uid;
+use tenure_alloc::{PoolId, PoolUse, Request, paged};
+use tenure_core::StreamId;
+use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
+use tenure_device::share::{HandleError, ShareError};
+use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Call, Driver, Platform, Priority};
+
+use crate::common::{Footprint, GRANULE, alone, becomes_free, driver, eventually, fill, sim, sum};
+use crate::process::{Process, tell};
+
+/// More than a frame has descriptors, in chunks of one granule.
+const LARGE: u64 = 70 * GRANULE;
+const SMALL: u64 = 4096;
+
+/// A process's memory, in chunks of one granule.
+pub(crate) fn memory(driver: Arc<dyn Driver>) -> DeviceMemory {
+    let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
+    DeviceMemory::new(driver, MemoryConfig { policy: Policy::Paged(config), ..MemoryConfig::default() }).unwrap()
+}
+
+fn simulated() -> (DeviceMemory, Arc<SimDriver>) {
+    let driver = sim();
+    (memory(Arc::<SimDriver>::clone(&driver)), driver)
+}
+
+/// A block of `bytes` bytes, filled, and how others find it.
+pub(crate) fn shared(memory: &DeviceMemory, bytes: u64, seed: u64) -> (u64, SharedBlock) {
+    let address = memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address;
+    fill(&**memory.driver(), address, bytes.min(GRANULE), seed);
+    (address, memory.share(address).unwrap())
+}
+
+/// How a block is told to another process.
+fn spelled(block: &SharedBlock) -> String {
+    let hex: String = block.handle.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{} {hex}", block.offset)
+}
+
+pub(crate) fn read(spelled: &str) -> SharedBlock {
+    let (offset, hex) = spelled.split_once(' ').unwrap();
+    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    SharedBlock { offset: offset.parse().unwrap(), handle: (0..hex.len()).step_by(2).map(byte).collect() }
+}
+
+/// Says how `block` is found, and what is in it.
+pub(crate) fn tell_of(block: &SharedBlock, sum: u64) {
+    tell(format!("{sum} {}", spelled(block)));
+}
+
+/// A process that has shared a block of `bytes` bytes; the sum of its first granule; and the block.
+fn sender(bytes: u64) -> (Process, u64, SharedBlock) {
+    let mut sender = Process::start(&format!("send {bytes}"));
+    let said = sender.hear();
+    let (sum, block) = said.split_once(' ').unwrap();
+    (sender, sum.parse().unwrap(), read(block))
+}
+
+#[test]
+fn what_one_process_writes_the_other_reads() {
+    alone();
+    for bytes in [SMALL, LARGE] {
+        let (mut sender, before, block) = sender(bytes);
+        let memory = memory(driver());
+        let opened = memory.open(&block.handle).unwrap();
+        let (address, looked_at) = (opened.address() + block.offset, bytes.min(GRANULE));
+        assert_eq!(sum(&**memory.driver(), address, looked_at), before);
+        fill(&**memory.driver(), address, looked_at, 99);
+        memory.driver().memset(address + bytes - 1, 7, 1, StreamId::NULL).unwrap();
+        memory.driver().synchronize().unwrap();
+        let written = sum(&**memory.driver(), address, looked_at);
+        sender.say("sum");
+        assert_eq!(sender.hear(), written.to_string());
+        drop(opened);
+        sender.finish();
+    }
+}
+
+#[test]
+fn memory_outlives_the_process_that_shared_it() {
+    alone();
+    let (process, before, block) = sender(LARGE);
+    let memory = memory(driver());
+    let opened = memory.open(&block.handle).unwrap();
+    let pid = process.id();
+    process.kill();
+    assert_eq!(sum(&**memory.driver(), opened.address() + block.offset, GRANULE), before);
+    // What is mapped is found again; what is not says why.
+    memory.open(&block.handle).unwrap();
+    drop(opened);
+    let error = memory.open(&block.handle).err().unwrap();
+    assert!(matches!(error, ShareError::SenderGone { pid: gone } if gone == pid), "{error}");
+}
+
+#[test]
+fn a_freed_block_is_not_found_and_who_has_it_keeps_it() {
+    alone();
+    let (mut sender, before, block) = sender(LARGE);
+    let memory = memory(driver());
+    let opened = memory.open(&block.handle).unwrap();
+    sender.say("free");
+    assert_eq!(sender.hear(), "freed");
+    assert_eq!(sum(&**memory.driver(), opened.address() + block.offset, GRANULE), before);
+    drop(opened);
+    let error = memory.open(&block.handle).err().unwrap();
+    assert!(error.to_string().contains("has freed the block"), "{error}");
+    sender.finish();
+}
+
+#[test]
+fn a_chunk_that_was_given_back_gives_its_name_to_no_other() {
+    let ((sender, driver), (receiver, _)) = (simulated(), simulated());
+    let (address, old) = shared(&sender, LARGE, 1);
+    sender.free(address).unwrap();
+    sender.allocator().release_cached().unwrap();
+    let (_, new) = shared(&sender, LARGE, 2);
+    assert!(driver.counters().release > 0);
+    assert_ne!(old.handle, new.handle);
+    assert!(matches!(receiver.open(&old.handle), Err(ShareError::BlockReleased { .. })));
+    receiver.open(&new.handle).unwrap();
+}
+
+#[test]
+fn blocks_in_the_same_chunks_are_mapped_once() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let ((one, first), (other, second)) = (shared(&sender, SMALL, 1), shared(&sender, SMALL, 2));
+    assert_eq!(first.handle, second.handle);
+    assert_eq!(other - one, second.offset - first.offset);
+    let maps = driver.counters().map;
+    let opened = [&first, &second, &first].map(|block| receiver.open(&block.handle).unwrap());
+    assert!(opened.iter().all(|block| block.address() == opened[0].address()));
+    assert_eq!(driver.counters().map, maps + 1);
+    let [a, b, c] = opened;
+    drop((a, b));
+    assert_eq!(driver.counters().unmap, 0);
+    drop(c);
+    assert_eq!(driver.counters().unmap, 1);
+}
+
+#[test]
+fn a_block_is_named_alike_each_time() {
+    let (memory, _) = simulated();
+    let (address, block) = shared(&memory, LARGE, 1);
+    assert_eq!(memory.share(address).unwrap(), block);
+}
+
+#[test]
+fn nothing_is_unmapped_under_work_that_is_queued() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (_, block) = shared(&sender, GRANULE, 1);
+    let opened = receiver.open(&block.handle).unwrap();
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    driver.memset(opened.address() + block.offset, 3, GRANULE, stream).unwrap();
+    drop(opened);
+    driver.synchronize().unwrap();
+    assert_eq!((driver.fault(), driver.counters().unmap), (None, 1));
+}
+
+#[test]
+fn a_capture_is_not_broken_by_the_end_of_a_block() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (_, block) = shared(&sender, GRANULE, 1);
+    let (opened, pool) = (receiver.open(&block.handle).unwrap(), PoolId(1, 0));
+    receiver.allocator().begin_pool(pool, PoolUse::Capture, Box::new(|_| true)).unwrap();
+    let waits = driver.calls(Some(Call::Synchronize));
+    drop(opened);
+    assert_eq!((driver.calls(Some(Call::Synchronize)), driver.counters().unmap), (waits, 0));
+    receiver.allocator().end_pool(pool).unwrap();
+    // Found mapped, and in use again; so nothing is waited for.
+    let maps = driver.counters().map;
+    let opened = receiver.open(&block.handle).unwrap();
+    assert_eq!((driver.counters().map, driver.calls(Some(Call::Synchronize))), (maps, waits));
+    drop(opened);
+    assert_eq!(driver.counters().unmap, 1);
+}
+
+#[test]
+fn a_block_can_end_in_a_host_function() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (receiver, (_, block)) = (Box::leak(Box::new(receiver)), shared(&sender, GRANULE, 1));
+    let opened = receiver.open(&block.handle).unwrap();
+    driver.host_function(StreamId::NULL, Box::new(move || drop(opened))).unwrap();
+    driver.synchronize().unwrap();
+    assert_eq!((driver.fault(), driver.counters().unmap), (None, 0));
+    drop(receiver.open(&block.handle).unwrap());
+    assert_eq!(driver.counters().unmap, 1);
+}
+
+#[test]
+fn a_process_can_open_what_it_shares() {
+    let (memory, driver) = simulated();
+    let (address, block) = shared(&memory, GRANULE, 1);
+    let opened = memory.open(&block.handle).unwrap();
+    assert_ne!(opened.address() + block.offset, address);
+    driver.memset(address, 5, GRANULE, StreamId::NULL).unwrap();
+    assert_eq!(sum(&*driver, opened.address() + block.offset, GRANULE), sum(&*driver, address, GRANULE));
+    drop(opened);
+    memory.free(address).unwrap();
+}
+
+#[test]
+fn only_live_blocks_of_chunks_are_shared() {
+    let (memory, _) = simulated();
+    let (address, _) = shared(&memory, SMALL, 1);
+    memory.free(address).unwrap();
+    for address in [0, 0x42, address] {
+        assert!(matches!(memory.share(address), Err(ShareError::NotShareable { .. })));
+    }
+    let config = MemoryConfig { policy: "native".parse().unwrap(), ..MemoryConfig::default() };
+    let native = DeviceMemory::new(sim(), config).unwrap();
+    let address = native.allocate(Request::new(SMALL, StreamId::NULL)).unwrap().address;
+    let error = native.share(address).unwrap_err().to_string();
+    assert!(error.contains("expandable segments"), "{error}");
+}
+
+#[test]
+fn a_block_is_opened_on_the_device_that_it_lies_on() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
+    let (sender, receiver) = (memory(platform.driver(0).unwrap()), memory(platform.driver(1).unwrap()));
+    let (_, block) = shared(&sender, SMALL, 1);
+    let error = receiver.open(&block.handle).err().unwrap();
+    assert!(matches!(error, ShareError::OtherDevice { .. }), "{error}");
+    assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
+}
+
+#[test]
+fn what_is_no_handle_says_what_to_do() {
+    let (memory, _) = simulated();
+    let error = memory.open(&[0x42; 64]).err().unwrap();
+    assert!(matches!(error, ShareError::Handle(HandleError::Foreign)));
+    assert!(error.to_string().contains("install Tenure's allocator in the process that sends"), "{error}");
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let ((sender, _), (receiver, _)) = (simulated(), simulated());
+    let (_, block) = shared(&sender, SMALL, 1);
+    let error = std::thread::scope(|threads| {
+        let open = || {
+            // Of this thread alone.
+            rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
+            receiver.open(&block.handle).err().unwrap()
+        };
+        threads.spawn(open).join().unwrap()
+    });
+    assert!(matches!(error, ShareError::ForeignSender), "{error}");
+    receiver.open(&block.handle).unwrap();
+}
+
+#[test]
+fn an_opening_that_fails_leaves_nothing_behind() {
+    let ((sender, owner), (receiver, driver)) = (simulated(), simulated());
+    let (address, block) = shared(&sender, 3 * GRANULE, 1);
+    let free = owner.memory_info().unwrap().free;
+    let mut failures = 0;
+    for n in 1.. {
+        driver.inject(Failure::of_any(n));
+        let opened = receiver.open(&block.handle);
+        driver.clear_failures();
+        let Err(error) = opened else { break };
+        assert!(matches!(error, ShareError::Driver(_)), "{error}");
+        failures += 1;
+    }
+    assert_eq!(failures, 8, "a reservation, three imports and maps, and access");
+    owner.inject(Failure::of(Call::Export, 1));
+    let error = receiver.open(&block.handle).err().unwrap();
+    assert!(matches!(error, ShareError::SenderFailed { .. }), "{error}");
+    drop(receiver.open(&block.handle).unwrap());
+    sender.free(address).unwrap();
+    sender.allocator().release_cached().unwrap();
+    becomes_free(&*owner, free + 3 * GRANULE);
+}
+
+#[test]
+fn many_threads_open_and_end_the_same_block() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (_, block) = shared(&sender, GRANULE, 1);
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..100 {
+                    let opened = receiver.open(&block.handle).unwrap();
+                    driver.memset(opened.address() + block.offset, 1, GRANULE, StreamId::NULL).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(driver.fault(), None);
+    assert_eq!(driver.counters().map, driver.counters().unmap);
+}
+
+/// In a process of its own, so that nothing else opens descriptors or starts threads in it.
+#[test]
+fn sending_and_receiving_leak_nothing() {
+    alone();
+    let mut receiver = Process::start("receive 20");
+    assert_eq!(receiver.hear(), "nothing leaked");
+    receiver.finish();
+}
+
+/// Opens and drops blocks of others, and shares its own, again and again.
+pub(crate) fn receive(rounds: u64) {
+    let memory = memory(driver());
+    let (process, _, theirs) = sender(LARGE);
+    let round = |seed| {
+        let opened = memory.open(&theirs.handle).unwrap();
+        let (own, block) = shared(&memory, GRANULE, seed);
+        drop((memory.open(&block.handle).unwrap(), opened));
+        memory.free(own).unwrap();
+        memory.allocator().release_cached().unwrap();
+    };
+    round(0);
+    // The ends of a connection are closed one after the other.
+    let settled = || Footprint::now(&**memory.driver());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let before = settled();
+    (0..rounds).for_each(round);
+    eventually("nothing is left behind", || settled().is_like(&before));
+    process.finish();
+    tell("nothing leaked");
+}

@@ -1,0 +1,87 @@
+//! What a thread allocates for, as Python says it: module hooks enter and leave purposes around calls, and blocks whose
+//! purpose is known only later get it then.
+//!
+//! Hooks run on every call of every module. So each function here takes numbers, of tags and of interned keys, and costs
+//! little more than the call of it. Threads have purposes of their own: a hook speaks for the thread that it runs on.
+
+use std::cell::RefCell;
+
+use pyo3::prelude::*;
+use tenure::prelude::*;
+use tenure_device::memory;
+
+thread_local! {
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A purpose that was entered and not left.
+struct Scope {
+    /// Chosen by who entered it, and told again when leaving.
+    token: u64,
+    /// What was before.
+    previous: (Tag, KeyId),
+}
+
+/// The names of tags; a tag's number is its place.
+#[pyfunction]
+pub(crate) fn tags() -> Vec<&'static str> {
+    Tag::ALL.iter().map(|tag| tag.name()).collect()
+}
+
+/// The number of a key. It is the same for equal keys, and never 0, which is no key.
+#[pyfunction]
+pub(crate) fn intern_key(module: String, op: String, role: String, occurrence: u32) -> u32 {
+    KeyId::intern(Key { module, op, role, occurrence }).to_raw()
+}
+
+/// The module of the key of a number; empty if it has none.
+#[pyfunction]
+pub(crate) fn module_of_key(key: u32) -> String {
+    KeyId::from_raw(key).key().map_or_else(String::new, |key| key.module.clone())
+}
+
+/// This thread allocates for that from now on, until the scope of this token is left.
+#[pyfunction]
+pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32) {
+    let previous = Purpose::replace(tag_of(tag), KeyId::from_raw(key));
+    SCOPES.with_borrow_mut(|scopes| scopes.push(Scope { token, previous }));
+}
+
+/// Goes back to what was before the innermost scope of this token, and forgets those entered in it: whoever should have
+/// left them was interrupted. Without such a scope, nothing happens. Tells how many scopes are left.
+#[pyfunction]
+pub(crate) fn leave_purpose(token: u64) -> usize {
+    SCOPES.with_borrow_mut(|scopes| {
+        if let Some(at) = scopes.iter().rposition(|scope| scope.token == token) {
+            let (tag, key) = scopes[at].previous;
+            Purpose::replace(tag, key);
+            scopes.truncate(at);
+        }
+        scopes.len()
+    })
+}
+
+/// This thread allocates for that until something else is said: where nobody tells when it ends.
+#[pyfunction]
+pub(crate) fn set_purpose(tag: u8, key: u32) {
+    Purpose::replace(tag_of(tag), KeyId::from_raw(key));
+}
+
+/// The numbers of the tag and the key that this thread allocates for.
+#[pyfunction]
+pub(crate) fn current_purpose() -> (u8, u32) {
+    let (tag, key) = Purpose::current();
+    (tag as u8, key.to_raw())
+}
+
+/// Says anew what the block at an address is for. False if it is none of Tenure's, or was freed.
+#[pyfunction]
+pub(crate) fn retag(py: Python<'_>, device: usize, address: u64, tag: u8, key: u32) -> bool {
+    let Some(memory) = memory::installed(device) else { return false };
+    // The allocator's locks may be held by a thread that waits for Python.
+    py.detach(|| memory.allocator().retag(address, tag_of(tag), KeyId::from_raw(key)).is_ok())
+}
+
+fn tag_of(number: u8) -> Tag {
+    Tag::ALL.get(usize::from(number)).copied().unwrap_or_default()
+}

@@ -1,0 +1,72 @@
+"""Puts Tenure's allocator under PyTorch in programs that do not ask for it: `TENURE_TORCH=1`.
+
+Python runs `tenure.pth` when it starts, which calls `arm` if the variable is set. Nothing is imported then: the
+allocator is installed right after the program's own `import torch`. `tenure.torch.install` gets its arguments from
+`TENURE_TORCH_OPTIONS="allocator=paged,fraction=0.9"`. A failure is one line on stderr, and the program goes on with
+PyTorch's allocator.
+
+This module is not part of the package `tenure`, so that no program pays for importing that without importing PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def arm() -> None:
+    """Has the allocator installed when `torch` has been imported. Never raises."""
+    if "torch" in sys.modules:
+        _install()
+    elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchFinder())
+
+
+class _TorchFinder:
+    """Finds `torch` as the other finders do, and has it loaded with an afterword. Then it is gone."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            # It may be found later, when the program has changed its path.
+            sys.meta_path.insert(0, self)
+            return None
+        loader = spec.loader
+        load = loader.exec_module
+
+        def load_and_install(module: ModuleType) -> None:
+            del loader.exec_module
+            load(module)
+            _install()
+
+        loader.exec_module = load_and_install  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    try:
+        import tenure.torch
+
+        tenure.torch.install(**_options(os.environ.get("TENURE_TORCH_OPTIONS", "")))
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        print(f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {reason}", file=sys.stderr)
+
+
+def _options(text: str) -> dict[str, str | float]:
+    options: dict[str, str | float] = {}
+    for item in filter(None, text.split(",")):
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise ValueError(f'TENURE_TORCH_OPTIONS has {item!r}: expected "allocator=paged,fraction=0.9" or the like')
+        options[name.strip()] = float(value) if name.strip() == "fraction" else value.strip()
+    return options

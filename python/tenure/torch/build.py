@@ -1,0 +1,208 @@
+"""Finding the shim that fits the PyTorch at hand, or building it with the C++ compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_LOG = logging.getLogger("tenure")
+_HERE = Path(__file__).parent
+_SOURCES = _HERE / "shim"
+_PREBUILT = _HERE / "prebuilt"
+
+#: Headers that the shim needs and PyTorch does not have: one of the CUDA runtime's, one of the CUDA compiler's.
+_CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
+
+
+class BuildError(Exception):
+    """The shim cannot be built: why, in one line."""
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The PyTorch that a shim is for: a shim fits one build of PyTorch and no other."""
+
+    version: str
+    git: str
+    cuda: str
+    cxx11_abi: bool
+    root: Path
+
+    @staticmethod
+    def current() -> Torch:
+        """The PyTorch of this program."""
+        import torch
+
+        return Torch(
+            version=torch.__version__,
+            git=str(torch.version.git_version),
+            cuda=str(torch.version.cuda),
+            cxx11_abi=bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+            root=Path(torch.__file__).parent,
+        )
+
+    @property
+    def prebuilt_name(self) -> str:
+        """The name of the shim's file, if one comes with the package."""
+        return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}.so"
+
+
+def prebuilt(torch: Torch) -> Path | None:
+    """The shim for `torch` that came with the package."""
+    path = _PREBUILT / torch.prebuilt_name
+    return path if path.is_file() else None
+
+
+def built(torch: Torch) -> Path:
+    """The shim for `torch`, built by this call unless it was built before.
+
+    Raises
+    ------
+    BuildError
+        There is no compiler, a header is missing, or the compiler refuses.
+    """
+    compiler = _compiler()
+    includes = _includes(torch)
+    key = _key(torch, compiler)
+    with _cache() as folder, _locked(folder / f"{key}.lock"):
+        library = folder / f"{key}.so"
+        if not library.exists():
+            began = time.monotonic()
+            compile_shim(torch, library, compiler=compiler, includes=includes)
+            took = time.monotonic() - began
+            _LOG.info("built the allocator shim for PyTorch %s in %.1f s: %s", torch.version, took, library)
+        return library
+
+
+def compile_shim(
+    torch: Torch, library: Path, *, compiler: list[str] | None = None, includes: list[Path] | None = None
+) -> None:
+    """Compiles the shim for `torch` into the file `library`, which appears when it is whole.
+
+    Raises
+    ------
+    BuildError
+        As `built`.
+    """
+    compiler = compiler or _compiler()
+    own, *foreign = [_SOURCES, *(includes or _includes(torch))]
+    # The compiler's own standard headers come before any that a package has beside CUDA's.
+    paths = [f"-I{own}", *(flag for path in foreign for flag in ("-idirafter", str(path)))]
+    descriptor, unfinished = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(descriptor)
+    command = [
+        *compiler,
+        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
+        *paths,
+        *("-x", "c++", "-", "-o", unfinished),
+        *(f"-L{torch.root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda"),
+    ]
+    # As one file: PyTorch's headers are most of the work, and are read once.
+    source = "".join(f'#include "{path.name}"\n' for path in sorted(_SOURCES.glob("*.cpp")))
+    try:
+        result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            log = library.with_suffix(".log")
+            log.write_text(f"{shlex.join(command)}\n{result.stderr}")
+            error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
+            raise BuildError(f"the compiler refused: {error} (all of it is in {log})")
+        os.replace(unfinished, library)
+    except OSError as error:
+        raise BuildError(f"the compiler did not run: {error}") from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(unfinished)
+
+
+def _compiler() -> list[str]:
+    """The command that compiles C++: `$CXX`, or the first that is found."""
+    if command := shlex.split(os.environ.get("CXX", "")):
+        if shutil.which(command[0]) is None:
+            raise BuildError(f"there is no program {command[0]!r}, which CXX names")
+        return command
+    for name in ("c++", "g++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("there is no C++ compiler: install one (on Debian and Ubuntu: apt install g++)")
+
+
+def _includes(torch: Torch) -> list[Path]:
+    """Where the headers are that the shim includes."""
+    own = torch.root / "include"
+    found = [own, own / "torch/csrc/api/include"]
+    if not (own / "c10/cuda/CUDACachingAllocator.h").is_file():
+        raise BuildError(f"this PyTorch came without its C++ headers: there is no {own / 'c10/cuda'}")
+    candidates = list(_cuda_includes(torch.cuda))
+    for header in _CUDA_HEADERS:
+        holder = next((path for path in candidates if (path / header).is_file()), None)
+        if holder is None:
+            raise BuildError(f"CUDA's header {header} is missing: pip install tenure[torch], or set CUDA_HOME")
+        if holder not in found:
+            found.append(holder)
+    return found
+
+
+def _cuda_includes(cuda: str) -> Iterator[Path]:
+    """Where CUDA's headers may be, the best place first: packages that PyTorch brings, then a toolkit."""
+    major = cuda.split(".")[0]
+    folders = (f"nvidia/cu{major}/include", "nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include")
+    roots = [Path(entry or ".") for entry in sys.path]
+    yield from (root / folder for folder in folders for root in roots)
+    # Triton has those of the CUDA that it was built for.
+    triton = importlib.util.find_spec("triton")
+    for location in (triton.submodule_search_locations or []) if triton else []:
+        yield Path(location) / "backends/nvidia/include"
+    yield from (Path(home) / "include" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home)
+
+
+def _key(torch: Torch, compiler: list[str]) -> str:
+    """A name for everything that the shim's bytes depend on."""
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
+    parts += [path.read_text() for path in sorted(_SOURCES.iterdir())]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"{torch.version}-{digest[:16]}"
+
+
+@contextlib.contextmanager
+def _cache() -> Iterator[Path]:
+    """The folder of shims that were built here."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(home) / "tenure" / "shims"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        warnings.warn(
+            f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): set "
+            "XDG_CACHE_HOME to a folder that can",
+            stacklevel=2,
+        )
+        # Once the library is loaded, its file is no longer needed; a folder of the system's own cleans up after us.
+        yield Path(tempfile.mkdtemp(prefix="tenure-"))
+    else:
+        yield folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of the file `path`, so that of several processes one builds and the others wait."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,31 @@
+"""Putting Tenure under PyTorch without a shim: through PyTorch's own interface for allocators of elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+
+from tenure import _native
+
+
+def install(options: str) -> None:
+    """Puts Tenure under PyTorch as a `CUDAPluggableAllocator`, with every optional function that there is."""
+    import torch
+
+    path = _native.__file__
+    _native.torch_configure(options)
+    allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "tenure_torch_plug_alloc", "tenure_torch_plug_free")
+    library = ctypes.CDLL(path)
+
+    def address(name: str) -> int:
+        function = getattr(library, f"tenure_torch_plug_{name}")
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    inner = allocator.allocator()
+    inner.set_init_fn(address("init"))
+    inner.set_reset_fn(address("reset"))
+    inner.set_memory_fraction_fn(address("memory_fraction"))
+    inner.set_record_stream_fn(address("record_stream"))
+    inner.set_begin_allocate_to_pool(address("begin_pool"))
+    inner.set_end_allocate_to_pool_fn(address("end_pool"))
+    inner.set_release_pool(address("release_pool"))
+    torch.cuda.memory.change_current_allocator(allocator)

@@ -1,0 +1,170 @@
+"""Putting Tenure under PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+from tenure import _native
+from tenure.torch import build, fallback
+from tenure.torch.state import Allocator, Mode, Status, status
+
+_LOG = logging.getLogger("tenure")
+
+#: The oldest PyTorch that the shim is written for.
+_OLDEST = (2, 8)
+
+
+class InstallError(RuntimeError):
+    """Tenure cannot be put under PyTorch: why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `install` was asked for."""
+
+    allocator: Allocator
+    fraction: float
+
+    def __str__(self) -> str:
+        return f"allocator={self.allocator},fraction={self.fraction}"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """What was installed."""
+
+    options: Options
+    mode: Mode
+    torch: str
+    cuda: str
+    library: str | None
+
+
+_installed: Installation | None = None
+_installing = threading.Lock()
+
+
+def installed() -> Installation | None:
+    """What was installed, if anything was."""
+    return _installed
+
+
+def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
+    """Puts Tenure's memory under PyTorch, for the rest of the process.
+
+    To be called before the program first uses CUDA. A second call with the same arguments does nothing.
+
+    Parameters
+    ----------
+    allocator
+        Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
+        ``expandable``).
+    fraction
+        The part of each device, more than 0 and at most 1, that this process may hold, its context included.
+
+    Returns
+    -------
+    Status
+        What is installed now. On a machine without a GPU, nothing is: that is a warning.
+
+    Raises
+    ------
+    InstallError
+        It cannot be installed; the message says what to do.
+    """
+    global _installed
+    options = _checked(allocator, fraction)
+    with _installing:
+        if _installed is not None:
+            if _installed.options != options:
+                raise InstallError(
+                    f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted"
+                )
+            return status()
+        torch = _torch()
+        if torch.cuda.device_count() == 0:
+            warnings.warn(
+                "PyTorch finds no GPU, so Tenure is not installed: check `nvidia-smi` and CUDA_VISIBLE_DEVICES",
+                stacklevel=2,
+            )
+            return status()
+        mode, library = _put_under(torch, options)
+        _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
+    _LOG.info("installed under PyTorch %s by way of: %s", torch.__version__, mode)
+    return status()
+
+
+def _checked(allocator: Allocator, fraction: float) -> Options:
+    if allocator not in get_args(Allocator):
+        raise InstallError(f"allocator={allocator!r}: expected one of {', '.join(map(repr, get_args(Allocator)))}")
+    if not 0 < fraction <= 1:
+        raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
+    return Options(allocator, float(fraction))
+
+
+def _torch() -> ModuleType:
+    """PyTorch, if Tenure can be put under it."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InstallError(f"PyTorch cannot be imported ({error}): pip install torch") from error
+    if torch.version.hip:
+        raise InstallError(f"PyTorch {torch.__version__} is built for ROCm: Tenure needs one built for CUDA")
+    if torch.version.cuda is None:
+        raise InstallError(
+            f"PyTorch {torch.__version__} is built without CUDA: install one with it (https://pytorch.org/get-started)"
+        )
+    if torch.cuda.is_initialized():
+        raise InstallError(
+            "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the "
+            "first tensor on a GPU, or set TENURE_TORCH=1"
+        )
+    return torch
+
+
+def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
+    """Installs the shim, or where there cannot be one, the fallback."""
+    try:
+        mode, library = _shim(torch)
+    except build.BuildError as error:
+        warnings.warn(
+            f"{error}. Without the shim, PyTorch can do less on Tenure: tenure.torch.status() says what",
+            stacklevel=3,
+        )
+    else:
+        _load(library, options)
+        return mode, str(library)
+    fallback.install(str(options))
+    return "pluggable", None
+
+
+def _shim(torch: ModuleType) -> tuple[Mode, Path]:
+    if _version(torch) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise build.BuildError(f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for")
+    current = build.Torch.current()
+    if found := build.prebuilt(current):
+        return "prebuilt shim", found
+    return "built shim", build.built(current)
+
+
+def _load(library: Path, options: Options) -> None:
+    shim = ctypes.CDLL(str(library))
+    shim.tenure_torch_install.restype = ctypes.c_bool
+    message = ctypes.create_string_buffer(4096)
+    table = ctypes.c_void_p(_native.torch_api())
+    size = ctypes.c_size_t(len(message))
+    if not shim.tenure_torch_install(table, str(options).encode(), message, size):
+        raise InstallError(message.value.decode(errors="replace"))
+
+
+def _version(torch: ModuleType) -> tuple[int, int]:
+    major, minor, *_ = str(torch.__version__).split(".")
+    return int(major), int(minor)

@@ -1,0 +1,65 @@
+"""Keys by operation, for whoever wants to know more than the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tenure import _native
+from tenure.torch.purpose import new_token, number_of_key, number_of_tag, retag
+
+__all__ = ["tag_operations"]
+
+_WORKSPACE = number_of_tag("workspace")
+
+
+class tag_operations(TorchDispatchMode):  # noqa: N801 (it is used like a function)
+    """Names each operation in the keys of what it allocates, and tells its results from its workspace.
+
+    Inside, the key of a block names the operation beside the module, and what an operation allocates is ``workspace``
+    but for its results, which have the tag that `tag`'s hooks gave. Backward counts too.
+
+    Every operation passes through Python once more for this, which costs about as much as launching it: it is for
+    looking into a program, not for running it every day.
+
+    Examples
+    --------
+    >>> with tenure.torch.tag(model), tenure.torch.tag_operations():  # doctest: +SKIP
+    ...     loss(model(x)).backward()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._token = new_token()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tag, outer = _native.current_purpose()
+        key = _key(outer, func)
+        _native.enter_purpose(self._token, _WORKSPACE, key)
+        try:
+            results = func(*args, **(kwargs or {}))
+        finally:
+            _native.leave_purpose(self._token)
+        for is_new, result in zip(_is_new(func), results if isinstance(results, tuple) else (results,), strict=False):
+            for tensor in result if isinstance(result, list) else (result,):
+                if is_new and isinstance(tensor, Tensor):
+                    retag(tensor, tag, key)
+        return results
+
+
+@cache
+def _key(outer: int, func: Callable[..., Any]) -> int:
+    """The key of `func`'s memory inside what has the key `outer`."""
+    return number_of_key(_native.module_of_key(outer), str(func), "out")
+
+
+@cache
+def _is_new(func: Any) -> tuple[bool, ...]:
+    """Whether each result of `func` is memory of its own, rather than an argument's."""
+    return tuple(result.alias_info is None for result in func._schema.returns)

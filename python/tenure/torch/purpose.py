@@ -1,0 +1,86 @@
+"""What this thread allocates for, in the numbers that the allocator takes."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from types import TracebackType
+from typing import Literal, Self
+
+from torch import Tensor
+
+from tenure import _native
+
+__all__ = ["TagName", "address_of", "new_token", "number_of_key", "number_of_tag", "retag", "tagged"]
+
+TagName = Literal["weight", "activation", "gradient", "optimizer_state", "input", "workspace"]
+
+_TAGS = {name: number for number, name in enumerate(_native.tags())}
+_tokens = itertools.count(1)
+
+
+class tagged:  # noqa: N801 (it is used like a function)
+    """Says what the CUDA memory is for that is allocated inside.
+
+    It speaks for the thread that enters it, and can be entered again and nested: the innermost counts.
+
+    Parameters
+    ----------
+    tag
+        What it is for.
+    name
+        Which one it is, in words of the program's own, such as ``tokens``.
+    module
+        The path of the module that it belongs to, if it is one's.
+
+    Examples
+    --------
+    >>> with tagged("input", "images"):  # doctest: +SKIP
+    ...     images = batch.cuda()
+    """
+
+    def __init__(self, tag: TagName, name: str = "", *, module: str = "") -> None:
+        if tag not in _TAGS:
+            raise ValueError(f"tag={tag!r}: expected one of {', '.join(map(repr, _TAGS))}")
+        self._purpose = (new_token(), _TAGS[tag], number_of_key(module, "", name))
+
+    def __enter__(self) -> Self:
+        _native.enter_purpose(*self._purpose)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _native.leave_purpose(self._purpose[0])
+
+
+def number_of_tag(name: TagName) -> int:
+    """The tag's number."""
+    return _TAGS[name]
+
+
+@cache
+def number_of_key(module: str, op: str, role: str) -> int:
+    """The number of a key: a module's path, what asks for memory, and its role there."""
+    return _native.intern_key(module, op, role, 0)
+
+
+def new_token() -> int:
+    """A number for a scope that no other scope has."""
+    return next(_tokens)
+
+
+def retag(tensor: Tensor, tag: int, key: int) -> None:
+    """Says what the memory of `tensor` is for. What is not the allocator's stays as it is."""
+    # A distributed tensor's memory is that of its part here.
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if tensor.is_cuda and (address := address_of(tensor)):
+        _native.retag(tensor.get_device(), address, tag, key)
+
+
+def address_of(tensor: Tensor) -> int:
+    """The first byte of the tensor's memory; 0 if it has none of its own: sparse, fake, not initialised."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, ValueError):
+        return 0

@@ -1,0 +1,98 @@
+"""What is installed under PyTorch, and what does not work there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["not installed", "prebuilt shim", "built shim", "pluggable"]
+Allocator = Literal["paged", "native", "expandable"]
+
+#: What PyTorch's own interface for allocators of elsewhere cannot do.
+_PLUGGABLE_LIMITS = (
+    "torch.cuda.memory_stats() and what stands on it (memory_allocated, peaks, memory_summary): "
+    "tenure.memory_stats() has the figures",
+    "snapshots and history (torch.cuda.memory._snapshot, _record_memory_history): tenure.memory_snapshot() has one",
+    "torch.cuda.MemPool and torch.cuda.use_mem_pool",
+    "torch.cuda.OutOfMemoryError: running out of memory is a RuntimeError with the same text",
+    "out-of-memory observers and free-memory callbacks",
+    "torch.compile(mode='reduce-overhead'), which saves and restores the state of private pools",
+    "sharing CUDA tensors between processes (torch.multiprocessing)",
+)
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is installed under PyTorch.
+
+    Attributes
+    ----------
+    mode
+        How PyTorch reaches Tenure: through the C++ shim, as it came with the package or as it was built here; through
+        ``CUDAPluggableAllocator``, which can do less; or not at all.
+    tenure
+        Tenure's version.
+    torch
+        PyTorch's version, if Tenure is installed under it.
+    cuda
+        The version of CUDA that PyTorch was built for.
+    allocator
+        The allocator: Tenure's own (``paged``), or PyTorch's policy in Tenure (``native``, ``expandable``).
+    fraction
+        The part of each device that this process may hold.
+    library
+        The file of the shim.
+    devices
+        The devices used so far.
+    limitations
+        What does not work.
+    """
+
+    mode: Mode
+    tenure: str
+    torch: str | None = None
+    cuda: str | None = None
+    allocator: Allocator | None = None
+    fraction: float | None = None
+    library: str | None = None
+    devices: tuple[int, ...] = ()
+    limitations: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.mode == "not installed":
+            return f"Tenure {self.tenure} is not installed under PyTorch: call tenure.torch.install()"
+        devices = ", ".join(map(str, self.devices)) or "none yet"
+        lines = [
+            f"Tenure {self.tenure} under PyTorch {self.torch} (CUDA {self.cuda}), by way of: {self.mode}",
+            f"allocator: {self.allocator}, up to {self.fraction:.0%} of a device; devices in use: {devices}",
+        ]
+        if self.limitations:
+            lines += ["does not work:", *(f"  - {limitation}" for limitation in self.limitations)]
+        return "\n".join(lines)
+
+
+def status() -> Status:
+    """Says what is installed under PyTorch, and what does not work there.
+
+    Returns
+    -------
+    Status
+        Printed, it is text for people.
+    """
+    from tenure import __version__, _native
+    from tenure.torch.installation import installed
+
+    active = installed()
+    if active is None:
+        return Status("not installed", __version__)
+    return Status(
+        mode=active.mode,
+        tenure=__version__,
+        torch=active.torch,
+        cuda=active.cuda,
+        allocator=active.options.allocator,
+        fraction=active.options.fraction,
+        library=active.library,
+        devices=tuple(_native.installed()),
+        limitations=_PLUGGABLE_LIMITS if active.mode == "pluggable" else (),
+    )

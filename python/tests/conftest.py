@@ -1,0 +1,22 @@
+"""What the tests share. They run from any folder, on the package that `import tenure` finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+# Where tests/data is: the project, or what `just gpu` made of it.
+ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())
+
+
+@pytest.fixture(autouse=True)
+def in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths in tests and examples begin there."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def sample() -> Path:
+    """A recorded training step of ResNet-50."""
+    return ROOT / "tests/data/resnet50_step.pickle.xz"

@@ -1,0 +1,135 @@
+"""`TENURE_TORCH=1`: the allocator is installed right after `import torch`, in programs that do not know of it.
+
+Both `torch` and `tenure.torch` are made up here: what matters is when, and with what, `install` is called.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import timeit
+from pathlib import Path
+
+import pytest
+
+HOOK = Path(__file__).resolve().parents[1] / "tenure.data/platlib"
+
+# What a program is once Python has started: the line of `tenure.pth` has run.
+STARTED = """
+import site, sys, types
+import tenure
+site.addsitedir({hook!r})
+
+def install(**options):
+    print("installed", options, "version" in vars(sys.modules["torch"]))
+    if "fail" in sys.argv:
+        raise RuntimeError("CUDA was\\nused already")
+
+tenure.torch = sys.modules["tenure.torch"] = types.ModuleType("tenure.torch")
+tenure.torch.install = install
+{program}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("print('torch runs')\nversion = '2.11'\n")
+    (tmp_path / "torch/cuda.py").write_text("")
+    return Run(tmp_path)
+
+
+class Run:
+    """Runs programs that see a made-up PyTorch in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_TORCH")}
+        path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
+        command = [sys.executable, "-c", STARTED.format(hook=os.fspath(HOOK), program=program), *arguments]
+        environment = inherited | variables | {"PYTHONPATH": path}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+
+def test_it_installs_once_torch_has_run(run: Run) -> None:
+    done = run("import torch, torch.cuda\nimport torch", TENURE_TORCH="1")
+    assert done.stdout == "torch runs\ninstalled {} True\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("variables", [{}, {"TENURE_TORCH": "0"}, {"TENURE_TORCH": ""}])
+def test_it_is_off_by_default(run: Run, variables: dict[str, str]) -> None:
+    done = run("import torch; print('_tenure_torch' in sys.modules)", **variables)
+    assert done.stdout == "torch runs\nFalse\n"
+
+
+def test_torch_is_not_imported_for_programs_that_do_not(run: Run) -> None:
+    assert run("print('torch' in sys.modules)", TENURE_TORCH="1").stdout == "False\n"
+
+
+def test_options_are_given_on(run: Run) -> None:
+    done = run("import torch", TENURE_TORCH="1", TENURE_TORCH_OPTIONS="allocator=native, fraction=0.5")
+    assert "installed {'allocator': 'native', 'fraction': 0.5} True" in done.stdout
+
+
+def test_options_that_make_no_sense_are_one_line(run: Run) -> None:
+    done = run("import torch; print(torch.version)", TENURE_TORCH="1", TENURE_TORCH_OPTIONS="native")
+    assert done.stdout == "torch runs\n2.11\n"
+    assert done.stderr.startswith("tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: TENURE_TORCH_OPT")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_failure_is_one_line_and_the_program_goes_on(run: Run) -> None:
+    done = run("import torch; print(torch.version)", "fail", TENURE_TORCH="1")
+    assert done.stdout.endswith("2.11\n")
+    reason = "CUDA was used already"
+    assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {reason}\n"
+
+
+def test_a_program_without_torch_is_told_as_ever(run: Run) -> None:
+    program = """
+sys.path[:] = [entry for entry in sys.path if entry != sys.argv[1] and "site-packages" not in entry]
+for _ in range(2):
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        print(error)
+sys.path.insert(0, sys.argv[1])
+import torch
+"""
+    done = run(program, os.fspath(run.folder), TENURE_TORCH="1")
+    assert done.stdout == "No module named 'torch'\n" * 2 + "torch runs\ninstalled {} True\n"
+
+
+def test_torch_looks_as_it_does_without_it(run: Run) -> None:
+    program = "import torch; print(type(torch.__loader__).__name__, sorted(vars(torch.__loader__)), len(sys.meta_path))"
+    without, under = (run(program, TENURE_TORCH=value).stdout.splitlines() for value in ("0", "1"))
+    assert without[-1] == under[-1]
+
+
+def test_processes_that_the_program_starts_inherit_it(run: Run) -> None:
+    program = f"""
+import subprocess
+subprocess.run([sys.executable, "-c", {STARTED.format(hook=os.fspath(HOOK), program="import torch")!r}], check=True)
+"""
+    assert "installed {}" in run(program, TENURE_TORCH="1").stdout
+
+
+def test_it_costs_nothing_when_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TENURE_TORCH", raising=False)
+    line = (HOOK / "tenure.pth").read_text()
+    assert line.count("\n") == 1
+    best = min(timeit.repeat(lambda: exec(line), number=10, repeat=50)) / 10
+    assert best < 50e-6
+
+
+def test_an_installed_package_brings_it() -> None:
+    try:
+        files = importlib.metadata.files("tenure") or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is used from its folder, not installed")
+    assert {"tenure.pth", "_tenure_torch.py"} <= {file.name for file in files}

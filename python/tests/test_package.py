@@ -1,0 +1,102 @@
+"""The package as a whole: its version, its documentation, its types."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tenure
+from tenure import _native
+
+PACKAGE = Path(tenure.__file__).parent
+
+
+def modules() -> list[str]:
+    names = [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "tenure.")]
+    return ["tenure", *(name for name in names if name != "tenure._native")]
+
+
+def imported(name: str) -> ModuleType:
+    if name.startswith("tenure.torch"):
+        pytest.importorskip("torch", reason="PyTorch is not installed")
+    return importlib.import_module(name)
+
+
+def public(module: ModuleType) -> Iterator[tuple[str, object]]:
+    """What a module offers: functions, classes, and their methods and properties."""
+    for name in getattr(module, "__all__", []):
+        member = getattr(module, name)
+        if inspect.isroutine(member) or inspect.isclass(member):
+            yield f"{module.__name__}.{name}", member
+        if inspect.isclass(member):
+            for attribute, value in vars(member).items():
+                if not attribute.startswith("_") and (inspect.isroutine(value) or isinstance(value, property)):
+                    yield f"{module.__name__}.{name}.{attribute}", value
+
+
+def test_the_version_is_the_crates() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tenure.__version__)
+
+
+def test_the_package_is_typed() -> None:
+    assert (PACKAGE / "py.typed").exists()
+    assert (PACKAGE / "_native.pyi").exists()
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_public_thing_is_documented(name: str) -> None:
+    module = imported(name)
+    assert module.__doc__, f"{name} has no docstring"
+    # A dataclass without a docstring gets its signature for one.
+    undocumented = [
+        path
+        for path, member in public(module)
+        if not (text := inspect.getdoc(member)) or text.startswith(f"{path.rpartition('.')[2]}(")
+    ]
+    assert not undocumented
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_the_documentation_hold(name: str) -> None:
+    failed, _ = doctest.testmod(imported(name))
+    assert failed == 0
+
+
+def test_every_function_says_what_it_takes() -> None:
+    """As the stubs do: parameters appear in the docstring by name."""
+    for module in (tenure, tenure.memory, tenure.trace):
+        for path, member in public(module):
+            if not inspect.isfunction(member):
+                continue
+            text = inspect.getdoc(member) or ""
+            missing = [name for name in inspect.signature(member).parameters if name != "self" and name not in text]
+            assert not missing, f"{path} does not say what {missing} are"
+
+
+def test_the_stubs_match_the_extension_module() -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    command = [sys.executable, "-m", "mypy.stubtest", "tenure._native", "--ignore-disjoint-bases"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_it_imports_neither_torch_nor_numpy() -> None:
+    program = "import sys, tenure; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_nothing_public_is_native_only() -> None:
+    """The extension module is a detail: what it has is wrapped, documented and typed in Python."""
+    exported = {id(value) for name, value in vars(tenure).items() if name in tenure.__all__}
+    native = {id(value) for name, value in vars(_native).items() if callable(value)}
+    assert not exported & native

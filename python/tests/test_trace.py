@@ -1,0 +1,200 @@
+"""Traces: read, written, replayed, reported; and what happens to those who press Ctrl-C."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import tenure
+
+
+class Hostile:
+    """Unpickled by Python, it would run a program."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch executed",)
+
+
+def test_a_trace_says_what_it_is(sample: Path) -> None:
+    trace = tenure.trace.load(sample)
+    assert trace.name == "resnet50_step"
+    assert trace.device == 0
+    assert trace.settings == ""
+    assert len(trace) == 2914
+    assert trace.allocations == 1259
+    assert trace.peak_requested_bytes == 5_954_812_784
+    assert trace.duration_us == 955_324
+    assert trace.ooms == 0
+    assert trace.segments > 0
+    assert trace.streams
+
+
+def test_events_are_a_structured_array(sample: Path) -> None:
+    np = pytest.importorskip("numpy", reason="NumPy is not installed")
+    trace = tenure.trace.load(sample)
+    events = trace.events()
+    assert len(events) == len(trace)
+    assert events.dtype.names == ("time_us", "address", "bytes", "stream", "action")
+    assert not events.flags.writeable
+    assert (np.diff(events["time_us"].astype(np.int64)) >= 0).all()
+
+    alloc, completed = (tenure.trace.ACTIONS.index(name) for name in ("alloc", "free_completed"))
+    assert (events["action"] == alloc).sum() == trace.allocations
+    change = np.where(events["action"] == alloc, 1, np.where(events["action"] == completed, -1, 0))
+    live = np.cumsum(events["bytes"].astype(np.int64) * change)
+    assert live.max() == trace.peak_requested_bytes
+    assert live[-1] == trace.live_at_end_bytes
+
+
+def test_events_are_those_of_the_pickle(sample: Path) -> None:
+    pytest.importorskip("numpy", reason="NumPy is not installed")
+    recorded = pickle.loads(lzma.decompress(sample.read_bytes()))["device_traces"][0]
+    events = tenure.trace.load(sample).events()
+    for event, entry in zip(events, recorded, strict=True):
+        assert tenure.trace.ACTIONS[event["action"]] == entry["action"]
+        assert (event["address"], event["bytes"], event["stream"]) == (entry["addr"], entry["size"], entry["stream"])
+
+
+@pytest.mark.parametrize("name", ["a.ttrace", "a.pickle", "a.pickle.xz", "a.pickle.gz"])
+def test_what_is_saved_is_loaded(sample: Path, tmp_path: Path, name: str) -> None:
+    trace = tenure.trace.load(sample)
+    path = tmp_path / name
+    trace.save(path)
+    again = tenure.trace.load(os.fspath(path))
+    assert again._native.events() == trace._native.events()
+
+
+def test_the_format_is_told_by_the_content(sample: Path, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
+    path.write_bytes(gzip.compress(lzma.decompress(sample.read_bytes())))
+    assert len(tenure.trace.load(path)) == 2914
+
+
+def test_a_name_without_a_format_is_refused(sample: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must end in one of .ttrace, .pickle, .pickle.xz, .pickle.gz"):
+        tenure.trace.load(sample).save(tmp_path / "trace")
+    assert not any(tmp_path.iterdir())
+
+
+def test_nothing_in_a_pickle_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hostile.pickle").write_bytes(pickle.dumps({"device_traces": [[Hostile()]], "segments": []}))
+    with pytest.raises(tenure.TraceError, match="refused: the pickle"):
+        tenure.trace.load("hostile.pickle")
+    assert not Path("executed").exists()
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.pickle"
+    path.write_bytes(b"\x80\x04")
+    with pytest.raises(tenure.TraceError, match="broken.pickle: ") as caught:
+        tenure.trace.load(path)
+    assert isinstance(caught.value, tenure.Error)
+
+
+def test_a_replay_has_the_figures_of_the_program(sample: Path) -> None:
+    native, expandable, paged = tenure.trace.replay(sample)
+    assert [native.allocator, expandable.allocator, paged.allocator] == list(tenure.trace.ALLOCATORS)
+    assert native.mismatched_addresses == 0, "every block is where PyTorch put it"
+    assert paged.mismatched_addresses is None
+    for outcome in (native, expandable, paged):
+        assert outcome.peak_requested_bytes == 5_954_812_784
+        assert outcome.peak_requested_bytes <= outcome.peak_allocated_bytes <= outcome.peak_reserved_bytes
+        assert outcome.device is None
+    assert paged.peak_reserved_bytes < native.peak_reserved_bytes
+
+
+def test_a_replay_can_be_repeated(sample: Path) -> None:
+    once, thrice = (tenure.trace.replay(sample, "paged", repeat=times) for times in (1, 3))
+    assert once.driver_calls == once.driver_calls_last_repeat
+    assert sum(vars(thrice.driver_calls_last_repeat).values()) == 0, "the third pass asks the driver for nothing"
+
+
+def test_a_lag_keeps_memory_from_other_streams(sample: Path) -> None:
+    trace = tenure.trace.load(sample)
+    prompt, late = (tenure.trace.replay(trace, "paged", lag_us=lag) for lag in (0, 1_000_000))
+    assert prompt.peak_reserved_bytes <= late.peak_reserved_bytes
+
+
+def test_an_allocator_that_is_not_known_is_named(sample: Path) -> None:
+    with pytest.raises(ValueError, match='unknown allocator "best": expected one of "native", "expandable", "paged"'):
+        tenure.trace.replay(sample, "best")  # type: ignore[call-overload]
+
+
+def test_a_real_device_has_no_lag(sample: Path) -> None:
+    with pytest.raises(ValueError, match="the work of a real device ends when it ends"):
+        tenure.trace.replay(sample, "paged", driver="cuda", lag_us=1)
+
+
+def test_a_device_that_is_not_there_is_named(sample: Path) -> None:
+    devices = tenure.devices()
+    with pytest.raises(tenure.DeviceError) as caught:
+        tenure.trace.replay(sample, "paged", driver="cuda", device=len(devices))
+    assert str(caught.value) == devices.unavailable or f"no device {len(devices)}" in str(caught.value)
+
+
+def test_a_replay_on_the_gpu_says_what_the_device_counts(sample: Path) -> None:
+    if unavailable := tenure.devices().unavailable:
+        pytest.skip(f"no GPU: {unavailable}")
+    outcome = tenure.trace.replay(sample, "paged", driver="cuda")
+    assert outcome.device is not None
+    assert outcome.device.blocks_checked > 0
+    assert {call.call for call in outcome.device.calls} >= {"cuMemCreate", "cuMemMap"}
+
+
+def test_a_report_is_one_html_file(sample: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    tenure.trace.report(sample, page)
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!DOCTYPE html>") and text.rstrip().endswith("</html>")
+    assert "resnet50_step" in text
+    assert "<script" not in text
+
+
+def test_other_threads_run_meanwhile(sample: Path) -> None:
+    trace = tenure.trace.load(sample)
+    done = threading.Event()
+
+    def replay() -> None:
+        tenure.trace.replay(trace, "paged", repeat=50)
+        done.set()
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+        time.sleep(0.001)
+    thread.join()
+    assert turns > 10
+
+
+def test_ctrl_c_ends_a_replay_and_the_next_one_works(sample: Path) -> None:
+    program = f"""
+import signal, sys, tenure
+trace = tenure.trace.load({os.fspath(sample)!r})
+print("ready", flush=True)
+try:
+    tenure.trace.replay(trace, "paged", repeat=1_000_000)
+except KeyboardInterrupt:
+    print(tenure.trace.replay(trace, "paged").host_syncs)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert json.loads(out) == 0
+    assert process.returncode == 0
