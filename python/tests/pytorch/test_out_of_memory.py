@@ -9,7 +9,9 @@ from memory import MIB, capture, limit, tensor
 
 def test_the_error_says_what_was_asked_for_and_what_there_is() -> None:
     """Covers TestCuda.test_out_of_memory, TestCudaMallocAsync.test_raises_oom."""
-    with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity of"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity of"
+    ):
         tensor(800_000_000 << 30)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+# The allocator that is tested: Tenure's, or PyTorch's (`native`).
+ALLOCATOR = os.environ.get("TENURE_TEST_ALLOCATOR", "tenure")
 MIB = 1 << 20
 
 

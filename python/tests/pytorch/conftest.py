@@ -1,30 +1,34 @@
 """What the tests of PyTorch's behaviour share.
 
-They are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native` runs them on
-the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing, and tests
-marked `values` are skipped.
+They are a specification: each holds on PyTorch's own allocator and on Tenure's. `TENURE_TEST_ALLOCATOR=native` runs
+them on the former. They run on a GPU, or on the simulated CUDA of `tests/cudart`; there, kernels compute nothing, and
+tests marked `values` are skipped.
 """
 
 from __future__ import annotations
 
 import gc
-import os
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+HERE = Path(__file__).parent
 
-ALLOCATOR = os.environ.get("TENURE_TEST_ALLOCATOR", "tenure")
+if importlib.util.find_spec("torch") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import torch
+    from memory import ALLOCATOR
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "values: needs a real GPU: kernels that compute, or more of CUDA than is simulated")
+    config.addinivalue_line("markers", "values: needs a GPU: kernels that compute, or more of CUDA than is simulated")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = os.path.dirname(__file__)
-    items = [item for item in items if str(item.path).startswith(here)]
+    items = [item for item in items if item.path.parent == HERE]
     reason = begin() if items else None
     simulated = reason is None and torch.cuda.is_available() and torch.cuda.get_device_name() == "Simulated"
     for item in items:
@@ -39,8 +43,9 @@ def begin() -> str | None:
     if not torch.cuda.is_available():
         return "no GPU here, and not started on the simulated CUDA (`just test-torch`)"
     if ALLOCATOR == "tenure":
-        tenure_torch = pytest.importorskip("tenure.torch", reason="the package `tenure` is not installed")
-        tenure_torch.install()
+        import tenure.torch
+
+        tenure.torch.install()
     return None
 
 

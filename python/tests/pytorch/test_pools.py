@@ -43,9 +43,8 @@ class Source:
         if compiler is None:
             pytest.skip("no C++ compiler here")
         path = folder / "libsource.so"
-        subprocess.run(
-            [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path), "-ldl"], input=SOURCE, text=True, check=True
-        )
+        command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path), "-ldl"]
+        subprocess.run(command, input=SOURCE, text=True, check=True)
         self.library = ctypes.CDLL(str(path))
         self.allocator = torch.cuda.memory.CUDAPluggableAllocator(str(path), "allocate", "release")
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from conftest import ALLOCATOR
-from memory import MIB
+from memory import ALLOCATOR, MIB
 
 pytestmark = pytest.mark.values
 context = mp.get_context("spawn")
@@ -30,7 +29,9 @@ class Child:
 
     def __init__(self, target: Any, *arguments: Any) -> None:
         self.inbox, self.outbox, self.done = context.Queue(), context.Queue(), context.Event()
-        self.process = context.Process(target=target, args=(self.inbox, self.outbox, self.done, *arguments), daemon=True)
+        self.process = context.Process(
+            target=target, args=(self.inbox, self.outbox, self.done, *arguments), daemon=True
+        )
         self.process.start()
 
     def end(self) -> None:

@@ -62,8 +62,6 @@ def test_graphs_that_share_a_pool_share_its_free_memory() -> None:
     kept, _ = capture(lambda: None, first.pool())
     del result
     reserved = torch.cuda.memory_reserved()
-    stream = torch.cuda.Stream()
-    assert stream is not None
     second, again = capture(lambda: tensor(4096), first.pool())
     assert again.data_ptr() == address
     assert torch.cuda.memory_reserved() == reserved
@@ -187,14 +185,17 @@ def test_replays_compute() -> None:
 def test_replays_out_of_order_overwrite_what_a_shared_pool_freed() -> None:
     """Covers TestCuda.test_graph_three_successive."""
     one = torch.ones(1000, device="cuda")
-    first, (b, c, d) = capture(lambda: (one.clone(), one + 1, one + 2))
-    second, e = capture(lambda: c + 3, first.pool())
-    del c
-    third, f = capture(lambda: d + 4, first.pool())
+    first, made = capture(lambda: [one + 1, one + 2])
+    # Frees its input: the third graph's result lies there.
+    second, early = capture(lambda: made.pop(0) + 3, first.pool())
+    third, late = capture(lambda: made[0] + 4, first.pool())
     for graph in (first, second, third):
         graph.replay()
-    assert (e.sum().item(), f.sum().item()) == (5000, 7000)
-    del b, d, e, f
+    assert (early.sum().item(), late.sum().item()) == (5000, 7000)
+    for graph in (first, third, second):
+        graph.replay()
+    assert (early.sum().item(), late.sum().item()) == (10_000, 7000)
+    made.clear()
 
 
 @pytest.mark.values

@@ -204,12 +204,11 @@ def test_pytorch_s_tools_draw_it(tmp_path: Path) -> None:
 def test_frames_of_other_languages() -> None:
     """Covers TestCudaMallocAsync.test_memory_snapshot_with_cpp, TestCudaMallocAsync.test_memory_snapshot_script."""
 
-    @torch.jit.script
     def script() -> torch.Tensor:
         return torch.rand(311, 411, device="cuda")
 
     with recorded(enabled="state", stacks="all"):
-        held = script()
+        held = torch.jit.script(script)()
         (block,) = [block for block in blocks() if block["requested_size"] == held.nbytes]
     names = [frame["name"] for frame in block["frames"]]
     assert "script" in names

@@ -10,6 +10,7 @@ import pytest
 import torch
 from memory import MIB, capture, live_blocks, segments, tensor
 
+
 def state(pool: tuple[int, int]) -> Any:
     return torch._C._cuda_getCheckpointState(0, pool)
 
@@ -119,7 +120,7 @@ def test_live_blocks_are_checked_exactly() -> None:
     graph, results = capture(lambda: [tensor(512)])
 
     def are_live(addresses: set[int]) -> bool:
-        return torch._C._cuda_checkPoolLiveAllocations(0, graph.pool(), addresses)
+        return bool(torch._C._cuda_checkPoolLiveAllocations(0, graph.pool(), addresses))
 
     address = results[0].data_ptr()
     assert are_live({address})

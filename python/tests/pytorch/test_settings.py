@@ -8,8 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ALLOCATOR
-from memory import MIB, stat, tensor
+from memory import ALLOCATOR, MIB, stat, tensor
 
 
 def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
