@@ -23,6 +23,7 @@ mod report;
 mod runs;
 mod search;
 mod segments;
+mod shown;
 mod slabs;
 mod space;
 mod state;

@@ -207,6 +207,16 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Lets `peer` reach this memory in place: what is allocated now, and what will be. Then kernels of `peer` can use
+    /// its addresses. Nothing happens if it can already. PyTorch's `enablePeerAccess(peer, device)`.
+    ///
+    /// # Errors
+    /// There is no way from `peer` to this device ([`Platform::can_access_peer`](crate::Platform::can_access_peer)), or
+    /// it is this device; failures of the driver.
+    pub fn enable_peer(&self, peer: Device) -> Result<(), MemoryError> {
+        Ok(self.driver().enable_peer(peer.index())?)
+    }
+
     #[cold]
     fn explain(&self, error: AllocError) -> MemoryError {
         match OutOfMemoryReport::new(self, &error) {
