@@ -13,7 +13,7 @@ use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
     AllocError, Backing, BackingError, CachingAllocator, PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse,
-    Request,
+    Request, Tuning,
 };
 use tenure_core::{KeyId, StreamId, Tag};
 
@@ -63,7 +63,8 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Clone, Debug)]
 enum Engine {
     Native(native::Config),
-    Paged(paged::Config),
+    /// With expandable segments in private pools, or not.
+    Paged(paged::Config, bool),
 }
 
 impl Engine {
@@ -78,7 +79,11 @@ impl Engine {
                 }
                 Arc::new(allocator)
             }
-            Self::Paged(config) => Arc::new(PagedAllocator::new(backing, config).unwrap()),
+            Self::Paged(config, expandable) => {
+                let allocator = PagedAllocator::new(backing, config).unwrap();
+                allocator.tune(Tuning::ExpandableSegments(expandable)).unwrap();
+                Arc::new(allocator)
+            }
         }
     }
 
@@ -112,15 +117,17 @@ fn native() -> impl Strategy<Value = Engine> {
 /// Small slack and small chunks, so that memory has to be pieced together; few mappings, so that windows go.
 fn paged() -> impl Strategy<Value = Engine> {
     let slack = prop_oneof![Just(0), Just(8 * MIB), Just(62 * MIB)];
-    (slack, 1..6_u64, 1..3_usize, any::<bool>()).prop_map(|(slack_bytes, chunk, mappings_per_chunk, crowded)| {
-        Engine::Paged(paged::Config {
+    let flags = (any::<bool>(), any::<bool>());
+    (slack, 1..6_u64, 1..3_usize, flags).prop_map(|(slack_bytes, chunk, mappings_per_chunk, (crowded, expandable))| {
+        let config = paged::Config {
             slack_bytes,
             min_chunk_bytes: chunk * 2 * MIB,
             max_chunk_bytes: chunk * 4 * MIB,
             mappings_per_chunk,
             address_space_bytes: crowded.then_some(2048 * MIB),
             ..paged::Config::default()
-        })
+        };
+        Engine::Paged(config, expandable)
     })
 }
 
@@ -328,7 +335,7 @@ impl Model {
         assert_eq!(self.allocator.statistics().all.inactive_split_bytes.current, 0);
         assert_eq!(self.allocator.statistics().all.active.current, 0);
         assert!(self.allocator.snapshot().segments.is_empty());
-        if let Engine::Paged(_) = self.engine {
+        if let Engine::Paged(..) = self.engine {
             drop(self.allocator);
         }
         assert_eq!(self.backing.reserved_address_space(), 0);
@@ -457,14 +464,15 @@ fn any_failing_call_leaves_the_expandable_allocator_usable_and_exact() {
 
 #[test]
 fn any_failing_call_leaves_the_paged_allocator_usable_and_exact() {
-    for slack_bytes in [0, 62 * MIB] {
-        survives_every_failure(&Engine::Paged(paged::Config { slack_bytes, ..paged::Config::default() }));
+    for (slack_bytes, expandable) in [(0, true), (62 * MIB, false)] {
+        let config = paged::Config { slack_bytes, ..paged::Config::default() };
+        survives_every_failure(&Engine::Paged(config, expandable));
     }
 }
 
 #[test]
 fn threads_on_streams_of_their_own_share_an_allocator() {
-    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default())] {
+    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default(), false)] {
         let backing = Arc::new(FakeBacking::new(512 * MIB));
         let allocator = engine.build(&backing);
         std::thread::scope(|scope| {

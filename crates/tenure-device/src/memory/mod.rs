@@ -165,7 +165,8 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
-    /// Whether `address` lies in address space that is this memory's alone. Blocks may lie elsewhere too.
+    /// Whether `address` lies in address space that is this memory's alone, or in memory from outside that it was given.
+    /// Blocks may lie elsewhere too.
     #[inline]
     pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
