@@ -131,6 +131,11 @@ impl WorkerCache {
         Ok(Self { pool, memory, config, inserted: Mutex::default() })
     }
 
+    /// Its sizes.
+    pub fn config(&self) -> &SharedCacheConfig {
+        &self.config
+    }
+
     /// The cache, mapped for reading.
     pub fn pool(&self) -> &Arc<SharedPool> {
         &self.pool
