@@ -165,15 +165,15 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
-    /// Whether every block of this memory, and no other, lies in a range of addresses that `address` is in, or in memory
-    /// from outside that has it. `None` where blocks have addresses of the driver's choice.
+    /// Whether `address` lies in address space that is this memory's alone, or in memory from outside that it was given.
+    /// Blocks may lie elsewhere too.
     #[inline]
-    pub fn covers(&self, address: Address) -> Option<bool> {
+    pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
             Allocator::Paged(allocator) => {
-                Some(allocator.inner().addresses().contains(&address) || allocator.donated().contains(address))
+                allocator.inner().addresses().contains(&address) || allocator.donated().contains(address)
             }
-            Allocator::Native(_) => None,
+            Allocator::Native(_) => false,
         }
     }
 
@@ -206,6 +206,16 @@ impl DeviceMemory {
             Allocator::Native(allocator) => allocator.record_stream(address, stream)?,
         }
         Ok(())
+    }
+
+    /// Lets `peer` reach this memory in place: what is allocated now, and what will be. Then kernels of `peer` can use
+    /// its addresses. Nothing happens if it can already. PyTorch's `enablePeerAccess(peer, device)`.
+    ///
+    /// # Errors
+    /// There is no way from `peer` to this device ([`Platform::can_access_peer`](crate::Platform::can_access_peer)), or
+    /// it is this device; failures of the driver.
+    pub fn enable_peer(&self, peer: Device) -> Result<(), MemoryError> {
+        Ok(self.driver().enable_peer(peer.index())?)
     }
 
     #[cold]
