@@ -57,6 +57,7 @@ pub struct DeviceMemory {
 }
 
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
+#[expect(clippy::large_enum_variant, reason = "there is one for a device, and its short path needs no pointer more")]
 enum Allocator {
     Paged(PagedAllocator),
     Native(Box<NativeAllocator>),
