@@ -109,5 +109,6 @@ fn settings(state: &State) -> Vec<(&'static str, Setting)> {
         ("slack_bytes", bytes(config.slack_bytes)),
         ("min_chunk_bytes", bytes(config.min_chunk_bytes)),
         ("max_chunk_bytes", bytes(config.max_chunk_bytes)),
+        ("roundup_power2_divisions", state.private.engine.config.describe_rounding()),
     ]
 }

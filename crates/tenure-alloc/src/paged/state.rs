@@ -85,11 +85,11 @@ impl State {
         backing: Arc<dyn Backing>,
         config: Config,
         addresses: AddressSpace,
+        private: Private,
         history: Arc<History>,
-    ) -> Result<Self, AllocError> {
-        let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
+    ) -> Self {
         let space = Space::new(Shown::new(Arc::clone(&history)));
-        Ok(Self {
+        Self {
             granularity: backing.granularity(),
             progress: Progress::new(Arc::clone(&backing)),
             backing,
@@ -106,7 +106,7 @@ impl State {
             streak: 0,
             windows: 0,
             inactive: (0, 0),
-        })
+        }
     }
 
     /// Memory for the heap of `stream`. `requested` bytes are requested in all.
