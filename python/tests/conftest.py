@@ -65,10 +65,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("simulated_cuda")
     if mark is None or INSIDE in os.environ:
         return None
-    variables = pyfuncitem.funcargs["simulated_cuda"] | mark.kwargs | {INSIDE: "1"}
+    simulated: dict[str, str] = pyfuncitem.funcargs["simulated_cuda"]  # type: ignore[assignment]
+    environment: dict[str, str] = {**os.environ, **simulated, **mark.kwargs, INSIDE: "1"}
     node = f"{pyfuncitem.path}::{pyfuncitem.nodeid.split('::', 1)[1]}"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-rs", node]
-    run = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     if run.returncode != 0:
         pytest.fail(run.stdout + run.stderr, pytrace=False)
     if "SKIPPED" in run.stdout:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING
+from multiprocessing.queues import Queue
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
-if TYPE_CHECKING:
-    from multiprocessing.queues import Queue
-
-    from torch import Tensor
-
 pytestmark = pytest.mark.simulated_cuda
 
 MIB = 1 << 20
@@ -24,7 +20,7 @@ LONG = 2_000_000_000  # cycles of a nanosecond: longer than a test looks
 expandable = pytest.mark.simulated_cuda(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
 
 
-def tensor(mib: float = 1) -> Tensor:
+def tensor(mib: float = 1) -> Any:
     return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
 
 
@@ -151,7 +147,7 @@ def test_an_expandable_segment_grows_in_place() -> None:
     assert torch.cuda.mem_get_info()[0] == (8 << 30) - 60 * MIB
 
 
-def _double(tensors: Queue[Tensor], answers: Queue[list[float]]) -> None:
+def _double(tensors: Queue[Any], answers: Queue[list[float]]) -> None:
     shared = tensors.get()
     answers.put(shared.tolist())
     shared.fill_(2)
