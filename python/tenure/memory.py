@@ -26,8 +26,8 @@ def installed() -> list[int]:
     Examples
     --------
     >>> import tenure
-    >>> tenure.memory.installed()
-    []
+    >>> 100 in tenure.memory.installed()
+    False
     """
     return _native.installed()
 

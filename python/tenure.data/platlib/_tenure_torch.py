@@ -13,13 +13,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def arm() -> None:
-    """Has the allocator installed when `torch` has been imported. Never raises."""
+    """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises."""
+    if os.environ.get("TENURE_TORCH", "0") in ("", "0"):
+        return
     if "torch" in sys.modules:
         _install()
     elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
@@ -56,14 +60,21 @@ def _install() -> None:
     try:
         import tenure.torch
 
-        tenure.torch.install(**_options(os.environ.get("TENURE_TORCH_OPTIONS", "")))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tenure.torch.install(**_options(os.environ.get("TENURE_TORCH_OPTIONS", "")))
+        for warning in caught:
+            _say(str(warning.message))
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {reason}", file=sys.stderr)
+        _say(f"TENURE_TORCH is set, but PyTorch keeps its own allocator: {str(error) or type(error).__name__}")
 
 
-def _options(text: str) -> dict[str, str | float]:
-    options: dict[str, str | float] = {}
+def _say(text: str) -> None:
+    print("tenure:", " ".join(text.split()), file=sys.stderr)
+
+
+def _options(text: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     for item in filter(None, text.split(",")):
         name, separator, value = item.partition("=")
         if not separator:

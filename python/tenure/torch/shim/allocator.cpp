@@ -97,7 +97,12 @@ void Allocator::recordStream(const c10::DataPtr &data, c10::cuda::CUDAStream str
 }
 
 void *Allocator::getBaseAllocation(void *address, size_t *bytes) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "getBaseAllocation");
+  void *first = nullptr;
+  size_t length = 0;
+  check(api->extent(address, &first, &length));
+  if (bytes != nullptr)
+    *bytes = length;
+  return first;
 }
 
 void Allocator::init(int device_count) {
