@@ -66,7 +66,7 @@ bench *args:
 # Tenure's allocator beside PyTorch's in one process, on a GPU; `--driver sim` runs Tenure's alone, anywhere
 bench-pytorch *args:
     cargo build --release --package tenure-capi
-    python3 bench/pytorch/bench.py --library target/release/libtenure.so {{ args }}
+    python3 bench/pytorch/bench.py --library target/release/libtenure_capi.so {{ args }}
 
 # Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
 gpu:

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--allocator", required=True)
-    parser.add_argument("--tests", type=Path, help="the names of the tests to run, one a line; without it they are listed")
+    parser.add_argument("--tests", type=Path, help="file of the tests to run, one a line; else they are listed")
     arguments = parser.parse_args()
     begin(arguments.allocator)
     from torch.testing._internal import common_utils

@@ -68,6 +68,32 @@ pub enum AllocError {
         /// The stream that the memory was given to.
         stream: StreamId,
     },
+    /// A donated range that takes every request has no place for one.
+    #[error(
+        "a range of {bytes} bytes that takes every request has no place for {requested} more, with {free} free: make it \
+         larger, or close it before allocating what it is not meant for"
+    )]
+    RangeFull {
+        /// Bytes of the request.
+        requested: u64,
+        /// Bytes of the range.
+        bytes: u64,
+        /// Its free bytes, of which the longest piece is too short.
+        free: u64,
+    },
+    /// A donated range holds what others wrote there, and a request is not the one that was recorded.
+    #[error(
+        "allocation {index} in a range that was published has {requested} bytes, and {recorded} were published: allocate \
+         the same tensors, in the same order, as the process that wrote them"
+    )]
+    LayoutDiffers {
+        /// Which allocation, from 0.
+        index: usize,
+        /// Bytes of the request.
+        requested: u64,
+        /// Bytes recorded.
+        recorded: u64,
+    },
     /// A setting makes no sense.
     #[error("{setting} = {value}: {expected}")]
     InvalidSetting {

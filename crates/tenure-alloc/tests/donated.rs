@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{FakeBacking, GIB, MIB};
 use proptest::prelude::*;
-use tenure_alloc::adaptor::Donated;
+use tenure_alloc::adaptor::{Donated, Placed, Placement};
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Resource};
@@ -20,7 +20,7 @@ const POOL: PoolId = PoolId(0, 5);
 
 struct Fixture {
     backing: Arc<FakeBacking>,
-    donated: Donated,
+    donated: Donated<NativeAllocator>,
 }
 
 impl Fixture {
@@ -28,14 +28,21 @@ impl Fixture {
         let backing = Arc::new(FakeBacking::new(GIB));
         backing.hold_streams();
         let inner = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap();
-        let donated = Donated::new(Arc::new(inner), Arc::clone(&backing) as _);
+        let donated = Donated::new(inner, Arc::clone(&backing) as _);
         Self { backing, donated }
     }
 
     /// Gives `bytes` bytes to `stream`; returns where.
     fn insert(&self, bytes: u64, stream: StreamId) -> u64 {
         let address = self.backing.malloc(bytes).unwrap();
-        self.donated.insert(address, bytes, stream).unwrap();
+        self.donated.donated().insert(address, bytes, stream, Placement::BestFit).unwrap();
+        address
+    }
+
+    /// Gives `bytes` bytes to stream A.
+    fn insert_as(&self, bytes: u64, placement: Placement) -> u64 {
+        let address = self.backing.malloc(bytes).unwrap();
+        self.donated.donated().insert(address, bytes, A, placement).unwrap();
         address
     }
 
@@ -75,13 +82,16 @@ fn ranges_that_overlap_or_do_not_fit_the_grid_are_refused() {
     let f = Fixture::new();
     let range = f.insert(8 * MIB, A);
     for (address, bytes) in [(range + MIB, 512), (range - 512, 1024), (range - 512, 16 * MIB)] {
-        let error = f.donated.insert(address, bytes, B).unwrap_err();
+        let error = f.donated.donated().insert(address, bytes, B, Placement::BestFit).unwrap_err();
         assert!(error.to_string().contains("overlaps"), "{error}");
     }
     for (address, bytes) in [(1, 512), (512, 511), (512, 0), (0, 512), (u64::MAX - 511, 1024)] {
-        assert!(matches!(f.donated.insert(address, bytes, B), Err(AllocError::InvalidSetting { .. })));
+        assert!(matches!(
+            f.donated.donated().insert(address, bytes, B, Placement::BestFit),
+            Err(AllocError::InvalidSetting { .. })
+        ));
     }
-    f.donated.insert(range - 512, 512, B).unwrap();
+    f.donated.donated().insert(range - 512, 512, B, Placement::BestFit).unwrap();
 }
 
 #[test]
@@ -89,14 +99,14 @@ fn clear_returns_every_range_of_the_stream_and_only_when_nothing_lives_there() {
     let f = Fixture::new();
     let (first, second, other) = (f.insert(8 * MIB, A), f.insert(4 * MIB, A), f.insert(4 * MIB, B));
     let blocks = [f.alloc(3 * MIB, A), f.alloc(2 * MIB, A)];
-    let error = f.donated.clear(A).unwrap_err();
+    let error = f.donated.donated().clear(A).unwrap_err();
     assert_eq!(error, AllocError::StillInUse { bytes: 5 * MIB, blocks: 2, stream: A });
     blocks.into_iter().for_each(|address| f.free(address));
-    assert_eq!(f.donated.clear(A).unwrap(), [(first, 8 * MIB), (second, 4 * MIB)]);
-    assert_eq!(f.donated.clear(A).unwrap(), []);
+    assert_eq!(f.donated.donated().clear(A).unwrap(), [(first, 8 * MIB), (second, 4 * MIB)]);
+    assert_eq!(f.donated.donated().clear(A).unwrap(), []);
     assert!(!(first..first + 8 * MIB).contains(&f.alloc(2 * MIB, A)));
     assert_eq!(f.alloc(2 * MIB, B), other);
-    f.donated.insert(first, 8 * MIB, B).unwrap();
+    f.donated.donated().insert(first, 8 * MIB, B, Placement::BestFit).unwrap();
 }
 
 #[test]
@@ -120,7 +130,7 @@ fn clear_waits_for_other_streams_of_freed_blocks() {
     let block = f.alloc(8 * MIB, A);
     f.donated.record_stream(block, B).unwrap();
     f.free(block);
-    assert_eq!(f.donated.clear(A).unwrap(), [(range, 8 * MIB)]);
+    assert_eq!(f.donated.donated().clear(A).unwrap(), [(range, 8 * MIB)]);
     assert_eq!(f.backing.calls()["synchronize"], 1);
 }
 
@@ -133,10 +143,13 @@ fn a_capture_gets_none_of_it_and_asks_nothing_of_streams() {
     f.donated.record_stream(block, B).unwrap();
     f.free(block);
     assert_ne!(f.alloc(8 * MIB, A), range);
-    assert_eq!(f.donated.clear(A).unwrap_err(), AllocError::StillInUse { bytes: 8 * MIB, blocks: 1, stream: A });
+    assert_eq!(
+        f.donated.donated().clear(A).unwrap_err(),
+        AllocError::StillInUse { bytes: 8 * MIB, blocks: 1, stream: A }
+    );
     assert!(!f.backing.calls().contains_key("record"));
     f.donated.end_pool(POOL).unwrap();
-    f.donated.clear(A).unwrap();
+    f.donated.donated().clear(A).unwrap();
 }
 
 #[test]
@@ -162,7 +175,7 @@ fn a_freed_block_that_cannot_be_asked_about_fails_nobody_else() {
     f.backing.fail_calls(0..1);
     assert_eq!(f.alloc(8 * MIB, A), range + 8 * MIB);
     f.backing.fail_calls(0..1);
-    f.donated.clear(A).unwrap_err();
+    f.donated.donated().clear(A).unwrap_err();
 }
 
 #[test]
@@ -222,7 +235,7 @@ impl Model {
             Op::Insert { mib, stream } => {
                 let (bytes, stream) = (mib * MIB, StreamId(stream));
                 let address = backing.malloc(bytes)?;
-                donated.insert(address, bytes, stream)?;
+                donated.donated().insert(address, bytes, stream, Placement::BestFit)?;
                 self.ranges.insert(address, (bytes, stream));
             }
             Op::Clear { stream } => {
@@ -231,7 +244,7 @@ impl Model {
                 let given: Vec<(u64, u64)> = given.map(|(&address, range)| (address, range.0)).collect();
                 let lives = |&(at, bytes): &(u64, u64)| self.live.range(at..at + bytes).next().is_some();
                 let in_use = given.iter().any(lives);
-                let cleared = donated.clear(stream)?;
+                let cleared = donated.donated().clear(stream)?;
                 assert!(!in_use && cleared == given);
                 self.ranges.retain(|_, range| range.1 != stream);
                 self.cleared += given.iter().map(|range| range.1).sum::<u64>();
@@ -333,4 +346,79 @@ proptest! {
         model.check();
         prop_assert_eq!(model.f.donated.statistics().all.active.current, 0);
     }
+}
+
+#[test]
+fn a_range_filled_in_order_takes_every_request_and_repeats_itself() {
+    let places = [0; 2].map(|_| {
+        let f = Fixture::new();
+        let range = f.insert_as(8 * MIB, Placement::InOrder);
+        let blocks = [4, MIB, 100, 2 * MIB].map(|bytes| f.alloc(bytes, A));
+        f.free(blocks[1]);
+        (blocks.map(|block| block - range), f.alloc(512, A) - range)
+    });
+    assert_eq!(places[0], ([0, 512, 512 + MIB, 1024 + MIB], 512), "the first place that is free");
+    assert_eq!(places[0], places[1]);
+}
+
+#[test]
+fn a_range_filled_in_order_refuses_what_it_has_no_place_for() {
+    let f = Fixture::new();
+    f.insert_as(8 * MIB, Placement::InOrder);
+    f.alloc(7 * MIB, A);
+    let error = f.donated.allocate(Request::new(2 * MIB, A)).unwrap_err();
+    assert_eq!(error, AllocError::RangeFull { requested: 2 * MIB, bytes: 8 * MIB, free: MIB });
+    f.alloc(2 * MIB, B);
+}
+
+#[test]
+fn what_a_closed_range_held_leads_the_same_requests_to_the_same_places() {
+    let f = Fixture::new();
+    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let blocks = [4, MIB, 100].map(|bytes| f.alloc(bytes, A));
+    f.free(blocks[0]);
+    let layout = f.donated.donated().close(range).unwrap();
+    assert_eq!(layout, [(512, MIB), (512 + MIB, 100)].map(|(offset, bytes)| Placed { offset, bytes }));
+    assert!(!(range..range + 8 * MIB).contains(&f.alloc(2 * MIB, A)), "it takes nothing more");
+    assert_eq!(f.donated.donated().close(range).unwrap(), layout);
+
+    let f = Fixture::new();
+    let range = f.insert_as(8 * MIB, Placement::Recorded(layout));
+    assert_eq!(f.donated.donated().outstanding(range), 2);
+    let error = f.donated.allocate(Request::new(100, A)).unwrap_err();
+    assert_eq!(error, AllocError::LayoutDiffers { index: 0, requested: 100, recorded: MIB });
+    assert_eq!([MIB, 100].map(|bytes| f.alloc(bytes, A) - range), [512, 512 + MIB]);
+    assert_eq!(f.donated.donated().outstanding(range), 0);
+    assert!(!(range..range + 8 * MIB).contains(&f.alloc(100, A)));
+}
+
+#[test]
+fn what_is_recorded_must_lie_in_the_range_and_apart() {
+    let f = Fixture::new();
+    let address = f.backing.malloc(MIB).unwrap();
+    let placed = |offset, bytes| Placed { offset, bytes };
+    for layout in [
+        vec![placed(MIB, 1)],
+        vec![placed(0, MIB + 1)],
+        vec![placed(1, 1)],
+        vec![placed(0, 0)],
+        vec![placed(512, 1), placed(0, 513)],
+        vec![placed(u64::MAX - 511, 1)],
+        vec![placed(0, u64::MAX)],
+    ] {
+        let inserted = f.donated.donated().insert(address, MIB, A, Placement::Recorded(layout.clone()));
+        assert!(matches!(inserted, Err(AllocError::InvalidSetting { .. })), "{layout:?}");
+    }
+    f.donated.donated().insert(address, MIB, A, Placement::InOrder).unwrap();
+    let other = f.backing.malloc(MIB).unwrap();
+    assert!(f.donated.donated().insert(other, MIB, A, Placement::InOrder).is_err(), "which of them?");
+}
+
+#[test]
+fn parameters_come_before_computation_on_the_same_stream() {
+    let f = Fixture::new();
+    let (computation, parameters) = (f.insert(8 * MIB, A), f.insert_as(8 * MIB, Placement::InOrder));
+    assert_eq!(f.alloc(2 * MIB, A), parameters);
+    f.donated.donated().close(parameters).unwrap();
+    assert_eq!(f.alloc(2 * MIB, A), computation);
 }

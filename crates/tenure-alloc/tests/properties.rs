@@ -11,12 +11,17 @@ use proptest::prelude::*;
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, CachingAllocator, PoolId, PoolStatistics, PoolUse, Request};
+use tenure_alloc::{
+    AllocError, Backing, BackingError, CachingAllocator, PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse,
+    Request, Tuning,
+};
 use tenure_core::{KeyId, StreamId, Tag};
 
 const CASES: u32 = 1000;
 const STREAMS: u64 = 3;
 const POOL: PoolId = PoolId(0, 5);
+/// A pool with segments of its own.
+const OWN: PoolId = PoolId(0, 6);
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -28,6 +33,11 @@ enum Op {
     ReleaseCached,
     BeginPool,
     EndPool,
+    ReleasePool,
+    BeginOwn,
+    EndOwn,
+    Checkpoint,
+    Restore,
     FailCalls { after: u64, count: u64 },
 }
 
@@ -43,6 +53,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::ReleaseCached),
         1 => Just(Op::BeginPool),
         1 => Just(Op::EndPool),
+        1 => prop_oneof![3 => Just(Op::BeginOwn), 3 => Just(Op::EndOwn), 1 => Just(Op::ReleasePool)],
+        2 => prop_oneof![Just(Op::Checkpoint), Just(Op::Restore)],
         1 => (0..12_u64, 1..4_u64).prop_map(|(after, count)| Op::FailCalls { after, count }),
     ]
 }
@@ -51,7 +63,8 @@ fn op() -> impl Strategy<Value = Op> {
 #[derive(Clone, Debug)]
 enum Engine {
     Native(native::Config),
-    Paged(paged::Config),
+    /// With expandable segments in private pools, or not.
+    Paged(paged::Config, bool),
 }
 
 impl Engine {
@@ -66,7 +79,11 @@ impl Engine {
                 }
                 Arc::new(allocator)
             }
-            Self::Paged(config) => Arc::new(PagedAllocator::new(backing, config).unwrap()),
+            Self::Paged(config, expandable) => {
+                let allocator = PagedAllocator::new(backing, config).unwrap();
+                allocator.tune(Tuning::ExpandableSegments(expandable)).unwrap();
+                Arc::new(allocator)
+            }
         }
     }
 
@@ -100,15 +117,17 @@ fn native() -> impl Strategy<Value = Engine> {
 /// Small slack and small chunks, so that memory has to be pieced together; few mappings, so that windows go.
 fn paged() -> impl Strategy<Value = Engine> {
     let slack = prop_oneof![Just(0), Just(8 * MIB), Just(62 * MIB)];
-    (slack, 1..6_u64, 1..3_usize, any::<bool>()).prop_map(|(slack_bytes, chunk, mappings_per_chunk, crowded)| {
-        Engine::Paged(paged::Config {
+    let flags = (any::<bool>(), any::<bool>());
+    (slack, 1..6_u64, 1..3_usize, flags).prop_map(|(slack_bytes, chunk, mappings_per_chunk, (crowded, expandable))| {
+        let config = paged::Config {
             slack_bytes,
             min_chunk_bytes: chunk * 2 * MIB,
             max_chunk_bytes: chunk * 4 * MIB,
             mappings_per_chunk,
             address_space_bytes: crowded.then_some(2048 * MIB),
             ..paged::Config::default()
-        })
+        };
+        Engine::Paged(config, expandable)
     })
 }
 
@@ -128,7 +147,22 @@ struct Model {
     /// Addresses of live blocks, oldest first.
     order: Vec<u64>,
     capturing: bool,
-    pool_uses: u32,
+    own: bool,
+    checkpoint: Option<(PoolCheckpoint, BTreeMap<u64, Live>)>,
+}
+
+/// Segments of the fake device, apart from the allocator's.
+struct Own(Arc<FakeBacking>);
+
+impl PoolSource for Own {
+    fn allocate(&self, bytes: u64, _: StreamId) -> Result<u64, BackingError> {
+        self.0.malloc(bytes)
+    }
+
+    fn free(&self, address: u64, _: u64, _: StreamId) {
+        // It cannot fail, whatever calls are made to.
+        while self.0.free(address).is_err() {}
+    }
 }
 
 impl Model {
@@ -136,7 +170,9 @@ impl Model {
         let backing = Arc::new(FakeBacking::new(512 * MIB));
         backing.hold_streams();
         let allocator = engine.build(&backing);
-        Self { engine, backing, allocator, live: BTreeMap::new(), order: Vec::new(), capturing: false, pool_uses: 0 }
+        allocator.create_pool(OWN, Some(Arc::new(Own(Arc::clone(&backing))))).unwrap();
+        let (live, order, checkpoint) = (BTreeMap::new(), Vec::new(), None);
+        Self { engine, backing, allocator, live, order, capturing: false, own: false, checkpoint }
     }
 
     /// Does `op`. An error must leave what the caller sees as it was.
@@ -180,14 +216,46 @@ impl Model {
             Op::BeginPool if !self.capturing => {
                 self.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == StreamId(1)))?;
                 self.capturing = true;
-                self.pool_uses += 1;
             }
             Op::EndPool if self.capturing => {
                 self.allocator.end_pool(POOL)?;
                 self.capturing = false;
             }
-            Op::BeginPool | Op::EndPool => {}
+            Op::ReleasePool if self.allocator.pool_uses(POOL) > 0 => self.allocator.release_pool(POOL)?,
+            Op::BeginOwn if !self.own => {
+                self.allocator.begin_pool(OWN, PoolUse::Eager, Box::new(|stream| stream == StreamId(2)))?;
+                self.own = true;
+            }
+            Op::EndOwn if self.own => {
+                self.allocator.end_pool(OWN)?;
+                self.own = false;
+            }
+            Op::BeginPool | Op::EndPool | Op::ReleasePool | Op::BeginOwn | Op::EndOwn => {}
+            Op::Checkpoint => {
+                let checkpoint = self.allocator.checkpoint(POOL)?;
+                let live = checkpoint.addresses().map(|address| (address, self.live[&address])).collect();
+                self.checkpoint = Some((checkpoint, live));
+            }
+            Op::Restore => self.restore()?,
             Op::FailCalls { after, count } => self.backing.fail_calls(after..after + count),
+        }
+        Ok(())
+    }
+
+    /// Sets the pool back, and the model with it.
+    fn restore(&mut self) -> Result<(), AllocError> {
+        let Some((checkpoint, live)) = &self.checkpoint else { return Ok(()) };
+        let before = self.allocator.live_blocks(POOL);
+        let restored = self.allocator.restore(checkpoint)?;
+        assert_eq!(Ok(&restored.freed), before.as_ref());
+        assert_eq!(restored.allocated, self.allocator.live_blocks(POOL)?);
+        assert_eq!(restored.allocated, live.keys().copied().collect::<Vec<_>>());
+        self.live.retain(|address, _| !restored.freed.contains(address));
+        self.order.retain(|address| !restored.freed.contains(address));
+        for (&address, block) in live {
+            self.live.insert(address, *block);
+            self.order.push(address);
+            self.backing.assert_exclusive(StreamId(1), address, block.bytes);
         }
         Ok(())
     }
@@ -252,11 +320,14 @@ impl Model {
     fn finish(mut self) {
         self.backing.fail_none();
         self.apply(&Op::EndPool).unwrap();
+        self.apply(&Op::EndOwn).unwrap();
         for address in std::mem::take(&mut self.live).into_keys() {
             self.allocator.free(address).unwrap();
         }
-        for _ in 0..self.pool_uses {
-            self.allocator.release_pool(POOL).unwrap();
+        for pool in [POOL, OWN] {
+            while self.allocator.pool_uses(pool) > 0 {
+                self.allocator.release_pool(pool).unwrap();
+            }
         }
         self.allocator.release_cached().unwrap();
         self.check();
@@ -264,7 +335,7 @@ impl Model {
         assert_eq!(self.allocator.statistics().all.inactive_split_bytes.current, 0);
         assert_eq!(self.allocator.statistics().all.active.current, 0);
         assert!(self.allocator.snapshot().segments.is_empty());
-        if let Engine::Paged(_) = self.engine {
+        if let Engine::Paged(..) = self.engine {
             drop(self.allocator);
         }
         assert_eq!(self.backing.reserved_address_space(), 0);
@@ -330,6 +401,21 @@ fn workload() -> Vec<Op> {
         Op::Free { index: 3 },
         Op::ReleaseCached,
         allocate(20, 0),
+        // A pool is set back while another stream uses its last block; another pool has segments of its own.
+        Op::BeginPool,
+        allocate(3, 1),
+        Op::EndPool,
+        Op::Checkpoint,
+        Op::BeginPool,
+        allocate(5, 1),
+        Op::EndPool,
+        Op::RecordStream { index: 6, stream: 0 },
+        Op::Restore,
+        Op::BeginOwn,
+        allocate(15, 2),
+        Op::EndOwn,
+        Op::ReleasePool,
+        Op::ReleaseCached,
     ]
 }
 
@@ -378,14 +464,15 @@ fn any_failing_call_leaves_the_expandable_allocator_usable_and_exact() {
 
 #[test]
 fn any_failing_call_leaves_the_paged_allocator_usable_and_exact() {
-    for slack_bytes in [0, 62 * MIB] {
-        survives_every_failure(&Engine::Paged(paged::Config { slack_bytes, ..paged::Config::default() }));
+    for (slack_bytes, expandable) in [(0, true), (62 * MIB, false)] {
+        let config = paged::Config { slack_bytes, ..paged::Config::default() };
+        survives_every_failure(&Engine::Paged(config, expandable));
     }
 }
 
 #[test]
 fn threads_on_streams_of_their_own_share_an_allocator() {
-    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default())] {
+    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default(), false)] {
         let backing = Arc::new(FakeBacking::new(512 * MIB));
         let allocator = engine.build(&backing);
         std::thread::scope(|scope| {

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{FakeBacking, GIB, MIB};
-use tenure_alloc::adaptor::Donated;
+use tenure_alloc::adaptor::{Donated, Placement};
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Stat};
@@ -33,8 +33,8 @@ fn each_allocator(check: impl Fn(&FakeBacking, &dyn CachingAllocator)) {
     check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, paged::Config::default()).unwrap());
     let backing = fake();
     let inner = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap();
-    let donated = Donated::new(Arc::new(inner), Arc::clone(&backing) as _);
-    donated.insert(backing.malloc(64 * MIB).unwrap(), 64 * MIB, A).unwrap();
+    let donated = Donated::new(inner, Arc::clone(&backing) as _);
+    donated.donated().insert(backing.malloc(64 * MIB).unwrap(), 64 * MIB, A, Placement::BestFit).unwrap();
     check(&backing, &donated);
 }
 

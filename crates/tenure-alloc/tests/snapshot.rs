@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{FakeBacking, MIB};
 use tenure_alloc::native::{Config, NativeAllocator};
 use tenure_alloc::snapshot::pickle::Writer;
-use tenure_alloc::{CachingAllocator, History, Recording, Request, Resource};
+use tenure_alloc::{CachingAllocator, History, PagedAllocator, Recording, Request, paged};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 /// What `python3 -c code` prints, or `None` without Python.
@@ -44,12 +44,22 @@ impl Drop for Pickle {
     }
 }
 
-/// An allocator with a block of every state, and a history of every action.
-fn busy_allocator(config: Config) -> NativeAllocator {
+fn backing() -> Arc<FakeBacking> {
     let backing = Arc::new(FakeBacking::new(200 * MIB));
     backing.hold_streams();
-    let history = History::new(Box::new(|| 1_700_000_000_000_000));
-    let allocator = NativeAllocator::with_history(backing, config, history).unwrap();
+    backing
+}
+
+fn history() -> History {
+    History::new(Box::new(|| 1_700_000_000_000_000))
+}
+
+fn native(config: Config) -> NativeAllocator {
+    NativeAllocator::with_history(backing(), config, history()).unwrap()
+}
+
+/// Makes a block of every state, and a history of every action.
+fn use_everything(allocator: &dyn CachingAllocator) {
     allocator.history().start(Recording::events(100), true);
     let key = KeyId::intern(Key { module: "head".into(), op: "matmul".into(), role: "out".into(), occurrence: 2 });
     let request = |bytes, tag| Request::new(bytes, StreamId(3)).with_tag(tag);
@@ -65,11 +75,11 @@ fn busy_allocator(config: Config) -> NativeAllocator {
     let pending = allocator.allocate(request(4 * MIB, Tag::Activation)).unwrap();
     allocator.record_stream(pending.address, StreamId(4)).unwrap();
     allocator.free(pending.address).unwrap();
+    allocator.history().annotate(0, vec![("name".into(), "step".into()), ("stage".into(), "END".into())]);
     allocator.snapshot();
-    allocator
 }
 
-fn dump(allocator: &NativeAllocator) -> Vec<u8> {
+fn dump(allocator: &dyn CachingAllocator) -> Vec<u8> {
     let mut bytes = Vec::new();
     allocator.snapshot().write_pickle(&mut bytes).unwrap();
     bytes
@@ -108,7 +118,8 @@ fn python_reads_back_every_kind_of_value() {
 
 #[test]
 fn a_snapshot_has_the_shape_of_pytorchs() {
-    let allocator = busy_allocator(Config::default());
+    let allocator = native(Config::default());
+    use_everything(&allocator);
     let file = Pickle::new("shape", &dump(&allocator));
     let code = "import pickle, sys\n\
         d = pickle.load(open(sys.argv[1], 'rb'))\n\
@@ -120,7 +131,8 @@ fn a_snapshot_has_the_shape_of_pytorchs() {
             s['allocated_size'], s['active_size'], s['requested_size'], *(b['state'] for b in s['blocks']))\n\
         print(*(e['action'] for e in d['device_traces'][0]))\n\
         print(d['device_traces'][0][1]['user_metadata'])\n\
-        print(*d['allocator_settings'])";
+        print(*d['allocator_settings'])\n\
+        print(*d['external_annotations'])";
     let Some(printed) = python(code, &[&file.0]) else { return };
     let expected = "\
 segments device_traces allocator_settings external_annotations
@@ -134,7 +146,8 @@ segment_alloc alloc segment_alloc alloc segment_alloc alloc free_requested free_
 free_completed segment_free oom segment_alloc alloc free_requested snapshot
 weight head/matmul/out#2
 PYTORCH_CUDA_ALLOC_CONF max_split_size garbage_collection_threshold expandable_segments pinned_num_register_threads \
-release_lock_on_cudamalloc pinned_use_cuda_host_register graph_capture_record_stream_reuse roundup_power2_divisions";
+release_lock_on_cudamalloc pinned_use_cuda_host_register graph_capture_record_stream_reuse roundup_power2_divisions
+{'name': 'step', 'stage': 'END', 'device': 0, 'time_us': 1700000000000000}";
     assert_eq!(printed, expected);
 }
 
@@ -153,11 +166,16 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
         pages = [viz.trace_plot(d), viz.segment_plot(d), viz.segments(d, str), viz.memory(d, str), viz.trace(d)]\n\
         assert all(pages), pages\n\
         print(viz.segsum(d))";
-    for config in [Config::default(), Config::expandable()] {
-        let file = Pickle::new("viz", &dump(&busy_allocator(config)));
+    let paged = PagedAllocator::with_history(backing(), paged::Config::default(), history()).unwrap();
+    let allocators: [&dyn CachingAllocator; 3] = [&native(Config::default()), &native(Config::expandable()), &paged];
+    for allocator in allocators {
+        use_everything(allocator);
+        let reserved = allocator.statistics().all.reserved_bytes.current / MIB;
+        let segments = allocator.snapshot().segments.len();
+        let file = Pickle::new("viz", &dump(allocator));
         let Some(summary) = python(code, &[&viz, &file.0]) else { return };
-        assert!(summary.contains("segments: 2"), "{summary}");
-        assert!(summary.contains("total_reserved: 22.0MiB"), "{summary}");
+        assert!(summary.contains(&format!("segments: {segments}")), "{summary}");
+        assert!(summary.contains(&format!("total_reserved: {reserved}.0MiB")), "{summary}");
         assert!(summary.contains("total_allocated: 1000.0B"), "{summary}");
     }
 }

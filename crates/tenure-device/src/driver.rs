@@ -112,6 +112,10 @@ pub trait Driver: Send + Sync {
     /// Makes whole mapped chunks, without a gap, accessible; `access` replaces what was allowed before.
     fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError>;
 
+    /// Lets device number `peer` do what this device may with its accessible memory: that of [`malloc`](Self::malloc)
+    /// and every mapping, those that are there and those to come. Nothing happens if it may already.
+    fn enable_peer(&self, peer: u8) -> Result<(), CallError>;
+
     /// Unmaps whole mapped chunks, without a gap. Waits for nothing: work that uses the addresses must be known to
     /// have completed, or the context is lost.
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError>;

@@ -114,6 +114,14 @@ pub enum ErrorKind {
     /// Peer access was asked of a device and itself.
     #[error("device {0} is no peer of its own: its memory is in its own reach always")]
     PeerOfItself(u8),
+    /// Peer access was asked for devices between which there is no way for it.
+    #[error("device {peer} cannot reach the memory of device {device} in place: copy it over instead")]
+    NoPeerAccess {
+        /// The device that has the memory.
+        device: u8,
+        /// The device that was to reach it.
+        peer: u8,
+    },
     /// An event is recorded on a stream of another device, or a simulated stream waits for an event of another device.
     #[error("an event of {event} cannot be used on a stream of {stream}: make one for that device")]
     OtherDevice {
@@ -318,6 +326,7 @@ impl ErrorKind {
             Self::OwnEvent => 201,
             Self::Overlap { .. } => 208,
             Self::UnknownHandle { .. } | Self::WrongEventKind { .. } | Self::OtherDevice { .. } => 400,
+            Self::NoPeerAccess { .. } => 217,
             Self::NotPassed(_) => 600,
             Self::IllegalAddress { .. }
             | Self::NoAccess { .. }

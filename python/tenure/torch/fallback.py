@@ -24,6 +24,7 @@ def install(options: str) -> None:
     inner.set_init_fn(address("init"))
     inner.set_reset_fn(address("reset"))
     inner.set_memory_fraction_fn(address("memory_fraction"))
+    inner.set_base_alloc_fn(address("base"))
     inner.set_record_stream_fn(address("record_stream"))
     inner.set_begin_allocate_to_pool(address("begin_pool"))
     inner.set_end_allocate_to_pool_fn(address("end_pool"))

@@ -1,3 +1,4 @@
+# mypy: disallow-subclassing-any=False
 """Keys by operation, for whoever wants to know more than the module."""
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["tag_operations"]
 _WORKSPACE = number_of_tag("workspace")
 
 
-class tag_operations(TorchDispatchMode):  # noqa: N801 (it is used like a function)
+class tag_operations(TorchDispatchMode):
     """Names each operation in the keys of what it allocates, and tells its results from its workspace.
 
     Inside, the key of a block names the operation beside the module, and what an operation allocates is ``workspace``

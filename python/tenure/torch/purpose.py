@@ -19,7 +19,7 @@ _TAGS = {name: number for number, name in enumerate(_native.tags())}
 _tokens = itertools.count(1)
 
 
-class tagged:  # noqa: N801 (it is used like a function)
+class tagged:
     """Says what the CUDA memory is for that is allocated inside.
 
     It speaks for the thread that enters it, and can be entered again and nested: the innermost counts.

@@ -7,8 +7,8 @@ graph: module backward hooks would forbid operations in place on the outputs of 
 
 What hooks cannot see:
 
-- Inside code that `torch.compile` compiled, memory belongs to the module at which the compiled code was entered. Hooks
-  do not run there, and break no graph.
+- Inside code that `torch.compile` compiled, memory belongs to the module at which that code was entered. Hooks do not
+  run there, and break no graph.
 - A generator's body runs after the module's call: it belongs to whoever iterates.
 - TorchScript modules belong to the module that calls them.
 - Gradients of what follows the model, such as the loss, have the tag of nothing until backward reaches the model.
@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tenure import _native
@@ -114,7 +115,7 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
                 child.register_forward_hook(calls.after, always_call=True),
             ]
     for path, parameter_name, parameter in _parameters(module, name):
-        if parameter.requires_grad and parameter.is_leaf:
+        if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
             key = number_of_key(path, "backward", parameter_name)
             tagging._hooks.append(parameter.register_post_accumulate_grad_hook(_Accumulated(key)))
     _tag_parameters(module, name)
@@ -150,7 +151,8 @@ class _Calls:
         if is_compiling():
             return
         is_outermost = _native.leave_purpose(self._token) == 0
-        for tensor in _tensors(output):
+        # Most modules return a tensor, and this is on the path of every call.
+        for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
             if tensor.is_cuda and (node := tensor.grad_fn) is not None:
                 # What a module returns may be what a module in it returned, whose it is then.

@@ -53,6 +53,14 @@ impl Contexts {
         context.filter(|_| kept >= KeepContexts::Alloc)
     }
 
+    /// Takes note that the segment bytes of `from` are at `to`. Returns their context, so far as events have such.
+    pub(super) fn move_segment(&mut self, from: &Event, to: &Event, kept: KeepContexts) -> Option<Context> {
+        let context = self.of_segment(from.address)?;
+        self.cut_segments(from.address, from.address + from.bytes);
+        self.segments.insert(to.address, (to.address + to.bytes, context.clone()));
+        (kept >= KeepContexts::Alloc).then_some(context)
+    }
+
     pub(super) fn of_block(&self, address: Address) -> Option<Context> {
         self.blocks.get(&address).cloned()
     }

@@ -156,12 +156,23 @@ impl History {
         }
     }
 
-    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on, with the
-    /// history locked.
+    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on.
     #[inline]
     pub fn record(&self, event: impl FnOnce() -> Event) {
         if self.is_on() {
             self.push(event);
+        }
+    }
+
+    /// Records that a segment's bytes are at another address, in two events; they keep the context that they had.
+    pub(crate) fn record_move(&self, events: impl FnOnce() -> (Event, Event)) {
+        if self.is_on() {
+            let records = &mut *self.records.lock();
+            let (from, to) = events();
+            let context = records.contexts.move_segment(&from, &to, records.kept());
+            for event in [from, to] {
+                self.add(records, Event { context: context.clone(), ..event });
+            }
         }
     }
 
@@ -193,18 +204,27 @@ impl History {
 
     #[cold]
     fn push(&self, event: impl FnOnce() -> Event) {
+        let event = event();
+        let only_held = self.reasons.load(Ordering::Relaxed) == HELD;
+        if only_held && !event.action.gives_back() {
+            return;
+        }
         let records = &mut *self.records.lock();
-        let kept = records.recording.as_ref().map_or(KeepContexts::Never, |recording| recording.contexts);
-        let mut event = event();
-        // Dated under the lock: the order of events is the order of their times.
-        event.time_us = (self.clock)();
-        event.context = records.contexts.note(&event, kept);
-        event.note = Context::note();
+        let context = records.contexts.note(&event, records.kept());
+        self.add(records, Event { context, ..event });
+        self.update(records);
+    }
+
+    /// Dates an event under the lock: the order of events is the order of their times.
+    fn add(&self, records: &mut Records, event: Event) {
+        if records.recording.is_none() && records.trackers.is_empty() {
+            return;
+        }
+        let event = Event { time_us: (self.clock)(), note: Context::note(), ..event };
         records.trackers.iter().for_each(|tracker| tracker(&event));
         if records.recording.as_ref().is_some_and(|recording| !recording.skip.contains(&event.action)) {
             records.events.push(event);
         }
-        self.update(records);
     }
 
     fn update(&self, records: &Records) {
@@ -217,6 +237,10 @@ impl History {
 }
 
 impl Records {
+    fn kept(&self) -> KeepContexts {
+        self.recording.as_ref().map_or(KeepContexts::Never, |recording| recording.contexts)
+    }
+
     fn clear(&mut self) {
         self.events.clear();
         self.annotations.clear();

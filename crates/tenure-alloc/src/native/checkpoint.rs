@@ -69,6 +69,7 @@ impl Engine {
     /// Completes the frees in a pool, waiting for them on the host.
     fn settle_pool(&mut self, id: PoolId, owner: usize) -> Result<(), AllocError> {
         let is_pending = |block: &Block| block.pool.owner == owner && matches!(block.state, State::Pending(_));
+        self.finish_completed()?;
         if !self.blocks.iter().any(is_pending) {
             return Ok(());
         }

@@ -79,8 +79,6 @@ impl Config {
     }
 
     pub(super) fn describe(&self) -> Vec<(&'static str, Setting)> {
-        let signed = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-        let divisions = self.roundup_power2_divisions.iter().enumerate();
         vec![
             ("PYTORCH_CUDA_ALLOC_CONF", Setting::Text(String::new())),
             ("max_split_size", Setting::Integer(self.max_split_size.map_or(-1, signed))),
@@ -90,12 +88,18 @@ impl Config {
             ("release_lock_on_cudamalloc", Setting::Flag(false)),
             ("pinned_use_cuda_host_register", Setting::Flag(false)),
             ("graph_capture_record_stream_reuse", Setting::Flag(false)),
-            (
-                "roundup_power2_divisions",
-                Setting::Table(divisions.map(|(i, &d)| ((1_u64 << i).to_string(), signed(d))).collect()),
-            ),
+            ("roundup_power2_divisions", self.describe_rounding()),
         ]
     }
+
+    pub(crate) fn describe_rounding(&self) -> Setting {
+        let divisions = self.roundup_power2_divisions.iter().enumerate();
+        Setting::Table(divisions.map(|(i, &d)| ((1_u64 << i).to_string(), signed(d))).collect())
+    }
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 /// The pool that serves blocks of `bytes`.

@@ -19,7 +19,7 @@ use crate::{
 
 /// Everything that the allocator's lock guards.
 pub(crate) struct Engine {
-    pub(super) config: Config,
+    pub(crate) config: Config,
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
     pub(crate) statistics: Statistics,

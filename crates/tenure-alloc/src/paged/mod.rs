@@ -6,6 +6,7 @@
 
 mod address_space;
 mod bins;
+mod caching;
 mod chunk;
 mod compose;
 mod config;
@@ -23,6 +24,7 @@ mod report;
 mod runs;
 mod search;
 mod segments;
+mod shown;
 mod slabs;
 mod space;
 mod state;
@@ -33,16 +35,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use tenure_core::{KeyId, StreamId, Tag};
+use tenure_core::StreamId;
 
 pub use config::Config;
 
 use crate::hooks::Hooks;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, Divisions, FreeMemoryCallback, History, MappedChunk,
-    OutOfMemory, OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored,
-    Snapshot, Statistics, StreamFilter, Tuning, rounding,
+    Address, AllocError, Backing, Block, CachingAllocator, Divisions, History, OutOfMemory, PoolId, Request, Resource,
+    rounding,
 };
 use address_space::AddressSpace;
 use config::{SLAB_BYTES, SMALL_LIMIT, round};
@@ -51,6 +52,7 @@ use heap::{Blocks, Freed, Heap};
 use heaps::Heaps;
 use latch::LatchGuard;
 use parked::Loans;
+use private::Private;
 use state::{Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
@@ -92,12 +94,13 @@ impl PagedAllocator {
         config.validate()?;
         let total = backing.memory_info()?.total;
         let granularity = backing.granularity();
+        let history = Arc::new(history);
+        let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
         let wanted = config.address_space_bytes.unwrap_or_else(|| total.saturating_mul(64).clamp(1 << 40, 1 << 46));
         let bytes = wanted.next_multiple_of(granularity);
         let first = backing.reserve(bytes)?;
-        let history = Arc::new(history);
         let addresses = AddressSpace::new(first, bytes, granularity);
-        let state = State::new(Arc::clone(&backing), config, addresses, Arc::clone(&history))?;
+        let state = State::new(Arc::clone(&backing), config, addresses, private, Arc::clone(&history));
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
@@ -113,7 +116,7 @@ impl PagedAllocator {
         })
     }
 
-    /// The addresses that blocks may have: no other block of the process lies here.
+    /// The address space that is this allocator's alone. Blocks of private pools may lie elsewhere.
     pub fn addresses(&self) -> Range<Address> {
         let (first, bytes) = self.addresses;
         first..first + bytes
@@ -332,16 +335,6 @@ impl PagedAllocator {
     }
 }
 
-/// Bounds the peaks of live blocks, which are sums over heaps, by the peak of what was reserved, which is exact.
-fn bound_peaks(statistics: &mut Statistics) {
-    for pool in [&mut statistics.all, &mut statistics.small_pool, &mut statistics.large_pool] {
-        let most = pool.reserved_bytes.peak;
-        for stat in [&mut pool.requested_bytes, &mut pool.allocated_bytes, &mut pool.active_bytes] {
-            stat.peak = stat.peak.min(most);
-        }
-    }
-}
-
 /// What was found for a request.
 enum Found<T> {
     /// What was asked for.
@@ -385,179 +378,6 @@ impl Resource for PagedAllocator {
             Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,
         }
         Ok(())
-    }
-}
-
-impl CachingAllocator for PagedAllocator {
-    fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
-        let known = address == 0
-            || match self.owner(address) {
-                Some((heap, _)) => heap.lock().record_stream(address, stream),
-                None => self.state.lock().record_stream(address, stream),
-            };
-        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
-    }
-
-    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        let known = address == 0
-            || match self.owner(address) {
-                Some((heap, _)) => heap.lock().retag(address, tag, key),
-                None => self.state.lock().retag(address, tag, key),
-            };
-        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
-    }
-
-    fn block(&self, address: Address) -> Option<Block> {
-        match self.owner(address) {
-            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
-            None => self.state.lock().block(address),
-        }
-    }
-
-    /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
-    fn release_cached(&self) -> Result<(), AllocError> {
-        if self.state.lock().progress.is_capturing() {
-            return Ok(());
-        }
-        self.settle_all()?;
-        self.release_given_up(None)?;
-        Ok(self.state.lock().release_whole()?)
-    }
-
-    fn statistics(&self) -> Statistics {
-        // All locks at once, heaps first: the figures are of one moment.
-        let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
-        let mut state = self.state.lock();
-        heaps.iter_mut().for_each(|heap| self.take_back(&mut state, heap.take_parked()));
-        let mut statistics = state.statistics();
-        heaps.iter().for_each(|heap| heap.add_statistics(&mut statistics));
-        bound_peaks(&mut statistics);
-        statistics
-    }
-
-    fn reset_peak_statistics(&self) {
-        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_peaks());
-        self.state.lock().statistics_mut().reset_peak();
-    }
-
-    fn reset_accumulated_statistics(&self) {
-        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_accumulated());
-        self.state.lock().statistics_mut().reset_accumulated();
-    }
-
-    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
-        report::snapshot(self, pool, traces)
-    }
-
-    fn history(&self) -> &History {
-        &self.history
-    }
-
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        let Tuning::Rounding(divisions) = tuning else { return Ok(false) };
-        self.state.lock().private.engine.tune(tuning)?;
-        *self.divisions.write() = divisions;
-        self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
-        Ok(true)
-    }
-
-    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.state.lock().private.engine.limit.set(fraction)
-    }
-
-    fn memory_fraction(&self) -> f64 {
-        self.state.lock().limit().fraction()
-    }
-
-    fn count_overhead(&self, counts: bool) {
-        self.state.lock().private.engine.limit.counts_overhead = counts;
-    }
-
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
-    }
-
-    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
-        self.hooks.add_observer(observer);
-    }
-
-    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
-        self.state.lock().private.engine.create_pool(pool, source)
-    }
-
-    fn pool_uses(&self, pool: PoolId) -> usize {
-        self.state.lock().private.engine.pool_uses(pool)
-    }
-
-    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
-        let mut state = self.state.lock();
-        let begun = state.begin_pool(pool, purpose, filter);
-        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
-        begun
-    }
-
-    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        let mut state = self.state.lock();
-        let ended = state.end_pool(pool);
-        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
-        ended
-    }
-
-    fn is_capturing(&self) -> bool {
-        self.state.lock().progress.is_capturing()
-    }
-
-    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().private.engine.release_pool(pool)
-    }
-
-    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
-        self.state.lock().private.engine.use_pool_on_oom(pool, on)
-    }
-
-    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().private.engine.set_no_split(pool)
-    }
-
-    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
-    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
-        if pool == PoolId::default() {
-            return self.release_cached();
-        }
-        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_given_up(Some(pool)) }
-    }
-
-    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
-        self.state.lock().private.engine.live_blocks(pool)
-    }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
-        self.state.lock().private.engine.checkpoint(pool)
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
-        self.state.lock().private.engine.restore(checkpoint)
-    }
-
-    /// The chunks under the block, as far as they are mapped side by side; for a block of a private pool its segment.
-    fn extent(&self, address: Address) -> Option<(Address, u64)> {
-        let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
-        let chunks = self.state.lock().chunks_under(address, bytes);
-        let first = chunks.first()?.address;
-        Some((first, chunks.iter().map(|chunk| chunk.bytes).sum()))
-    }
-
-    fn largest_free(&self) -> u64 {
-        self.unpark();
-        let state = &mut *self.state.lock();
-        state.space.longest_range().max(state.private.engine.largest_free())
-    }
-
-    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        match self.lent_bytes(address) {
-            Some(block) => Some(self.state.lock().chunks_under(address, bytes.min(block))),
-            None => self.state.lock().chunks_of_apart(address, bytes),
-        }
     }
 }
 

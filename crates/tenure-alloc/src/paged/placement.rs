@@ -6,7 +6,7 @@ use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
 use super::state::{Effort, Refusal, State};
-use crate::{Action, Address, BackingError};
+use crate::{Address, BackingError};
 
 /// More allocations than this without a free make a streak.
 const STREAK: u32 = 8;
@@ -158,10 +158,6 @@ impl State {
         let address = result.and_then(|()| self.show(&plan, &chunks));
         match address {
             Ok(address) => {
-                for &index in &made {
-                    let chunk = &self.space.chunks[index];
-                    self.record_chunk(Action::SegmentMap, chunk.mapped_at[0].address, chunk.bytes);
-                }
                 let space = &mut self.space;
                 space.occupy(space.windows.place(address), bytes);
                 self.limit_mappings();

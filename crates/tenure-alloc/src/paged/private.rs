@@ -5,7 +5,7 @@
 //! The memory of a captured graph stays where it is as long as the graph lives, programs set pools back to earlier states
 //! and count on the same addresses afterwards, and nothing can be asked about streams during a capture. So there is
 //! little to gain from piecing memory together, and a lot to lose: private pools follow [`native`](crate::native)'s
-//! policy to the byte. Every counter is shared with the common space, and so is the limit.
+//! policy to the byte, with expandable segments if the program wants them. Every counter is shared with the common space, and so is the limit.
 
 use std::sync::Arc;
 
@@ -35,9 +35,10 @@ impl Private {
     }
 
     /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).
-    pub(super) fn chunks_under(&self, address: Address) -> Option<Vec<MappedChunk>> {
+    pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         let (segment, _) = self.engine.extent(address)?;
-        Some(vec![self.segments.chunk(segment)?])
+        let whole = || Some(vec![self.segments.chunk(segment)?]);
+        self.engine.chunks_under(address, bytes).or_else(whole)
     }
 
     fn count_leftovers(&mut self) {
@@ -123,7 +124,7 @@ impl State {
     pub(super) fn chunks_of_apart(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         match self.blocks.get(address).filter(|block| !block.is_freed) {
             Some(block) => Some(self.chunks_under(address, bytes.min(block.bytes))),
-            None => self.private.chunks_under(address),
+            None => self.private.chunks_under(address, bytes),
         }
     }
 

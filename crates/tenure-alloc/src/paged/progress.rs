@@ -28,11 +28,6 @@ impl Uses {
             None => self.0.push(new),
         }
     }
-
-    /// The stream that used the memory last noted.
-    pub(super) fn stream(&self) -> Option<StreamId> {
-        self.0.last().map(|last| last.stream)
-    }
 }
 
 /// The progress of every stream, in *epochs*: the work between two marks on a stream.

@@ -1,8 +1,4 @@
-//! Snapshots of a paged allocator.
-//!
-//! A chunk may be shown in several windows, but a snapshot shows each byte once, so that its figures add up: bytes in
-//! use at the block that uses them, free bytes at the first place where their chunk is mapped. A segment is a range of
-//! such bytes without a gap.
+//! Snapshots of a paged allocator: see Note [Where bytes are shown].
 
 use std::collections::BTreeMap;
 
@@ -24,7 +20,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     heaps.iter_mut().for_each(|(_, heap)| allocator.take_back(&mut state, heap.take_parked()));
     let mut blocks = free_blocks(&state);
     for (address, block) in state.blocks.iter() {
-        blocks.insert(address, (block.stream, large(address, block)));
+        blocks.insert(address, large(address, block));
     }
     for (&address, (stream, loan)) in &state.loans {
         let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
@@ -34,7 +30,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
             // On its way to or from the heap.
             (Lent::Range, None) => vec![free(address, loan.bytes)],
         };
-        blocks.extend(shown.into_iter().map(|block| (block.address, (*stream, block))));
+        blocks.extend(shown.into_iter().map(|block| (block.address, block)));
     }
     let mut segments = join(blocks, state.config.device);
     debug_assert!(state.space.reserved >= segments.iter().map(Segment::bytes).sum());
@@ -43,13 +39,13 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
 }
 
 /// The free bytes of the common space's chunks, each at its chunk's first mapping.
-fn free_blocks(state: &State) -> BTreeMap<Address, (StreamId, SnapshotBlock)> {
+fn free_blocks(state: &State) -> BTreeMap<Address, SnapshotBlock> {
     let mut blocks = BTreeMap::new();
     for (_, chunk) in &state.space.chunks {
         let Some(home) = chunk.mapped_at.first() else { continue };
         for extent in &chunk.free {
             let block = free(home.address + extent.offset, extent.bytes);
-            blocks.insert(block.address, (chunk.uses.stream().unwrap_or_default(), block));
+            blocks.insert(block.address, block);
         }
     }
     blocks
@@ -77,9 +73,9 @@ fn small(entry: &Entry) -> SnapshotBlock {
 }
 
 /// Blocks side by side, as segments.
-fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32) -> Vec<Segment> {
+fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    for (address, (stream, block)) in blocks {
+    for (address, block) in blocks {
         match segments.last_mut().filter(|segment| segment.address + segment.bytes() == address) {
             Some(segment) => match segment.blocks.last_mut() {
                 Some(last) if last.state == block.state && block.state == SnapshotState::Inactive => {
@@ -90,7 +86,7 @@ fn join(blocks: BTreeMap<Address, (StreamId, SnapshotBlock)>, device: u32) -> Ve
             None => segments.push(Segment {
                 device,
                 address,
-                stream,
+                stream: StreamId::NULL,
                 kind: PoolKind::Large,
                 pool: PoolId::default(),
                 is_expandable: true,
@@ -113,5 +109,6 @@ fn settings(state: &State) -> Vec<(&'static str, Setting)> {
         ("slack_bytes", bytes(config.slack_bytes)),
         ("min_chunk_bytes", bytes(config.min_chunk_bytes)),
         ("max_chunk_bytes", bytes(config.max_chunk_bytes)),
+        ("roundup_power2_divisions", state.private.engine.config.describe_rounding()),
     ]
 }

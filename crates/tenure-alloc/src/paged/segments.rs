@@ -98,7 +98,6 @@ impl Segment {
 
 impl Backing for Segments {
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        let bytes = bytes.next_multiple_of(self.inner.granularity());
         let mut segment = Segment { bytes, range: None, chunk: None, is_mapped: false };
         match segment.make(&*self.inner) {
             Ok(address) => {

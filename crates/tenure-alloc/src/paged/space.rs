@@ -21,11 +21,11 @@ use tenure_core::StreamId;
 use super::address_space::AddressSpace;
 use super::chunk::{Chunk, Mapping};
 use super::progress::{Progress, Use};
+use super::shown::Shown;
 use super::windows::{Place, Window, Windows};
 use crate::{Address, Backing, BackingError};
 
 /// Memory that blocks of one pool share.
-#[derive(Default)]
 pub(super) struct Space {
     pub(super) chunks: Slab<Chunk>,
     pub(super) windows: Windows,
@@ -39,6 +39,7 @@ pub(super) struct Space {
     pub(super) end_of_last: Address,
     /// Counts window uses, to find the one not used for longest.
     clock: u64,
+    shown: Shown,
 }
 
 /// A part of an address range that lies in one chunk.
@@ -50,6 +51,20 @@ pub(super) struct Piece {
 }
 
 impl Space {
+    /// An empty one.
+    pub(super) fn new(shown: Shown) -> Self {
+        Self {
+            chunks: Slab::new(),
+            windows: Windows::default(),
+            stale: Vec::new(),
+            reserved: 0,
+            stuck: Vec::new(),
+            end_of_last: 0,
+            clock: 0,
+            shown,
+        }
+    }
+
     /// A new whole chunk, mapped nowhere.
     pub(super) fn create(&mut self, bytes: u64, backing: &dyn Backing) -> Result<usize, BackingError> {
         let id = backing.create(bytes)?;
@@ -82,6 +97,9 @@ impl Space {
 
     /// Takes a free range into use by a block that starts at `place`.
     pub(super) fn occupy(&mut self, place: Place, bytes: u64) {
+        if self.shown.is_noted() {
+            self.note_moves(place, bytes, |home, here| (home, here));
+        }
         let mut slot = place.slot;
         while let Some(piece) = self.piece(place, bytes, slot) {
             self.chunks[piece.chunk].occupy(piece.offset, piece.bytes);
@@ -98,6 +116,9 @@ impl Space {
     /// Frees the range of a block, last used as `last` says.
     pub(super) fn vacate(&mut self, address: Address, bytes: u64, last: Use) {
         let place = self.windows.place(address);
+        if self.shown.is_noted() {
+            self.note_moves(place, bytes, |home, here| (here, home));
+        }
         let mut slot = place.slot;
         while let Some(piece) = self.piece(place, bytes, slot) {
             let chunk = &mut self.chunks[piece.chunk];
@@ -161,8 +182,11 @@ impl Space {
         let window = self.windows.get_mut(index);
         window.used_at = self.clock;
         for (address, chunk) in placed {
-            let mapped_at = &mut self.chunks[chunk].mapped_at;
+            let Chunk { bytes, mapped_at, .. } = &mut self.chunks[chunk];
             window.is_home &= mapped_at.is_empty();
+            if mapped_at.is_empty() {
+                self.shown.appears(address, *bytes);
+            }
             mapped_at.push(Mapping { address, window: index, slot: window.chunks.len() });
             window.chunks.push((address, chunk));
         }
@@ -191,6 +215,9 @@ impl Space {
         while let Some(&mapping) = self.chunks[index].mapped_at.last() {
             backing.unmap(mapping.address, bytes)?;
             self.chunks[index].mapped_at.pop();
+            if self.chunks[index].mapped_at.is_empty() {
+                self.shown.vanishes(mapping.address, bytes);
+            }
             self.forget_mapping(mapping, blocks, addresses);
         }
         while let Some(at) = self.stuck.iter().position(|(_, stuck)| *stuck == index) {
@@ -222,7 +249,16 @@ impl Space {
         backing.unmap(window.first, window.bytes)?;
         let window = self.windows.remove(index);
         for (address, chunk) in window.chunks {
-            self.chunks[chunk].mapped_at.retain(|mapping| mapping.address != address);
+            let Chunk { bytes, free, mapped_at, .. } = &mut self.chunks[chunk];
+            let was_home = mapped_at.first().is_some_and(|home| home.address == address);
+            mapped_at.retain(|mapping| mapping.address != address);
+            match mapped_at.first() {
+                Some(home) if was_home => free.iter().for_each(|extent| {
+                    self.shown.moves(address + extent.offset, home.address + extent.offset, extent.bytes);
+                }),
+                Some(_) => {}
+                None => self.shown.vanishes(address, *bytes),
+            }
         }
         addresses.give_back(window.first, window.owned);
         Ok(true)
@@ -231,6 +267,19 @@ impl Space {
     /// Mappings in all windows.
     pub(super) fn mappings(&self) -> usize {
         self.chunks.iter().map(|(_, chunk)| chunk.mapped_at.len()).sum()
+    }
+
+    /// Notes where the bytes of a block are shown from now on: `direction` puts (at home, in the block) in order.
+    #[cold]
+    fn note_moves(&self, place: Place, bytes: u64, direction: impl Fn(Address, Address) -> (Address, Address)) {
+        let starts = self.windows.get(place.window).chunks[place.slot..].iter().map(|(start, _)| *start);
+        for (piece, start) in self.pieces(place, bytes).zip(starts) {
+            let home = self.chunks[piece.chunk].mapped_at[0].address;
+            if home != start {
+                let (from, to) = direction(home + piece.offset, start + piece.offset);
+                self.shown.moves(from, to, piece.bytes);
+            }
+        }
     }
 
     /// Makes known to the windows that are kept up to date what is free of a chunk. Whether there are others.

@@ -12,6 +12,7 @@ use super::large::{LargeBlock, LargeBlocks};
 use super::parked::{Loan, NEVER_PARKED};
 use super::private::Private;
 use super::progress::Progress;
+use super::shown::Shown;
 use super::space::Space;
 use crate::limit::Limit;
 use crate::sync::{AtomicU64, Ordering};
@@ -84,17 +85,18 @@ impl State {
         backing: Arc<dyn Backing>,
         config: Config,
         addresses: AddressSpace,
+        private: Private,
         history: Arc<History>,
-    ) -> Result<Self, AllocError> {
-        let private = Private::new(Arc::clone(&backing), config.device, Arc::clone(&history))?;
-        Ok(Self {
+    ) -> Self {
+        let space = Space::new(Shown::new(Arc::clone(&history)));
+        Self {
             granularity: backing.granularity(),
             progress: Progress::new(Arc::clone(&backing)),
             backing,
             history,
             config,
             addresses,
-            space: Space::default(),
+            space,
             private,
             blocks: LargeBlocks::default(),
             requested: 0,
@@ -104,7 +106,7 @@ impl State {
             streak: 0,
             windows: 0,
             inactive: (0, 0),
-        })
+        }
     }
 
     /// Memory for the heap of `stream`. `requested` bytes are requested in all.
@@ -275,29 +277,21 @@ impl State {
     /// Makes the memory of a freed block free.
     fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
+        // Before its bytes go home: see Note [Where bytes are shown].
+        block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
         self.vacate(address, block.bytes, block.stream);
         self.private.engine.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
     }
 
     pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.space;
         let bytes = space.chunks[index].bytes;
-        let mapped = space.chunks[index].mapped_at.first().map(|home| home.address);
         let released = space.release(index, live, &mut self.addresses, &*self.backing);
         self.clock.fetch_add(1, Ordering::Release);
         released?;
         self.statistics_mut().num_device_free += 1;
         self.statistics_mut().both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.decrease(bytes));
-        if let Some(address) = mapped {
-            self.record_chunk(Action::SegmentUnmap, address, bytes);
-        }
         Ok(())
-    }
-
-    /// Records that a chunk came or went.
-    pub(super) fn record_chunk(&self, action: Action, address: Address, bytes: u64) {
-        self.history.record(|| Event::new(action, address, bytes, StreamId::NULL));
     }
 
     pub(super) fn count_created(&mut self, bytes: u64) {

@@ -53,11 +53,42 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
     })
 }
 
+pub(super) unsafe extern "C" fn block(address: *mut c_void, number: *mut c_int, bytes: *mut usize) -> Status {
+    guarded(|| {
+        let address = address.addr() as Address;
+        on_owner(address, |device| {
+            let block = device.memory.allocator().block(address).ok_or(AllocError::UnknownAddress(address))?;
+            // SAFETY: by the header, places to write to.
+            unsafe {
+                number.write(device.memory.device().index().into());
+                bytes.write(block.bytes as usize);
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(super) unsafe extern "C" fn extent(address: *mut c_void, first: *mut *mut c_void, bytes: *mut usize) -> Status {
+    guarded(|| {
+        let address = address.addr() as Address;
+        on_owner(address, |device| {
+            let extent = device.memory.allocator().extent(address);
+            let (start, length) = extent.ok_or(AllocError::UnknownAddress(address))?;
+            // SAFETY: by the header, places to write to.
+            unsafe {
+                first.write(ptr::without_provenance_mut(start as usize));
+                bytes.write(length as usize);
+            }
+            Ok(())
+        })
+    })
+}
+
 /// What `call` does on the device that `address` lies on, which is known by its range of addresses, or else asked for.
 #[inline]
 fn on_owner(address: Address, call: impl Fn(&Device) -> Result<(), MemoryError>) -> Result<(), Failure> {
-    if let Some(owner) = Device::all().find(|(_, device)| device.memory.covers(address) == Some(true)) {
-        return Ok(call(owner.1)?);
+    if let Some((_, owner)) = Device::all().find(|(_, device)| device.memory.owns(address)) {
+        return Ok(call(owner)?);
     }
     for (_, device) in Device::all() {
         match call(device) {

@@ -24,7 +24,7 @@ pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> bool;
 pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Object) -> Status {
     guarded(|| {
         let user = Arc::new(user);
-        tell_all(Box::new(move |device, allocator| {
+        tell_all(None, move |device, allocator| {
             let user = Arc::clone(&user);
             allocator.add_out_of_memory_observer(Box::new(move |error| {
                 let (requested, allowed) = (error.requested, error.allowed);
@@ -33,18 +33,18 @@ pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Ob
                 unsafe { observer(user.pointer(), &error) }
             }));
             Ok(())
-        }))
+        })
     })
 }
 
 pub(super) extern "C" fn add_free_memory_callback(callback: FreeMemory, user: Object) -> Status {
     guarded(|| {
         let user = Arc::new(user);
-        tell_all(Box::new(move |_, allocator| {
+        tell_all(None, move |_, allocator| {
             let user = Arc::clone(&user);
             // SAFETY: the callback was handed over with its object, which lives as long as this closure.
             allocator.add_free_memory_callback(Box::new(move || unsafe { callback(user.pointer()) }));
             Ok(())
-        }))
+        })
     })
 }

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tenure_alloc::CachingAllocator;
-use tenure_device::memory::MemoryError;
+use tenure_alloc::{CachingAllocator, Tuning};
+use tenure_device::memory::{MemoryError, Policy};
 
 use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
@@ -13,12 +13,19 @@ use crate::options::Options;
 /// What every device is told, those opened later too.
 type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send>;
 
+/// What a later wish replaces an earlier one of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Topic {
+    History,
+    Setting(c_int),
+}
+
 static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, wishes: Vec::new() });
 
 /// How devices are opened.
 struct Setup {
     options: Option<Options>,
-    wishes: Vec<Wish>,
+    wishes: Vec<(Option<Topic>, Wish)>,
 }
 
 pub(super) unsafe extern "C" fn configure(options: *const c_char) -> Status {
@@ -50,12 +57,22 @@ pub(super) fn device(number: c_int) -> Result<&'static Device, Failure> {
     Device::get(number).or_else(|_| open(number))
 }
 
-/// Tells every device, now or when it is opened.
-pub(super) fn tell_all(wish: Wish) -> Result<(), Failure> {
+/// Tells every device, now or when it is opened; a wish of the same topic is forgotten.
+pub(super) fn tell_all(
+    topic: Option<Topic>,
+    wish: impl Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send + 'static,
+) -> Result<(), Failure> {
     let mut setup = setup();
     Device::all().try_for_each(|(number, device)| wish(number, device.memory.allocator()))?;
-    setup.wishes.push(wish);
+    setup.wishes.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
+    setup.wishes.push((topic, Box::new(wish)));
     Ok(())
+}
+
+/// Whether a setting means anything for the allocator that devices are opened with.
+pub(super) fn applies(tuning: &Tuning) -> bool {
+    let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
+    matches!((policy, tuning), (_, Tuning::Rounding(_)) | (Policy::Native(_), _))
 }
 
 #[cold]
@@ -68,7 +85,7 @@ fn open(number: c_int) -> Result<&'static Device, Failure> {
     let options = setup.options.clone().unwrap_or_default();
     Device::open(number, options.driver(number)?, options.memory)?;
     let device = Device::get(number)?;
-    setup.wishes.iter().try_for_each(|wish| wish(number, device.memory.allocator()))?;
+    setup.wishes.iter().try_for_each(|(_, wish)| wish(number, device.memory.allocator()))?;
     Ok(device)
 }
 

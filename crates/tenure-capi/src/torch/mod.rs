@@ -3,17 +3,26 @@
 mod blocks;
 mod callbacks;
 mod devices;
+mod history;
+mod limits;
 mod object;
 mod pluggable;
 mod pools;
+mod sharing;
+mod snapshot;
 mod statistics;
 
 use std::ffi::{c_char, c_int, c_void};
 
+use tenure_alloc::PoolCheckpoint;
+
 use crate::failure::{Failure, Status};
 use callbacks::{FreeMemory, Observer};
+use history::{CRecording, Tracker};
 use object::Object;
-use pools::{Filter, Pool};
+use pools::{Filter, Pool, Source, Visit};
+use sharing::{Imported, Tell};
+use snapshot::Visitor;
 use statistics::CStatistics;
 
 /// `tenure_torch_api` of `tenure_torch.h`.
@@ -27,16 +36,38 @@ pub struct Table {
     allocate: unsafe extern "C" fn(c_int, usize, *mut c_void, Object, *mut *mut c_void) -> Status,
     free: extern "C" fn(*mut c_void, Object) -> Status,
     record_stream: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Status,
+    block: unsafe extern "C" fn(*mut c_void, *mut c_int, *mut usize) -> Status,
+    extent: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut usize) -> Status,
     statistics: unsafe extern "C" fn(c_int, *mut CStatistics) -> Status,
     reset_peak_statistics: extern "C" fn(c_int) -> Status,
     reset_accumulated_statistics: extern "C" fn(c_int) -> Status,
     set_memory_fraction: extern "C" fn(c_int, f64) -> Status,
+    memory_fraction: unsafe extern "C" fn(c_int, *mut f64) -> Status,
+    largest_free: unsafe extern "C" fn(c_int, *mut usize) -> Status,
+    tune: unsafe extern "C" fn(c_int, *const f64, usize, *mut bool) -> Status,
     add_out_of_memory_observer: extern "C" fn(Observer, Object) -> Status,
     add_free_memory_callback: extern "C" fn(FreeMemory, Object) -> Status,
+    record_history: unsafe extern "C" fn(*const CRecording, bool) -> Status,
+    set_note: extern "C" fn(Object),
+    annotate: unsafe extern "C" fn(c_int, *const *const c_char, usize) -> Status,
+    add_tracker: extern "C" fn(Tracker, Object) -> Status,
+    snapshot: unsafe extern "C" fn(c_int, Pool, bool, *const Visitor) -> Status,
+    create_pool: unsafe extern "C" fn(c_int, Pool, *mut Source) -> Status,
+    release_pool: extern "C" fn(c_int, Pool) -> Status,
+    pool_uses: unsafe extern "C" fn(c_int, Pool, *mut usize) -> Status,
     begin_pool: extern "C" fn(c_int, Pool, Filter, Object) -> Status,
     end_pool: extern "C" fn(c_int, Pool) -> Status,
-    release_pool: extern "C" fn(c_int, Pool) -> Status,
+    use_pool_on_oom: extern "C" fn(c_int, Pool, bool) -> Status,
+    set_no_split: extern "C" fn(c_int, Pool) -> Status,
     release_cached: extern "C" fn(c_int, Pool, Object) -> Status,
+    live_blocks: unsafe extern "C" fn(c_int, Pool, Visit, *mut c_void) -> Status,
+    checkpoint: unsafe extern "C" fn(c_int, Pool, *mut *mut PoolCheckpoint) -> Status,
+    drop_checkpoint: unsafe extern "C" fn(*mut PoolCheckpoint),
+    restore: unsafe extern "C" fn(c_int, *const PoolCheckpoint, Visit, Visit, *mut c_void) -> Status,
+    enable_peer: extern "C" fn(c_int, c_int) -> Status,
+    share: unsafe extern "C" fn(*mut c_void, *mut usize, Tell, *mut c_void) -> Status,
+    open_shared: unsafe extern "C" fn(c_int, *const c_char, usize, *mut *mut c_void, *mut *mut Imported) -> Status,
+    close_shared: unsafe extern "C" fn(*mut Imported),
 }
 
 static TABLE: Table = Table {
@@ -48,16 +79,38 @@ static TABLE: Table = Table {
     allocate: blocks::allocate,
     free: blocks::free,
     record_stream: blocks::record_stream,
+    block: blocks::block,
+    extent: blocks::extent,
     statistics: statistics::statistics,
     reset_peak_statistics: statistics::reset_peak_statistics,
     reset_accumulated_statistics: statistics::reset_accumulated_statistics,
-    set_memory_fraction: statistics::set_memory_fraction,
+    set_memory_fraction: limits::set_memory_fraction,
+    memory_fraction: limits::memory_fraction,
+    largest_free: limits::largest_free,
+    tune: limits::tune,
     add_out_of_memory_observer: callbacks::add_out_of_memory_observer,
     add_free_memory_callback: callbacks::add_free_memory_callback,
+    record_history: history::record_history,
+    set_note: history::set_note,
+    annotate: history::annotate,
+    add_tracker: history::add_tracker,
+    snapshot: snapshot::snapshot,
+    create_pool: pools::create_pool,
+    release_pool: pools::release_pool,
+    pool_uses: pools::pool_uses,
     begin_pool: pools::begin_pool,
     end_pool: pools::end_pool,
-    release_pool: pools::release_pool,
+    use_pool_on_oom: pools::use_pool_on_oom,
+    set_no_split: pools::set_no_split,
     release_cached: pools::release_cached,
+    live_blocks: pools::live_blocks,
+    checkpoint: pools::checkpoint,
+    drop_checkpoint: pools::drop_checkpoint,
+    restore: pools::restore,
+    enable_peer: sharing::enable_peer,
+    share: sharing::share,
+    open_shared: sharing::open_shared,
+    close_shared: sharing::close_shared,
 };
 
 /// The table.

@@ -27,6 +27,16 @@ impl Object {
         Self { pointer, drop: Some(drop) }
     }
 
+    /// The pointer of the object that a context was made of; null if it was made of anything else.
+    pub(super) fn of(context: Option<&Context>) -> *mut c_void {
+        context.and_then(Context::downcast::<Self>).map_or(ptr::null_mut(), Self::pointer)
+    }
+
+    /// The context made of the object, if there is one.
+    pub(super) fn into_context(self) -> Option<Context> {
+        (!self.pointer.is_null()).then(|| Context::new(self))
+    }
+
     /// What the object's functions are called with.
     pub(super) fn pointer(&self) -> *mut c_void {
         self.pointer
@@ -35,7 +45,7 @@ impl Object {
     /// Makes the object the context of what this thread does while the guard lives; nothing changes without an object.
     #[inline]
     pub(super) fn enter(self) -> Option<ContextGuard> {
-        (!self.pointer.is_null()).then(|| Context::enter(Some(Context::new(self))))
+        self.into_context().map(|context| Context::enter(Some(context)))
     }
 }
 

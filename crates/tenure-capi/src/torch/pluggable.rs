@@ -9,7 +9,7 @@ use std::ptr;
 
 use super::object::Object;
 use super::pools::Pool;
-use super::{blocks, pools, statistics};
+use super::{blocks, limits, pools};
 use crate::device::Device;
 use crate::failure::{Status, last_error};
 
@@ -52,7 +52,23 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_reset() {
 /// Limits what this process may hold.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64, device: c_int) {
-    check(statistics::set_memory_fraction(device, fraction));
+    check(limits::set_memory_fraction(device, fraction));
+}
+
+/// What was mapped or allocated together around a block.
+///
+/// # Safety
+/// `bytes` is null or a place to write to.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_base(address: *mut c_void, bytes: *mut usize) -> *mut c_void {
+    let (mut first, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: both are places to write to.
+    check(unsafe { blocks::extent(address, &mut first, &mut length) });
+    if !bytes.is_null() {
+        // SAFETY: by the function's contract.
+        unsafe { bytes.write(length) };
+    }
+    first
 }
 
 /// Says that `stream` uses a block too.

@@ -2,8 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
-use tenure_alloc::{PoolId, PoolUse};
+use tenure_alloc::{Address, BackingError, PoolCheckpoint, PoolId, PoolSource, PoolUse};
+use tenure_core::StreamId;
 
 use super::devices::device;
 use super::object::Object;
@@ -17,6 +19,16 @@ pub(super) struct Pool {
     second: u64,
 }
 
+/// `tenure_pool_source`.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Source {
+    user: Object,
+    allocate: unsafe extern "C" fn(*mut c_void, usize, *mut c_void) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void),
+}
+
+pub(super) type Visit = unsafe extern "C" fn(*mut c_void, *mut c_void);
 pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
 
 impl Pool {
@@ -30,13 +42,40 @@ impl From<Pool> for PoolId {
     }
 }
 
+impl From<PoolId> for Pool {
+    fn from(pool: PoolId) -> Self {
+        Self { first: pool.0, second: pool.1 }
+    }
+}
+
+pub(super) unsafe extern "C" fn create_pool(number: c_int, pool: Pool, source: *mut Source) -> Status {
+    guarded(|| {
+        // SAFETY: by the header, null, or a source whose object is handed over.
+        let source = (!source.is_null()).then(|| Arc::new(unsafe { source.read() }) as Arc<dyn PoolSource>);
+        Ok(device(number)?.memory.allocator().create_pool(pool.into(), source)?)
+    })
+}
+
+pub(super) extern "C" fn release_pool(number: c_int, pool: Pool) -> Status {
+    guarded(|| Ok(device(number)?.memory.allocator().release_pool(pool.into())?))
+}
+
+pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: Pool, uses: *mut usize) -> Status {
+    guarded(|| {
+        let count = device(number)?.memory.allocator().pool_uses(pool.into());
+        // SAFETY: by the header, a place to write to.
+        unsafe { uses.write(count) };
+        Ok(())
+    })
+}
+
 pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, filter: Filter, user: Object) -> Status {
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
-        let passes = move |stream: *mut c_void| unsafe { filter(user.pointer(), stream) };
-        let filter =
-            Box::new(move |stream: tenure_core::StreamId| passes(ptr::without_provenance_mut(stream.0 as usize)));
-        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), PoolUse::Capture, filter)?)
+        let filter = move |stream: StreamId| unsafe { filter(user.pointer(), pointer(stream.0)) };
+        // PyTorch does not say whether a capture begins, and a query would break one.
+        let begun = device(number)?.memory.allocator().begin_pool(pool.into(), PoolUse::Capture, Box::new(filter));
+        Ok(begun?)
     })
 }
 
@@ -44,13 +83,87 @@ pub(super) extern "C" fn end_pool(number: c_int, pool: Pool) -> Status {
     guarded(|| Ok(device(number)?.memory.allocator().end_pool(pool.into())?))
 }
 
-pub(super) extern "C" fn release_pool(number: c_int, pool: Pool) -> Status {
-    guarded(|| Ok(device(number)?.memory.allocator().release_pool(pool.into())?))
+pub(super) extern "C" fn use_pool_on_oom(number: c_int, pool: Pool, on: bool) -> Status {
+    guarded(|| Ok(device(number)?.memory.allocator().use_pool_on_oom(pool.into(), on)?))
 }
 
-pub(super) extern "C" fn release_cached(number: c_int, _pool: Pool, context: Object) -> Status {
+pub(super) extern "C" fn set_no_split(number: c_int, pool: Pool) -> Status {
+    guarded(|| Ok(device(number)?.memory.allocator().set_no_split(pool.into())?))
+}
+
+pub(super) extern "C" fn release_cached(number: c_int, pool: Pool, context: Object) -> Status {
     guarded(|| {
         let _context = context.enter();
-        Ok(device(number)?.memory.allocator().release_cached()?)
+        Ok(device(number)?.memory.allocator().release_cached_in(pool.into())?)
     })
+}
+
+pub(super) unsafe extern "C" fn live_blocks(number: c_int, pool: Pool, visit: Visit, user: *mut c_void) -> Status {
+    guarded(|| {
+        let blocks = device(number)?.memory.allocator().live_blocks(pool.into())?;
+        // SAFETY: by the header, a function and its object.
+        unsafe { visit_all(&blocks, visit, user) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: Pool, place: *mut *mut PoolCheckpoint) -> Status {
+    guarded(|| {
+        let checkpoint = device(number)?.memory.allocator().checkpoint(pool.into())?;
+        // SAFETY: by the header, a place to write to.
+        unsafe { place.write(Box::into_raw(Box::new(checkpoint))) };
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn drop_checkpoint(checkpoint: *mut PoolCheckpoint) {
+    // SAFETY: by the header, one that `checkpoint` made of a box, and that is not used again.
+    drop(unsafe { Box::from_raw(checkpoint) });
+}
+
+pub(super) unsafe extern "C" fn restore(
+    number: c_int,
+    checkpoint: *const PoolCheckpoint,
+    freed: Visit,
+    allocated: Visit,
+    user: *mut c_void,
+) -> Status {
+    guarded(|| {
+        // SAFETY: by the header, a checkpoint.
+        let restored = device(number)?.memory.allocator().restore(unsafe { &*checkpoint })?;
+        // SAFETY: by the header, functions and their object.
+        unsafe {
+            visit_all(&restored.freed, freed, user);
+            visit_all(&restored.allocated, allocated, user);
+        }
+        Ok(())
+    })
+}
+
+impl PoolSource for Source {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError> {
+        // SAFETY: the function was handed over with its object.
+        let address = unsafe { (self.allocate)(self.user.pointer(), bytes as usize, pointer(stream.0)) };
+        if address.is_null() {
+            return Err(BackingError::OutOfMemory { call: "allocate of the pool's source", requested: bytes, free: 0 });
+        }
+        Ok(address.addr() as Address)
+    }
+
+    fn free(&self, address: Address, bytes: u64, stream: StreamId) {
+        // SAFETY: the function was handed over with its object.
+        unsafe { (self.free)(self.user.pointer(), pointer(address), bytes as usize, pointer(stream.0)) }
+    }
+}
+
+/// # Safety
+/// `visit` may be called with `user`.
+unsafe fn visit_all(addresses: &[Address], visit: Visit, user: *mut c_void) {
+    // SAFETY: by the function's contract.
+    addresses.iter().for_each(|&address| unsafe { visit(user, pointer(address)) });
+}
+
+/// An address, or a stream's handle, as C has them.
+fn pointer(value: u64) -> *mut c_void {
+    ptr::without_provenance_mut(value as usize)
 }

@@ -30,10 +30,6 @@ pub(super) extern "C" fn reset_accumulated_statistics(number: c_int) -> Status {
     })
 }
 
-pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> Status {
-    guarded(|| Ok(device(number)?.memory.allocator().set_memory_fraction(fraction)?))
-}
-
 /// `tenure_stat`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -3,15 +3,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType,
-    CUresult, CUstream, CUstream_flags,
+    self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAllocationHandleType, CUresult, CUstream, CUstream_flags,
 };
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
 use super::capture::{RelaxedCapture, is_captured};
-use super::driver::{EVENTS, StreamOwner, chunk_properties, location};
+use super::driver::{EVENTS, StreamOwner, chunk_properties};
 use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::deferred::InHostFunction;
@@ -123,17 +122,11 @@ impl Driver for CudaDriver {
     }
 
     fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
-        self.call(Call::SetAccess, || {
-            let count = self.space.lock().whole_chunks(address, bytes)?;
-            let flags = match access {
-                Access::Read => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
-                Access::ReadWrite => CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            };
-            let rights = CUmemAccessDesc { location: location(self.ordinal), flags };
-            // SAFETY: the range is mapped, and `rights` is one description.
-            let set_access = || unsafe { sys::cuMemSetAccess(address, bytes as usize, &rights, 1) };
-            self.timings.time(Call::SetAccess, count, bytes, set_access)
-        })
+        self.make_accessible(address, bytes, access)
+    }
+
+    fn enable_peer(&self, peer: u8) -> Result<(), CallError> {
+        self.enable_access_of(peer)
     }
 
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError> {

@@ -24,6 +24,11 @@ impl PrimaryContext {
         Ok(Self(context))
     }
 
+    /// The driver's name for it.
+    pub(super) fn raw(&self) -> CUcontext {
+        self.0
+    }
+
     /// Makes this the context of the calling thread for as long as the value lives.
     pub(super) fn bind(&self) -> Result<Bound, ErrorKind> {
         let mut current = ptr::null_mut();

@@ -147,6 +147,10 @@ impl CudaDriver {
         error
     }
 
+    pub(super) fn context(&self) -> &PrimaryContext {
+        &self.context
+    }
+
     /// The driver's handle of a known stream.
     pub(super) fn stream(&self, stream: StreamId) -> Result<CUstream, ErrorKind> {
         const PER_THREAD: u64 = 2;

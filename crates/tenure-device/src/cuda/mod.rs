@@ -30,6 +30,7 @@ mod handles;
 mod kernel;
 mod nvml;
 mod nvrtc;
+mod peers;
 mod platform;
 mod space;
 mod timing;

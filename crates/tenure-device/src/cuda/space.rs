@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use cudarc::driver::sys::CUdevice;
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, ChunkId};
 
-use crate::ErrorKind;
+use crate::{Access, ErrorKind};
 
 /// Chunks, reserved address space, and which of the one lies under which of the other.
 ///
@@ -20,11 +21,15 @@ pub(super) struct AddressSpace {
     /// Mapped chunks, by address.
     mappings: BTreeMap<Address, Mapping>,
     chunks: FxHashMap<ChunkId, Chunk>,
+    /// The other devices that may do what this one may.
+    peers: Vec<CUdevice>,
 }
 
 struct Mapping {
     end: Address,
     chunk: ChunkId,
+    /// What may be done, once that was said.
+    access: Option<Access>,
 }
 
 struct Chunk {
@@ -37,7 +42,13 @@ struct Chunk {
 
 impl AddressSpace {
     pub(super) fn new(granularity: u64) -> Self {
-        Self { granularity, reservations: BTreeMap::new(), mappings: BTreeMap::new(), chunks: FxHashMap::default() }
+        Self {
+            granularity,
+            reservations: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            chunks: FxHashMap::default(),
+            peers: Vec::new(),
+        }
     }
 
     /// Checks the size of a chunk or reservation.
@@ -109,7 +120,7 @@ impl AddressSpace {
     pub(super) fn add_mapping(&mut self, address: Address, chunk: ChunkId) {
         if let Some(known) = self.chunks.get_mut(&chunk) {
             known.mapped += 1;
-            self.mappings.insert(address, Mapping { end: address + known.bytes, chunk });
+            self.mappings.insert(address, Mapping { end: address + known.bytes, chunk, access: None });
         }
     }
 
@@ -131,6 +142,27 @@ impl AddressSpace {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// Notes what may be done in a range of [`whole_chunks`](Self::whole_chunks).
+    pub(super) fn note_access(&mut self, address: Address, bytes: u64, access: Access) {
+        for (_, mapping) in self.mappings.range_mut(address..address + bytes) {
+            mapping.access = Some(access);
+        }
+    }
+
+    /// First byte and bytes of each mapping that is accessible, and what may be done there.
+    pub(super) fn accessible(&self) -> impl Iterator<Item = (Address, u64, Access)> {
+        let accessible = |(&start, mapping): (&Address, &Mapping)| Some((start, mapping.end - start, mapping.access?));
+        self.mappings.iter().filter_map(accessible)
+    }
+
+    pub(super) fn peers(&self) -> &[CUdevice] {
+        &self.peers
+    }
+
+    pub(super) fn add_peer(&mut self, peer: CUdevice) {
+        self.peers.push(peer);
     }
 
     /// Forgets the mappings in a range of [`whole_chunks`](Self::whole_chunks).
@@ -221,6 +253,19 @@ mod tests {
         }
         space.add_mapping(at(4), chunk);
         assert_eq!(space.whole_chunks(at(2), 6 * GRANULE), Ok(3));
+    }
+
+    #[test]
+    fn a_mapping_is_accessible_once_that_was_said_until_it_is_unmapped() {
+        let (mut space, chunk) = space();
+        space.add_mapping(at(4), chunk);
+        assert_eq!(space.accessible().count(), 0);
+        space.note_access(at(2), 4 * GRANULE, Access::ReadWrite);
+        space.note_access(at(4), 2 * GRANULE, Access::Read);
+        let (whole, read) = ((at(2), 2 * GRANULE, Access::ReadWrite), (at(4), 2 * GRANULE, Access::Read));
+        assert_eq!(space.accessible().collect::<Vec<_>>(), [whole, read]);
+        space.remove_mappings(at(2), 2 * GRANULE);
+        assert_eq!(space.accessible().collect::<Vec<_>>(), [read]);
     }
 
     #[test]

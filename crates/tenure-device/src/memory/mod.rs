@@ -24,6 +24,7 @@ mod storage;
 
 use std::sync::Arc;
 
+use tenure_alloc::adaptor::{Donated, DonatedRanges};
 use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator, PagedAllocator, Request, Resource};
 use tenure_core::{Device, StreamId};
 
@@ -57,9 +58,10 @@ pub struct DeviceMemory {
 }
 
 /// The two are told apart by a branch rather than through `dyn`, so that the short path of an allocation is inlined.
+#[expect(clippy::large_enum_variant, reason = "there is one for each device, and a box costs each allocation a load")]
 enum Allocator {
-    Paged(PagedAllocator),
-    Native(Box<NativeAllocator>),
+    Paged(Donated<PagedAllocator>),
+    Native(Box<Donated<NativeAllocator>>),
 }
 
 impl DeviceMemory {
@@ -74,11 +76,13 @@ impl DeviceMemory {
         let allocator = match config.policy {
             Policy::Paged(mut config) => {
                 config.device = device.index().into();
-                Allocator::Paged(PagedAllocator::new(Arc::clone(&backing) as _, config)?)
+                let allocator = PagedAllocator::new(Arc::clone(&backing) as _, config)?;
+                Allocator::Paged(Donated::new(allocator, Arc::clone(&backing) as _))
             }
             Policy::Native(mut config) => {
                 config.device = device.index().into();
-                Allocator::Native(Box::new(NativeAllocator::new(Arc::clone(&backing) as _, config)?))
+                let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
+                Allocator::Native(Box::new(Donated::new(allocator, Arc::clone(&backing) as _)))
             }
         };
         let imports = Imports::new(Arc::clone(backing.driver()));
@@ -118,6 +122,14 @@ impl DeviceMemory {
         }
     }
 
+    /// Memory from outside, such as a shared pool's, that the allocator serves requests from for a while.
+    pub fn donated(&self) -> &DonatedRanges {
+        match &self.allocator {
+            Allocator::Paged(allocator) => allocator.donated(),
+            Allocator::Native(allocator) => allocator.donated(),
+        }
+    }
+
     /// A block of at least `request.bytes` bytes; address 0 and no memory for a request of none.
     ///
     /// # Errors
@@ -133,7 +145,7 @@ impl DeviceMemory {
             Allocator::Paged(allocator) => allocator.allocate(request),
             Allocator::Native(allocator) => allocator.allocate(request),
         };
-        allocated.map_err(|error| self.explain(error))
+        allocated.map_err(|error| self.explain(request, error))
     }
 
     /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
@@ -153,13 +165,15 @@ impl DeviceMemory {
         Ok(self.free_now(address)?)
     }
 
-    /// Whether every block of this memory, and no other, lies in a range of addresses that `address` is in. `None` where
-    /// blocks have addresses of the driver's choice.
+    /// Whether `address` lies in address space that is this memory's alone, or in memory from outside that it was given.
+    /// Blocks may lie elsewhere too.
     #[inline]
-    pub fn covers(&self, address: Address) -> Option<bool> {
+    pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
-            Allocator::Paged(allocator) => Some(allocator.addresses().contains(&address)),
-            Allocator::Native(_) => None,
+            Allocator::Paged(allocator) => {
+                allocator.inner().addresses().contains(&address) || allocator.donated().contains(address)
+            }
+            Allocator::Native(_) => false,
         }
     }
 
@@ -194,9 +208,19 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// Lets `peer` reach this memory in place: what is allocated now, and what will be. Then kernels of `peer` can use
+    /// its addresses. Nothing happens if it can already. PyTorch's `enablePeerAccess(peer, device)`.
+    ///
+    /// # Errors
+    /// There is no way from `peer` to this device ([`Platform::can_access_peer`](crate::Platform::can_access_peer)), or
+    /// it is this device; failures of the driver.
+    pub fn enable_peer(&self, peer: Device) -> Result<(), MemoryError> {
+        Ok(self.driver().enable_peer(peer.index())?)
+    }
+
     #[cold]
-    fn explain(&self, error: AllocError) -> MemoryError {
-        match OutOfMemoryReport::new(self, &error) {
+    fn explain(&self, request: Request, error: AllocError) -> MemoryError {
+        match OutOfMemoryReport::new(self, request, &error) {
             Some(report) => MemoryError::OutOfMemory(Box::new(report)),
             None => error.into(),
         }

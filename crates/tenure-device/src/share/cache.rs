@@ -9,11 +9,13 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tenure_alloc::Address;
-use tenure_alloc::adaptor::Donated;
+use tenure_alloc::adaptor::Placement;
 use tenure_core::StreamId;
 
+use super::manifest::Manifest;
 use super::store::Store;
 use super::{Client, DaemonConfig, MemoryDaemon, PoolLease, ShareError, SharedPool};
+use crate::memory::DeviceMemory;
 use crate::{Access, Driver};
 
 /// Sizes of a shared cache, in bytes.
@@ -82,13 +84,18 @@ impl SharedCache {
     }
 }
 
-/// Another process's shared cache, in a worker.
+/// A shared cache in a worker: in another process than its owner's, or in the same.
+///
+/// A range for *computation* is this worker's alone. One for *parameters* is written by one worker, which then
+/// [publishes](Self::publish_parameters) them, and read by any number: a reader that allocates the same tensors in the same
+/// order finds them filled, at no copy. What was published says which these are; anything else is refused, so that no
+/// tensor ever stands on bytes that were not written for it. Readers have the range mapped for reading only.
 ///
 /// Dropped, it takes its ranges out of the allocator and gives them back, but for those in which blocks live: these
 /// stay with the process until it exits.
 pub struct WorkerCache {
     pool: Arc<SharedPool>,
-    allocator: Arc<Donated>,
+    memory: &'static DeviceMemory,
     config: SharedCacheConfig,
     inserted: Mutex<Vec<Inserted>>,
 }
@@ -97,17 +104,18 @@ pub struct WorkerCache {
 struct Inserted {
     lease: PoolLease,
     stream: StreamId,
+    /// What is said of the parameters in it, once they are published.
+    about: Option<Vec<u8>>,
 }
 
 impl WorkerCache {
-    /// Maps the cache of `client`'s daemon, which has the size of `config`, for `allocator` to use.
+    /// Maps the cache of `client`'s daemon, which has the size of `config`, for `memory` to use.
     ///
     /// # Errors
     /// The sizes do not fit together; the daemon has no cache of this size, or is gone; a driver call failed.
     pub fn recv_shared_cache(
         client: Arc<Client>,
-        driver: Arc<dyn Driver>,
-        allocator: Arc<Donated>,
+        memory: &'static DeviceMemory,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
         config.chunks()?;
@@ -119,8 +127,13 @@ impl WorkerCache {
                 expected: format!("the daemon's pool has {pool_bytes} bytes: configure both alike"),
             });
         }
-        let pool = SharedPool::attach(client, driver)?;
-        Ok(Self { pool, allocator, config, inserted: Mutex::default() })
+        let pool = SharedPool::attach(client, Arc::clone(memory.driver()))?;
+        Ok(Self { pool, memory, config, inserted: Mutex::default() })
+    }
+
+    /// Its sizes.
+    pub fn config(&self) -> &SharedCacheConfig {
+        &self.config
     }
 
     /// The cache, mapped for reading.
@@ -128,55 +141,136 @@ impl WorkerCache {
         &self.pool
     }
 
-    /// Gives `bytes` bytes from `offset` to this process's allocator, for `stream`. Returns their address.
+    /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`. Returns their address.
     ///
     /// # Errors
     /// Another process uses a part of the range; it is none of the cache; the daemon is gone.
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
         let lease = self.pool.lease(offset, bytes, Access::ReadWrite)?;
-        let address = lease.address();
-        // Held over both, so that a clear finds the range in both or in neither.
-        let mut inserted = self.inserted.lock();
-        self.allocator.insert(address, bytes, stream)?;
-        inserted.push(Inserted { lease, stream });
-        Ok(address)
+        self.insert(lease, stream, Placement::BestFit, None)
     }
 
-    /// [`insert_shared_cache`](Self::insert_shared_cache) of the part for parameters.
+    /// Gives the part for parameters to every allocation on `stream`, whatever its size. For writing, each gets the first
+    /// place that is free, until they are [published](Self::publish_parameters). For reading, allocations must be those of
+    /// the parameters that are published there, and get their places; later ones are served from elsewhere.
     ///
     /// # Errors
-    /// As there.
-    pub fn insert_shared_cache_for_parameter(&self, stream: StreamId) -> Result<Address, ShareError> {
-        self.insert_shared_cache(self.config.parameter_bytes, 0, stream)
+    /// Another process writes them, or uses them if they are to be written; nothing is published that could be read; the
+    /// daemon is gone; a driver call failed.
+    pub fn insert_shared_cache_for_parameter(&self, stream: StreamId, access: Access) -> Result<Address, ShareError> {
+        let lease = self.pool.lease(0, self.config.parameter_bytes, access)?;
+        let (driver, address, bytes) = (self.memory.driver(), lease.address(), lease.bytes());
+        match access {
+            Access::Read => {
+                let published = Manifest::read(&**driver, address, bytes)?;
+                self.insert(lease, stream, Placement::Recorded(published.layout()), Some(published.about))
+            }
+            Access::ReadWrite => {
+                Manifest::wipe(&**driver, address, bytes)?;
+                self.insert(lease, stream, Placement::InOrder, None)
+            }
+        }
     }
 
-    /// [`insert_shared_cache`](Self::insert_shared_cache) of the part for computation.
+    /// [`insert_shared_cache`](Self::insert_shared_cache) of the part for computation. No more parameters are allocated
+    /// after that.
     ///
     /// # Errors
-    /// As there.
+    /// As there, and as [`check_parameters`](Self::check_parameters).
     pub fn insert_shared_cache_for_computation(&self, stream: StreamId) -> Result<Address, ShareError> {
+        self.check_parameters()?;
+        let written = self.inserted.lock().iter().find(|one| one.is_written()).map(|one| one.lease.address());
+        // A range for computation has nothing to close.
+        let _ = written.map(|address| self.memory.donated().close(address));
         self.insert_shared_cache(self.config.computation_bytes, self.config.parameter_bytes, stream)
     }
 
-    /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back.
+    /// Ends the writing of parameters: from now on other workers can read what was allocated for them here and still
+    /// lives, and this one can only read it too. `about` is told to the readers.
     ///
     /// # Errors
-    /// Blocks live in it: free them first; nothing is taken out. The context is lost, or the daemon is gone: everything
-    /// is taken out, and see [`PoolLease::release`].
+    /// This process writes no parameters; the range has no room left for the list of them; the daemon is gone; a driver
+    /// call failed. Nothing is published then.
+    pub fn publish_parameters(&self, about: &[u8]) -> Result<(), ShareError> {
+        let mut inserted = self.inserted.lock();
+        let writes = |inserted: &&mut Inserted| inserted.lease.offset() == 0 && inserted.is_written();
+        let parameters = inserted.iter_mut().find(writes).ok_or(ShareError::NotInserted("published"))?;
+        let (address, bytes) = (parameters.lease.address(), parameters.lease.bytes());
+        let layout = self.memory.donated().close(address)?;
+        Manifest::new(&layout, about).write(&**self.memory.driver(), address, bytes)?;
+        parameters.lease.lower()?;
+        parameters.about = Some(about.to_vec());
+        Ok(())
+    }
+
+    /// What was said of the parameters that are inserted, by who published them.
+    pub fn about_parameters(&self) -> Option<Vec<u8>> {
+        self.inserted.lock().iter().find_map(|inserted| inserted.about.clone())
+    }
+
+    /// That all parameters inserted for reading were allocated.
+    ///
+    /// # Errors
+    /// [`ShareError::Outstanding`]: some were not, and would be computed with as something else.
+    pub fn check_parameters(&self) -> Result<(), ShareError> {
+        let inserted = self.inserted.lock();
+        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.lease.address())).sum();
+        if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
+    }
+
+    /// The streams that something is inserted for.
+    pub fn streams(&self) -> Vec<StreamId> {
+        let mut streams: Vec<_> = self.inserted.lock().iter().map(|inserted| inserted.stream).collect();
+        streams.sort_unstable();
+        streams.dedup();
+        streams
+    }
+
+    /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back, if anybody is
+    /// there to take it.
+    ///
+    /// # Errors
+    /// Blocks live in it: free them first; nothing is taken out. The context is lost: everything is taken out, and see
+    /// [`PoolLease::release`].
     pub fn clear_shared_cache(&self, stream: StreamId) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
-        self.allocator.clear(stream)?;
+        self.memory.donated().clear(stream)?;
         let cleared = inserted.extract_if(.., |inserted| inserted.stream == stream);
+        let released = cleared.map(|inserted| match inserted.lease.release() {
+            Err(ShareError::DaemonGone { .. }) => Ok(()),
+            released => released,
+        });
         // The first error counts, and the others are tried all the same.
-        cleared.map(|inserted| inserted.lease.release()).fold(Ok(()), Result::and)
+        released.fold(Ok(()), Result::and)
+    }
+
+    fn insert(
+        &self,
+        lease: PoolLease,
+        stream: StreamId,
+        placement: Placement,
+        about: Option<Vec<u8>>,
+    ) -> Result<Address, ShareError> {
+        let (address, bytes) = (lease.address(), lease.bytes());
+        // Held over both, so that a clear finds the range in both or in neither.
+        let mut inserted = self.inserted.lock();
+        self.memory.donated().insert(address, bytes, stream, placement)?;
+        inserted.push(Inserted { lease, stream, about });
+        Ok(address)
+    }
+}
+
+impl Inserted {
+    fn is_written(&self) -> bool {
+        self.lease.access() == Access::ReadWrite
     }
 }
 
 impl Drop for WorkerCache {
     fn drop(&mut self) {
-        for Inserted { lease, stream } in self.inserted.get_mut().drain(..) {
+        for Inserted { lease, stream, .. } in self.inserted.get_mut().drain(..) {
             // The first range of a stream takes the others out too.
-            match self.allocator.clear(stream) {
+            match self.memory.donated().clear(stream) {
                 Ok(_) => drop(lease),
                 Err(_) => lease.keep(),
             }

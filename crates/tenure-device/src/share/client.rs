@@ -130,6 +130,13 @@ impl Client {
         }
     }
 
+    pub(super) fn lower(&self, lease: LeaseId) -> Result<(), ShareError> {
+        match self.request(&Request::Lower(lease), 0)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
     fn request(&self, request: &Request, descriptors: usize) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
         let mut connected = self.socket.lock();
         let Some(socket) = &*connected else { return Err(ShareError::DaemonGone { socket: self.path.clone() }) };

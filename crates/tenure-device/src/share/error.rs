@@ -164,6 +164,38 @@ pub enum ShareError {
         /// Its driver's words.
         reason: String,
     },
+    /// Nobody has published parameters in the range.
+    #[error(
+        "no parameters are published in the shared cache: the process that writes them must publish them, after it has \
+         inserted the cache for writing and allocated them there"
+    )]
+    NothingPublished,
+    /// What was published can not be read.
+    #[error("what is published in the shared cache can not be read, so its parameters are not used: {0}")]
+    PublishedUnreadable(&'static str),
+    /// What is published has no room behind the parameters.
+    #[error(
+        "the parameters leave {free} bytes of their range free behind them, and {needed} are needed to publish them: make \
+         it larger (`parameter_bytes`)"
+    )]
+    NoRoomToPublish {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// Published parameters were not allocated.
+    #[error(
+        "{outstanding} of the published parameters were not allocated, on the stream that the cache was inserted for: \
+         allocate the same tensors, in the same order, as the process that wrote them"
+    )]
+    Outstanding {
+        /// How many.
+        outstanding: usize,
+    },
+    /// No parameters were inserted for what is asked.
+    #[error("no range for parameters is inserted in this process that could be {0}")]
+    NotInserted(&'static str),
     /// A setting makes no sense.
     #[error("{setting} = {value}: {expected}")]
     InvalidSetting {

@@ -103,6 +103,12 @@ impl Imports {
     }
 }
 
+impl Drop for Imports {
+    fn drop(&mut self) {
+        self.close_unused();
+    }
+}
+
 /// Imported chunks, mapped side by side.
 struct Mapping {
     driver: Arc<dyn Driver>,

@@ -145,6 +145,13 @@ impl Leases {
         self.end(id).ok_or(Refusal::UnknownLease(id))
     }
 
+    /// Makes a lease of `holder` one for reading.
+    pub(super) fn lower(&mut self, holder: HolderId, id: LeaseId) -> Result<(), Refusal> {
+        let lease = self.leases.get_mut(&id).filter(|lease| lease.holder == holder);
+        lease.ok_or(Refusal::UnknownLease(id))?.access = Access::Read;
+        Ok(())
+    }
+
     /// Notes that a holder's connection has closed. Returns whether it holds nothing and is forgotten.
     pub(super) fn disconnect(&mut self, holder: HolderId, now_ms: u64) -> bool {
         self.end_life(holder, Life::Disconnected { since_ms: now_ms })

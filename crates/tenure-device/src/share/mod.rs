@@ -57,6 +57,7 @@ mod import;
 mod lease;
 mod listener;
 mod liveness;
+mod manifest;
 mod pool;
 mod service;
 mod socket;

@@ -160,6 +160,11 @@ impl PoolLease {
         self.pool.address + self.offset
     }
 
+    /// Where the range begins in the pool, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// The range's size, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -182,6 +187,22 @@ impl PoolLease {
     /// gone: then there is nobody to give it back to, and the range is readable only in this process, as after success.
     pub fn release(mut self) -> Result<(), ShareError> {
         self.end()
+    }
+
+    /// Waits for the device, and keeps the range for reading: others may read it too from now on, and nobody has written
+    /// it in between.
+    ///
+    /// # Errors
+    /// The context is lost; the daemon is gone; the driver fails. If only the daemon is gone, this process can not write
+    /// the range any more, as after success.
+    pub fn lower(&mut self) -> Result<(), ShareError> {
+        if self.access == Access::ReadWrite {
+            self.pool.driver.synchronize()?;
+            self.pool.end_writing(self.offset, self.bytes)?;
+            self.access = Access::Read;
+            self.pool.client.lower(self.id)?;
+        }
+        Ok(())
     }
 
     /// Keeps the range for this process until it exits, mapped where it is.

@@ -229,6 +229,10 @@ impl Service {
                 }
                 self.answer(holder, reply, None);
             }
+            Request::Lower(lease) => {
+                let reply = self.leases.lower(holder, lease).map(|()| Reply::Done);
+                self.answer(holder, reply, None);
+            }
             Request::Recalls => {
                 if let Some(client) = self.clients.get_mut(&holder) {
                     client.recalls = true;

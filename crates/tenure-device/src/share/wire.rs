@@ -48,6 +48,9 @@ pub enum Request {
     },
     /// Gives a lease back, after all work with its memory has completed.
     Release(LeaseId),
+    /// Makes a lease for writing one for reading, after all writes have completed: others may read from now on, and
+    /// nobody wrote in between.
+    Lower(LeaseId),
     /// Sends [`Reply::Recall`]s over this connection from now on.
     Recalls,
     /// What is leased, and to whom.

@@ -103,6 +103,20 @@ impl Driver for SimDriver {
         })
     }
 
+    fn enable_peer(&self, peer: u8) -> Result<(), CallError> {
+        self.call(Call::EnablePeer, |state| {
+            let device = self.device.index();
+            if peer == device {
+                return Err(ErrorKind::PeerOfItself(peer));
+            }
+            if !self.possible_peers.contains(&peer) {
+                return Err(ErrorKind::NoPeerAccess { device, peer });
+            }
+            state.memory.enable_peer(peer);
+            Ok(())
+        })
+    }
+
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError> {
         self.call(Call::Unmap, |state| {
             for bytes in state.memory.unmap(address, bytes, state.order.host())? {

@@ -1,6 +1,6 @@
 //! Address space, and which physical memory lies under it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,8 +11,9 @@ use super::physical::PhysicalMemory;
 use super::race::{Access, Clock};
 use crate::{Access as Rights, ErrorKind, Launch};
 
-/// Where the device looks for addresses of its own, upwards.
+/// Where device 0 looks for addresses of its own, upwards; each of the others begins so much higher.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
+const ADDRESSES: Address = 1 << 50;
 
 pub(super) struct Memory {
     granularity: u64,
@@ -25,6 +26,8 @@ pub(super) struct Memory {
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks in reservations, and segments outside of them, by address.
     mappings: BTreeMap<Address, Mapping>,
+    /// Other devices that may do what this one may.
+    peers: BTreeSet<u8>,
 }
 
 struct Mapping {
@@ -54,14 +57,15 @@ impl Piece {
 }
 
 impl Memory {
-    pub(super) fn new(granularity: u64, physical: PhysicalMemory) -> Self {
+    pub(super) fn new(device: u8, granularity: u64, physical: PhysicalMemory) -> Self {
         Self {
             granularity,
             physical,
             script: VecDeque::new(),
-            next_address: FIRST_ADDRESS,
+            next_address: FIRST_ADDRESS + Address::from(device) * ADDRESSES,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
+            peers: BTreeSet::new(),
         }
     }
 
@@ -153,6 +157,25 @@ impl Memory {
             })
         };
         Ok(mappings.into_iter().filter_map(accessible).collect())
+    }
+
+    pub(super) fn enable_peer(&mut self, peer: u8) {
+        self.peers.insert(peer);
+    }
+
+    /// Whether a peer may access a whole range so.
+    pub(super) fn lets(&self, peer: u8, access: Rights, range: Range<Address>) -> bool {
+        let may = |allowed| allowed == Some(Rights::ReadWrite) || allowed == Some(access);
+        let mut at = range.start;
+        while at < range.end {
+            let below = self.mappings.range(..=at).next_back();
+            let Some((start, mapping)) = below.filter(|(_, mapping)| may(mapping.access)) else { return false };
+            if at >= start + mapping.bytes {
+                return false;
+            }
+            at = start + mapping.bytes;
+        }
+        self.peers.contains(&peer)
     }
 
     /// Unmaps the chunks in a range, given what the host knows to be complete. Returns their sizes.

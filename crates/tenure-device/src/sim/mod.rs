@@ -25,6 +25,10 @@
 //! Streams of one simulated device do not wait for events of another that stands for a device of its own
 //! ([`OtherDevice`](crate::ErrorKind::OtherDevice)): each has its own clock. CUDA's do.
 //!
+//! **Peers.** Devices of a [`SimPlatform`] have no address in common. Work of a device touches its own memory only: what
+//! another may reach ([`Driver::enable_peer`](crate::Driver::enable_peer)) is kept and told ([`SimDriver::lets`]), and
+//! that is all.
+//!
 //! **Checks.** Work declares what it reads and writes. That is checked when it is put on its stream, against what is
 //! *known* to come before it, never against what happens to have run; so what is found is found with every seed. Two
 //! accesses of the same physical bytes, one of them a write, that neither stream order nor events nor the host put in
@@ -60,7 +64,7 @@ pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
-use crate::{Call, CallError, Counters, Launch, Priority, ProcessMemory};
+use crate::{Access, Call, CallError, Counters, Launch, Priority, ProcessMemory};
 
 /// What device to simulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +100,8 @@ pub struct SimDriver {
     state: Guarded,
     device: Device,
     granularity: u64,
+    /// Devices of the platform that can reach this one's memory, if they may.
+    possible_peers: Vec<u8>,
 }
 
 impl SimDriver {
@@ -104,14 +110,14 @@ impl SimDriver {
     /// # Panics
     /// If the granularity is not a power of two.
     pub fn new(config: SimConfig) -> Self {
-        Self::numbered(config, 0)
+        Self::numbered(config, 0, Vec::new())
     }
 
-    fn numbered(config: SimConfig, device: u8) -> Self {
+    fn numbered(config: SimConfig, device: u8, possible_peers: Vec<u8>) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
         let device = Device::cuda(device);
-        Self { state: Guarded::new(State::new(config, device)), device, granularity }
+        Self { state: Guarded::new(State::new(config, device)), device, granularity, possible_peers }
     }
 
     /// Puts `kernel` on its stream. [`check_launch`](crate::check_launch) takes what it returns.
@@ -187,6 +193,11 @@ impl SimDriver {
     /// overlaps something live fails, and leaves it for the next.
     pub fn script_addresses(&self, addresses: impl IntoIterator<Item = Address>) {
         self.state.lock().memory.script(addresses);
+    }
+
+    /// Whether device number `peer` may access all of `address..address + bytes` so.
+    pub fn lets(&self, peer: u8, access: Access, address: Address, bytes: u64) -> bool {
+        self.state.lock().memory.lets(peer, access, address..address.saturating_add(bytes))
     }
 
     /// What was done so far.

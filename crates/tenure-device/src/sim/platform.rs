@@ -46,7 +46,11 @@ impl SimPlatform {
     /// As [`Platform::driver`].
     pub fn sim(&self, device: u8) -> Result<&Arc<SimDriver>, CallError> {
         let (config, driver) = self.device(Call::RetainContext, device)?;
-        Ok(driver.get_or_init(|| Arc::new(SimDriver::numbered(*config, device))))
+        Ok(driver.get_or_init(|| {
+            let others = (0..=u8::MAX).take(self.devices.len());
+            let peers = others.filter(|&peer| self.pair(device, peer).is_some_and(|pair| pair.peer_access));
+            Arc::new(SimDriver::numbered(*config, device, peers.collect()))
+        }))
     }
 
     fn device(&self, call: Call, device: u8) -> Result<&(SimConfig, OnceLock<Arc<SimDriver>>), CallError> {

@@ -52,7 +52,7 @@ impl State {
     pub(super) fn new(config: SimConfig, device: Device) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
-            memory: Memory::new(config.granularity_bytes, physical),
+            memory: Memory::new(device.index(), config.granularity_bytes, physical),
             host: HostMemory::default(),
             timeline: Timeline::new(device, config.seed),
             order: Order::default(),

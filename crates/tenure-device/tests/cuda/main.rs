@@ -9,6 +9,7 @@ mod errors;
 mod fractions;
 mod kernels;
 mod memory;
+mod peers;
 mod platform;
 mod sharing;
 mod speed;

@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tenure_alloc::adaptor::Donated;
-use tenure_alloc::{CachingAllocator, NativeAllocator, Request, Resource, native};
+use tenure_alloc::snapshot::SnapshotState;
+use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::StreamId;
-use tenure_device::DeviceBacking;
-use tenure_device::Driver;
+use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::share::{
     Client, DaemonConfig, MemoryDaemon, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
 use tenure_device::sim::SimDriver;
+use tenure_device::{Access, Driver, ErrorKind};
 
 use crate::common::{GRANULE, fill, quick, sim, socket, sum};
+
+/// Sizes of a model's parameters, in bytes.
+const PARAMETERS: [u64; 4] = [3 << 20, 64, 4, 512];
 
 const SIZES: SharedCacheConfig =
     SharedCacheConfig { pool_bytes: 12 * GRANULE, parameter_bytes: 2 * GRANULE, computation_bytes: 8 * GRANULE };
@@ -26,37 +29,60 @@ fn serve() -> (MemoryDaemon, TempDir) {
 
 struct Worker {
     driver: Arc<SimDriver>,
-    allocator: Arc<Donated>,
+    memory: &'static DeviceMemory,
     cache: WorkerCache,
+}
+
+fn connect(daemon: &MemoryDaemon) -> Arc<Client> {
+    Arc::new(Client::connect(daemon.socket()).unwrap())
+}
+
+impl Worker {
+    fn alloc(&self, bytes: u64) -> Address {
+        self.memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address
+    }
+
+    /// What lies in a block.
+    fn sum(&self, address: Address, bytes: u64) -> u64 {
+        sum(&*self.driver, address, bytes)
+    }
 }
 
 fn worker(daemon: &MemoryDaemon) -> Worker {
     let driver = sim();
-    let backing = Arc::new(DeviceBacking::new(Arc::<SimDriver>::clone(&driver)));
-    let inner = NativeAllocator::new(Arc::<DeviceBacking>::clone(&backing), native::Config::default()).unwrap();
-    let allocator = Arc::new(Donated::new(Arc::new(inner), backing));
-    let client = Arc::new(Client::connect(daemon.socket()).unwrap());
-    let device: Arc<dyn Driver> = Arc::<SimDriver>::clone(&driver);
-    let cache = WorkerCache::recv_shared_cache(client, device, Arc::clone(&allocator), SIZES).unwrap();
-    Worker { driver, allocator, cache }
+    let config = MemoryConfig { policy: "native".parse().unwrap(), ..MemoryConfig::default() };
+    let memory = DeviceMemory::new(Arc::<SimDriver>::clone(&driver), config).unwrap();
+    let memory: &'static DeviceMemory = Box::leak(Box::new(memory));
+    let cache = WorkerCache::recv_shared_cache(connect(daemon), memory, SIZES).unwrap();
+    Worker { driver, memory, cache }
+}
+
+/// Writes parameters and publishes them; returns their sums.
+fn publish(writer: &Worker, about: &[u8]) -> [u64; 4] {
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let blocks = PARAMETERS.map(|bytes| (writer.alloc(bytes), bytes.next_multiple_of(8)));
+    blocks.iter().for_each(|&(address, bytes)| fill(&*writer.driver, address, bytes, address));
+    writer.cache.publish_parameters(about).unwrap();
+    blocks.map(|(address, bytes)| writer.sum(address, bytes))
 }
 
 #[test]
 fn a_worker_s_blocks_lie_in_what_it_inserted() {
     let (daemon, _folder) = serve();
-    let Worker { driver, allocator, cache } = worker(&daemon);
-    let parameters = cache.insert_shared_cache_for_parameter(StreamId::NULL).unwrap();
-    let computation = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    let worker = worker(&daemon);
+    let Worker { driver, memory, cache } = &worker;
+    let parameters = cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     assert_eq!(parameters, cache.pool().address());
+    let weights = [GRANULE, 4].map(|bytes| worker.alloc(bytes));
+    let computation = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
     assert_eq!(computation, parameters + SIZES.parameter_bytes);
-    let small = allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).unwrap();
-    let large = allocator.allocate(Request::new(8 * GRANULE, StreamId::NULL)).unwrap();
-    assert_eq!((small.address, large.address), (parameters, computation), "best fit");
+    let activation = worker.alloc(8 * GRANULE);
+    assert_eq!((weights, activation), ([parameters, parameters + GRANULE], computation));
     assert_eq!(driver.counters().malloc, 0);
-    allocator.free(small.address).unwrap();
-    allocator.free(large.address).unwrap();
+    weights.into_iter().chain([activation]).for_each(|block| memory.free(block).unwrap());
     cache.clear_shared_cache(StreamId::NULL).unwrap();
-    allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).unwrap();
+    assert_eq!(cache.streams(), []);
+    worker.alloc(2 * GRANULE);
     assert_eq!(driver.counters().malloc, 1);
 }
 
@@ -64,14 +90,114 @@ fn a_worker_s_blocks_lie_in_what_it_inserted() {
 fn what_one_worker_left_the_next_finds() {
     let (daemon, _folder) = serve();
     let (first, second) = (worker(&daemon), worker(&daemon));
-    let address = first.cache.insert_shared_cache_for_parameter(StreamId::NULL).unwrap();
-    fill(&*first.driver, address, SIZES.parameter_bytes, 3);
-    let written = sum(&*first.driver, address, SIZES.parameter_bytes);
-    let error = second.cache.insert_shared_cache_for_parameter(StreamId::NULL).unwrap_err();
+    let address = first.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    fill(&*first.driver, address, GRANULE, 3);
+    let written = first.sum(address, GRANULE);
+    let error = second.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
     assert!(matches!(error, ShareError::Refused(Refusal::Leased { .. })), "{error}");
     first.cache.clear_shared_cache(StreamId::NULL).unwrap();
-    let address = second.cache.insert_shared_cache_for_parameter(StreamId::NULL).unwrap();
-    assert_eq!(sum(&*second.driver, address, SIZES.parameter_bytes), written);
+    let address = second.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    assert_eq!(second.sum(address, GRANULE), written);
+}
+
+#[test]
+fn published_parameters_are_read_by_all_and_copied_by_none() {
+    let (daemon, _folder) = serve();
+    let writer = worker(&daemon);
+    let written = publish(&writer, b"a model");
+    assert_eq!(writer.cache.about_parameters().as_deref(), Some(&b"a model"[..]));
+    for reader in [worker(&daemon), worker(&daemon)] {
+        reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+        let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
+        assert_eq!(read, written);
+        assert_eq!(reader.cache.about_parameters().as_deref(), Some(&b"a model"[..]));
+        reader.cache.check_parameters().unwrap();
+        assert_eq!((reader.driver.counters().malloc, reader.driver.counters().create), (0, 0));
+    }
+}
+
+#[test]
+fn parameters_outlive_whoever_wrote_them() {
+    let (daemon, _folder) = serve();
+    let Worker { driver, memory, cache } = worker(&daemon);
+    let written = publish(&Worker { driver, memory, cache }, b"");
+    let reader = worker(&daemon);
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    drop(daemon);
+    let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
+    assert_eq!(read, written);
+    let blocks = reader.memory.allocator().snapshot().segments.into_iter().flat_map(|segment| segment.blocks);
+    let live = blocks.filter(|block| block.state == SnapshotState::Allocated);
+    live.for_each(|block| reader.memory.free(block.address).unwrap());
+    reader.cache.clear_shared_cache(StreamId::NULL).unwrap();
+}
+
+#[test]
+fn another_model_is_refused_before_it_computes_anything() {
+    let (daemon, _folder) = serve();
+    publish(&worker(&daemon), b"");
+    let reader = worker(&daemon);
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    let error = reader.memory.allocate(Request::new(64, StreamId::NULL)).unwrap_err();
+    let differs = AllocError::LayoutDiffers { index: 0, requested: 64, recorded: 3 << 20 };
+    assert_eq!(error, MemoryError::Allocator(differs));
+    reader.alloc(PARAMETERS[0]);
+    let error = reader.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::Outstanding { outstanding: 3 }), "{error}");
+}
+
+#[test]
+fn parameters_are_read_after_they_are_published_and_not_before() {
+    let (daemon, _folder) = serve();
+    let (writer, reader) = (worker(&daemon), worker(&daemon));
+    let read = || reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    assert!(matches!(read(), Err(ShareError::NothingPublished)));
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    assert!(matches!(read(), Err(ShareError::Refused(Refusal::Leased { .. }))));
+    writer.cache.publish_parameters(b"").unwrap();
+    read().unwrap();
+}
+
+#[test]
+fn whoever_begins_to_write_takes_back_what_was_published() {
+    let (daemon, _folder) = serve();
+    let (first, second) = (worker(&daemon), worker(&daemon));
+    first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    first.cache.publish_parameters(b"nothing").unwrap();
+    first.cache.clear_shared_cache(StreamId::NULL).unwrap();
+    second.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    second.cache.clear_shared_cache(StreamId::NULL).unwrap();
+    let read = first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    assert!(matches!(read, Err(ShareError::NothingPublished)));
+}
+
+#[test]
+fn published_parameters_are_written_by_nobody() {
+    let (daemon, _folder) = serve();
+    let (writer, reader) = (worker(&daemon), worker(&daemon));
+    let written = publish(&writer, b"");
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    let block = reader.alloc(PARAMETERS[0]);
+    let error = reader.driver.memset(block, 1, 1, StreamId::NULL).and_then(|()| reader.driver.synchronize());
+    assert!(matches!(error.unwrap_err().kind, ErrorKind::ReadOnly { .. }));
+    // It has lost its own context, and nobody else anything.
+    assert_eq!(writer.sum(writer.cache.pool().address(), PARAMETERS[0]), written[0]);
+    let error = writer.driver.memset(writer.cache.pool().address(), 1, 1, StreamId::NULL);
+    assert!(error.and_then(|()| writer.driver.synchronize()).is_err(), "whoever published them reads too");
+}
+
+#[test]
+fn parameters_that_fill_their_range_can_not_be_published() {
+    let (daemon, _folder) = serve();
+    let writer = worker(&daemon);
+    let error = writer.cache.publish_parameters(b"").unwrap_err();
+    assert!(matches!(error, ShareError::NotInserted(_)), "{error}");
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.alloc(SIZES.parameter_bytes);
+    let error = writer.memory.allocate(Request::new(4, StreamId::NULL)).unwrap_err();
+    assert!(matches!(error, MemoryError::Allocator(AllocError::RangeFull { .. })), "not from elsewhere: {error}");
+    let error = writer.cache.publish_parameters(b"").unwrap_err();
+    assert!(error.to_string().contains("`parameter_bytes`"), "{error}");
 }
 
 #[test]
@@ -79,11 +205,11 @@ fn what_blocks_live_in_is_not_cleared() {
     let (daemon, _folder) = serve();
     let (holder, other) = (worker(&daemon), worker(&daemon));
     holder.cache.insert_shared_cache(4 * GRANULE, GRANULE, StreamId::NULL).unwrap();
-    let block = holder.allocator.allocate(Request::new(3 * GRANULE, StreamId::NULL)).unwrap();
+    let block = holder.memory.allocate(Request::new(3 * GRANULE, StreamId::NULL)).unwrap();
     let error = holder.cache.clear_shared_cache(StreamId::NULL).unwrap_err();
     assert!(matches!(error, ShareError::Alloc(_)), "{error}");
     assert!(other.cache.insert_shared_cache(GRANULE, GRANULE, StreamId::NULL).is_err());
-    holder.allocator.free(block.address).unwrap();
+    holder.memory.free(block.address).unwrap();
     holder.cache.clear_shared_cache(StreamId::NULL).unwrap();
     other.cache.insert_shared_cache(GRANULE, GRANULE, StreamId::NULL).unwrap();
 }
@@ -91,27 +217,26 @@ fn what_blocks_live_in_is_not_cleared() {
 #[test]
 fn a_dropped_cache_keeps_what_blocks_live_in() {
     let (daemon, _folder) = serve();
-    let Worker { driver, allocator, cache } = worker(&daemon);
-    let stream = driver.create_stream(tenure_device::Priority::Default).unwrap();
-    cache.insert_shared_cache_for_parameter(StreamId::NULL).unwrap();
-    cache.insert_shared_cache_for_computation(stream).unwrap();
-    let block = allocator.allocate(Request::new(2 * GRANULE, StreamId::NULL)).unwrap();
+    let worker = worker(&daemon);
+    let stream = worker.driver.create_stream(tenure_device::Priority::Default).unwrap();
+    worker.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let block = worker.alloc(GRANULE);
+    worker.cache.insert_shared_cache_for_computation(stream).unwrap();
+    let Worker { driver, cache, .. } = worker;
     drop(cache);
-    let status = Client::connect(daemon.socket()).unwrap().status().unwrap();
+    let status = connect(&daemon).status().unwrap();
     assert_eq!(status.holdings.iter().map(|holding| holding.bytes).sum::<u64>(), SIZES.parameter_bytes);
-    fill(&*driver, block.address, 2 * GRANULE, 1);
+    fill(&*driver, block, GRANULE, 1);
 }
 
 #[test]
 fn both_sides_must_be_configured_alike() {
     let (daemon, _folder) = serve();
-    let Worker { driver, allocator, .. } = worker(&daemon);
-    let client = Arc::new(Client::connect(daemon.socket()).unwrap());
+    let Worker { memory, .. } = worker(&daemon);
     let config = SharedCacheConfig { pool_bytes: 13 * GRANULE, ..SIZES };
-    let device: Arc<dyn Driver> = driver;
-    let error = WorkerCache::recv_shared_cache(client, device, Arc::clone(&allocator), config).err().unwrap();
+    let error = WorkerCache::recv_shared_cache(connect(&daemon), memory, config).err().unwrap();
     assert!(error.to_string().contains("configure both alike"), "{error}");
-    assert_eq!(allocator.statistics().all.reserved_bytes.current, 0);
+    assert_eq!(memory.allocator().statistics().all.reserved_bytes.current, 0);
 }
 
 #[test]

@@ -20,6 +20,7 @@ fn request() -> impl Strategy<Value = Request> {
         any::<u64>().prop_map(|bytes| Request::LeaseChunk { bytes }),
         (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::Room { bytes, wait_ms }),
         any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
+        any::<u64>().prop_map(|lease| Request::Lower(LeaseId(lease))),
         Just(Request::Recalls),
         Just(Request::Status),
     ]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_alloc::adaptor::Donated;
+use tenure_alloc::adaptor::{Donated, Placement};
 use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, PoolId, PoolUse, Request, Resource, native};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
@@ -83,9 +83,9 @@ fn donated_memory_used_by_a_stream_that_is_gone_comes_back() {
     let owner = driver.create_stream(Priority::Default).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(DeviceBacking::new(Arc::clone(&driver) as _));
     let inner = NativeAllocator::new(Arc::clone(&backing), native::Config::default()).unwrap();
-    let donated = Donated::new(Arc::new(inner), backing);
+    let donated = Donated::new(inner, backing);
     let range = (driver.malloc(8 * MIB).unwrap(), 8 * MIB);
-    donated.insert(range.0, range.1, owner).unwrap();
+    donated.donated().insert(range.0, range.1, owner, Placement::BestFit).unwrap();
     let block = donated.allocate(Request::new(8 * MIB, owner)).unwrap();
     donated.record_stream(block.address, user).unwrap();
     donated.begin_pool(PoolId(1, 1), PoolUse::Capture, Box::new(|_| false)).unwrap();
@@ -94,5 +94,5 @@ fn donated_memory_used_by_a_stream_that_is_gone_comes_back() {
     donated.end_pool(PoolId(1, 1)).unwrap();
     assert_eq!(donated.allocate(Request::new(8 * MIB, owner)).unwrap(), block);
     donated.free(block.address).unwrap();
-    assert_eq!(donated.clear(owner).unwrap(), [range]);
+    assert_eq!(donated.donated().clear(owner).unwrap(), [range]);
 }

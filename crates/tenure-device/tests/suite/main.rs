@@ -13,6 +13,7 @@ mod gone_streams;
 mod host;
 mod launches;
 mod memory;
+mod peers;
 mod pinned;
 mod platform;
 mod processes;

@@ -91,6 +91,13 @@ private:
   std::atomic<bool> enabled_{true};
 };
 
+// settings.cpp
+
+/// Has Tenure do what PyTorch's settings say, now and whenever they change.
+void follow_settings();
+/// The part of each device that PyTorch's settings leave to this process.
+double process_fraction();
+
 /// The deleter of every block.
 void release(void *address);
 

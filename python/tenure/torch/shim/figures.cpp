@@ -2,6 +2,8 @@
 
 #include "allocator.h"
 
+#include <c10/cuda/CUDAException.h>
+
 #include <algorithm>
 
 namespace tenure {
@@ -62,14 +64,29 @@ void Allocator::resetPeakStats(DeviceIndex device) {
     check(api->reset_peak_statistics(device));
 }
 
-double Allocator::getMemoryFraction(DeviceIndex device) { TORCH_CHECK_NOT_IMPLEMENTED(false, "getMemoryFraction"); }
+double Allocator::getMemoryFraction(DeviceIndex device) {
+  check_device(device);
+  double fraction = 1;
+  if (api->is_open(device))
+    check(api->memory_fraction(device, &fraction));
+  return fraction;
+}
 
 void Allocator::setMemoryFraction(double fraction, DeviceIndex device) {
   check_device(device);
   check(api->set_memory_fraction(device, fraction));
 }
 
-void Allocator::cacheInfo(DeviceIndex device, size_t *largest) { TORCH_CHECK_NOT_IMPLEMENTED(false, "cacheInfo"); }
+void Allocator::cacheInfo(DeviceIndex device, size_t *largest) {
+  check_device(device);
+  // Whoever knows nothing yet wants to hear of the device's free memory too.
+  if (size_t total = 0; *largest == 0)
+    C10_CUDA_CHECK(cudaMemGetInfo(largest, &total));
+  size_t held = 0;
+  if (api->is_open(device))
+    check(api->largest_free(device, &held));
+  *largest = std::max(*largest, held);
+}
 
 void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) {
   const auto tell = [](void *user, const tenure_out_of_memory *error) {
@@ -79,6 +96,12 @@ void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer)
   check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
 }
 
-std::vector<caching::StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) { return {}; }
+std::vector<caching::StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) {
+  std::vector<caching::StreamSegmentSize> sizes;
+  for (const auto &segment : snapshot({0, 0}, false).segments)
+    if (segment.device == device && segment.is_expandable)
+      sizes.emplace_back(static_cast<cudaStream_t>(segment.stream), !segment.is_large, segment.total_size);
+  return sizes;
+}
 
 } // namespace tenure

@@ -1,22 +1,104 @@
-// What happened.
+// What happened, and where in the program it came from.
 
-#include "allocator.h"
+#include "history.h"
+
+#include <c10/cuda/CUDAFunctions.h>
 
 namespace tenure {
 
-tenure_object gather(caching::RecordContext level) { return kNothing; }
+namespace {
 
-bool Allocator::isHistoryEnabled() { return false; }
+using caching::CreateContextFn;
+using caching::RecordContext;
+using caching::TraceEntry;
 
-void Allocator::recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries,
-                              caching::RecordContext when, bool clear, const std::vector<std::string> &skip_actions) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "recordHistory");
+std::atomic<bool> recording{false};
+std::atomic<RecordContext> kept{RecordContext::NEVER};
+std::atomic<CreateContextFn> recorder{nullptr};
+
+thread_local std::vector<std::string> compile_contexts;
+thread_local std::string user_metadata;
+
+/// Tells Tenure what this thread says beside its events.
+void renew_note() {
+  Note note;
+  if (!compile_contexts.empty())
+    note.compile_context = compile_contexts.back();
+  note.user_metadata = user_metadata;
+  api->set_note(hand_over(std::move(note)));
 }
-void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &metadata) {}
-void Allocator::pushCompileContext(std::string &context) {}
-void Allocator::popCompileContext() {}
-void Allocator::setUserMetadata(const std::string &metadata) {}
-std::string Allocator::getUserMetadata() { return ""; }
-void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {}
+
+} // namespace
+
+tenure_object gather(RecordContext level) {
+  if (C10_LIKELY(kept.load(std::memory_order_relaxed) < level))
+    return kNothing;
+  const CreateContextFn create = recorder;
+  return create == nullptr ? kNothing : hand_over<Context>(create());
+}
+
+TraceEntry entry_of(const tenure_event &event, c10::approx_time_t time) {
+  static const Note none;
+  const Note &note = event.note == nullptr ? none : value_of<Note>(event.note);
+  return TraceEntry(static_cast<TraceEntry::Action>(event.action), static_cast<DeviceIndex>(event.device),
+                    event.address, event.bytes, event.stream, MempoolId_t(event.pool.first, event.pool.second), time,
+                    context_of(event.context), note.compile_context, note.user_metadata);
+}
+
+bool Allocator::isHistoryEnabled() { return recording; }
+
+void Allocator::recordHistory(bool enabled, CreateContextFn create, size_t max_entries, RecordContext when, bool clear,
+                              const std::vector<std::string> &skip_actions) {
+  TORCH_CHECK(when == RecordContext::NEVER || create != nullptr, "contexts cannot be recorded without a recorder");
+  std::vector<int> skip;
+  for (const auto &action : skip_actions)
+    skip.push_back(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
+  const tenure_recording what{std::max<size_t>(max_entries, 1), static_cast<int>(when), skip.data(), skip.size()};
+  // Gathering stops before keeping does, and begins after it.
+  kept = RecordContext::NEVER;
+  check(api->record_history(enabled ? &what : nullptr, clear));
+  recorder = enabled ? create : nullptr;
+  kept = enabled ? when : RecordContext::NEVER;
+  recording = enabled;
+}
+
+void Allocator::recordAnnotation(const std::vector<std::pair<std::string, std::string>> &metadata) {
+  DeviceIndex device = 0;
+  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+  if (!isHistoryEnabled() || !api->is_open(device))
+    return;
+  std::vector<const char *> texts;
+  for (const auto &[name, value] : metadata) {
+    texts.push_back(name.c_str());
+    texts.push_back(value.c_str());
+  }
+  check(api->annotate(device, texts.data(), metadata.size()));
+}
+
+void Allocator::pushCompileContext(std::string &context) {
+  compile_contexts.push_back(context);
+  renew_note();
+}
+
+void Allocator::popCompileContext() {
+  if (compile_contexts.empty())
+    return;
+  compile_contexts.pop_back();
+  renew_note();
+}
+
+void Allocator::setUserMetadata(const std::string &metadata) {
+  user_metadata = metadata;
+  renew_note();
+}
+
+std::string Allocator::getUserMetadata() { return user_metadata; }
+
+void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
+  const auto tell = [](void *user, const tenure_event *event) {
+    value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime()));
+  };
+  check(api->add_tracker(tell, hand_over(std::move(tracker))));
+}
 
 } // namespace tenure

@@ -7,8 +7,37 @@ namespace tenure {
 namespace {
 
 using Filter = std::function<bool(cudaStream_t)>;
+using Source = std::shared_ptr<caching::CUDAAllocator>;
 
 tenure_pool pool_of(MempoolId_t id) { return {id.first, id.second}; }
+
+/// A checkpoint, as PyTorch holds one.
+struct Checkpoint final : caching::AllocatorState {
+  explicit Checkpoint(tenure_checkpoint *it) : it(it) {}
+  ~Checkpoint() override { api->drop_checkpoint(it); }
+  Checkpoint(const Checkpoint &) = delete;
+  Checkpoint &operator=(const Checkpoint &) = delete;
+
+  tenure_checkpoint *it;
+};
+
+/// A segment of a program's own allocator; NULL if that throws, which is how those run out of memory too.
+void *allocate_from(void *source, size_t bytes, void *stream) {
+  try {
+    return value_of<Source>(source)->raw_alloc_with_stream(bytes, static_cast<cudaStream_t>(stream));
+  } catch (const std::exception &error) {
+    TORCH_WARN("the allocator of a private pool failed: ", error.what());
+    return nullptr;
+  }
+}
+
+void free_to(void *source, void *address, size_t, void *) {
+  try {
+    value_of<Source>(source)->raw_delete(address);
+  } catch (const std::exception &error) {
+    TORCH_WARN("the allocator of a private pool failed to free ", address, ": ", error.what());
+  }
+}
 
 } // namespace
 
@@ -16,6 +45,26 @@ void Allocator::emptyCache(MempoolId_t pool) {
   for (int device = 0; device < device_count_; device++)
     if (api->is_open(device))
       check(api->release_cached(device, pool_of(pool), gather(caching::RecordContext::ALL)));
+}
+
+void Allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Source source) {
+  check_device(device);
+  if (source == nullptr)
+    return check(api->create_pool(device, pool_of(pool), nullptr));
+  const tenure_pool_source own{hand_over(std::move(source)), allocate_from, free_to};
+  check(api->create_pool(device, pool_of(pool), &own));
+}
+
+void Allocator::releasePool(DeviceIndex device, MempoolId_t pool) {
+  check_device(device);
+  check(api->release_pool(device, pool_of(pool)));
+}
+
+int Allocator::getPoolUseCount(DeviceIndex device, MempoolId_t pool) {
+  check_device(device);
+  size_t uses = 0;
+  check(api->pool_uses(device, pool_of(pool), &uses));
+  return static_cast<int>(uses);
 }
 
 void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, Filter filter) {
@@ -31,29 +80,48 @@ void Allocator::endAllocateToPool(DeviceIndex device, MempoolId_t pool) {
   check(api->end_pool(device, pool_of(pool)));
 }
 
-void Allocator::releasePool(DeviceIndex device, MempoolId_t pool) {
+void Allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) {
   check_device(device);
-  check(api->release_pool(device, pool_of(pool)));
+  check(api->use_pool_on_oom(device, pool_of(pool), use_on_oom));
 }
 
-int Allocator::getPoolUseCount(DeviceIndex device, MempoolId_t pool) { TORCH_CHECK_NOT_IMPLEMENTED(false, ""); }
-void Allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> source) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "");
+void Allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) {
+  check_device(device);
+  check(api->set_no_split(device, pool_of(pool)));
 }
-void Allocator::setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "");
-}
-void Allocator::setNoSplit(DeviceIndex device, MempoolId_t pool) { TORCH_CHECK_NOT_IMPLEMENTED(false, ""); }
+
 bool Allocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
                                          const std::unordered_set<void *> &expected) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "");
+  check_device(device);
+  std::unordered_set<void *> live;
+  const auto add = [](void *live, void *address) { value_of<std::unordered_set<void *>>(live).insert(address); };
+  check(api->live_blocks(device, pool_of(pool), add, &live));
+  return live == expected;
 }
+
 std::shared_ptr<caching::AllocatorState> Allocator::getCheckpointState(DeviceIndex device, MempoolId_t pool) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "");
+  check_device(device);
+  tenure_checkpoint *checkpoint = nullptr;
+  check(api->checkpoint(device, pool_of(pool), &checkpoint));
+  return std::make_shared<Checkpoint>(checkpoint);
 }
+
 caching::CheckpointDelta Allocator::setCheckpointPoolState(DeviceIndex device,
                                                            std::shared_ptr<caching::AllocatorState> state) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "");
+  check_device(device);
+  const auto checkpoint = std::dynamic_pointer_cast<Checkpoint>(state);
+  TORCH_CHECK(checkpoint != nullptr, "a checkpoint of another allocator cannot be restored here");
+  struct Told {
+    caching::CheckpointDelta delta;
+    c10::Device device;
+  } told{{}, {c10::kCUDA, device}};
+  const auto freed = [](void *told, void *address) { value_of<Told>(told).delta.ptrs_freed.push_back(address); };
+  const auto allocated = [](void *user, void *address) {
+    auto &told = value_of<Told>(user);
+    told.delta.dataptrs_allocd.emplace_back(address, address, &release, told.device);
+  };
+  check(api->restore(device, checkpoint->it, freed, allocated, &told));
+  return std::move(told.delta);
 }
 
 } // namespace tenure

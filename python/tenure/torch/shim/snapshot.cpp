@@ -1,11 +1,99 @@
 // What there is.
 
-#include "allocator.h"
+#include "history.h"
+
+#include <c10/cuda/CUDAAllocatorConfig.h>
 
 namespace tenure {
 
+namespace {
+
+namespace device_caching = c10::CachingDeviceAllocator;
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
+using caching::CUDAAllocatorConfig;
+
+/// A snapshot as it is told, piece by piece.
+struct Told {
+  caching::SnapshotInfo snapshot;
+
+  void segment(const tenure_segment &told) {
+    device_caching::SegmentInfo segment;
+    segment.device = static_cast<DeviceIndex>(told.device);
+    segment.registration_counter = static_cast<int32_t>(snapshot.segments.size());
+    segment.address = told.address;
+    segment.stream = told.stream;
+    segment.is_large = told.is_large;
+    segment.is_expandable = told.is_expandable;
+    segment.owner_private_pool_id = {told.pool.first, told.pool.second};
+    segment.context_when_allocated = context_of(told.context);
+    snapshot.segments.push_back(std::move(segment));
+  }
+
+  void block(const tenure_segment_block &told) {
+    device_caching::BlockInfo block;
+    block.size = told.bytes;
+    block.requested_size = told.requested;
+    block.allocated = told.is_allocated;
+    block.active = told.is_active;
+    block.context_when_allocated = context_of(told.context);
+    auto &segment = snapshot.segments.back();
+    segment.total_size += block.size;
+    if (block.allocated)
+      segment.allocated_size += block.size;
+    if (block.active) {
+      segment.active_size += block.size;
+      segment.requested_size += block.requested_size;
+    }
+    segment.blocks.push_back(std::move(block));
+  }
+
+  void event(const tenure_event &told) {
+    auto entry = entry_of(told, 0);
+    entry.time_.t_ = told.time_us;
+    snapshot.device_traces.back().push_back(std::move(entry));
+  }
+
+  void annotation(const tenure_annotation &told) {
+    device_caching::AnnotationEntry annotation(static_cast<DeviceIndex>(told.device), 0);
+    annotation.time_.t_ = told.time_us;
+    for (size_t pair = 0; pair < told.count; pair++)
+      annotation.recordUserMetadata(told.metadata[2 * pair], told.metadata[2 * pair + 1]);
+    snapshot.external_annotations.push_back(std::move(annotation));
+  }
+};
+
+caching::AllocatorConfigInfo settings() {
+  caching::AllocatorConfigInfo info{};
+  info.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
+  info.max_split_size = AcceleratorAllocatorConfig::max_split_size();
+  info.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
+  info.expandable_segments = CUDAAllocatorConfig::expandable_segments();
+  info.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
+  info.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
+  info.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+  info.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
+  info.roundup_power2_divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  return info;
+}
+
+} // namespace
+
 caching::SnapshotInfo Allocator::snapshot(MempoolId_t pool, bool include_traces) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "snapshot");
+  Told told;
+  const tenure_visitor visitor{
+      &told,
+      [](void *told, const tenure_segment *segment) { value_of<Told>(told).segment(*segment); },
+      [](void *told, const tenure_segment_block *block) { value_of<Told>(told).block(*block); },
+      [](void *told, const tenure_event *event) { value_of<Told>(told).event(*event); },
+      [](void *told, const tenure_annotation *annotation) { value_of<Told>(told).annotation(*annotation); },
+  };
+  for (int device = 0; device < device_count_; device++) {
+    told.snapshot.device_traces.emplace_back();
+    if (api->is_open(device))
+      check(api->snapshot(device, {pool.first, pool.second}, include_traces, &visitor));
+  }
+  told.snapshot.config_metadata = settings();
+  return std::move(told.snapshot);
 }
 
 } // namespace tenure

@@ -1,12 +1,13 @@
 //! Memory that an allocator was given from outside, such as a shared pool's: PipeSwitch's `insertSharedCache` and
 //! `clearSharedCache` (its patch of PyTorch 1.3).
 
+mod placement;
 mod ranges;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{
@@ -14,45 +15,66 @@ use crate::{
     OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
     Statistics, StreamFilter, Tuning,
 };
+pub use placement::{Placed, Placement};
 use ranges::Ranges;
 
-/// Requests beyond this many bytes go to donated memory first; it is no place for small blocks.
-const SMALL_LIMIT: u64 = 1 << 20;
-
-/// An allocator that is given further memory for a while: large requests on the memory's stream are served from it,
-/// best fit, and only then by the allocator below.
+/// An allocator that is given further memory for a while: requests on the memory's stream are served from it, as its
+/// [`Placement`] says, and only then by the allocator below. Without such memory that costs a load and a branch.
 ///
 /// Streams that are captured into a private pool get none of it. Given memory counts as reserved; its bytes are in the
 /// figures and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an upper bound.
-pub struct Donated {
-    inner: Arc<dyn CachingAllocator>,
+pub struct Donated<A> {
+    inner: A,
+    donated: DonatedRanges,
+}
+
+/// The memory that a [`Donated`] is given: how it comes and goes.
+pub struct DonatedRanges {
     backing: Arc<dyn Backing>,
-    ranges: Mutex<Ranges>,
+    /// Boxed, so that its lock shares no cache line with what every allocation reads.
+    ranges: Box<Mutex<Ranges>>,
+    /// No range takes a request of fewer bytes.
+    least: AtomicU64,
     /// Every donated address lies in `lowest..highest`: a free of anything else takes no lock.
     lowest: AtomicU64,
     highest: AtomicU64,
 }
 
-impl Donated {
+impl<A> Donated<A> {
     /// Nothing yet beside `inner`. `backing` tells how far streams are that a donated block was recorded on.
-    pub fn new(inner: Arc<dyn CachingAllocator>, backing: Arc<dyn Backing>) -> Self {
-        let (lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(0));
-        Self { inner, backing, ranges: Mutex::default(), lowest, highest }
+    pub fn new(inner: A, backing: Arc<dyn Backing>) -> Self {
+        let (least, lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        Self { inner, donated: DonatedRanges { backing, ranges: Box::default(), least, lowest, highest } }
     }
 
     /// The allocator below.
-    pub fn inner(&self) -> &Arc<dyn CachingAllocator> {
+    pub fn inner(&self) -> &A {
         &self.inner
     }
 
-    /// Gives `address..address + bytes` to large requests on `stream`, until [`clear`](Self::clear). The memory must
-    /// be accessible, and nothing else may use it; work of other streams on it must have finished or be waited for.
+    /// What it is given.
+    pub fn donated(&self) -> &DonatedRanges {
+        &self.donated
+    }
+}
+
+impl DonatedRanges {
+    /// Gives `address..address + bytes` to requests on `stream`, until [`clear`](Self::clear). The memory must be
+    /// accessible, and nothing else may use it; work of other streams on it must have finished or be waited for.
     ///
     /// # Errors
-    /// [`AllocError::InvalidSetting`]: the range is empty, not made of whole 512 bytes, or overlaps one given before.
-    pub fn insert(&self, address: Address, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    /// [`AllocError::InvalidSetting`]: the range is empty, not made of whole 512 bytes, or overlaps one given before; what
+    /// is recorded does not lie in it; the stream has one that takes every request.
+    pub fn insert(
+        &self,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+        placement: Placement,
+    ) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
-        ranges.insert(address, bytes, stream)?;
+        ranges.insert(address, bytes, stream, placement)?;
+        self.least.store(ranges.least(), Ordering::Release);
         self.lowest.fetch_min(address, Ordering::Release);
         self.highest.fetch_max(address + bytes, Ordering::Release);
         Ok(())
@@ -65,53 +87,92 @@ impl Donated {
     /// [`AllocError::StillInUse`]: blocks live in it; free them first. A stream cannot be waited for in a capture, so
     /// that there freed blocks of other streams count as live.
     pub fn clear(&self, stream: StreamId) -> Result<Vec<(Address, u64)>, AllocError> {
-        self.ranges.lock().clear(stream, &*self.backing)
+        let mut ranges = self.ranges.lock();
+        let cleared = ranges.clear(stream, &*self.backing);
+        self.least.store(ranges.least(), Ordering::Release);
+        cleared
     }
 
-    fn may_own(&self, address: Address) -> bool {
-        (self.lowest.load(Ordering::Acquire)..self.highest.load(Ordering::Acquire)).contains(&address)
+    /// Ends the allocation in the range at `address`, which was given with [`Placement::InOrder`], unless it has ended.
+    /// Returns its live blocks, in the order in which they were allocated: given with the same bytes to [`Placement::Recorded`], they lead
+    /// the same requests to the same places.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownAddress`]: there is no such range.
+    pub fn close(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        let mut ranges = self.ranges.lock();
+        let placed = ranges.close(address);
+        self.least.store(ranges.least(), Ordering::Release);
+        placed
+    }
+
+    /// How many of its recorded requests the range at `address` has yet to serve; 0 if it records none.
+    pub fn outstanding(&self, address: Address) -> usize {
+        self.ranges.lock().outstanding(address)
+    }
+
+    /// Whether an address lies in a range.
+    #[inline]
+    pub fn contains(&self, address: Address) -> bool {
+        self.of(address).is_some()
+    }
+
+    /// A block for the request, if a range of its stream serves it.
+    #[inline]
+    fn allocate(&self, request: Request) -> Result<Option<Block>, AllocError> {
+        if request.bytes < self.least.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        self.allocate_in_range(request)
+    }
+
+    #[cold]
+    fn allocate_in_range(&self, request: Request) -> Result<Option<Block>, AllocError> {
+        let mut ranges = self.ranges.lock();
+        let allocated = ranges.allocate(request, &*self.backing);
+        self.least.store(ranges.least(), Ordering::Release);
+        allocated
+    }
+
+    /// The ranges, if an address lies in one.
+    #[inline]
+    fn of(&self, address: Address) -> Option<MutexGuard<'_, Ranges>> {
+        if address < self.lowest.load(Ordering::Acquire) || address >= self.highest.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(self.ranges.lock()).filter(|ranges| ranges.contains(address))
     }
 }
 
-impl Resource for Donated {
+impl<A: Resource> Resource for Donated<A> {
+    #[inline]
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
-        if request.bytes > SMALL_LIMIT
-            && self.highest.load(Ordering::Acquire) > 0
-            && let Some(block) = self.ranges.lock().allocate(request, &*self.backing)?
-        {
-            return Ok(block);
+        match self.donated.allocate(request)? {
+            Some(block) => Ok(block),
+            None => self.inner.allocate(request),
         }
-        self.inner.allocate(request)
     }
 
+    #[inline]
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        if self.may_own(address) {
-            let mut ranges = self.ranges.lock();
-            if ranges.contains(address) {
-                return ranges.free(address, &*self.backing);
-            }
+        if let Some(mut ranges) = self.donated.of(address) {
+            return ranges.free(address, &*self.donated.backing);
         }
         self.inner.free(address)
     }
 }
 
-impl CachingAllocator for Donated {
+impl<A: CachingAllocator> CachingAllocator for Donated<A> {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
-        if self.may_own(address) {
-            let mut ranges = self.ranges.lock();
-            if ranges.contains(address) {
-                return ranges.record_stream(address, stream);
-            }
+        if let Some(mut ranges) = self.donated.of(address) {
+            return ranges.record_stream(address, stream);
         }
         self.inner.record_stream(address, stream)
     }
 
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        if self.may_own(address) {
-            let mut ranges = self.ranges.lock();
-            if ranges.contains(address) {
-                return ranges.retag(address, tag, key);
-            }
+        if let Some(mut ranges) = self.donated.of(address) {
+            return ranges.retag(address, tag, key);
         }
         self.inner.retag(address, tag, key)
     }
@@ -123,18 +184,18 @@ impl CachingAllocator for Donated {
 
     fn statistics(&self) -> Statistics {
         let mut statistics = self.inner.statistics();
-        statistics.merge(self.ranges.lock().statistics());
+        statistics.merge(self.donated.ranges.lock().statistics());
         statistics
     }
 
     fn reset_peak_statistics(&self) {
         self.inner.reset_peak_statistics();
-        self.ranges.lock().reset_peak_statistics();
+        self.donated.ranges.lock().reset_peak_statistics();
     }
 
     fn reset_accumulated_statistics(&self) {
         self.inner.reset_accumulated_statistics();
-        self.ranges.lock().reset_accumulated_statistics();
+        self.donated.ranges.lock().reset_accumulated_statistics();
     }
 
     /// Donated ranges are segments of their own, of the common pool.
@@ -143,7 +204,7 @@ impl CachingAllocator for Donated {
         if pool.unwrap_or_default() == PoolId::default() {
             // There is one history for each device up to the allocator's.
             let device = snapshot.device_traces.len().saturating_sub(1) as u32;
-            snapshot.segments.extend(self.ranges.lock().segments(device));
+            snapshot.segments.extend(self.donated.ranges.lock().segments(device));
             snapshot.segments.sort_by_key(|segment| segment.address);
         }
         snapshot
@@ -190,13 +251,13 @@ impl CachingAllocator for Donated {
         let filter: Arc<dyn Fn(StreamId) -> bool + Send + Sync> = Arc::from(filter);
         let shared = Arc::clone(&filter);
         self.inner.begin_pool(pool, purpose, Box::new(move |stream| shared(stream)))?;
-        self.ranges.lock().begin_pool(pool, purpose, filter);
+        self.donated.ranges.lock().begin_pool(pool, purpose, filter);
         Ok(())
     }
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.end_pool(pool)?;
-        self.ranges.lock().end_pool(pool);
+        self.donated.ranges.lock().end_pool(pool);
         Ok(())
     }
 
@@ -234,11 +295,8 @@ impl CachingAllocator for Donated {
 
     /// For a donated block the range that was given.
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
-        if self.may_own(address) {
-            let ranges = self.ranges.lock();
-            if ranges.contains(address) {
-                return ranges.extent(address);
-            }
+        if let Some(ranges) = self.donated.of(address) {
+            return ranges.extent(address);
         }
         self.inner.extent(address)
     }
@@ -253,11 +311,8 @@ impl CachingAllocator for Donated {
     }
 
     fn block(&self, address: Address) -> Option<Block> {
-        if self.may_own(address) {
-            let ranges = self.ranges.lock();
-            if ranges.contains(address) {
-                return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
-            }
+        if let Some(ranges) = self.donated.of(address) {
+            return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
         }
         self.inner.block(address)
     }

@@ -1,4 +1,4 @@
-//! The donated ranges and the blocks in them: best fit, split to the byte, merged at once.
+//! The donated ranges and the blocks in them: split to the byte, merged at once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
+use super::placement::{Placed, Placement, Rule};
 use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
 use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, PoolUse, Request, Statistics};
 
@@ -20,7 +21,7 @@ pub(super) struct Ranges {
     ranges: BTreeMap<Address, Range>,
     /// They cover the ranges without a gap, and no block spans two ranges.
     pieces: BTreeMap<Address, Piece>,
-    /// The free pieces.
+    /// The free pieces of the ranges that are served by best fit.
     free: BTreeSet<(StreamId, u64, Address)>,
     /// Freed pieces that other streams may still use.
     pending: Vec<Pending>,
@@ -32,6 +33,7 @@ pub(super) struct Ranges {
 struct Range {
     bytes: u64,
     stream: StreamId,
+    rule: Rule,
 }
 
 struct Piece {
@@ -53,7 +55,13 @@ struct Pending {
 }
 
 impl Ranges {
-    pub(super) fn insert(&mut self, address: Address, bytes: u64, stream: StreamId) -> Result<(), AllocError> {
+    pub(super) fn insert(
+        &mut self,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+        placement: Placement,
+    ) -> Result<(), AllocError> {
         let refuse = |expected| {
             let value = format!("{bytes} bytes at {address:#x}");
             Err(AllocError::InvalidSetting { setting: "donated range", value, expected })
@@ -68,8 +76,16 @@ impl Ranges {
         if before.is_some_and(|(start, range)| start + range.bytes > address) {
             return refuse("it overlaps a range given before: clear that first");
         }
-        self.ranges.insert(address, Range { bytes, stream });
-        self.put_free(address, bytes, stream);
+        if let Placement::Recorded(requests) = &placement
+            && !lie_apart(requests, bytes)
+        {
+            return refuse("what is recorded must lie in it, each block apart from the others");
+        }
+        if placement != Placement::BestFit && self.ranges.values().any(|range| range.takes_all_of(stream)) {
+            return refuse("one range of a stream takes every request: close or clear that first");
+        }
+        self.ranges.insert(address, Range { bytes, stream, rule: Rule::new(placement) });
+        self.put_free(address, bytes);
         for pool in self.statistics.both(PoolKind::Large) {
             pool.reserved_bytes.increase(bytes);
             pool.segment.increase(1);
@@ -92,8 +108,8 @@ impl Ranges {
             return Err(AllocError::StillInUse { bytes: used, blocks, stream });
         }
         for &(address, bytes) in &ranges {
+            self.take_free(address);
             self.ranges.remove(&address);
-            self.take_free(address, stream);
             for pool in self.statistics.both(PoolKind::Large) {
                 pool.reserved_bytes.decrease(bytes);
                 pool.segment.decrease(1);
@@ -113,7 +129,29 @@ impl Ranges {
         matches!(piece.state, PieceState::Live { .. }).then_some(piece.bytes)
     }
 
-    /// The smallest free piece of the request's stream that fits, cut to size.
+    /// No range serves a request of fewer bytes.
+    pub(super) fn least(&self) -> u64 {
+        self.ranges.values().map(|range| range.rule.least()).min().unwrap_or(u64::MAX)
+    }
+
+    /// Ends the allocation in a range that is filled in order; returns its live blocks.
+    pub(super) fn close(&mut self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        let range = self.ranges.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let Rule::InOrder { live, is_open } = &mut range.rule else { return Err(AllocError::UnknownAddress(address)) };
+        *is_open = false;
+        let placed = live.iter().filter_map(|at| match &self.pieces.get(at)?.state {
+            PieceState::Live { request, .. } => Some(Placed { offset: at - address, bytes: request.bytes }),
+            PieceState::Free | PieceState::Pending { .. } => None,
+        });
+        Ok(placed.collect())
+    }
+
+    /// Recorded requests that the range at an address has yet to serve.
+    pub(super) fn outstanding(&self, address: Address) -> usize {
+        self.ranges.get(&address).map_or(0, |range| range.rule.outstanding())
+    }
+
+    /// A block for the request, where a range of its stream serves it.
     pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
         let stream = request.stream;
         if self.pools.iter().any(|(.., filter)| filter(stream)) {
@@ -121,16 +159,46 @@ impl Ranges {
         }
         self.settle(backing, None)?;
         let Some(bytes) = request.bytes.checked_next_multiple_of(GRANULE) else { return Ok(None) };
-        let mut fitting = self.free.range((stream, bytes, 0)..);
-        let Some(&(_, whole, address)) = fitting.next().filter(|(owner, ..)| *owner == stream) else { return Ok(None) };
-        self.take_free(address, stream);
-        if whole > bytes {
-            self.put_free(address + bytes, whole - bytes, stream);
+        let taking = self.ranges.iter().find(|(_, range)| range.takes_all_of(stream)).map(|(&start, _)| start);
+        let found = match taking {
+            Some(start) => Some(self.place(start, request.bytes, bytes)?),
+            None if request.bytes < Rule::BestFit.least() => None,
+            None => self.best_fit(stream, bytes),
+        };
+        let Some((piece, address)) = found else { return Ok(None) };
+        let whole = self.take_free(piece);
+        let behind = piece + whole - (address + bytes);
+        for (address, bytes) in [(piece, address - piece), (address + bytes, behind)] {
+            if bytes > 0 {
+                self.put_free(address, bytes);
+            }
         }
         let state = PieceState::Live { request, users: SmallVec::new() };
         self.pieces.insert(address, Piece { bytes, state });
+        self.note(address, Rule::note_allocated);
         self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         Ok(Some(Block { address, bytes }))
+    }
+
+    /// The smallest free piece of a stream that fits, and its start.
+    fn best_fit(&self, stream: StreamId, bytes: u64) -> Option<(Address, Address)> {
+        let &(owner, _, address) = self.free.range((stream, bytes, 0)..).next()?;
+        (owner == stream).then_some((address, address))
+    }
+
+    /// The free piece of the range at `start` in which a request has its place, and the place.
+    fn place(&self, start: Address, requested: u64, bytes: u64) -> Result<(Address, Address), AllocError> {
+        let range = &self.ranges[&start];
+        let recorded = range.rule.recorded(requested)?.map(|offset| start + offset);
+        let mut free = self.pieces.range(start..start + range.bytes).filter(|(_, piece)| piece.is_free());
+        let fits = |&(&at, piece): &(&Address, &Piece)| {
+            let from = recorded.unwrap_or(at);
+            at <= from && from + bytes <= at + piece.bytes
+        };
+        free.clone().find(fits).map(|(&at, _)| (at, recorded.unwrap_or(at))).ok_or_else(|| {
+            let free = free.by_ref().map(|(_, piece)| piece.bytes).sum();
+            AllocError::RangeFull { requested, bytes: range.bytes, free }
+        })
     }
 
     pub(super) fn free(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
@@ -144,6 +212,7 @@ impl Ranges {
         let is_used_elsewhere = !pending.users.is_empty() || !pending.marks.is_empty();
         piece.state = PieceState::Pending { request };
         self.statistics.block_freed(PoolKind::Large, request.tag, request.bytes, piece.bytes);
+        self.note(address, Rule::note_freed);
         if is_used_elsewhere {
             self.pending.push(pending);
         } else {
@@ -251,7 +320,7 @@ impl Ranges {
     /// Makes a freed piece free, merged with its free neighbours in the range.
     fn complete(&mut self, address: Address) {
         let Some((&start, range)) = self.range_of(address) else { return };
-        let (end, stream) = (start + range.bytes, range.stream);
+        let end = start + range.bytes;
         let Some(piece) = self.pieces.remove(&address) else { return };
         if let PieceState::Pending { request } = piece.state {
             self.statistics.block_completed(PoolKind::Large, request.tag, piece.bytes);
@@ -259,31 +328,64 @@ impl Ranges {
         let (mut address, mut bytes) = (address, piece.bytes);
         let behind = address + bytes;
         if behind < end && self.pieces.get(&behind).is_some_and(Piece::is_free) {
-            bytes += self.take_free(behind, stream);
+            bytes += self.take_free(behind);
         }
         let before = self.pieces.range(start..address).next_back();
         if let Some(before) = before.filter(|(_, piece)| piece.is_free()).map(|(&before, _)| before) {
-            bytes += self.take_free(before, stream);
+            bytes += self.take_free(before);
             address = before;
         }
-        self.put_free(address, bytes, stream);
+        self.put_free(address, bytes);
     }
 
-    fn put_free(&mut self, address: Address, bytes: u64, stream: StreamId) {
+    fn put_free(&mut self, address: Address, bytes: u64) {
         self.pieces.insert(address, Piece { bytes, state: PieceState::Free });
-        self.free.insert((stream, bytes, address));
+        self.free.extend(self.best_fit_stream(address).map(|stream| (stream, bytes, address)));
     }
 
     /// Removes a free piece; returns its bytes.
-    fn take_free(&mut self, address: Address, stream: StreamId) -> u64 {
+    fn take_free(&mut self, address: Address) -> u64 {
         let bytes = self.pieces.remove(&address).map_or(0, |piece| piece.bytes);
-        self.free.remove(&(stream, bytes, address));
+        if let Some(stream) = self.best_fit_stream(address) {
+            self.free.remove(&(stream, bytes, address));
+        }
         bytes
+    }
+
+    /// The stream of the range that an address lies in, if that is served by best fit.
+    fn best_fit_stream(&self, address: Address) -> Option<StreamId> {
+        let (_, range) = self.range_of(address)?;
+        matches!(range.rule, Rule::BestFit).then_some(range.stream)
+    }
+
+    /// Tells the rule of the range that a block lies in.
+    fn note(&mut self, address: Address, what: fn(&mut Rule, Address)) {
+        if let Some((_, range)) = self.ranges.range_mut(..=address).next_back() {
+            what(&mut range.rule, address);
+        }
     }
 
     fn range_of(&self, address: Address) -> Option<(&Address, &Range)> {
         self.ranges.range(..=address).next_back().filter(|(start, range)| address < **start + range.bytes)
     }
+}
+
+impl Range {
+    /// Whether each request of `stream` is served here or refused.
+    fn takes_all_of(&self, stream: StreamId) -> bool {
+        self.stream == stream && self.rule.takes_all()
+    }
+}
+
+/// Whether blocks lie in a range of `bytes` bytes, without sharing any.
+fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
+    let end = |block: &Placed| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
+    let mut sorted: Vec<&Placed> = blocks.iter().collect();
+    sorted.sort_unstable_by_key(|block| block.offset);
+    let fits = |block: &&Placed| {
+        block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && end(block).is_some_and(|end| end <= bytes)
+    };
+    sorted.iter().all(fits) && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
 }
 
 impl Piece {

@@ -1,0 +1,99 @@
+use crate::{Address, AllocError};
+
+/// Blocks of fewer bytes, or as many, are no blocks for a range that serves the large ones.
+const SMALL_LIMIT: u64 = 1 << 20;
+
+/// Which requests a donated range serves, and where in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Placement {
+    /// Requests of more than 1 MiB, each in the smallest free piece that fits. The allocator below serves the others.
+    #[default]
+    BestFit,
+    /// Every request until the range is [closed](super::DonatedRanges::close), each in the first free piece that fits: the same
+    /// requests get the same places. One that fits nowhere is refused, not served from elsewhere.
+    InOrder,
+    /// Just these requests, in this order, each at its place. Another is refused. After the last it serves none.
+    Recorded(Vec<Placed>),
+}
+
+/// A block in a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Where it begins, in bytes from the start of the range.
+    pub offset: u64,
+    /// Bytes requested.
+    pub bytes: u64,
+}
+
+/// A placement, and how far it has come.
+pub(super) enum Rule {
+    BestFit,
+    InOrder {
+        /// The live blocks, in the order in which they were allocated.
+        live: Vec<Address>,
+        is_open: bool,
+    },
+    Recorded {
+        requests: Vec<Placed>,
+        served: usize,
+    },
+}
+
+impl Rule {
+    pub(super) fn new(placement: Placement) -> Self {
+        match placement {
+            Placement::BestFit => Self::BestFit,
+            Placement::InOrder => Self::InOrder { live: Vec::new(), is_open: true },
+            Placement::Recorded(requests) => Self::Recorded { requests, served: 0 },
+        }
+    }
+
+    /// The least request that it may serve.
+    pub(super) fn least(&self) -> u64 {
+        match self {
+            Self::BestFit => SMALL_LIMIT + 1,
+            _ if self.takes_all() => 1,
+            _ => u64::MAX,
+        }
+    }
+
+    /// Whether each request of the stream is served here or refused.
+    pub(super) fn takes_all(&self) -> bool {
+        match self {
+            Self::InOrder { is_open, .. } => *is_open,
+            Self::Recorded { .. } => self.outstanding() > 0,
+            Self::BestFit => false,
+        }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        match self {
+            Self::Recorded { requests, served } => requests.len() - served,
+            _ => 0,
+        }
+    }
+
+    /// Where the next request goes, if that was recorded.
+    pub(super) fn recorded(&self, requested: u64) -> Result<Option<u64>, AllocError> {
+        let Self::Recorded { requests, served: index } = self else { return Ok(None) };
+        match requests.get(*index) {
+            Some(placed) if placed.bytes == requested => Ok(Some(placed.offset)),
+            Some(placed) => Err(AllocError::LayoutDiffers { index: *index, requested, recorded: placed.bytes }),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn note_allocated(&mut self, address: Address) {
+        match self {
+            Self::InOrder { live, .. } => live.push(address),
+            Self::Recorded { served, .. } => *served += 1,
+            Self::BestFit => {}
+        }
+    }
+
+    pub(super) fn note_freed(&mut self, address: Address) {
+        if let Self::InOrder { live, .. } = self {
+            live.retain(|&other| other != address);
+        }
+    }
+}

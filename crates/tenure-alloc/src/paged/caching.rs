@@ -1,0 +1,202 @@
+//! The allocator as a [`CachingAllocator`]: figures, settings and private pools. None of it is called often.
+
+use std::sync::Arc;
+
+use tenure_core::{KeyId, StreamId, Tag};
+
+use super::heap::Heap;
+use super::{PagedAllocator, report};
+use crate::sync::Ordering;
+use crate::{
+    Address, AllocError, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemoryObserver,
+    PoolCheckpoint, PoolId, PoolSource, PoolUse, Restored, Snapshot, Statistics, StreamFilter, Tuning,
+};
+
+impl CachingAllocator for PagedAllocator {
+    fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
+        let known = address == 0
+            || match self.owner(address) {
+                Some((heap, _)) => heap.lock().record_stream(address, stream),
+                None => self.state.lock().record_stream(address, stream),
+            };
+        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        let known = address == 0
+            || match self.owner(address) {
+                Some((heap, _)) => heap.lock().retag(address, tag, key),
+                None => self.state.lock().retag(address, tag, key),
+            };
+        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
+    fn block(&self, address: Address) -> Option<Block> {
+        match self.owner(address) {
+            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
+            None => self.state.lock().block(address),
+        }
+    }
+
+    /// Does nothing while a stream is captured: memory cannot be released without asking how far streams are.
+    fn release_cached(&self) -> Result<(), AllocError> {
+        if self.state.lock().progress.is_capturing() {
+            return Ok(());
+        }
+        self.settle_all()?;
+        self.release_given_up(None)?;
+        Ok(self.state.lock().release_whole()?)
+    }
+
+    fn statistics(&self) -> Statistics {
+        // All locks at once, heaps first: the figures are of one moment.
+        let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
+        let mut state = self.state.lock();
+        heaps.iter_mut().for_each(|heap| self.take_back(&mut state, heap.take_parked()));
+        let mut statistics = state.statistics();
+        heaps.iter().for_each(|heap| heap.add_statistics(&mut statistics));
+        bound_peaks(&mut statistics);
+        statistics
+    }
+
+    fn reset_peak_statistics(&self) {
+        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_peaks());
+        self.state.lock().statistics_mut().reset_peak();
+    }
+
+    fn reset_accumulated_statistics(&self) {
+        self.heaps.all().for_each(|heap| heap.lock().counters_mut().reset_accumulated());
+        self.state.lock().statistics_mut().reset_accumulated();
+    }
+
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        report::snapshot(self, pool, traces)
+    }
+
+    fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Expandable segments are for private pools: everything else is mapped where it is needed anyway. Blocks are split
+    /// whatever their size, and what is cached is used before anything is released.
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
+            return Ok(false);
+        }
+        self.state.lock().private.engine.tune(tuning)?;
+        if let Tuning::Rounding(divisions) = tuning {
+            *self.divisions.write() = divisions;
+            self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+        }
+        Ok(true)
+    }
+
+    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
+        self.state.lock().private.engine.limit.set(fraction)
+    }
+
+    fn memory_fraction(&self) -> f64 {
+        self.state.lock().limit().fraction()
+    }
+
+    fn count_overhead(&self, counts: bool) {
+        self.state.lock().private.engine.limit.counts_overhead = counts;
+    }
+
+    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
+    }
+
+    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
+        self.hooks.add_observer(observer);
+    }
+
+    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
+        self.state.lock().private.engine.create_pool(pool, source)
+    }
+
+    fn pool_uses(&self, pool: PoolId) -> usize {
+        self.state.lock().private.engine.pool_uses(pool)
+    }
+
+    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        let begun = state.begin_pool(pool, purpose, filter);
+        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
+        begun
+    }
+
+    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        let mut state = self.state.lock();
+        let ended = state.end_pool(pool);
+        self.filters.store(state.private.engine.captures.underway() as u64, Ordering::Release);
+        ended
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.state.lock().progress.is_capturing()
+    }
+
+    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().private.engine.release_pool(pool)
+    }
+
+    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
+        self.state.lock().private.engine.use_pool_on_oom(pool, on)
+    }
+
+    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().private.engine.set_no_split(pool)
+    }
+
+    /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::default() {
+            return self.release_cached();
+        }
+        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_given_up(Some(pool)) }
+    }
+
+    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
+        self.state.lock().private.engine.live_blocks(pool)
+    }
+
+    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
+        self.state.lock().private.engine.checkpoint(pool)
+    }
+
+    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+        self.state.lock().private.engine.restore(checkpoint)
+    }
+
+    /// The chunks under the block, as far as they are mapped side by side; for a block of a private pool its segment.
+    fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
+        let chunks = self.state.lock().chunks_under(address, bytes);
+        let first = chunks.first()?.address;
+        Some((first, chunks.iter().map(|chunk| chunk.bytes).sum()))
+    }
+
+    fn largest_free(&self) -> u64 {
+        self.unpark();
+        let state = &mut *self.state.lock();
+        state.space.longest_range().max(state.private.engine.largest_free())
+    }
+
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        match self.lent_bytes(address) {
+            Some(block) => Some(self.state.lock().chunks_under(address, bytes.min(block))),
+            None => self.state.lock().chunks_of_apart(address, bytes),
+        }
+    }
+}
+
+/// Bounds the peaks of live blocks, which are sums over heaps, by the peak of what was reserved, which is exact.
+fn bound_peaks(statistics: &mut Statistics) {
+    for pool in [&mut statistics.all, &mut statistics.small_pool, &mut statistics.large_pool] {
+        let most = pool.reserved_bytes.peak;
+        for stat in [&mut pool.requested_bytes, &mut pool.allocated_bytes, &mut pool.active_bytes] {
+            stat.peak = stat.peak.min(most);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Devices that may reach the memory of another.
+
+use cudarc::driver::sys::{self, CUdevice, CUmemAccess_flags as Flags, CUmemAccessDesc, CUresult};
+use tenure_alloc::Address;
+
+use super::driver::location;
+use super::error::check;
+use super::{CudaDriver, platform};
+use crate::{Access, Call, CallError, Driver, ErrorKind, Platform};
+
+impl CudaDriver {
+    /// Lets `peer` reach what `malloc` gave, which goes by context, and what is mapped, which goes by mapping.
+    pub(super) fn enable_access_of(&self, peer: u8) -> Result<(), CallError> {
+        let device = self.device().index();
+        let refuse = |kind| Err(CallError { call: Call::EnablePeer, kind });
+        if peer == device {
+            return refuse(ErrorKind::PeerOfItself(peer));
+        }
+        let other = platform().cuda_driver(peer)?;
+        if !platform().can_access_peer(peer, device)? {
+            return refuse(ErrorKind::NoPeerAccess { device, peer });
+        }
+        self.call(Call::EnablePeer, || {
+            // Held throughout, so that no mapping becomes accessible meanwhile without the peer.
+            let mut space = self.space.lock();
+            if space.peers().contains(&other.ordinal) {
+                return Ok(());
+            }
+            let bound = other.context().bind()?;
+            // SAFETY: the thread has the peer's context, and this device's is retained.
+            match unsafe { sys::cuCtxEnablePeerAccess(self.context().raw(), 0) } {
+                CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                code => check(code)?,
+            }
+            drop(bound);
+            let mut done = Vec::new();
+            for (address, bytes, access) in space.accessible() {
+                if let Err(kind) = check(set_access(address, bytes, &[right(other.ordinal, flags(access))])) {
+                    let none = [right(other.ordinal, Flags::CU_MEM_ACCESS_FLAGS_PROT_NONE)];
+                    for (address, bytes) in done {
+                        // The first failure is the one to tell of, and a right that stays does no harm.
+                        let _ = set_access(address, bytes, &none);
+                    }
+                    return Err(kind);
+                }
+                done.push((address, bytes));
+            }
+            space.add_peer(other.ordinal);
+            Ok(())
+        })
+    }
+
+    /// Makes whole mapped chunks accessible for this device and its peers.
+    pub(super) fn make_accessible(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
+        self.call(Call::SetAccess, || {
+            let mut space = self.space.lock();
+            let count = space.whole_chunks(address, bytes)?;
+            let devices = [self.ordinal].into_iter().chain(space.peers().iter().copied());
+            let rights: Vec<CUmemAccessDesc> = devices.map(|device| right(device, flags(access))).collect();
+            self.timings.time(Call::SetAccess, count, bytes, || set_access(address, bytes, &rights))?;
+            space.note_access(address, bytes, access);
+            Ok(())
+        })
+    }
+}
+
+/// Says what devices may do in a range. One that is not mapped is refused by the driver.
+fn set_access(address: Address, bytes: u64, rights: &[CUmemAccessDesc]) -> CUresult {
+    // SAFETY: there are as many descriptions as is said.
+    unsafe { sys::cuMemSetAccess(address, bytes as usize, rights.as_ptr(), rights.len()) }
+}
+
+fn right(device: CUdevice, flags: Flags) -> CUmemAccessDesc {
+    CUmemAccessDesc { location: location(device), flags }
+}
+
+fn flags(access: Access) -> Flags {
+    match access {
+        Access::Read => Flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+        Access::ReadWrite => Flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    }
+}

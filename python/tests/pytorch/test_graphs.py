@@ -1,0 +1,211 @@
+"""Memory of captured graphs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from memory import MIB, capture, graph_segments, live_blocks, segments, stat, tensor
+
+
+@pytest.mark.parametrize(
+    ("size", "taken", "count", "kind"),
+    [
+        (512, 2 * MIB, 1, "small_pool"),
+        (MIB, 2 * MIB, 1, "small_pool"),
+        (MIB + 512, 20 * MIB, 1, "large_pool"),
+        (10 * MIB - 512, 20 * MIB, 1, "large_pool"),
+        (10 * MIB + 512, 12 * MIB, 1, "large_pool"),
+    ],
+)
+def test_segments_have_pytorch_s_sizes(size: int, taken: int, count: int, kind: str) -> None:
+    """Covers TestCuda.test_graph_memory_stats_and_use_result_after_destroy_graph."""
+    names = [f"{name}.{kind}.current" for name in ("segment", "reserved_bytes", "active_bytes")]
+    # The random state of graphs is made with the first one, outside their pools.
+    other, _ = capture(lambda: None)
+    before = [stat(name) for name in names]
+    graph, result = capture(lambda: tensor(size))
+    assert [stat(name) - old for name, old in zip(names, before, strict=True)] == [count, taken, result.numel()]
+    del graph, other
+
+
+def test_a_result_outlives_its_graph_and_then_takes_only_its_own_segment() -> None:
+    """Covers TestCuda.test_graph_memory_stats_and_use_result_after_destroy_graph."""
+    graph, (result, passing) = capture(lambda: (tensor(30 * MIB), tensor(40 * MIB)))
+    pool, address = graph.pool(), result.data_ptr()
+    del graph, passing
+    torch.cuda.empty_cache()
+    (segment,) = segments(pool)
+    assert (segment["address"], segment["total_size"]) == (address, 30 * MIB)
+    del result
+    torch.cuda.empty_cache()
+    assert segments(pool) == []
+
+
+def test_a_freed_block_stays_with_the_graph() -> None:
+    """Covers TestCuda.test_graph_capture_simple, TestBlockStateAbsorption.test_assigning_back_deleter_fns_to_tensor."""
+    graph, result = capture(lambda: tensor(30 * MIB))
+    address = result.data_ptr()
+    del result
+    outside = [tensor(30 * MIB) for _ in range(3)]
+    assert all(not address <= block.data_ptr() < address + 30 * MIB for block in outside)
+    torch.cuda.empty_cache()
+    assert [segment["address"] for segment in segments(graph.pool())] == [address]
+    outside.clear()
+
+
+def test_graphs_that_share_a_pool_share_its_free_memory() -> None:
+    """Covers TestCuda.test_graph_two_successive, TestCuda.test_graph_three_successive."""
+    first, result = capture(lambda: tensor(4096))
+    address = result.data_ptr()
+    kept, _ = capture(lambda: None, first.pool())
+    del result
+    reserved = torch.cuda.memory_reserved()
+    second, again = capture(lambda: tensor(4096), first.pool())
+    assert again.data_ptr() == address
+    assert torch.cuda.memory_reserved() == reserved
+    del again, first, second, kept
+
+
+def test_graphs_apart_share_nothing() -> None:
+    """Covers TestCuda.test_graph_two_successive, TestCuda.test_graph_concurrent_replay."""
+    graphs = [capture(lambda: [tensor(4096).data_ptr() for _ in range(3)]) for _ in range(3)]
+    assert len({addresses[0] for _, addresses in graphs}) == 3
+    assert len({graph.pool() for graph, _ in graphs}) == 3
+
+
+def test_a_capture_reuses_what_it_freed_itself() -> None:
+    """Covers TestCuda.test_graph_memory_stats_and_use_result_after_destroy_graph."""
+    graph, addresses = capture(lambda: {tensor(4096).data_ptr() for _ in range(10)})
+    assert len(addresses) == 1
+    del graph
+
+
+def test_a_stream_that_joins_a_capture_gets_a_segment_of_the_same_pool() -> None:
+    """Covers TestCuda.test_cuda_graph_allocator_propagates_stream."""
+    graph, first, second = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        graph.capture_begin()
+        held = [tensor(40 * MIB)]
+    with torch.cuda.stream(second):
+        second.wait_stream(first)
+        held.append(tensor(40 * MIB))
+    first.wait_stream(second)
+    with torch.cuda.stream(first):
+        graph.capture_end()
+    assert [segment["segment_pool_id"] for segment in graph_segments()] == [graph.pool()] * 2
+    assert len({segment["stream"] for segment in graph_segments()}) == 2
+    held.clear()
+
+
+def test_a_capture_asks_no_stream_how_far_it_is() -> None:
+    """Covers TestCuda.test_graph_record_stream."""
+    user = torch.cuda.Stream()
+    waiting = tensor(512)
+    with torch.cuda.stream(user):
+        waiting.fill_(1)
+    waiting.record_stream(user)
+    del waiting
+
+    def allocates() -> None:
+        block = tensor(512)
+        user.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(user):
+            block.fill_(1)
+        block.record_stream(user)
+        del block
+        torch.cuda.current_stream().wait_stream(user)
+        tensor(512)
+
+    graph, _ = capture(allocates)
+    torch.cuda.synchronize()
+    tensor(512)
+    graph.replay()
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
+def test_another_thread_allocates_during_a_capture(mode: str) -> None:
+    """Covers TestCuda.test_cuda_graph_error_options."""
+    addresses: list[int] = []
+
+    def allocates() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            address = torch.cuda.caching_allocator_alloc(30 * MIB)
+        addresses.append(address)
+        torch.cuda.caching_allocator_delete(address)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        held = tensor(512)
+        thread = threading.Thread(target=allocates)
+        thread.start()
+        thread.join()
+    assert len(addresses) == 1
+    assert live_blocks(graph.pool()) == 1
+    del held
+
+
+def test_many_graphs_one_after_another_take_no_more_than_one() -> None:
+    """Covers TestCuda.test_repeat_graph_capture_cublas_workspace_memory."""
+    free = []
+    for _ in range(20):
+        graph, result = capture(lambda: tensor(30 * MIB))
+        del graph, result
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[0] - free[-1] < 30 * MIB
+
+
+def test_a_graph_is_reset_and_captured_again() -> None:
+    """Covers TestCuda.test_graph_capture_reset_recapture, TestCuda.test_cuda_graph_raw_graph_reset_and_recapture."""
+    graph = torch.cuda.CUDAGraph()
+    for _ in range(2):
+        with torch.cuda.graph(graph):
+            held = tensor(512)
+            held.fill_(1)
+        assert live_blocks(graph.pool()) == 1
+        graph.replay()
+        del held
+        graph.reset()
+    torch.cuda.empty_cache()
+    assert graph_segments() == []
+
+
+@pytest.mark.values
+def test_replays_compute() -> None:
+    """Covers TestCuda.test_graph_capture_simple, TestCuda.test_graph_two_successive."""
+    inputs = torch.ones(1000, device="cuda")
+    graph, result = capture(lambda: sum((inputs + step for step in range(5)), start=inputs * 0))
+    inputs.fill_(2)
+    graph.replay()
+    assert result.sum().item() == 1000 * 20
+
+
+@pytest.mark.values
+def test_replays_out_of_order_overwrite_what_a_shared_pool_freed() -> None:
+    """Covers TestCuda.test_graph_three_successive."""
+    one = torch.ones(1000, device="cuda")
+    first, made = capture(lambda: [one + 1, one + 2])
+    # Frees its input: the third graph's result lies there.
+    second, early = capture(lambda: made.pop(0) + 3, first.pool())
+    third, late = capture(lambda: made[0] + 4, first.pool())
+    for graph in (first, second, third):
+        graph.replay()
+    assert (early.sum().item(), late.sum().item()) == (5000, 7000)
+    for graph in (first, third, second):
+        graph.replay()
+    assert (early.sum().item(), late.sum().item()) == (10_000, 7000)
+    made.clear()
+
+
+@pytest.mark.values
+def test_modules_are_graphed_in_one_pool() -> None:
+    """Covers TestCuda.test_graph_make_graphed_callables_same_pool."""
+    torch.manual_seed(0)
+    pool = torch.cuda.graph_pool_handle()
+    plain = [torch.nn.Linear(32, 32).cuda() for _ in range(3)]
+    inputs = torch.randn(8, 32, device="cuda")
+    expected = [module(inputs).detach().clone() for module in plain]
+    for module, value in zip(plain, expected, strict=True):
+        graphed = torch.cuda.make_graphed_callables(module, (inputs,), pool=pool)
+        torch.testing.assert_close(graphed(inputs), value)

@@ -1,0 +1,102 @@
+"""Tensors that processes share.
+
+Children are spawned, and get their allocator from `TENURE_TORCH`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from memory import ALLOCATOR, MIB
+from peers import fills, multiplies, sends
+
+pytestmark = pytest.mark.values
+context = mp.get_context("spawn")
+
+
+@pytest.fixture(autouse=True)
+def same_allocator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TENURE_TORCH", "1" if ALLOCATOR == "tenure" else "0")
+    yield
+    torch.cuda.ipc_collect()
+
+
+class Child:
+    """A process, and the queues to and from it."""
+
+    def __init__(self, target: Any, *arguments: Any) -> None:
+        self.inbox, self.outbox, self.done = context.Queue(), context.Queue(), context.Event()
+        self.process = context.Process(
+            target=target, args=(self.inbox, self.outbox, self.done, *arguments), daemon=True
+        )
+        self.process.start()
+
+    def end(self) -> None:
+        self.done.set()
+        self.process.join(30)
+        assert self.process.exitcode == 0
+
+
+def test_a_child_writes_into_a_tensor_and_its_view() -> None:
+    """Covers TestMultiprocessing.test_cuda_simple, .test_cuda_variable_sharing, .test_cuda_parameter_sharing."""
+    tensor = torch.zeros(5, 5, device="cuda")
+    beside = torch.zeros(5, device="cuda")
+    child = Child(fills)
+    child.inbox.put([tensor, tensor[:, 1]])
+    assert child.outbox.get(timeout=60) == "filled"
+    assert tensor.eq(4).all()
+    assert beside.eq(0).all()
+    child.end()
+
+
+@pytest.mark.parametrize(("count", "size"), [(5, 5), (200, 100), (3, 30 * MIB)])
+def test_a_child_sends_tensors_and_forgets_them(count: int, size: int) -> None:
+    """Covers TestMultiprocessing.test_cuda_memory_allocation, .test_cuda_send_many, .test_cuda_small_tensors."""
+    child = Child(sends, count, size)
+    for number in range(count):
+        tensor = child.outbox.get(timeout=60)
+        assert tensor.eq(number).all()
+        del tensor
+    child.end()
+
+
+def test_types_share_a_segment() -> None:
+    """Covers TestMultiprocessing.test_mixed_types_cuda_sharing, .test_rebuild_cuda_tensor."""
+    tensors = [torch.zeros(4, device="cuda"), torch.zeros(4, dtype=torch.uint8, device="cuda")]
+    child = Child(fills)
+    child.inbox.put(tensors)
+    assert child.outbox.get(timeout=60) == "filled"
+    assert all(tensor.eq(4).all() for tensor in tensors)
+    child.end()
+
+
+def test_an_event_orders_the_work_of_two_processes() -> None:
+    """Covers TestMultiprocessing.test_event."""
+    child = Child(multiplies)
+    tensor = torch.ones(4, device="cuda")
+    event = torch.cuda.Event(interprocess=True)
+    torch.cuda._sleep(20_000_000)
+    tensor.add_(1)
+    event.record()
+    child.inbox.put((event, tensor))
+    assert child.outbox.get(timeout=60) == "recorded"
+    event.synchronize()
+    assert tensor.tolist() == [4, 4, 4, 4]
+    child.end()
+
+
+def test_a_tensor_of_nothing_is_shared() -> None:
+    """Covers TestMultiprocessing.test_empty_tensor_sharing_cuda."""
+    queue = context.Queue()
+    empty = torch.empty(0, device="cuda")
+    queue.put(empty)
+    assert queue.get(timeout=30).equal(empty)
+
+
+def test_every_device_tensor_can_be_shared() -> None:
+    """Covers TestMultiprocessing.test_is_shared_cuda."""
+    assert torch.empty(1, device="cuda").is_shared()

@@ -1,0 +1,99 @@
+"""Requests that cannot be served, and limits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from memory import MIB, capture, limit, tensor
+
+
+def test_the_error_says_what_was_asked_for_and_what_there_is() -> None:
+    """Covers TestCuda.test_out_of_memory, TestCudaMallocAsync.test_raises_oom."""
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity of"
+    ):
+        tensor(800_000_000 << 30)
+
+
+def test_no_device_has_an_exbibyte() -> None:
+    """Covers TestCuda.test_out_of_memory."""
+    with pytest.raises(RuntimeError, match="Tried to allocate more than 1EB memory"):
+        tensor(8_000_000_000 << 30)
+
+
+def test_after_the_error_all_goes_on() -> None:
+    """Covers TestCuda.test_out_of_memory, TestCuda.test_out_of_memory_retry."""
+    half = torch.cuda.get_device_properties(0).total_memory // 2
+    reserved = torch.cuda.memory_reserved()
+    first = tensor(half)
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        tensor(half + MIB)
+    assert torch.cuda.memory_reserved() >= reserved + half
+    del first
+    assert tensor(half).numel() == half
+
+
+def test_cached_memory_of_another_shape_is_given_up_for_a_request() -> None:
+    """Covers TestCuda.test_out_of_memory_retry, TestCudaMallocAsync.test_max_split_expandable."""
+    limit(120 * MIB)
+    held = [tensor(40 * MIB) for _ in range(3)]
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(40 * MIB)
+    held.clear()
+    assert tensor(120 * MIB).numel() == 120 * MIB
+
+
+def test_a_fraction_limits_what_is_reserved() -> None:
+    """Covers TestCuda.test_set_per_process_memory_fraction."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    tensor(int(total * 0.499) - torch.cuda.memory_reserved())
+    torch.cuda.empty_cache()
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        tensor(total // 2 + 2 * MIB)
+
+
+def test_a_fraction_is_read_back_as_it_was_set() -> None:
+    """Covers TestCuda.test_get_per_process_memory_fraction."""
+    for fraction in (0.0, 0.1, 1 / 3, 1.0):
+        torch.cuda.set_per_process_memory_fraction(fraction)
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(fraction, abs=1e-9)
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 2.0])
+def test_a_fraction_lies_between_nothing_and_all(fraction: float) -> None:
+    """Covers TestCuda.test_set_per_process_memory_fraction."""
+    with pytest.raises(ValueError, match="Invalid fraction value"):
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
+def test_observers_are_told_first() -> None:
+    """Covers TestCudaMallocAsync.test_notifies_oom."""
+    seen: list[tuple[int, int, int, int]] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *arguments: seen.append(arguments))
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(1 << 42)
+    device, asked, total, free = seen[0]
+    assert (device, total) == (0, torch.cuda.mem_get_info()[1])
+    assert asked >= 1 << 42
+    assert 0 <= free <= total
+
+
+def test_a_capture_that_runs_out_of_memory_says_so() -> None:
+    """Covers TestCuda.test_graph_capture_oom."""
+    with pytest.raises(RuntimeError, match="out of memory"):
+        capture(lambda: tensor(1 << 42))
+    graph, result = capture(lambda: tensor(512))
+    assert result.numel() == 512
+
+
+def test_memory_that_waits_for_a_stream_is_waited_for() -> None:
+    """Covers TestCuda.test_caching_allocator_record_stream_oom."""
+    limit(100 * MIB)
+    stream = torch.cuda.Stream()
+    for _ in range(50):
+        block = tensor(40 * MIB)
+        with torch.cuda.stream(stream):
+            block.fill_(1)
+        block.record_stream(stream)
+        del block

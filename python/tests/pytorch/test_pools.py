@@ -1,0 +1,246 @@
+"""Memory that a program keeps apart."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from memory import MIB, limit, live_blocks, segments, tensor
+
+SOURCE = """
+#include <dlfcn.h>
+#include <stddef.h>
+extern "C" {
+int allocations = 0, frees = 0;
+static void *runtime(const char *name) {
+  void *library = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
+  return dlsym(library ? library : RTLD_DEFAULT, name);
+}
+void *allocate(size_t bytes, int, void *) {
+  void *address = nullptr;
+  auto call = reinterpret_cast<int (*)(void **, size_t)>(runtime("cudaMalloc"));
+  allocations += call && call(&address, bytes) == 0;
+  return address;
+}
+void release(void *address, size_t, int, void *) {
+  auto call = reinterpret_cast<int (*)(void *)>(runtime("cudaFree"));
+  frees += call && call(address) == 0;
+}
+}
+"""
+
+
+class Source:
+    """An allocator of the program's own, and how often it was called."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("c++")
+        if compiler is None:
+            pytest.skip("no C++ compiler here")
+        path = folder / "libsource.so"
+        command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path), "-ldl"]
+        subprocess.run(command, input=SOURCE, text=True, check=True)
+        self.library = ctypes.CDLL(str(path))
+        self.allocator = torch.cuda.memory.CUDAPluggableAllocator(str(path), "allocate", "release")
+
+    def pool(self, **settings: bool) -> torch.cuda.MemPool:
+        return torch.cuda.MemPool(self.allocator.allocator(), **settings)
+
+    def calls(self) -> tuple[int, int]:
+        counters = (ctypes.c_int.in_dll(self.library, name).value for name in ("allocations", "frees"))
+        return next(counters), next(counters)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path)
+
+
+def test_every_pool_has_an_id_of_its_own() -> None:
+    """Covers TestMemPool.test_mempool_id, TestMemPool.test_mempool_multithread."""
+    ids: list[tuple[int, int]] = []
+    threads = [threading.Thread(target=lambda: ids.append(torch.cuda.MemPool().id)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*ids, torch.cuda.graph_pool_handle()}) == 5
+
+
+def test_who_uses_a_pool_is_counted() -> None:
+    """Covers TestMemPool.test_mempool_with_allocator."""
+    pool = torch.cuda.MemPool()
+    assert pool.use_count() == 1
+    with torch.cuda.use_mem_pool(pool):
+        tensor(512)
+        assert pool.use_count() == 2
+    assert pool.use_count() == 1
+
+
+def test_small_blocks_share_segments_of_2_mib() -> None:
+    """Covers TestMemPool.test_mempool_with_allocator."""
+    pool = torch.cuda.MemPool()
+    held, counts = [], []
+    for _ in range(3):
+        with torch.cuda.use_mem_pool(pool):
+            held.append(tensor(MIB))
+        counts.append(len(pool.snapshot()))
+    assert counts == [1, 1, 2]
+    held.clear()
+
+
+def test_the_innermost_pool_serves() -> None:
+    """Covers TestMemPool.test_nested_mempool."""
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    held = []
+    with torch.cuda.use_mem_pool(outer):
+        held.append(tensor(20 * MIB))
+        with torch.cuda.use_mem_pool(inner):
+            held.append(tensor(20 * MIB))
+        held.append(tensor(20 * MIB))
+    held.append(tensor(20 * MIB))
+    assert [len(segments(pool.id)) for pool in (outer, inner)] == [2, 1]
+    assert [live_blocks(pool.id) for pool in (outer, inner)] == [2, 1]
+    held.clear()
+
+
+def test_emptying_the_cache_leaves_a_pool_in_use_alone() -> None:
+    """Covers TestMemPool.test_mempool_emptycache_multithread."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor(512)
+        torch.cuda.empty_cache()
+    assert len(pool.snapshot()) == 1
+
+
+def test_the_end_of_a_pool_leaves_cached_memory_outside_alone() -> None:
+    """Covers TestMemPool.test_mempool_empty_cache."""
+    pool = torch.cuda.MemPool()
+    outside = tensor(4 * MIB)
+    with torch.cuda.use_mem_pool(pool):
+        tensor(4 * MIB)
+    del outside, pool
+    assert len(torch.cuda.memory_snapshot()) == 1
+
+
+def test_a_pool_is_for_the_thread_that_uses_it() -> None:
+    """Covers TestMemPool.test_mempool_ctx_multithread."""
+    pool = torch.cuda.MemPool()
+    held: list[torch.Tensor] = []
+    with torch.cuda.use_mem_pool(pool):
+        tensor(MIB)
+        thread = threading.Thread(target=lambda: held.append(tensor(MIB)))
+        thread.start()
+        thread.join()
+        assert live_blocks(pool.id) == 0
+        assert sum(segment["active_size"] for segment in segments((0, 0))) == MIB
+    held.clear()
+
+
+def test_a_pool_that_does_not_split_has_a_segment_for_each_block() -> None:
+    """Covers TestMemPool.test_mempool_no_split."""
+    splitting, whole = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
+    held = []
+    for pool in (splitting, whole):
+        with torch.cuda.use_mem_pool(pool):
+            held += [tensor(4 * MIB), tensor(4 * MIB)]
+    assert [len(segment["blocks"]) for segment in whole.snapshot()] == [1, 1]
+    assert [len(segment["blocks"]) for segment in splitting.snapshot()] == [3]
+    held.clear()
+
+
+def test_memory_of_a_pool_stays_as_long_as_its_blocks() -> None:
+    """Covers TestMemPool.test_mempool_empty_cache_inactive."""
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        held = tensor(20 * MIB)
+    id = pool.id
+    del pool
+    torch.cuda.empty_cache()
+    assert live_blocks(id) == 1
+    del held
+    torch.cuda.empty_cache()
+    assert segments(id) == []
+
+
+def test_a_pool_lends_when_memory_runs_out_if_it_may() -> None:
+    """Covers TestMemPool.test_mempool_limited_memory_with_allocator."""
+    lends, keeps = torch.cuda.MemPool(use_on_oom=True), torch.cuda.MemPool()
+    limit(80 * MIB)
+    with torch.cuda.use_mem_pool(keeps):
+        tensor(40 * MIB)
+    with torch.cuda.use_mem_pool(lends):
+        block = tensor(40 * MIB)
+    address = block.data_ptr()
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(30 * MIB)
+    del block
+    borrowed = tensor(30 * MIB)
+    assert borrowed.data_ptr() == address
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(30 * MIB)
+    del borrowed
+    with torch.cuda.use_mem_pool(lends):
+        assert tensor(20 * MIB).data_ptr() == address
+
+
+def test_a_pool_that_is_gone_lends_nothing() -> None:
+    """Covers TestMemPool.test_deleted_mempool_not_used_on_oom."""
+    limit(40 * MIB)
+    for _ in range(5):
+        pool = torch.cuda.MemPool(use_on_oom=True)
+        with torch.cuda.use_mem_pool(pool):
+            tensor(40 * MIB)
+        del pool
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensor(40 * MIB)
+    held = [tensor(20 * MIB), tensor(20 * MIB)]
+    assert live_blocks(pool.id) == 2
+    held.clear()
+
+
+def test_an_allocator_of_the_program_serves_its_pool(source: Source) -> None:
+    """Covers TestMemPool.test_mempool_with_allocator."""
+    pool = source.pool()
+    assert source.calls() == (0, 0)
+    held = []
+    for calls in (1, 1, 2):
+        with torch.cuda.use_mem_pool(pool):
+            held.append(tensor(MIB))
+        assert source.calls() == (calls, 0)
+    held.clear()
+    assert source.calls() == (2, 0)
+    del pool
+    assert source.calls() == (2, 2)
+
+
+def test_it_gets_memory_back_after_the_pool_has_gone(source: Source) -> None:
+    """Covers TestMemPool.test_mempool_empty_cache_inactive, TestMemPool.test_tensor_delete_after_allocator_delete."""
+    pool = source.pool()
+    with torch.cuda.use_mem_pool(pool):
+        held = tensor(512)
+    del pool
+    del source.allocator
+    torch.cuda.empty_cache()
+    assert source.calls() == (1, 0)
+    del held
+    torch.cuda.empty_cache()
+    assert source.calls() == (1, 1)
+
+
+def test_its_segments_are_not_expandable(source: Source) -> None:
+    """Covers TestMemPool.test_mempool_expandable."""
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    pool = source.pool()
+    with torch.cuda.use_mem_pool(pool):
+        held = [tensor(MIB)]
+    held.append(tensor(MIB))
+    assert [segment["is_expandable"] for segment in segments(pool.id)] == [False]
+    assert [segment["is_expandable"] for segment in segments((0, 0))] == [True]
+    held.clear()

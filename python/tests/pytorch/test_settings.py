@@ -1,0 +1,145 @@
+"""Settings, and what installing an allocator must leave alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from memory import ALLOCATOR, MIB, stat, tensor
+
+
+def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program on the allocator that is tested."""
+    hook = {"TENURE_TORCH": "1" if ALLOCATOR == "tenure" else "0"}
+    return subprocess.run(
+        [sys.executable, "-c", text], env=os.environ | hook | environment, text=True, capture_output=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "size", "taken"),
+    [
+        ("", 84 * MIB, 84 * MIB),
+        ("roundup_power2_divisions:4", 84 * MIB, 96 * MIB),
+        ("roundup_power2_divisions:4", 64 * MIB, 64 * MIB),
+        ("roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]", 84 * MIB, 88 * MIB),
+        ("roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]", 400 * MIB, 512 * MIB),
+    ],
+)
+def test_requests_are_rounded_as_set_and_counted_as_asked(setting: str, size: int, taken: int) -> None:
+    """Covers TestCudaMallocAsync.test_allocator_settings."""
+    torch._C._accelerator_setAllocatorSettings(setting)
+    before = stat("active_bytes.all.allocated"), stat("requested_bytes.all.allocated")
+    held = tensor(size)
+    assert stat("active_bytes.all.allocated") - before[0] == taken
+    assert stat("requested_bytes.all.allocated") - before[1] == held.numel()
+
+
+def test_a_setting_that_is_not_given_again_is_as_at_first() -> None:
+    """Covers TestCudaMallocAsync.test_allocator_settings."""
+    torch._C._accelerator_setAllocatorSettings("roundup_power2_divisions:4")
+    torch._C._accelerator_setAllocatorSettings("garbage_collection_threshold:0.5,max_split_size_mb:40")
+    before = stat("active_bytes.all.allocated")
+    tensor(84 * MIB)
+    assert stat("active_bytes.all.allocated") - before == 84 * MIB
+
+
+@pytest.mark.parametrize("setting", ["foo:1", "garbage_collection_threshold:1.2", "max_split_size_mb:2"])
+def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
+    """Covers TestCudaMallocAsync.test_allocator_settings."""
+    with pytest.raises(ValueError):
+        torch._C._accelerator_setAllocatorSettings(setting)
+
+
+def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:
+    """Covers TestCudaMallocAsync.test_max_split_expandable, TestCudaMallocAsync.test_garbage_collect_expandable."""
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 120 * MIB) / total)
+    held = []
+    for on in (False, True, False):
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on},max_split_size_mb:40")
+        held.append(tensor(40 * MIB))
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(40 * MIB)
+    held.clear()
+    assert tensor(120 * MIB).numel() == 120 * MIB
+
+
+def test_the_cache_can_be_turned_off() -> None:
+    """Covers TestCudaMallocAsync.test_cachingAllocator_raw_alloc."""
+
+    def counted() -> int:
+        before = stat("requested_bytes.all.allocated")
+        stream = torch._C._cuda_getCurrentRawStream(0)
+        address = torch._C._cuda_cudaCachingAllocator_raw_alloc(MIB, stream)
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+        return stat("requested_bytes.all.allocated") - before
+
+    torch.cuda.caching_allocator_enable(False)
+    try:
+        assert counted() == 0
+    finally:
+        torch.cuda.caching_allocator_enable(True)
+    assert counted() == MIB
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_the_fraction_can_be_set_from_outside(fraction: float) -> None:
+    """Covers TestCudaMallocAsync.test_allocator_memory_fraction_setting."""
+    setting = f"per_process_memory_fraction:{fraction}"
+    done = program(
+        "import torch; print(torch.cuda.get_per_process_memory_fraction(torch._C._cuda_getDevice()))",
+        PYTORCH_CUDA_ALLOC_CONF=setting,
+    )
+    assert done.stdout == f"{fraction}\n", done.stderr
+
+
+@pytest.mark.parametrize("fraction", [-0.1, 1.1])
+def test_a_fraction_from_outside_that_makes_no_sense_is_an_error(fraction: float) -> None:
+    """Covers TestCudaMallocAsync.test_allocator_memory_fraction_setting."""
+    setting = f"per_process_memory_fraction:{fraction}"
+    done = program("import torch; torch.cuda.get_per_process_memory_fraction(0)", PYTORCH_CUDA_ALLOC_CONF=setting)
+    assert done.returncode != 0
+    assert "per_process_memory_fraction is invalid" in done.stderr
+
+
+def test_another_backend_that_the_program_chose_is_left_alone() -> None:
+    """Covers TestCudaMallocAsync.test_allocator_backend."""
+    text = "import torch; torch.cuda.init(); print(torch.cuda.get_allocator_backend())"
+    done = program(text, PYTORCH_ALLOC_CONF="max_split_size_mb:20,backend:cudaMallocAsync")
+    assert done.stdout == "cudaMallocAsync\n", done.stderr
+
+
+@pytest.mark.values
+def test_importing_torch_starts_no_cuda() -> None:
+    """Covers TestCuda.test_lazy_init."""
+    text = "import ctypes, torch; print(ctypes.CDLL('libcuda.so.1').cuDeviceGetCount(ctypes.byref(ctypes.c_int())))"
+    not_initialized = "3\n"
+    assert program(text).stdout == not_initialized
+
+
+@pytest.mark.values
+def test_devices_can_be_hidden_after_the_import() -> None:
+    """Covers TestCuda.test_lazy_init."""
+    text = "import os, torch; os.environ['CUDA_VISIBLE_DEVICES'] = '32'; print(torch.cuda.device_count())"
+    assert program(text).stdout == "0\n"
+
+
+def test_the_first_allocation_imports_no_compiler() -> None:
+    """Covers TestBlockStateAbsorption.test_no_triton_on_import."""
+    text = "import sys, torch; torch.empty(2, device='cuda'); print('triton' in sys.modules)"
+    assert program(text).stdout == "False\n"
+
+
+def test_a_program_may_fork_after_the_import() -> None:
+    """Covers TestCuda.test_is_pinned_no_context."""
+    text = """
+import multiprocessing, torch
+def child(): print(torch.empty(2, device="cuda").numel(), flush=True)
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start(); process.join()
+"""
+    assert program(text).stdout == "2\n"

@@ -1,0 +1,379 @@
+# mypy: disallow-subclassing-any=False
+"""What the hooks of `tenure.torch.tag` say that memory is for.
+
+The tests with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values,
+and use nothing of CUDA's libraries, since the simulated device runs no kernel and has no library.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.autograd import Function  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import tenure.torch  # noqa: E402
+from tenure import _native  # noqa: E402
+
+WIDTH = 1024
+BATCH = 64
+ROW = WIDTH * 4
+ACTIVATION = BATCH * ROW
+
+TAGS = _native.tags()
+
+needs_device = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU under PyTorch, or the simulated CUDA of tests/cudart"
+)
+
+
+class Scale(nn.Module):
+    """Elementwise: an activation for each call, and two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.bias = nn.Parameter(torch.ones(WIDTH))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight + self.bias
+
+
+class Probe(nn.Module):
+    """Notes what is allocated for when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(purpose())
+        return x
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("on purpose")
+
+
+def purpose() -> tuple[str, str]:
+    """The tag and the module that this thread allocates for."""
+    tag, key = _native.current_purpose()
+    return TAGS[tag], _native.module_of_key(key)
+
+
+NOTHING = ("unknown", "")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    assert purpose() == NOTHING
+    yield
+    assert purpose() == NOTHING
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets hooks be made where there is no device to install anything on."""
+    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("built shim", "test"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Before any test makes PyTorch start CUDA."""
+    if torch.cuda.is_available():
+        tenure.torch.install()
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda"
+
+
+def figures(tag: str) -> int:
+    """Bytes asked for under a tag."""
+    count = tenure.memory.stats(0)[f"requested_bytes.{tag}.current"]
+    assert count is not None
+    return count
+
+
+def held(tag: str) -> dict[str, int]:
+    """Bytes by module of a tag, modules that hold none left out."""
+
+    def walk(module: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
+        yield path, module["tags"].get(tag, 0)
+        for child in module["children"]:
+            yield from walk(child, f"{path}.{child['name']}".lstrip("."))
+
+    modules = tenure.torch.report(format="json")["modules"]
+    return {path: count for path, count in walk(modules, "") if count}
+
+
+# Without a device: the hooks alone.
+
+
+@pytest.mark.usefixtures("untouched")
+def test_modules_nest() -> None:
+    inner, after = Probe(), Probe()
+    model = nn.Sequential(nn.Sequential(nn.Identity(), inner), after)
+    with tenure.torch.tag(model):
+        model(torch.ones(2))
+    assert (inner.seen, after.seen) == ([("activation", "0.1")], [("activation", "1")])
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_name_begins_every_path() -> None:
+    probe = Probe()
+    with tenure.torch.tag(nn.Sequential(probe), name="generator"):
+        probe(torch.ones(2))
+    assert probe.seen == [("activation", "generator.0")]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_forward_call_that_fails_leaves_nothing_behind() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Sequential(Failing()))
+    with tenure.torch.tag(model):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="on purpose"):
+                model(torch.ones(2))
+            assert purpose() == NOTHING
+
+
+@pytest.mark.usefixtures("untouched")
+def test_the_call_after_an_interrupted_one_begins_anew() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.numel() == 2:
+                raise KeyboardInterrupt
+            return x
+
+    model = nn.Sequential(Interrupted())
+    with tenure.torch.tag(model):
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.ones(2))
+        model(torch.ones(3))
+    assert purpose() == NOTHING
+
+
+@pytest.mark.usefixtures("untouched")
+def test_threads_have_purposes_of_their_own() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waiting(Probe):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(10)
+            return super().forward(x)
+
+    model = nn.Sequential(Waiting())
+    with tenure.torch.tag(model):
+        thread = threading.Thread(target=model, args=(torch.ones(2),))
+        thread.start()
+        assert inside.wait(10)
+        assert purpose() == NOTHING
+        with tenure.torch.tagged("input", "batch"):
+            go_on.set()
+            thread.join()
+            assert purpose()[0] == "input"
+    assert model[0].seen == [("activation", "0")]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_ends() -> None:
+    probe = Probe()
+    model = nn.Sequential(probe)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    tagging = tenure.torch.tag(model, optimizer)
+    tagging.remove()
+    tagging.remove()
+    model(torch.ones(2))
+    assert probe.seen == [NOTHING]
+    assert not probe._forward_hooks and not probe._forward_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagged_model_can_be_copied_and_pickled() -> None:
+    model = nn.Sequential(Probe())
+    with tenure.torch.tag(model):
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            other(torch.ones(2))
+            assert other[0].seen == [("activation", "0")]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("outside", [False, True], ids=["tagged, then compiled", "compiled, then tagged"])
+def test_hooks_break_no_compiled_graph(outside: bool) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(Scale(), nn.Sequential(Scale()))
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.ones(2, WIDTH)
+    with tenure.torch.tag(compiled if outside else model):
+        assert torch.equal(compiled(x), x + 2)
+        compiled(x).sum().backward()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_wrappers_are_left_out_of_paths() -> None:
+    probe = Probe()
+    with tenure.torch.tag(torch.compile(nn.Sequential(probe), backend="eager")):
+        probe(torch.ones(2))
+    assert probe.seen == [("activation", "0")]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_modules_may_be_recomputed() -> None:
+    probe = Probe()
+    model = nn.Sequential(probe, Scale())
+    with tenure.torch.tag(model):
+        for reentrant in (False, True):
+            x = torch.ones(2, WIDTH, requires_grad=True)
+            checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    assert probe.seen == [("activation", "0")] * 4
+
+
+def test_purposes_are_scopes() -> None:
+    with tenure.torch.tagged("input", "tokens"):
+        with pytest.raises(ValueError, match="on purpose"), tenure.torch.tagged("workspace", module="head"):
+            assert purpose() == ("workspace", "head")
+            raise ValueError("on purpose")
+        assert purpose() == ("input", "")
+
+
+def test_an_unknown_tag_is_refused() -> None:
+    with pytest.raises(ValueError, match="tag='inputs': expected one of 'unknown', 'weight'"):
+        tenure.torch.tagged("inputs")  # type: ignore[arg-type]
+
+
+def test_without_an_installation_nothing_is_done(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("not installed", "test"))
+    model = nn.Sequential(Probe())
+    with tenure.torch.tag(model):
+        model(torch.ones(2))
+    assert model[0].seen == [NOTHING]
+    assert "tags have no effect: call tenure.torch.install()" in caplog.text
+
+
+# On a device: what is allocated.
+
+
+@needs_device
+def test_everything_that_a_step_allocates_is_tagged(device: str) -> None:
+    model = nn.Sequential(Scale(), nn.Sequential(nn.ReLU(inplace=True), Scale())).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    with tenure.torch.tagged("input", "images"):
+        x = torch.ones(BATCH, WIDTH, device=device)
+    with tenure.torch.tag(model, optimizer):
+        assert held("weight") == {"": 6 * ROW, "0": 3 * ROW, "1": 3 * ROW, "1.1": 3 * ROW}
+        assert figures("input") == ACTIVATION
+        for step in range(3):
+            y = model(x)
+            saved = held("activation")
+            # Each layer's product, and the sum that ReLU was made of, or that is returned.
+            assert saved["0"] >= ACTIVATION and saved["1.1"] >= ACTIVATION
+            y.sum().backward()
+            assert held("gradient") == {"": 4 * ROW, "0": 2 * ROW, "1": 2 * ROW, "1.1": 2 * ROW}
+            del y
+            optimizer.step()
+            assert held("optimizer_state") == {"": 8 * ROW, "0": 4 * ROW, "1": 4 * ROW, "1.1": 4 * ROW}
+            optimizer.zero_grad()
+            assert (figures("gradient"), figures("activation"), figures("workspace")) == (0, 0, 0), step
+
+
+@needs_device
+def test_backward_works_for_modules_in_turn(device: str) -> None:
+    seen = []
+
+    class Noting(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            seen.append((*purpose(), threading.get_ident()))
+            return gradient.clone()
+
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Noting.apply(Noting.apply(x))
+
+    model = nn.Sequential(Layer(), nn.Sequential(nn.ReLU(inplace=True), Layer())).to(device)
+    x = torch.ones(BATCH, WIDTH, device=device, requires_grad=True)
+    with tenure.torch.tag(model):
+        for _ in range(2):
+            seen.clear()
+            Noting.apply(model(x)).sum().backward()
+            modules = [(tag, module) for tag, module, _ in seen]
+            # The thread of the device has no purpose until backward is in the model, nor after it.
+            assert modules == [NOTHING, *[("gradient", "1.1")] * 2, *[("gradient", "0")] * 2]
+            assert all(thread != threading.get_ident() for *_, thread in seen)
+
+
+@needs_device
+def test_parameters_that_move_are_tagged_again(device: str) -> None:
+    model = nn.Sequential(Scale())
+    with tenure.torch.tag(model):
+        model.to(device)
+        before = figures("weight")
+        model(torch.ones(BATCH, WIDTH, device=device))
+        assert (before, figures("weight")) == (0, 3 * ROW)
+
+
+@needs_device
+def test_a_loaded_optimizer_is_tagged(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(BATCH, WIDTH, device=device)).sum().backward()
+    optimizer.step()
+    with tenure.torch.tag(model, optimizer):
+        assert held("optimizer_state")["0"] == 4 * ROW
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        assert held("optimizer_state")["0"] == 4 * ROW
+
+
+@needs_device
+def test_operations_name_their_results_and_their_workspace(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    x = torch.ones(BATCH, WIDTH, device=device)
+    with tenure.torch.tag(model), tenure.torch.tag_operations():
+        y = model(x)
+        keys = {block["key"]: block["tag"] for block in tenure.torch.report(format="json")["largest"]}
+        assert keys["0/aten.add.Tensor/out#0"] == "activation"
+        y.sum().backward()
+    assert model[0].weight.grad is not None and figures("workspace") == 0
+
+
+@needs_device
+def test_tensors_without_memory_of_their_own_are_left_alone(device: str) -> None:
+    model = nn.Sequential(nn.Embedding(100, 16, sparse=True)).to(device)
+    with tenure.torch.tag(model), tenure.torch.tag_operations():
+        model(torch.zeros(4, dtype=torch.long, device=device)).sum().backward()
+        assert model[0].weight.grad.is_sparse
+    before = figures("weight")
+    with tenure.torch.tag(nn.Sequential(nn.LazyLinear(4)).to(device)):
+        assert figures("weight") == before
+
+
+@needs_device
+def test_a_report_is_a_file(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = torch.ones(WIDTH, device=device)
+    page = tenure.torch.report()
+    assert (page, tenure.torch.report("other.html")) == (Path("memory-report-0.html"), Path("other.html"))
+    assert "No history was recorded" in page.read_text()
+    assert tenure.torch.report("figures.json", format="json").read_text().startswith("{")
+    with pytest.raises(ValueError, match="format='pdf'"):
+        tenure.torch.report(format="pdf")  # type: ignore[call-overload]
+    del kept
