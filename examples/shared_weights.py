@@ -145,9 +145,7 @@ def main() -> None:
         play(arguments.role, arguments.model, arguments.socket)
         return
     with tempfile.TemporaryDirectory() as folder:
-        scenes = [
-            scene(arguments.model, Path(folder) / f"{killed}.sock", killed) for killed in ("owner", "reader")
-        ]
+        scenes = [scene(arguments.model, Path(folder) / f"{killed}.sock", killed) for killed in ("owner", "reader")]
     if arguments.json:
         print(json.dumps({"model": arguments.model, "scenes": scenes}))
         return

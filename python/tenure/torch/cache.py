@@ -4,9 +4,9 @@ One process takes a cache of device memory and sends it; others receive it. Each
 under its PyTorch, for the current stream:
 
 - the range for *parameters* takes every tensor of the stream, one behind the other. One process writes it and publishes
-  what lies where. Any number of others read it, mapped for reading only: they allocate the same tensors in the same order
-  and find them filled, at no copy. Any other allocation there is an error, so that nobody computes with somebody else's
-  weights.
+  what lies where. Any number of others read it, mapped for reading only: they allocate the same tensors in the same
+  order and find them filled, at no copy. Any other allocation there is an error, so that nobody computes with somebody
+  else's weights.
 - the range for *computation* takes the large tensors of the stream, of one process alone.
 
 What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
@@ -374,7 +374,9 @@ def _device() -> int:
     import torch
 
     if installed() is None:
-        raise Error("Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU")
+        raise Error(
+            "Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU"
+        )
     device = torch.cuda.current_device()
     if device not in _native.installed():
         # Opened with its first block.

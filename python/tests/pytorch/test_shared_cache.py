@@ -1,4 +1,4 @@
-"""The shared cache: PipeSwitch's calls, as one process sees them. `examples/shared_weights.py` shows them between two."""
+"""The shared cache: PipeSwitch's calls in one process. `examples/shared_weights.py` shows them between two."""
 
 from __future__ import annotations
 
