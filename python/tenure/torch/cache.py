@@ -357,7 +357,7 @@ def _place(module: torch.nn.Module, *, fill: bool) -> None:
                 target = torch.nn.Parameter(target, requires_grad=False)
             placed[id(tensor)] = target
         held = part._parameters if name in part._parameters else part._buffers
-        held[name] = target  # type: ignore[assignment]
+        held[name] = target
 
 
 def _cache() -> int:
