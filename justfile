@@ -32,6 +32,14 @@ venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
 
+# Compiles the allocator shim for the PyTorch in target/venv, for wheels and `just gpu` to take along
+shim: venv
+    {{ venv }}/bin/python scripts/prebuild-shim
+
+# A wheel of the Python package, in target/wheels
+wheel:
+    {{ venv }}/bin/pip wheel --no-deps --wheel-dir target/wheels .
+
 # Rust's tests again, each in a process and under a time limit of its own
 nextest *args:
     cargo nextest run --workspace {{ args }}
@@ -58,7 +66,7 @@ bench *args:
 # Tenure's allocator beside PyTorch's in one process, on a GPU; `--driver sim` runs Tenure's alone, anywhere
 bench-pytorch *args:
     cargo build --release --package tenure-capi
-    python3 bench/pytorch/bench.py --library target/release/libtenure.so {{ args }}
+    python3 bench/pytorch/bench.py --library target/release/libtenure_capi.so {{ args }}
 
 # Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
 gpu:

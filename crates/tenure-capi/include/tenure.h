@@ -31,7 +31,8 @@ typedef enum tenure_status {
     TENURE_UNKNOWN_ADDRESS = 4, /* not a live block: freed before, or from elsewhere */
     TENURE_INVALID = 5,         /* an argument, or an option, makes no sense */
     TENURE_DRIVER_FAILED = 6,   /* a driver call failed */
-    TENURE_PANIC = 7            /* a defect in Tenure: please report it */
+    TENURE_PANIC = 7,           /* a defect in Tenure: please report it */
+    TENURE_NOT_SHAREABLE = 8    /* not a live block in memory that processes can share */
 } tenure_status;
 
 /* Tenure's version, such as "0.1.0". */

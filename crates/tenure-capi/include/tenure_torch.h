@@ -119,6 +119,9 @@ typedef struct tenure_pool_source {
 /* The live blocks of a private pool at some time. */
 typedef struct tenure_checkpoint tenure_checkpoint;
 
+/* Memory of another process, mapped in this one. */
+typedef struct tenure_imported tenure_imported;
+
 /* A setting that can be changed at any time: those of PyTorch's allocator configuration. */
 typedef enum tenure_setting {
     TENURE_ROUNDUP_POWER2_DIVISIONS = 0, /* 16 whole numbers */
@@ -151,6 +154,8 @@ typedef struct tenure_torch_api {
     /* Ends the use of a block, whichever device it lies on. `context` goes with the events that this makes. */
     tenure_status (*free)(void *address, tenure_object context);
     tenure_status (*record_stream)(void *address, void *stream);
+    /* The device of a live block, and its bytes. */
+    tenure_status (*block)(void *address, int *device, size_t *bytes);
     /* What was mapped or allocated together around a live block. */
     tenure_status (*extent)(void *address, void **first, size_t *bytes);
 
@@ -213,6 +218,19 @@ typedef struct tenure_torch_api {
     /* Sets a pool back: `freed` is told of the blocks that lived before, `allocated` of those that live now. */
     tenure_status (*restore)(int device, const tenure_checkpoint *checkpoint, tenure_addresses freed,
                              tenure_addresses allocated, void *user);
+
+    /* --- Other devices and processes --- */
+
+    /* Lets kernels of device `peer` use the memory of `device`. */
+    tenure_status (*enable_peer)(int device, int peer);
+    /* How another process finds a live block: `tell` is given a handle for some memory, `*offset` is where in it the block
+     * begins. TENURE_NOT_SHAREABLE for memory that only the driver can share. */
+    tenure_status (*share)(void *address, size_t *offset, void (*tell)(void *user, const char *handle, size_t bytes),
+                           void *user);
+    /* Maps the memory that a handle names, or finds it mapped, until close_shared(). */
+    tenure_status (*open_shared)(int device, const char *handle, size_t bytes, void **address,
+                                 tenure_imported **imported);
+    void (*close_shared)(tenure_imported *imported);
 } tenure_torch_api;
 
 /* The table; it is there for as long as the process. */

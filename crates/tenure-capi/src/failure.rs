@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tenure_alloc::AllocError;
 use tenure_device::CallError;
 use tenure_device::memory::MemoryError;
+use tenure_device::share::ShareError;
 
 /// `tenure_status` of `tenure.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub enum Status {
     DriverFailed = 6,
     /// A defect.
     Panic = 7,
+    /// Not a live block in memory that processes can share.
+    NotShareable = 8,
 }
 
 /// Why a call failed.
@@ -41,6 +44,8 @@ pub(crate) enum Failure {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Call(#[from] CallError),
+    #[error(transparent)]
+    Share(#[from] ShareError),
 }
 
 impl From<AllocError> for Failure {
@@ -59,6 +64,8 @@ impl Failure {
             Self::NotOpen { .. } => Status::NotOpen,
             Self::Invalid(_) => Status::Invalid,
             Self::Call(_) => Status::DriverFailed,
+            Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
+            Self::Share(_) => Status::DriverFailed,
             Self::Memory(error) => match error {
                 MemoryError::OutOfMemory(_) => Status::OutOfMemory,
                 MemoryError::AlreadyInstalled { .. } => Status::AlreadyOpen,

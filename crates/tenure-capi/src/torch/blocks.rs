@@ -53,11 +53,27 @@ pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut
     })
 }
 
+pub(super) unsafe extern "C" fn block(address: *mut c_void, number: *mut c_int, bytes: *mut usize) -> Status {
+    guarded(|| {
+        let address = address.addr() as Address;
+        on_owner(address, |device| {
+            let block = device.memory.allocator().block(address).ok_or(AllocError::UnknownAddress(address))?;
+            // SAFETY: by the header, places to write to.
+            unsafe {
+                number.write(device.memory.device().index().into());
+                bytes.write(block.bytes as usize);
+            }
+            Ok(())
+        })
+    })
+}
+
 pub(super) unsafe extern "C" fn extent(address: *mut c_void, first: *mut *mut c_void, bytes: *mut usize) -> Status {
     guarded(|| {
-        on_owner(address.addr() as Address, |device| {
-            let extent = device.memory.allocator().extent(address.addr() as Address);
-            let (start, length) = extent.ok_or(AllocError::UnknownAddress(address.addr() as Address))?;
+        let address = address.addr() as Address;
+        on_owner(address, |device| {
+            let extent = device.memory.allocator().extent(address);
+            let (start, length) = extent.ok_or(AllocError::UnknownAddress(address))?;
             // SAFETY: by the header, places to write to.
             unsafe {
                 first.write(ptr::without_provenance_mut(start as usize));

@@ -8,6 +8,7 @@ mod limits;
 mod object;
 mod pluggable;
 mod pools;
+mod sharing;
 mod snapshot;
 mod statistics;
 
@@ -20,6 +21,7 @@ use callbacks::{FreeMemory, Observer};
 use history::{CRecording, Tracker};
 use object::Object;
 use pools::{Filter, Pool, Source, Visit};
+use sharing::{Imported, Tell};
 use snapshot::Visitor;
 use statistics::CStatistics;
 
@@ -34,6 +36,7 @@ pub struct Table {
     allocate: unsafe extern "C" fn(c_int, usize, *mut c_void, Object, *mut *mut c_void) -> Status,
     free: extern "C" fn(*mut c_void, Object) -> Status,
     record_stream: unsafe extern "C" fn(*mut c_void, *mut c_void) -> Status,
+    block: unsafe extern "C" fn(*mut c_void, *mut c_int, *mut usize) -> Status,
     extent: unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut usize) -> Status,
     statistics: unsafe extern "C" fn(c_int, *mut CStatistics) -> Status,
     reset_peak_statistics: extern "C" fn(c_int) -> Status,
@@ -61,6 +64,10 @@ pub struct Table {
     checkpoint: unsafe extern "C" fn(c_int, Pool, *mut *mut PoolCheckpoint) -> Status,
     drop_checkpoint: unsafe extern "C" fn(*mut PoolCheckpoint),
     restore: unsafe extern "C" fn(c_int, *const PoolCheckpoint, Visit, Visit, *mut c_void) -> Status,
+    enable_peer: extern "C" fn(c_int, c_int) -> Status,
+    share: unsafe extern "C" fn(*mut c_void, *mut usize, Tell, *mut c_void) -> Status,
+    open_shared: unsafe extern "C" fn(c_int, *const c_char, usize, *mut *mut c_void, *mut *mut Imported) -> Status,
+    close_shared: unsafe extern "C" fn(*mut Imported),
 }
 
 static TABLE: Table = Table {
@@ -72,6 +79,7 @@ static TABLE: Table = Table {
     allocate: blocks::allocate,
     free: blocks::free,
     record_stream: blocks::record_stream,
+    block: blocks::block,
     extent: blocks::extent,
     statistics: statistics::statistics,
     reset_peak_statistics: statistics::reset_peak_statistics,
@@ -99,6 +107,10 @@ static TABLE: Table = Table {
     checkpoint: pools::checkpoint,
     drop_checkpoint: pools::drop_checkpoint,
     restore: pools::restore,
+    enable_peer: sharing::enable_peer,
+    share: sharing::share,
+    open_shared: sharing::open_shared,
+    close_shared: sharing::close_shared,
 };
 
 /// The table.

@@ -145,7 +145,7 @@ impl DeviceMemory {
             Allocator::Paged(allocator) => allocator.allocate(request),
             Allocator::Native(allocator) => allocator.allocate(request),
         };
-        allocated.map_err(|error| self.explain(error))
+        allocated.map_err(|error| self.explain(request, error))
     }
 
     /// Ends the tenure of the block that starts at `address`; work already put on its streams may still use it.
@@ -219,8 +219,8 @@ impl DeviceMemory {
     }
 
     #[cold]
-    fn explain(&self, error: AllocError) -> MemoryError {
-        match OutOfMemoryReport::new(self, &error) {
+    fn explain(&self, request: Request, error: AllocError) -> MemoryError {
+        match OutOfMemoryReport::new(self, request, &error) {
             Some(report) => MemoryError::OutOfMemory(Box::new(report)),
             None => error.into(),
         }

@@ -1,7 +1,7 @@
 use std::fmt;
 
-use tenure_alloc::AllocError;
 use tenure_alloc::snapshot::Holder;
+use tenure_alloc::{AllocError, Backing, MemoryInfo, Request};
 use tenure_core::{Device, KeyId, StreamId, Tag};
 
 use super::DeviceMemory;
@@ -48,11 +48,18 @@ impl std::error::Error for OutOfMemoryReport {}
 
 impl OutOfMemoryReport {
     /// What there is to say about `error`, if memory was out. The figures are of now, a little after it.
-    pub(super) fn new(memory: &DeviceMemory, error: &AllocError) -> Option<Self> {
-        let &AllocError::OutOfMemory { requested, stream, reserved, free, total, allowed, .. } = error else {
-            return None;
-        };
+    pub(super) fn new(memory: &DeviceMemory, request: Request, error: &AllocError) -> Option<Self> {
         let figures = memory.allocator().statistics().all;
+        let (requested, stream, reserved, free, total, allowed) = match *error {
+            AllocError::OutOfMemory { requested, stream, reserved, free, total, allowed, .. } => {
+                (requested, stream, reserved, free, total, allowed)
+            }
+            AllocError::TooLarge(requested) => {
+                let MemoryInfo { free, total } = memory.backing().memory_info().ok()?;
+                (requested, request.stream, figures.reserved_bytes.current, free, total, total)
+            }
+            _ => return None,
+        };
         let holders = memory.allocator().snapshot().holders(usize::MAX);
         let mut others = memory.driver().processes().unwrap_or_default();
         others.retain(|process| process.pid != std::process::id());

@@ -21,10 +21,25 @@ bool is_uncached() {
   return uncached;
 }
 
-DeviceIndex current_device() {
-  DeviceIndex device = 0;
-  C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
-  return device;
+/// Tells PyTorch's profiler of a block that came (or, with `sign` -1, goes).
+C10_NOINLINE void report(void *address, int64_t sign) {
+  int device = 0;
+  size_t bytes = 0;
+  tenure_statistics figures;
+  if (api->block(address, &device, &bytes) != TENURE_OK || api->statistics(device, &figures) != TENURE_OK)
+    return;
+  const size_t gone = sign < 0 ? bytes : 0;
+  c10::reportMemoryUsageToProfiler(address, sign * static_cast<int64_t>(bytes),
+                                   figures.allocated_bytes[0].current - gone, figures.reserved_bytes[0].current,
+                                   c10::Device(c10::kCUDA, static_cast<DeviceIndex>(device)));
+}
+
+/// Tells PyTorch's profiler of a request that there was no memory for.
+void report_out_of_memory(DeviceIndex device, size_t bytes) {
+  tenure_statistics figures;
+  if (c10::memoryProfilingEnabled() && api->statistics(device, &figures) == TENURE_OK)
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), figures.allocated_bytes[0].current,
+                                     figures.reserved_bytes[0].current, c10::Device(c10::kCUDA, device));
 }
 
 void trace_allocation(void *address) {
@@ -54,12 +69,14 @@ void release(void *address) {
   if (address == nullptr)
     return;
   trace_deallocation(address);
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled()))
+    report(address, -1);
   check(api->free(address, gather(caching::RecordContext::ALL)));
 }
 
 c10::DataPtr Allocator::allocate(size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, bytes < kExabyte, "CUDA out of memory. Tried to allocate more than 1EB memory.");
-  const DeviceIndex device = current_device();
+  const DeviceIndex device = c10::cuda::current_device();
   void *address = nullptr;
   if (bytes != 0 && C10_UNLIKELY(is_uncached() || !isEnabled())) {
     C10_CUDA_CHECK(cudaMalloc(&address, bytes));
@@ -74,19 +91,26 @@ c10::DataPtr Allocator::allocate(size_t bytes) {
 c10::DeleterFnPtr Allocator::raw_deleter() const { return is_uncached() ? &release_uncached : &release; }
 
 void *Allocator::raw_alloc(size_t bytes) {
-  return bytes == 0 ? nullptr : raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(current_device()));
+  return bytes == 0 ? nullptr : raw_alloc_with_stream(bytes, c10::cuda::getCurrentCUDAStream(c10::cuda::current_device()));
 }
 
 void *Allocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  return bytes == 0 ? nullptr : allocate_on(current_device(), bytes, stream);
+  return bytes == 0 ? nullptr : allocate_on(c10::cuda::current_device(), bytes, stream);
 }
 
 void Allocator::raw_delete(void *address) { release(address); }
 
 void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stream) {
   void *address = nullptr;
-  check(api->allocate(device, bytes, stream, gather(caching::RecordContext::STATE), &address));
+  const tenure_status status = api->allocate(device, bytes, stream, gather(caching::RecordContext::STATE), &address);
+  if (C10_UNLIKELY(status != TENURE_OK)) {
+    if (status == TENURE_OUT_OF_MEMORY)
+      report_out_of_memory(device, bytes);
+    fail(status);
+  }
   trace_allocation(address);
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled()))
+    report(address, 1);
   return address;
 }
 
