@@ -152,8 +152,8 @@ def main() -> None:
     for result in scenes:
         print(
             f"{arguments.model}: weights of {result['weight_bytes'] / MIB:.1f} MiB are on the device once. The reader "
-            f"got {result['own_bytes'] / MIB:.1f} MiB for them, and the device has {result['device_bytes'] / MIB:.1f} MiB "
-            f"less. With the {result['killed']} killed, the other answers as before."
+            f"got {result['own_bytes'] / MIB:.1f} MiB for them, and the device has {result['device_bytes'] / MIB:.1f} "
+            f"MiB less. With the {result['killed']} killed, the other answers as before."
         )
 
 
