@@ -2,10 +2,10 @@
 
     python examples/shared_weights.py [--model resnet50] [--json]
 
-The *owner* takes a shared cache, puts a model (random weights, fixed seed) into it and publishes it. The *reader* builds the
-same model on the owner's bytes: it gets no memory for weights of its own. Both answer alike. Then one of them is killed, and
-the other answers as before; and once more with the roles of killer and killed exchanged. Whatever does not hold ends the
-program with an error.
+The *owner* takes a shared cache, puts a model (random weights, fixed seed) into it and publishes it. The *reader*
+builds the same model on the owner's bytes: it gets no memory for weights of its own. Both answer alike. Then the owner
+is killed, and the reader answers as before; and in a second scene, the reader, and the owner answers as before.
+Whatever does not hold ends the program with an error.
 """
 
 from __future__ import annotations
@@ -145,17 +145,15 @@ def main() -> None:
         play(arguments.role, arguments.model, arguments.socket)
         return
     with tempfile.TemporaryDirectory() as folder:
-        scenes = [
-            scene(arguments.model, Path(folder) / f"{killed}.sock", killed) for killed in ("owner", "reader")
-        ]
+        scenes = [scene(arguments.model, Path(folder) / f"{killed}.sock", killed) for killed in ("owner", "reader")]
     if arguments.json:
         print(json.dumps({"model": arguments.model, "scenes": scenes}))
         return
     for result in scenes:
         print(
-            f"{arguments.model}: weights of {result['weight_bytes'] / MIB:.1f} MiB are on the device once; the reader "
-            f"has got {result['own_bytes'] / MIB:.1f} MiB for them, and the device has {result['device_bytes'] / MIB:.1f}"
-            f" MiB less. With the {result['killed']} killed, the other answers as before."
+            f"{arguments.model}: weights of {result['weight_bytes'] / MIB:.1f} MiB are on the device once. The reader "
+            f"got {result['own_bytes'] / MIB:.1f} MiB for them, and the device has {result['device_bytes'] / MIB:.1f} "
+            f"MiB less. With the {result['killed']} killed, the other answers as before."
         )
 
 

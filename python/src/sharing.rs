@@ -3,7 +3,7 @@
 //! A process owns at most one cache and works on at most one, on each device. Both are there until it exits: tensors may lie
 //! in them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -182,7 +182,7 @@ fn with_cache<T: Send>(
 }
 
 /// A connection to the daemon at `socket`, which may be yet to start.
-fn connect(py: Python<'_>, socket: &PathBuf, wait: Duration) -> PyResult<Client> {
+fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<Client> {
     let start = Instant::now();
     loop {
         match py.detach(|| Client::connect(socket)) {
