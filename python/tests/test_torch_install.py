@@ -149,9 +149,7 @@ def test_installed_twice(machine: Machine) -> None:
     twice = "tenure.torch.install(); tenure.torch.install(); tenure.torch.install('native')"
     shim, error, mode = machine.install(twice, CXX=compiler)
     assert shim.startswith("shim:") and mode == "built shim"
-    assert error == (
-        "error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once, with the options wanted"
-    )
+    assert error.startswith("error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once")
 
 
 def test_there_is_no_compiler(machine: Machine) -> None:
@@ -164,7 +162,9 @@ def test_there_is_no_compiler(machine: Machine) -> None:
 
 def test_the_compiler_refuses(machine: Machine) -> None:
     machine.have_torch()
-    compiler = machine.have_compiler('case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac')
+    compiler = machine.have_compiler(
+        'case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac'
+    )
     warning, *rest = machine.install(CXX=compiler)
     assert warning.startswith("warning: the compiler refused: x.h:1: error: no such thing (all of it is in ")
     log = Path(warning.split("(all of it is in ")[1].split(")")[0])
