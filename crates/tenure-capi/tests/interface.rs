@@ -35,6 +35,16 @@ fn has(program: &str) -> bool {
 
 #[test]
 fn a_c_program_gets_what_the_header_says() {
+    run_c("program.c");
+}
+
+#[test]
+fn a_shim_without_pytorch_gets_what_the_table_says() {
+    run_c("torch_table.c");
+}
+
+/// Compiles a program of this folder, and runs it.
+fn run_c(name: &str) {
     if !has("cc") {
         return;
     }
@@ -42,7 +52,7 @@ fn a_c_program_gets_what_the_header_says() {
     let library = library.parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
-    let source = Path::new(CRATE).join("tests/program.c");
+    let source = Path::new(CRATE).join("tests").join(name);
     let compiled = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(Path::new(CRATE).join("include"))

@@ -129,6 +129,7 @@ impl Pools {
     pub(super) fn remove(&mut self, owner: usize) {
         debug_assert!(owner != COMMON && self.pairs[owner].is_empty());
         self.by_id.remove(&self.pairs[owner].id);
+        self.pairs[owner].source = None;
         self.vacant.insert(owner);
     }
 

@@ -7,6 +7,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
 
+#include <mutex>
+#include <unordered_set>
+
 namespace tenure {
 
 const tenure_torch_api *api = nullptr;
@@ -52,9 +55,38 @@ void trace_deallocation(void *address) {
     (*interpreter)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(address));
 }
 
+void *allocate_uncached(size_t bytes) {
+  void *address = nullptr;
+  C10_CUDA_CHECK(cudaMalloc(&address, bytes));
+  trace_allocation(address);
+  return address;
+}
+
 void release_uncached(void *address) {
   trace_deallocation(address);
   C10_CUDA_CHECK(cudaFree(address));
+}
+
+/// What was allocated without a deleter while the cache was off: raw_delete() must tell it from the rest.
+struct RawUncached {
+  std::mutex mutex;
+  std::unordered_set<void *> addresses;
+
+  void *add(void *address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    addresses.insert(address);
+    return address;
+  }
+
+  bool remove(void *address) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return addresses.erase(address) > 0;
+  }
+};
+
+RawUncached &raw_uncached() {
+  static auto &it = *new RawUncached;
+  return it;
 }
 
 } // namespace
@@ -79,8 +111,7 @@ c10::DataPtr Allocator::allocate(size_t bytes) {
   const DeviceIndex device = c10::cuda::current_device();
   void *address = nullptr;
   if (bytes != 0 && C10_UNLIKELY(is_uncached() || !isEnabled())) {
-    C10_CUDA_CHECK(cudaMalloc(&address, bytes));
-    trace_allocation(address);
+    address = allocate_uncached(bytes);
     return {address, address, &release_uncached, c10::Device(c10::kCUDA, device)};
   }
   if (bytes != 0)
@@ -95,10 +126,14 @@ void *Allocator::raw_alloc(size_t bytes) {
 }
 
 void *Allocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
-  return bytes == 0 ? nullptr : allocate_on(c10::cuda::current_device(), bytes, stream);
+  if (bytes == 0)
+    return nullptr;
+  if (C10_UNLIKELY(is_uncached() || !isEnabled()))
+    return raw_uncached().add(allocate_uncached(bytes));
+  return allocate_on(c10::cuda::current_device(), bytes, stream);
 }
 
-void Allocator::raw_delete(void *address) { release(address); }
+void Allocator::raw_delete(void *address) { raw_uncached().remove(address) ? release_uncached(address) : release(address); }
 
 void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stream) {
   void *address = nullptr;

@@ -67,7 +67,7 @@ caching::AllocatorConfigInfo settings() {
   info.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
   info.max_split_size = AcceleratorAllocatorConfig::max_split_size();
   info.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
-  info.expandable_segments = CUDAAllocatorConfig::expandable_segments();
+  info.expandable_segments = AcceleratorAllocatorConfig::use_expandable_segments();
   info.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
   info.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
   info.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
