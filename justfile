@@ -27,10 +27,28 @@ python *args: venv
     {{ venv }}/bin/mypy
     {{ venv }}/bin/pytest {{ args }}
 
+# What PyTorch's own tests pin down, on its allocator and on Tenure's; without a GPU, on a simulated one
+test-torch *args: venv
+    tests/cudart/build target/cudart {{ venv }}/bin/python
+    for allocator in native tenure; do \
+        if ! nvidia-smi -L >/dev/null 2>&1; then \
+            export LD_PRELOAD=$PWD/target/cudart/libcudart.so.13 LD_LIBRARY_PATH=$PWD/target/cudart; \
+        fi; \
+        TENURE_TEST_ALLOCATOR=$allocator {{ venv }}/bin/pytest python/tests/pytorch {{ args }} || exit; \
+    done
+
 # The Python package and what its tests need, in target/venv
 venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
+
+# Compiles the allocator shim for the PyTorch in target/venv, for wheels and `just gpu` to take along
+shim: venv
+    {{ venv }}/bin/python scripts/prebuild-shim
+
+# A wheel of the Python package, in target/wheels
+wheel:
+    {{ venv }}/bin/pip wheel --no-deps --wheel-dir target/wheels .
 
 # Rust's tests again, each in a process and under a time limit of its own
 nextest *args:

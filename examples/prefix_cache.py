@@ -135,8 +135,10 @@ def main() -> None:
     print(f"asked for at once, at most: {needed / mib:.0f} MiB; limit: {limit / mib:.0f} MiB\n")
     for allocator, outcome in outcomes.items():
         now, end = outcome["now"], "completed" if outcome["error"] is None else "OUT OF MEMORY"
-        print(f"{allocator:11} {end:14} asked for {now['requested'] / mib:6.0f} MiB, held {now['reserved'] / mib:6.0f}"
-              f" MiB, emptied its cache {outcome['retries']} times")
+        print(
+            f"{allocator:11} {end:14} asked for {now['requested'] / mib:6.0f} MiB, held {now['reserved'] / mib:6.0f}"
+            f" MiB, emptied its cache {outcome['retries']} times"
+        )
 
 
 if __name__ == "__main__":

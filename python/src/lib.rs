@@ -8,6 +8,7 @@ mod errors;
 mod interrupt;
 mod memory;
 mod purpose;
+mod sharing;
 mod torch;
 mod trace;
 
@@ -30,6 +31,12 @@ mod _native {
     #[pymodule_export]
     use crate::purpose::{
         current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
+    };
+    #[pymodule_export]
+    use crate::sharing::{
+        about_shared_parameters, allocate_shared_cache, check_shared_parameters, clear_shared_cache,
+        insert_shared_computation, insert_shared_parameters, own_bytes, publish_shared_parameters, recv_shared_cache,
+        send_shared_cache, shared_cache_socket,
     };
     #[pymodule_export]
     use crate::torch::{torch_api, torch_configure};

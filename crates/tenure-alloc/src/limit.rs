@@ -40,9 +40,14 @@ impl Limit {
         (self.fraction() * self.total as f64) as u64
     }
 
-    /// Bytes that count beside what the allocator reserved. Whoever may hold all of the device is stopped by the device
-    /// itself: the overhead, slow to ask for, says nothing then.
+    /// Bytes that count beside what the allocator reserved, for reports.
+    pub(crate) fn counted_overhead(&self, backing: &dyn Backing) -> u64 {
+        if self.counts_overhead { backing.overhead_bytes() } else { 0 }
+    }
+
+    /// The same, where it decides: whoever may hold all of the device is stopped by the device itself, and the overhead is
+    /// slow to ask for.
     pub(crate) fn overhead(&self, backing: &dyn Backing) -> u64 {
-        if self.counts_overhead && self.bytes() < self.total { backing.overhead_bytes() } else { 0 }
+        if self.bytes() < self.total { self.counted_overhead(backing) } else { 0 }
     }
 }

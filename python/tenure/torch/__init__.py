@@ -14,6 +14,22 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tenure.torch.cache import (
+        SharedCacheSettings,
+        allocate_shared_cache,
+        attach_module,
+        check_shared_parameters,
+        clear_shared_cache,
+        configure_shared_cache,
+        insert_shared_cache_for_computation,
+        insert_shared_cache_for_parameter,
+        own_bytes,
+        publish_shared_parameters,
+        recv_shared_cache,
+        send_shared_cache,
+        share_module,
+        shared_parameters,
+    )
     from tenure.torch.installation import InstallError, install
     from tenure.torch.operations import tag_operations
     from tenure.torch.purpose import tagged
@@ -23,10 +39,24 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InstallError",
+    "SharedCacheSettings",
     "Status",
     "Tagging",
+    "allocate_shared_cache",
+    "attach_module",
+    "check_shared_parameters",
+    "clear_shared_cache",
+    "configure_shared_cache",
+    "insert_shared_cache_for_computation",
+    "insert_shared_cache_for_parameter",
     "install",
+    "own_bytes",
+    "publish_shared_parameters",
+    "recv_shared_cache",
     "report",
+    "send_shared_cache",
+    "share_module",
+    "shared_parameters",
     "status",
     "tag",
     "tag_operations",
@@ -35,10 +65,24 @@ __all__ = [
 
 _MODULES = {
     "InstallError": "installation",
+    "SharedCacheSettings": "cache",
     "Status": "state",
     "Tagging": "tags",
+    "allocate_shared_cache": "cache",
+    "attach_module": "cache",
+    "check_shared_parameters": "cache",
+    "clear_shared_cache": "cache",
+    "configure_shared_cache": "cache",
+    "insert_shared_cache_for_computation": "cache",
+    "insert_shared_cache_for_parameter": "cache",
     "install": "installation",
+    "own_bytes": "cache",
+    "publish_shared_parameters": "cache",
+    "recv_shared_cache": "cache",
     "report": "reporting",
+    "send_shared_cache": "cache",
+    "share_module": "cache",
+    "shared_parameters": "cache",
     "status": "state",
     "tag": "tags",
     "tag_operations": "operations",

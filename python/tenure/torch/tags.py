@@ -151,7 +151,8 @@ class _Calls:
         if is_compiling():
             return
         is_outermost = _native.leave_purpose(self._token) == 0
-        for tensor in _tensors(output):
+        # Most modules return a tensor, and this is on the path of every call.
+        for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
             if tensor.is_cuda and (node := tensor.grad_fn) is not None:
                 # What a module returns may be what a module in it returned, whose it is then.

@@ -29,7 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items = [item for item in items if item.path.parent == HERE]
-    reason = begin() if items else None
+    if not items:
+        return
+    reason = begin()
     simulated = reason is None and torch.cuda.is_available() and torch.cuda.get_device_name() == "Simulated"
     for item in items:
         if reason is not None:

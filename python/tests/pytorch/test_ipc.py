@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from memory import ALLOCATOR, MIB
+from peers import fills, multiplies, sends
 
 pytestmark = pytest.mark.values
 context = mp.get_context("spawn")
@@ -38,30 +39,6 @@ class Child:
         self.done.set()
         self.process.join(30)
         assert self.process.exitcode == 0
-
-
-def fills(inbox: Any, outbox: Any, done: Any) -> None:
-    for tensor in inbox.get(timeout=60):
-        tensor.fill_(4)
-    torch.cuda.synchronize()
-    outbox.put("filled")
-    done.wait(60)
-
-
-def sends(inbox: Any, outbox: Any, done: Any, count: int, size: int) -> None:
-    for number in range(count):
-        outbox.put(torch.full((size,), number, device="cuda"))
-    done.wait(60)
-
-
-def multiplies(inbox: Any, outbox: Any, done: Any) -> None:
-    event, tensor = inbox.get(timeout=60)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        event.wait()
-        tensor.mul_(2)
-        event.record()
-    outbox.put("recorded")
-    done.wait(60)
 
 
 def test_a_child_writes_into_a_tensor_and_its_view() -> None:

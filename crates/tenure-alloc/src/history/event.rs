@@ -40,6 +40,11 @@ impl Action {
         Self::OutOfMemory,
     ];
 
+    /// Whether it ends a block or a part of a segment.
+    pub(super) fn gives_back(self) -> bool {
+        matches!(self, Self::FreeCompleted | Self::SegmentFree | Self::SegmentUnmap)
+    }
+
     /// The name in PyTorch's snapshots.
     pub fn name(self) -> &'static str {
         match self {

@@ -156,8 +156,7 @@ impl History {
         }
     }
 
-    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on, with the
-    /// history locked.
+    /// Records the event that `event` makes, dated and with its context; calls it only if the history is on.
     #[inline]
     pub fn record(&self, event: impl FnOnce() -> Event) {
         if self.is_on() {
@@ -205,8 +204,12 @@ impl History {
 
     #[cold]
     fn push(&self, event: impl FnOnce() -> Event) {
-        let records = &mut *self.records.lock();
         let event = event();
+        let only_held = self.reasons.load(Ordering::Relaxed) == HELD;
+        if only_held && !event.action.gives_back() {
+            return;
+        }
+        let records = &mut *self.records.lock();
         let context = records.contexts.note(&event, records.kept());
         self.add(records, Event { context, ..event });
         self.update(records);
@@ -214,6 +217,9 @@ impl History {
 
     /// Dates an event under the lock: the order of events is the order of their times.
     fn add(&self, records: &mut Records, event: Event) {
+        if records.recording.is_none() && records.trackers.is_empty() {
+            return;
+        }
         let event = Event { time_us: (self.clock)(), note: Context::note(), ..event };
         records.trackers.iter().for_each(|tracker| tracker(&event));
         if records.recording.as_ref().is_some_and(|recording| !recording.skip.contains(&event.action)) {

@@ -119,7 +119,7 @@ impl Engine {
         self.history
             .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
         let (reserved, allocated) = (self.reserved(), self.statistics.all.allocated_bytes.current);
-        let (inactive, overhead) = (reserved - allocated, self.limit.overhead(&*self.backing));
+        let (inactive, overhead) = (reserved - allocated, self.limit.counted_overhead(&*self.backing));
         let MemoryInfo { free, total } = info;
         let seen = OutOfMemory { requested: segment_size(bytes), allowed, overhead, inactive, total, free };
         let error = AllocError::OutOfMemory {

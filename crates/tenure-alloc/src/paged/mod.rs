@@ -246,7 +246,7 @@ impl PagedAllocator {
         }
         let free = self.backing.memory_info()?.free;
         let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
-        let overhead = state.limit().overhead(&*self.backing);
+        let overhead = state.limit().counted_overhead(&*self.backing);
         state.note_out_of_memory(request, free);
         drop(state);
         let allocated = self.statistics().all.allocated_bytes.current;

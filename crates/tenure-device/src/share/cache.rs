@@ -131,6 +131,11 @@ impl WorkerCache {
         Ok(Self { pool, memory, config, inserted: Mutex::default() })
     }
 
+    /// Its sizes.
+    pub fn config(&self) -> &SharedCacheConfig {
+        &self.config
+    }
+
     /// The cache, mapped for reading.
     pub fn pool(&self) -> &Arc<SharedPool> {
         &self.pool
@@ -221,17 +226,22 @@ impl WorkerCache {
         streams
     }
 
-    /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back.
+    /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back, if anybody is
+    /// there to take it.
     ///
     /// # Errors
-    /// Blocks live in it: free them first; nothing is taken out. The context is lost, or the daemon is gone: everything
-    /// is taken out, and see [`PoolLease::release`].
+    /// Blocks live in it: free them first; nothing is taken out. The context is lost: everything is taken out, and see
+    /// [`PoolLease::release`].
     pub fn clear_shared_cache(&self, stream: StreamId) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
         self.memory.donated().clear(stream)?;
         let cleared = inserted.extract_if(.., |inserted| inserted.stream == stream);
+        let released = cleared.map(|inserted| match inserted.lease.release() {
+            Err(ShareError::DaemonGone { .. }) => Ok(()),
+            released => released,
+        });
         // The first error counts, and the others are tried all the same.
-        cleared.map(|inserted| inserted.lease.release()).fold(Ok(()), Result::and)
+        released.fold(Ok(()), Result::and)
     }
 
     fn insert(

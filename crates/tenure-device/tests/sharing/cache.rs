@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
@@ -125,6 +126,10 @@ fn parameters_outlive_whoever_wrote_them() {
     drop(daemon);
     let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
     assert_eq!(read, written);
+    let blocks = reader.memory.allocator().snapshot().segments.into_iter().flat_map(|segment| segment.blocks);
+    let live = blocks.filter(|block| block.state == SnapshotState::Allocated);
+    live.for_each(|block| reader.memory.free(block.address).unwrap());
+    reader.cache.clear_shared_cache(StreamId::NULL).unwrap();
 }
 
 #[test]

@@ -177,7 +177,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.retag(address, tag, key)
     }
 
-    /// Donated memory stays until it is [cleared](Donated::clear).
+    /// Donated memory stays until it is [cleared](DonatedRanges::clear).
     fn release_cached(&self) -> Result<(), AllocError> {
         self.inner.release_cached()
     }

@@ -1,0 +1,217 @@
+//! The shared cache of `tenure.torch.cache`: device memory that processes have in common, under PyTorch.
+//!
+//! A process owns at most one cache and works on at most one, on each device. Both are there until it exits: tensors may lie
+//! in them.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use tenure::prelude::StreamId;
+
+use tenure_device::Access;
+use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
+use tenure_device::share::{
+    Client, DaemonConfig, MemoryDaemon, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
+};
+
+use crate::errors::{complaint, device_complaint};
+
+/// How often a daemon is looked for that is not there yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+static CACHES: [Mutex<Caches>; MAX_DEVICES] = [const { Mutex::new(Caches { owned: None, joined: None }) }; MAX_DEVICES];
+
+/// What a process has of shared caches on a device.
+struct Caches {
+    owned: Option<Owned>,
+    joined: Option<WorkerCache>,
+}
+
+/// A cache of this process.
+enum Owned {
+    Allocated(SharedCache),
+    Sent(MemoryDaemon),
+}
+
+/// Where a device's cache is served when nothing else is said.
+#[pyfunction]
+pub(crate) fn shared_cache_socket(device: u8) -> PathBuf {
+    default_socket(device)
+}
+
+/// Takes the memory of a cache.
+#[pyfunction]
+pub(crate) fn allocate_shared_cache(
+    py: Python<'_>,
+    device: u8,
+    pool_bytes: u64,
+    parameter_bytes: u64,
+    computation_bytes: u64,
+) -> PyResult<()> {
+    py.detach(|| {
+        let mut caches = caches(device)?;
+        if caches.owned.is_some() {
+            return Err(complaint("this process has allocated a shared cache of this device already".to_owned()));
+        }
+        let config = SharedCacheConfig { pool_bytes, parameter_bytes, computation_bytes };
+        let cache = SharedCache::allocate_shared_cache(Arc::clone(opened(device)?.driver()), &config);
+        caches.owned = Some(Owned::Allocated(cache.map_err(exception)?));
+        Ok(())
+    })
+}
+
+/// Serves the cache at a socket, if it is not served yet.
+#[pyfunction]
+pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
+    py.detach(|| {
+        let mut caches = caches(device)?;
+        match caches.owned.take() {
+            None => Err(complaint("there is no shared cache to send: call allocate_shared_cache() first".to_owned())),
+            Some(Owned::Sent(daemon)) => {
+                let here = daemon.socket().display().to_string();
+                let same = daemon.socket() == socket;
+                caches.owned = Some(Owned::Sent(daemon));
+                if same { Ok(()) } else { Err(complaint(format!("the shared cache is sent at {here} already"))) }
+            }
+            Some(Owned::Allocated(cache)) => {
+                let config = DaemonConfig { socket, ..DaemonConfig::default() };
+                caches.owned = Some(Owned::Sent(cache.send_shared_cache(config).map_err(exception)?));
+                Ok(())
+            }
+        }
+    })
+}
+
+/// Maps the cache that is served at a socket; waits so many seconds for it to be served. Sizes that are not given are
+/// those that it was made with.
+#[pyfunction]
+pub(crate) fn recv_shared_cache(
+    py: Python<'_>,
+    device: u8,
+    socket: PathBuf,
+    wait_s: f64,
+    parameter_bytes: Option<u64>,
+    computation_bytes: Option<u64>,
+) -> PyResult<()> {
+    let wait = Duration::try_from_secs_f64(wait_s)
+        .map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))?;
+    let client = Arc::new(connect(py, &socket, wait)?);
+    py.detach(|| {
+        let mut caches = caches(device)?;
+        if caches.joined.is_some() {
+            return Err(complaint("this process has received a shared cache on this device already".to_owned()));
+        }
+        let pool = &client.terms().pool;
+        let size = |given: Option<u64>, part: usize| given.or_else(|| pool.get(part).copied()).unwrap_or(0);
+        let config = SharedCacheConfig {
+            pool_bytes: client.terms().pool_bytes(),
+            parameter_bytes: size(parameter_bytes, 0),
+            computation_bytes: size(computation_bytes, 1),
+        };
+        let cache = WorkerCache::recv_shared_cache(Arc::clone(&client), opened(device)?, config);
+        caches.joined = Some(cache.map_err(exception)?);
+        Ok(())
+    })
+}
+
+/// Lets a stream allocate parameters in the cache. Returns the range's first byte and its bytes.
+#[pyfunction]
+pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, writes: bool) -> PyResult<(u64, u64)> {
+    let access = if writes { Access::ReadWrite } else { Access::Read };
+    with_cache(py, device, |cache| {
+        let address = cache.insert_shared_cache_for_parameter(StreamId(stream), access)?;
+        Ok((address, cache.config().parameter_bytes))
+    })
+}
+
+/// Lets a stream compute in the cache. Returns the range's first byte and its bytes.
+#[pyfunction]
+pub(crate) fn insert_shared_computation(py: Python<'_>, device: u8, stream: u64) -> PyResult<(u64, u64)> {
+    with_cache(py, device, |cache| {
+        let address = cache.insert_shared_cache_for_computation(StreamId(stream))?;
+        Ok((address, cache.config().computation_bytes))
+    })
+}
+
+/// Lets others read the parameters that were allocated.
+#[pyfunction]
+pub(crate) fn publish_shared_parameters(py: Python<'_>, device: u8, about: &[u8]) -> PyResult<()> {
+    with_cache(py, device, |cache| cache.publish_parameters(about))
+}
+
+/// What was said of the parameters that are inserted.
+#[pyfunction]
+pub(crate) fn about_shared_parameters(py: Python<'_>, device: u8) -> PyResult<Option<Vec<u8>>> {
+    with_cache(py, device, |cache| Ok(cache.about_parameters()))
+}
+
+/// Fails unless all parameters that are read were allocated.
+#[pyfunction]
+pub(crate) fn check_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()> {
+    with_cache(py, device, WorkerCache::check_parameters)
+}
+
+/// Takes everything that was inserted out again.
+#[pyfunction]
+pub(crate) fn clear_shared_cache(py: Python<'_>, device: u8) -> PyResult<()> {
+    with_cache(py, device, |cache| {
+        // The first error counts, and the others are tried all the same.
+        cache.streams().into_iter().map(|stream| cache.clear_shared_cache(stream)).fold(Ok(()), Result::and)
+    })
+}
+
+/// Physical bytes that this process itself got from a device, shared ones not counted.
+#[pyfunction]
+pub(crate) fn own_bytes(device: u8) -> PyResult<u64> {
+    Ok(opened(device)?.backing().held_bytes())
+}
+
+fn with_cache<T: Send>(
+    py: Python<'_>,
+    device: u8,
+    action: impl FnOnce(&WorkerCache) -> Result<T, ShareError> + Send,
+) -> PyResult<T> {
+    py.detach(|| {
+        let caches = caches(device)?;
+        let joined = caches.joined.as_ref();
+        let cache = joined.ok_or_else(|| complaint("there is no shared cache here: receive one first".to_owned()))?;
+        action(cache).map_err(exception)
+    })
+}
+
+/// A connection to the daemon at `socket`, which may be yet to start.
+fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<Client> {
+    let start = Instant::now();
+    loop {
+        match py.detach(|| Client::connect(socket)) {
+            Err(ShareError::NoDaemon { .. }) if start.elapsed() < wait => {
+                py.check_signals()?;
+                py.detach(|| std::thread::sleep(RETRY));
+            }
+            connected => return connected.map_err(exception),
+        }
+    }
+}
+
+fn caches(device: u8) -> PyResult<MutexGuard<'static, Caches>> {
+    let caches = CACHES.get(usize::from(device)).ok_or_else(|| complaint(format!("there is no device {device}")))?;
+    Ok(caches.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn opened(device: u8) -> PyResult<&'static DeviceMemory> {
+    memory::installed(device.into()).ok_or_else(|| {
+        complaint(format!(
+            "this process has no memory of Tenure's on device {device}: call tenure.torch.install() before the first \
+             CUDA allocation"
+        ))
+    })
+}
+
+fn exception(error: ShareError) -> PyErr {
+    match error {
+        ShareError::Driver(error) => device_complaint(error.to_string()),
+        error => complaint(error.to_string()),
+    }
+}

@@ -1,0 +1,31 @@
+"""What processes do that share tensors with a test. They import it by this name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def fills(inbox: Any, outbox: Any, done: Any) -> None:
+    for tensor in inbox.get(timeout=60):
+        tensor.fill_(4)
+    torch.cuda.synchronize()
+    outbox.put("filled")
+    done.wait(60)
+
+
+def sends(inbox: Any, outbox: Any, done: Any, count: int, size: int) -> None:
+    for number in range(count):
+        outbox.put(torch.full((size,), number, device="cuda"))
+    done.wait(60)
+
+
+def multiplies(inbox: Any, outbox: Any, done: Any) -> None:
+    event, tensor = inbox.get(timeout=60)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        event.wait()
+        tensor.mul_(2)
+        event.record()
+    outbox.put("recorded")
+    done.wait(60)

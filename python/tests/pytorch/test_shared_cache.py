@@ -1,0 +1,151 @@
+"""The shared cache: PipeSwitch's calls in one process. `examples/shared_weights.py` shows them between two."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if os.environ.get("TENURE_TEST_ALLOCATOR", "tenure") != "tenure":
+    pytest.skip("Tenure's alone", allow_module_level=True)
+
+import torch
+
+import tenure
+import tenure.torch as tt
+
+MIB = 1 << 20
+EXAMPLE = Path(__file__).parents[3] / "examples" / "shared_weights.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """This process's own cache."""
+    socket = tmp_path_factory.mktemp("cache") / "memory.sock"
+    tt.configure_shared_cache(
+        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=32 * MIB, socket=socket, wait=1.0
+    )
+    tt.allocate_shared_cache()
+
+
+@pytest.fixture(autouse=True)
+def cleared() -> Iterator[None]:
+    yield
+    gc.collect()
+    tt.clear_shared_cache()
+
+
+def model(width: int = 300) -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(width, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, width, bias=False)
+    )
+    # Tied, as embeddings often are.
+    layers[2].weight = layers[0].weight
+    return layers.eval()
+
+
+def values(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in module.state_dict().items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_shared_module_keeps_its_values_and_takes_no_memory_of_its_own() -> None:
+    made = model()
+    before, own = values(made), tt.own_bytes()
+    shared = tt.share_module(made)
+    assert equal(values(shared), before)
+    assert tt.own_bytes() == own
+    assert shared[0].weight is shared[2].weight
+    assert not any(parameter.requires_grad for parameter in shared.parameters())
+
+
+def test_a_module_is_attached_to_what_was_shared_without_a_copy() -> None:
+    shared = tt.share_module(model())
+    before = values(shared)
+    addresses = [tensor.data_ptr() for tensor in shared.state_dict().values()]
+    del shared
+    tt.clear_shared_cache()
+    with torch.device("meta"):
+        made = model()
+    attached = tt.attach_module(made)
+    assert equal(values(attached), before)
+    assert [tensor.data_ptr() for tensor in attached.state_dict().values()] == addresses
+    assert attached[0].weight is attached[2].weight
+
+
+def test_another_module_is_refused_by_the_first_difference() -> None:
+    tt.share_module(model())
+    tt.clear_shared_cache()
+    with pytest.raises(tenure.Error, match=r"another module was shared: it has .*300, 300.* where .*301, 301"):
+        tt.attach_module(model(301))
+    # Nothing is left inserted.
+    tt.attach_module(model())
+
+
+def test_tensors_are_allocated_as_they_were_published() -> None:
+    tt.insert_shared_cache_for_parameter("write")
+    written = [torch.empty(size, device="cuda") for size in (1000, 3, 70_000)]
+    written[1].copy_(torch.tensor([1.0, 2.0, 3.0]))
+    tt.publish_shared_parameters(b"three")
+    del written
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("read")
+    assert tt.shared_parameters() == b"three"
+    first = torch.empty(1000, device="cuda")
+    with pytest.raises(RuntimeError, match="allocate the same tensors, in the same order"):
+        torch.empty(4000, device="cuda")
+    with pytest.raises(tenure.Error, match="2 of the published parameters were not allocated"):
+        tt.insert_shared_cache_for_computation()
+    second, third = torch.empty(3, device="cuda"), torch.empty(70_000, device="cuda")
+    assert second.tolist() == [1.0, 2.0, 3.0]
+    tt.check_shared_parameters()
+    del first, second, third
+
+
+def test_parameters_that_do_not_fit_are_refused() -> None:
+    tt.insert_shared_cache_for_parameter("write")
+    with pytest.raises(RuntimeError, match="takes every request has no place"):
+        torch.empty(17 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_computation_takes_large_tensors_of_its_stream() -> None:
+    tt.insert_shared_cache_for_computation()
+    own = tt.own_bytes()
+    large = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+    assert tt.own_bytes() == own
+    del large
+
+
+def test_a_range_in_which_tensors_live_is_not_cleared() -> None:
+    tt.insert_shared_cache_for_computation()
+    large = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(tenure.Error, match="still live"):
+        tt.clear_shared_cache()
+    del large
+
+
+def test_nothing_is_read_that_was_not_published() -> None:
+    tt.insert_shared_cache_for_parameter("write")
+    tt.clear_shared_cache()
+    with pytest.raises(tenure.Error, match="no parameters are published"):
+        tt.insert_shared_cache_for_parameter("read")
+
+
+def test_a_second_cache_is_refused() -> None:
+    with pytest.raises(tenure.Error, match="already"):
+        tt.allocate_shared_cache()
+
+
+def test_two_processes_share_weights_and_either_may_die() -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    command = [sys.executable, str(EXAMPLE), "--model", "resnet18", "--json"]
+    subprocess.run(command, check=True, timeout=300)

@@ -1,0 +1,170 @@
+"""The simulated CUDA under PyTorch's own allocator: the ground on which ours is tested without a GPU.
+
+Where a real device would compute, it does not; these tests say what it does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from multiprocessing.queues import Queue
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.simulated_cuda
+
+MIB = 1 << 20
+LONG = 2_000_000_000  # cycles of a nanosecond: longer than a test looks
+expandable = pytest.mark.simulated_cuda(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+
+
+def tensor(mib: float = 1) -> Any:
+    return torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda")
+
+
+def test_pytorch_finds_a_device() -> None:
+    assert torch.cuda.is_available()
+    properties = torch.cuda.get_device_properties(0)
+    assert (properties.name, properties.major) == ("Simulated", 9)
+    assert properties.total_memory == 8 << 30
+
+
+@pytest.mark.simulated_cuda(TENURE_CUDART_DEVICES="2", TENURE_CUDART_CAPACITY=str(64 * MIB))
+def test_devices_are_as_many_and_as_large_as_asked() -> None:
+    with torch.cuda.device(1):
+        kept = tensor(40)
+    assert kept.device.index == 1
+    assert [torch.cuda.mem_get_info(device) for device in range(2)] == [(64 * MIB, 64 * MIB), (24 * MIB, 64 * MIB)]
+    assert torch.cuda.can_device_access_peer(0, 1)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="total capacity of 64.00 MiB of which 24.00 MiB is free"):
+        torch.empty(40 * MIB, dtype=torch.uint8, device="cuda:1")
+
+
+def test_copies_and_fills_move_bytes() -> None:
+    source = torch.arange(1000)
+    assert torch.equal(source.cuda().clone().cpu(), source)
+    assert torch.zeros(7, device="cuda").tolist() == [0] * 7
+    assert torch.full((3,), 2.5, dtype=torch.half, device="cuda").tolist() == [2.5] * 3
+    assert source.pin_memory().is_pinned()
+
+
+@pytest.mark.simulated_cuda(TENURE_CUDART_CAPACITY=str(64 << 40))
+def test_pages_are_taken_when_they_are_written() -> None:
+    tensor(16 << 20)
+
+
+def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
+    side, before, after = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(side):
+        before.record()
+        torch.cuda._sleep(50_000_000)
+        after.record()
+    assert (side.query(), before.query(), after.query()) == (False, True, False)
+    torch.cuda.current_stream().wait_stream(side)
+    assert not torch.cuda.current_stream().query()
+    began = time.monotonic()
+    torch.cuda.synchronize()
+    assert side.query() and after.query()
+    assert time.monotonic() - began < 5
+    assert 50 <= before.elapsed_time(after) < 60
+
+
+def test_a_block_that_a_busy_stream_uses_is_not_given_again() -> None:
+    side = torch.cuda.Stream()
+    block = tensor()
+    address = block.data_ptr()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+    block.record_stream(side)
+    del block
+    assert tensor().data_ptr() != address
+
+
+def test_a_graph_does_its_copies_and_fills_when_it_is_replayed() -> None:
+    total = torch.zeros(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ones = torch.ones(4, device="cuda")
+        total.copy_(ones)
+    assert total.tolist() == [0] * 4
+    graph.replay()
+    assert total.tolist() == [1] * 4
+    assert graph.pool() != (0, 0)
+
+
+def test_a_side_stream_joins_a_capture() -> None:
+    total, side, graph = torch.zeros(4, device="cuda"), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            total.fill_(3)
+        torch.cuda.current_stream().wait_stream(side)
+    assert total.tolist() == [0] * 4
+    graph.replay()
+    assert total.tolist() == [3] * 4
+
+
+def test_a_capture_bears_no_call_that_waits() -> None:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        with pytest.raises(RuntimeError, match="cudaErrorStreamCaptureUnsupported"):
+            torch.cuda.synchronize()
+        with pytest.raises(RuntimeError, match="cudaErrorStreamCaptureInvalidated"):
+            graph.capture_end()
+    # PyTorch ends the process when a graph is destroyed whose capture failed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
+
+
+def test_an_event_of_a_capture_cannot_be_queried() -> None:
+    graph, event = torch.cuda.CUDAGraph(), torch.cuda.Event()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        event.record()
+        graph.capture_end()
+    with pytest.raises(RuntimeError, match="cudaErrorCapturedEvent"):
+        event.query()
+
+
+def test_a_pool_keeps_its_memory_apart() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = tensor()
+    outside = tensor()
+    (segment,) = pool.snapshot()
+    assert segment["address"] <= inside.data_ptr() < segment["address"] + segment["total_size"]
+    assert not segment["address"] <= outside.data_ptr() < segment["address"] + segment["total_size"]
+
+
+@expandable
+def test_an_expandable_segment_grows_in_place() -> None:
+    tensors = [tensor(20) for _ in range(3)]
+    (segment,) = torch.cuda.memory_snapshot()
+    assert segment["is_expandable"] and segment["total_size"] == 60 * MIB
+    assert [later.data_ptr() - tensors[0].data_ptr() for later in tensors] == [0, 20 * MIB, 40 * MIB]
+    assert torch.cuda.mem_get_info()[0] == (8 << 30) - 60 * MIB
+
+
+def _double(tensors: Queue[Any], answers: Queue[list[float]]) -> None:
+    shared = tensors.get()
+    answers.put(shared.tolist())
+    shared.fill_(2)
+    torch.cuda.synchronize()
+    answers.put([])
+
+
+@pytest.mark.parametrize("segments", ["of their own", pytest.param("expandable", marks=expandable)])
+def test_another_process_sees_a_tensor_in_place(segments: str) -> None:
+    context = torch.multiprocessing.get_context("spawn")
+    tensors, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_double, args=(tensors, answers))
+    process.start()
+    shared = torch.ones(3, device="cuda")
+    tensors.put(shared)
+    assert answers.get(timeout=60) == [1] * 3
+    answers.get(timeout=60)
+    assert shared.tolist() == [2] * 3
+    process.join()
+    assert process.exitcode == 0
