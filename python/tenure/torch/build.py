@@ -121,6 +121,7 @@ def compile_shim(
             log.write_text(f"{shlex.join(command)}\n{result.stderr}")
             error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
             raise BuildError(f"the compiler refused: {error} (all of it is in {log})")
+        os.chmod(unfinished, 0o755)  # Temporary files are their owner's alone.
         os.replace(unfinished, library)
     except OSError as error:
         raise BuildError(f"the compiler did not run: {error}") from error
