@@ -33,7 +33,7 @@ fallback.install = lambda options: print("fallback:", options)
 installation._load = lambda library, options: print("shim:", library, options)
 try:
     {call}
-except tenure.torch.InstallError as error:
+except tenure.Error as error:
     print("error:", error)
 print(tenure.torch.status().mode)
 """

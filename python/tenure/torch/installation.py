@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_args
 
-from tenure import _native
+from tenure import Error, _native
 from tenure.torch import build, fallback
 from tenure.torch.state import Allocator, Mode, Status, status
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger("tenure")
 _OLDEST = (2, 8)
 
 
-class InstallError(RuntimeError):
+class InstallError(Error, RuntimeError):
     """Tenure cannot be put under PyTorch: why, and what to do."""
 
 

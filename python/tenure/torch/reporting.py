@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -60,9 +61,19 @@ def report(
             figures: dict[str, Any] = json.loads(content)
             return figures
         path = f"memory-report-{device}.html"
-    file = Path(fspath(path))
-    file.write_text(content, encoding="utf-8")
+    file = Path(path)
+    _write(file, content)
     return file
+
+
+def _write(file: Path, content: str) -> None:
+    """Writes a file that is there when it is whole: whoever looks sees the old one or the new."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(content, encoding="utf-8")
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _title(device: int) -> str:

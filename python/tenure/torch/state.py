@@ -11,8 +11,8 @@ Allocator = Literal["paged", "native", "expandable"]
 #: What PyTorch's own interface for allocators of elsewhere cannot do.
 _PLUGGABLE_LIMITS = (
     "torch.cuda.memory_stats() and what stands on it (memory_allocated, peaks, memory_summary): "
-    "tenure.memory_stats() has the figures",
-    "snapshots and history (torch.cuda.memory._snapshot, _record_memory_history): tenure.memory_snapshot() has one",
+    "tenure.memory.stats() has the figures",
+    "snapshots and history (torch.cuda.memory._snapshot, _record_memory_history): tenure.memory.snapshot() has one",
     "torch.cuda.MemPool and torch.cuda.use_mem_pool",
     "torch.cuda.OutOfMemoryError: running out of memory is a RuntimeError with the same text",
     "out-of-memory observers and free-memory callbacks",
