@@ -156,11 +156,11 @@ PROGRAMS: dict[str, Callable[[], Steps]] = {
 
 def _classify(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[int]) -> Steps:
     for batch in batches:
-        images, classes = torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,))
+        images, classes = torch.randn(batch, 3, 224, 224).pin_memory(), torch.randint(1000, (batch,)).pin_memory()
 
         def step(images: Tensor = images, classes: Tensor = classes) -> Tensor:
             with torch.autocast("cuda", torch.bfloat16):
-                loss = F.cross_entropy(model(images.cuda()), classes.cuda())
+                loss = F.cross_entropy(model(images.cuda(non_blocking=True)), classes.cuda(non_blocking=True))
             return _descend(loss, optimizer)
 
         yield step

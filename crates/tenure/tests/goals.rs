@@ -1,10 +1,15 @@
 //! What the paged allocator promises on recorded programs: memory, driver time, and no waiting.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use tenure::prelude::*;
 use tenure::replay::{AllocatorKind, Outcome, Replay};
+use tenure_alloc::{PagedAllocator, paged};
+use tenure_device::DeviceBacking;
+use tenure_plan::Action;
 
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
@@ -47,5 +52,44 @@ fn recorded_programs_are_held_closely() {
             return;
         }
         keeps_its_promises(&Trace::read(path).unwrap(), lag_us, excess);
+    }
+}
+
+/// (Most bytes requested, most bytes reserved) by a program on fine chunks.
+fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
+    let driver = Arc::new(SimDriver::new(SimConfig { capacity_bytes: 64 << 30, ..SimConfig::default() }));
+    trace.summary().streams.into_iter().for_each(|stream| driver.adopt_stream(stream));
+    let backing = Arc::new(DeviceBacking::new(Arc::clone(&driver) as _));
+    let allocator = PagedAllocator::new(backing, paged::Config::fine()).unwrap();
+    let (mut live, mut requested, mut peak) = (HashMap::new(), 0, 0);
+    for event in trace.events() {
+        match event.action {
+            Action::Alloc => {
+                let block = allocator.allocate(Request::new(event.bytes, event.stream)).unwrap();
+                live.insert(event.address, (block.address, event.bytes));
+                requested += event.bytes;
+                peak = u64::max(peak, requested);
+            }
+            Action::FreeCompleted => {
+                let (address, bytes) = live.remove(&event.address).unwrap();
+                allocator.free(address).unwrap();
+                requested -= bytes;
+            }
+            _ => {}
+        }
+    }
+    (peak, driver.peak_bytes())
+}
+
+#[test]
+fn fine_chunks_hold_every_recorded_program_within_one_percent() {
+    for name in ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen", "multi_model_serve"] {
+        let path = Path::new(TRACES).join(format!("{name}.pickle.xz"));
+        if !path.exists() {
+            eprintln!("skipped: {} is not there", path.display());
+            return;
+        }
+        let (requested, reserved) = peaks_on_fine_chunks(&Trace::read(path).unwrap());
+        assert!(reserved - requested <= u64::max(requested / 100, 64 << 20), "{name}: {reserved} of {requested}");
     }
 }

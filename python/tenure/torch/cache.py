@@ -350,7 +350,7 @@ def _place(module: torch.nn.Module, *, fill: bool) -> None:
     for _, part, name, tensor in list(_tensors(module)):
         target = placed.get(id(tensor))
         if target is None:
-            target = torch.empty_like(tensor, device="cuda", requires_grad=False)
+            target = _unwritten(tensor)
             if fill:
                 target.copy_(tensor.detach())
             if isinstance(tensor, torch.nn.Parameter):
@@ -358,6 +358,19 @@ def _place(module: torch.nn.Module, *, fill: bool) -> None:
             placed[id(tensor)] = target
         held = part._parameters if name in part._parameters else part._buffers
         held[name] = target
+
+
+def _unwritten(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the current device and stream, laid out like another, whose memory nobody has written.
+
+    `torch.empty` is no such thing: under deterministic algorithms it fills what it allocates, and memory that others
+    have published can only be read.
+    """
+    import torch
+
+    layout = torch.empty_like(like, device="meta")
+    storage = torch.UntypedStorage(layout.untyped_storage().nbytes(), device="cuda")
+    return torch.empty(0, dtype=like.dtype, device="cuda").set_(storage, 0, layout.shape, layout.stride())
 
 
 def _cache() -> int:

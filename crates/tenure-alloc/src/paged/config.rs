@@ -53,6 +53,13 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Finer chunks than the default's: three to ten times the driver time of `cudaMalloc` until a program repeats itself,
+    /// and on every recorded program within 1 % or 64 MiB of what it asks for. For programs that run long, such as
+    /// PyTorch's, whose steps a tenth of a second once does not matter to.
+    pub fn fine() -> Self {
+        Self { min_chunk_bytes: 2 << 20, chunk_share: 1.0 / 1024.0, ..Self::default() }
+    }
+
     pub(super) fn validate(&self) -> Result<(), AllocError> {
         let invalid = |setting, value: String, expected| Err(AllocError::InvalidSetting { setting, value, expected });
         if !(0.0..=1.0).contains(&self.slack) {

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tenure_alloc::{CachingAllocator, Tuning};
+use tenure_alloc::{CachingAllocator, Tuning, paged};
 use tenure_device::memory::{MemoryError, Policy};
 
 use crate::device::Device;
@@ -82,7 +82,10 @@ fn open(number: c_int) -> Result<&'static Device, Failure> {
     if let Ok(device) = Device::get(number) {
         return Ok(device);
     }
-    let options = setup.options.clone().unwrap_or_default();
+    let mut options = setup.options.clone().unwrap_or_default();
+    if let Policy::Paged(config) = &mut options.memory.policy {
+        *config = paged::Config::fine();
+    }
     Device::open(number, options.driver(number)?, options.memory)?;
     let device = Device::get(number)?;
     setup.wishes.iter().try_for_each(|(_, wish)| wish(number, device.memory.allocator()))?;

@@ -1,8 +1,6 @@
 // PyTorch's allocator of CUDA memory, on Tenure's.
 #pragma once
 
-#include <c10/cuda/CUDACachingAllocator.h>
-
 #include <atomic>
 #include <memory>
 #include <string>
@@ -11,15 +9,12 @@
 #include <vector>
 
 #include "api.h"
+#include "version.h"
 
 namespace tenure {
 
-using c10::DeviceIndex;
-using c10::MempoolId_t;
-namespace caching = c10::cuda::CUDACachingAllocator;
-
 /// Every virtual of PyTorch's CUDAAllocator, each a call of Tenure's table and the conversion of what it says.
-class Allocator final : public caching::CUDAAllocator {
+class Allocator final : public Interface {
 public:
   // allocator.cpp: blocks
   c10::DataPtr allocate(size_t bytes) override;
@@ -44,7 +39,7 @@ public:
   void setMemoryFraction(double fraction, DeviceIndex device) override;
   void cacheInfo(DeviceIndex device, size_t *largest) override;
   void attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) override;
-  std::vector<caching::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
+  std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override;
 
   // snapshot.cpp: what there is
   caching::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) override;
@@ -95,8 +90,6 @@ private:
 
 /// Has Tenure do what PyTorch's settings say, now and whenever they change.
 void follow_settings();
-/// The part of each device that PyTorch's settings leave to this process.
-double process_fraction();
 
 /// The deleter of every block.
 void release(void *address);

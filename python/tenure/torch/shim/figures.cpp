@@ -96,8 +96,8 @@ void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer)
   check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
 }
 
-std::vector<caching::StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) {
-  std::vector<caching::StreamSegmentSize> sizes;
+std::vector<StreamSegmentSize> Allocator::getExpandableSegmentSizes(DeviceIndex device) {
+  std::vector<StreamSegmentSize> sizes;
   for (const auto &segment : snapshot({0, 0}, false).segments)
     if (segment.device == device && segment.is_expandable)
       sizes.emplace_back(static_cast<cudaStream_t>(segment.stream), !segment.is_large, segment.total_size);

@@ -40,9 +40,12 @@ tenure_object gather(RecordContext level) {
 TraceEntry entry_of(const tenure_event &event, c10::approx_time_t time) {
   static const Note none;
   const Note &note = event.note == nullptr ? none : value_of<Note>(event.note);
-  return TraceEntry(static_cast<TraceEntry::Action>(event.action), static_cast<DeviceIndex>(event.device),
-                    event.address, event.bytes, event.stream, MempoolId_t(event.pool.first, event.pool.second), time,
-                    context_of(event.context), note.compile_context, note.user_metadata);
+  TraceEntry entry(static_cast<TraceEntry::Action>(event.action), static_cast<DeviceIndex>(event.device), event.address,
+                   event.bytes, static_cast<cudaStream_t>(event.stream),
+                   MempoolId_t(event.pool.first, event.pool.second), time, context_of(event.context),
+                   note.compile_context);
+  set_user_metadata(entry, note.user_metadata);
+  return entry;
 }
 
 bool Allocator::isHistoryEnabled() { return recording; }
@@ -52,7 +55,7 @@ void Allocator::recordHistory(bool enabled, CreateContextFn create, size_t max_e
   TORCH_CHECK(when == RecordContext::NEVER || create != nullptr, "contexts cannot be recorded without a recorder");
   std::vector<int> skip;
   for (const auto &action : skip_actions)
-    skip.push_back(c10::CachingDeviceAllocator::parseTraceEntryAction(action));
+    skip.push_back(action_of(action));
   const tenure_recording what{std::max<size_t>(max_entries, 1), static_cast<int>(when), skip.data(), skip.size()};
   // Gathering stops before keeping does, and begins after it.
   kept = RecordContext::NEVER;

@@ -20,6 +20,6 @@ struct Note {
 inline Context context_of(void *pointer) { return pointer == nullptr ? nullptr : value_of<Context>(pointer); }
 
 /// The event, dated by `time`.
-c10::CachingDeviceAllocator::TraceEntry entry_of(const tenure_event &event, c10::approx_time_t time);
+caching::TraceEntry entry_of(const tenure_event &event, c10::approx_time_t time);
 
 } // namespace tenure

@@ -2,17 +2,12 @@
 
 #include "allocator.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
-
 #include <limits>
 #include <mutex>
 
 namespace tenure {
 
 namespace {
-
-using c10::CachingAllocator::AcceleratorAllocatorConfig;
-using caching::CUDAAllocatorConfig;
 
 /// Names settings once that change nothing.
 void warn_of(const char *setting) {
@@ -38,14 +33,14 @@ struct Known {
 };
 
 std::vector<double> divisions() {
-  const auto &set = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  const auto &set = Settings::roundup_power2_divisions();
   std::vector<double> values(set.begin(), set.end());
   values.resize(16);
   return values;
 }
 
 double max_split_bytes() {
-  const size_t bytes = AcceleratorAllocatorConfig::max_split_size();
+  const size_t bytes = Settings::max_split_size();
   return bytes == std::numeric_limits<size_t>::max() ? -1 : static_cast<double>(bytes);
 }
 
@@ -57,12 +52,12 @@ void apply_settings() {
   rounding.set(TENURE_ROUNDUP_POWER2_DIVISIONS, "roundup_power2_divisions", divisions());
   split.set(TENURE_MAX_SPLIT_BYTES, "max_split_size_mb", {max_split_bytes()});
   collection.set(TENURE_GARBAGE_COLLECTION_THRESHOLD, "garbage_collection_threshold",
-                 {AcceleratorAllocatorConfig::garbage_collection_threshold()});
+                 {Settings::garbage_collection_threshold()});
   expandable.set(TENURE_EXPANDABLE_SEGMENTS, "expandable_segments",
-                 {AcceleratorAllocatorConfig::use_expandable_segments() ? 1.0 : 0.0});
+                 {Settings::use_expandable_segments() ? 1.0 : 0.0});
   if (CUDAAllocatorConfig::release_lock_on_cudamalloc() && !std::exchange(releases_lock, true))
     warn_of("release_lock_on_cudamalloc");
-  if (CUDAAllocatorConfig::graph_capture_record_stream_reuse() && !std::exchange(reuses, true))
+  if (reuses_recorded_streams() && !std::exchange(reuses, true))
     warn_of("graph_capture_record_stream_reuse");
 }
 
@@ -70,15 +65,7 @@ void apply_settings() {
 
 void follow_settings() {
   apply_settings();
-  // The only word that PyTorch gives of a change.
-  auto &hook = AcceleratorAllocatorConfig::getConfigParserHook();
-  hook = [before = hook](const std::string &settings) {
-    if (before)
-      before(settings);
-    apply_settings();
-  };
+  follow_changes(apply_settings);
 }
-
-double process_fraction() { return CUDAAllocatorConfig::per_process_memory_fraction(); }
 
 } // namespace tenure

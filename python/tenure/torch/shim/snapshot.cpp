@@ -2,26 +2,20 @@
 
 #include "history.h"
 
-#include <c10/cuda/CUDAAllocatorConfig.h>
-
 namespace tenure {
 
 namespace {
-
-namespace device_caching = c10::CachingDeviceAllocator;
-using c10::CachingAllocator::AcceleratorAllocatorConfig;
-using caching::CUDAAllocatorConfig;
 
 /// A snapshot as it is told, piece by piece.
 struct Told {
   caching::SnapshotInfo snapshot;
 
   void segment(const tenure_segment &told) {
-    device_caching::SegmentInfo segment;
+    caching::SegmentInfo segment;
     segment.device = static_cast<DeviceIndex>(told.device);
-    segment.registration_counter = static_cast<int32_t>(snapshot.segments.size());
+    set_registration_counter(segment, snapshot.segments.size());
     segment.address = told.address;
-    segment.stream = told.stream;
+    segment.stream = static_cast<cudaStream_t>(told.stream);
     segment.is_large = told.is_large;
     segment.is_expandable = told.is_expandable;
     segment.owner_private_pool_id = {told.pool.first, told.pool.second};
@@ -30,7 +24,7 @@ struct Told {
   }
 
   void block(const tenure_segment_block &told) {
-    device_caching::BlockInfo block;
+    caching::BlockInfo block;
     block.size = told.bytes;
     block.requested_size = told.requested;
     block.allocated = told.is_allocated;
@@ -54,7 +48,7 @@ struct Told {
   }
 
   void annotation(const tenure_annotation &told) {
-    device_caching::AnnotationEntry annotation(static_cast<DeviceIndex>(told.device), 0);
+    AnnotationEntry annotation(static_cast<DeviceIndex>(told.device), 0);
     annotation.time_.t_ = told.time_us;
     for (size_t pair = 0; pair < told.count; pair++)
       annotation.recordUserMetadata(told.metadata[2 * pair], told.metadata[2 * pair + 1]);
@@ -64,15 +58,15 @@ struct Told {
 
 caching::AllocatorConfigInfo settings() {
   caching::AllocatorConfigInfo info{};
-  info.garbage_collection_threshold = AcceleratorAllocatorConfig::garbage_collection_threshold();
-  info.max_split_size = AcceleratorAllocatorConfig::max_split_size();
+  info.garbage_collection_threshold = Settings::garbage_collection_threshold();
+  info.max_split_size = Settings::max_split_size();
   info.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
-  info.expandable_segments = AcceleratorAllocatorConfig::use_expandable_segments();
+  info.expandable_segments = Settings::use_expandable_segments();
   info.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
   info.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
-  info.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
-  info.last_allocator_settings = c10::CachingAllocator::getAllocatorSettings();
-  info.roundup_power2_divisions = AcceleratorAllocatorConfig::roundup_power2_divisions();
+  set_stream_reuse(info, reuses_recorded_streams());
+  info.last_allocator_settings = Settings::last_allocator_settings();
+  info.roundup_power2_divisions = Settings::roundup_power2_divisions();
   return info;
 }
 

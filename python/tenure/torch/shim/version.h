@@ -1,0 +1,159 @@
+// What differs between the versions of PyTorch, from 2.8 on. The rest of the shim is written as for 2.11.
+#pragma once
+
+#include <c10/cuda/CUDAAllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/version.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#define TENURE_TORCH_BEFORE(minor) (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < (minor))
+
+namespace tenure {
+
+using c10::DeviceIndex;
+namespace caching = c10::cuda::CUDACachingAllocator;
+using caching::CUDAAllocatorConfig;
+
+#if TENURE_TORCH_BEFORE(9)
+using c10::cuda::MempoolId_t;
+#else
+using c10::MempoolId_t;
+#endif
+
+/// It is in another namespace since 2.11.
+using AnnotationEntry = decltype(caching::SnapshotInfo::external_annotations)::value_type;
+
+#if TENURE_TORCH_BEFORE(10)
+struct StreamSegmentSize {
+  StreamSegmentSize(cudaStream_t stream, bool is_small_pool, size_t total_size)
+      : stream(stream), is_small_pool(is_small_pool), total_size(total_size) {}
+  cudaStream_t stream;
+  bool is_small_pool;
+  size_t total_size;
+};
+#else
+using caching::StreamSegmentSize;
+#endif
+
+/// PyTorch's CUDAAllocator with the functions of 2.11: what an older PyTorch calls is turned into a call of those, and
+/// what it never calls is there all the same. What a newer one has beside is left as PyTorch has it, but for functions
+/// that it has no way to do without.
+class Interface : public caching::CUDAAllocator {
+public:
+#if TENURE_TORCH_BEFORE(11)
+  virtual caching::SnapshotInfo snapshot(MempoolId_t pool, bool include_traces) = 0;
+  caching::SnapshotInfo snapshot(MempoolId_t pool) final { return snapshot(pool, true); }
+
+  virtual void recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries,
+                             caching::RecordContext when, bool clear, const std::vector<std::string> &skip_actions) = 0;
+  void recordHistory(bool enabled, caching::CreateContextFn recorder, size_t max_entries, caching::RecordContext when,
+                     bool clear) final {
+    recordHistory(enabled, recorder, max_entries, when, clear, {});
+  }
+
+  virtual void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> source) = 0;
+  void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, CUDAAllocator *source) final {
+    // Not owned: it is the program's to keep alive.
+    createOrIncrefPool(device, pool, std::shared_ptr<CUDAAllocator>(std::shared_ptr<void>(), source));
+  }
+
+  virtual void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use_on_oom) = 0;
+  void setUseOnOOM(DeviceIndex device, MempoolId_t pool) final { setUseOnOOM(device, pool, true); }
+#endif
+#if TENURE_TORCH_BEFORE(10)
+  virtual std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) = 0;
+  virtual void setUserMetadata(const std::string &metadata) = 0;
+  virtual std::string getUserMetadata() = 0;
+  virtual void setNoSplit(DeviceIndex device, MempoolId_t pool) = 0;
+#endif
+#if !TENURE_TORCH_BEFORE(12)
+  /// Of a setting, throw_on_cudamalloc_oom, that Tenure does not follow: there is never anything to observe.
+  void attachOomRejectionObserver(caching::OomRejectionObserver) final {}
+#endif
+#if !TENURE_TORCH_BEFORE(14)
+  bool supportsUserMetadata() final { return true; }
+#endif
+};
+
+/// The number of an action, of those to leave out of the history. No action is left out before 2.11.
+inline int action_of([[maybe_unused]] const std::string &name) {
+#if TENURE_TORCH_BEFORE(11)
+  TORCH_CHECK(false, "PyTorch ", TORCH_VERSION, " leaves no action out");
+#else
+  return c10::CachingDeviceAllocator::parseTraceEntryAction(name);
+#endif
+}
+
+inline void set_user_metadata([[maybe_unused]] caching::TraceEntry &entry, [[maybe_unused]] const std::string &text) {
+#if !TENURE_TORCH_BEFORE(10)
+  entry.user_metadata_ = text;
+#endif
+}
+
+inline void set_registration_counter([[maybe_unused]] caching::SegmentInfo &segment, [[maybe_unused]] size_t counter) {
+#if !TENURE_TORCH_BEFORE(11)
+  segment.registration_counter = static_cast<int32_t>(counter);
+#endif
+}
+
+inline void set_stream_reuse([[maybe_unused]] caching::AllocatorConfigInfo &info, [[maybe_unused]] bool on) {
+#if !TENURE_TORCH_BEFORE(9)
+  info.graph_capture_record_stream_reuse = on;
+#endif
+}
+
+/// The setting graph_capture_record_stream_reuse.
+inline bool reuses_recorded_streams() {
+#if TENURE_TORCH_BEFORE(9)
+  return false;
+#else
+  return CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+#endif
+}
+
+/// The part of each device that PyTorch's settings leave to this process.
+inline double process_fraction() {
+#if TENURE_TORCH_BEFORE(10)
+  return 1;
+#else
+  return CUDAAllocatorConfig::per_process_memory_fraction();
+#endif
+}
+
+/// Settings that PyTorch has for accelerators of all kinds, with the functions of 2.11.
+#if TENURE_TORCH_BEFORE(10)
+struct Settings {
+  static std::vector<size_t> roundup_power2_divisions() { return CUDAAllocatorConfig::roundup_power2_divisions(); }
+  static size_t max_split_size() { return CUDAAllocatorConfig::max_split_size(); }
+  static double garbage_collection_threshold() { return CUDAAllocatorConfig::garbage_collection_threshold(); }
+  static bool use_expandable_segments() { return CUDAAllocatorConfig::expandable_segments(); }
+  static std::string last_allocator_settings() { return CUDAAllocatorConfig::last_allocator_settings(); }
+};
+#else
+using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
+#endif
+
+/// Calls `changed` after every change of settings. Before 2.10, PyTorch gives no word of one.
+inline void follow_changes([[maybe_unused]] void (*changed)()) {
+#if TENURE_TORCH_BEFORE(10)
+#elif TENURE_TORCH_BEFORE(11)
+  // In place of PyTorch's own hook, which does no more than this.
+  const auto parse = [changed](const std::string &settings) {
+    CUDAAllocatorConfig::instance().parseArgs(settings);
+    changed();
+  };
+  Settings::registerDeviceConfigParserHook(parse, {});
+#else
+  auto &hook = Settings::getConfigParserHook();
+  hook = [before = hook, changed](const std::string &settings) {
+    if (before)
+      before(settings);
+    changed();
+  };
+#endif
+}
+
+} // namespace tenure
