@@ -54,8 +54,8 @@ venv:
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
 
 # Compiles the allocator shim for the PyTorch in target/venv, for wheels and `just gpu` to take along
-shim: venv
-    {{ venv }}/bin/python scripts/prebuild-shim
+shim:
+    scripts/build-shims {{ venv }}/bin/python
 
 # A wheel of the Python package, in target/wheels
 wheel:
