@@ -48,6 +48,8 @@ def begin() -> str | None:
         import tenure.torch
 
         tenure.torch.install()
+    # What is there now stays, and need not be looked through before and after each test.
+    gc.freeze()
     return None
 
 
