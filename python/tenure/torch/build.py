@@ -56,6 +56,17 @@ class Torch:
         )
 
     @property
+    def release(self) -> tuple[int, int]:
+        """The version that programs are written for, such as (2, 11)."""
+        major, minor, *_ = self.version.split(".")
+        return int(major), int(minor)
+
+    @property
+    def cxx_standard(self) -> str:
+        """The C++ that this PyTorch's headers are written in."""
+        return "c++20" if self.release >= (2, 14) else "c++17"
+
+    @property
     def prebuilt_name(self) -> str:
         """The name of the shim's file, if one comes with the package."""
         return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}.so"
@@ -106,7 +117,7 @@ def compile_shim(
     os.close(descriptor)
     command = [
         *compiler,
-        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(f"-std={torch.cxx_standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
         *paths,
         *("-x", "c++", "-", "-o", unfinished),
