@@ -131,7 +131,7 @@ def compile_shim(
             log = library.with_suffix(".log")
             log.write_text(f"{shlex.join(command)}\n{result.stderr}")
             error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
-            raise BuildError(f"the compiler refused: {error} (all of it is in {log})")
+            raise BuildError(f"the compiler refused: {error} (all of it is in {log}): set CXX to another one")
         os.chmod(unfinished, 0o755)  # Temporary files are their owner's alone.
         os.replace(unfinished, library)
     except OSError as error:
@@ -204,7 +204,7 @@ def _cache() -> Iterator[Path]:
         warnings.warn(
             f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): set "
             "XDG_CACHE_HOME to a folder that can",
-            stacklevel=2,
+            stacklevel=7,  # whoever calls install()
         )
         # Once the library is loaded, its file is no longer needed; a folder of the system's own cleans up after us.
         yield Path(tempfile.mkdtemp(prefix="tenure-"))

@@ -149,7 +149,9 @@ def _shim(torch: ModuleType) -> tuple[Mode, Path]:
     current = build.Torch.current()
     if current.release < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        raise build.BuildError(f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for")
+        raise build.BuildError(
+            f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for: upgrade it"
+        )
     if found := build.prebuilt(current):
         return "prebuilt shim", found
     return "built shim", build.built(current)
