@@ -56,6 +56,17 @@ class Torch:
         )
 
     @property
+    def release(self) -> tuple[int, int]:
+        """The version that programs are written for, such as (2, 11)."""
+        major, minor, *_ = self.version.split(".")
+        return int(major), int(minor)
+
+    @property
+    def cxx_standard(self) -> str:
+        """The C++ that this PyTorch's headers are written in."""
+        return "c++20" if self.release >= (2, 14) else "c++17"
+
+    @property
     def prebuilt_name(self) -> str:
         """The name of the shim's file, if one comes with the package."""
         return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}.so"
@@ -106,7 +117,7 @@ def compile_shim(
     os.close(descriptor)
     command = [
         *compiler,
-        *("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *(f"-std={torch.cxx_standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
         *paths,
         *("-x", "c++", "-", "-o", unfinished),
@@ -120,7 +131,7 @@ def compile_shim(
             log = library.with_suffix(".log")
             log.write_text(f"{shlex.join(command)}\n{result.stderr}")
             error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
-            raise BuildError(f"the compiler refused: {error} (all of it is in {log})")
+            raise BuildError(f"the compiler refused: {error} (all of it is in {log}): set CXX to another one")
         os.chmod(unfinished, 0o755)  # Temporary files are their owner's alone.
         os.replace(unfinished, library)
     except OSError as error:
@@ -193,7 +204,7 @@ def _cache() -> Iterator[Path]:
         warnings.warn(
             f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): set "
             "XDG_CACHE_HOME to a folder that can",
-            stacklevel=2,
+            stacklevel=7,  # whoever calls install()
         )
         # Once the library is loaded, its file is no longer needed; a folder of the system's own cleans up after us.
         yield Path(tempfile.mkdtemp(prefix="tenure-"))

@@ -168,10 +168,12 @@ def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
 
 
 def _shim(torch: ModuleType) -> tuple[Mode, Path]:
-    if _version(torch) < _OLDEST:
-        oldest = ".".join(map(str, _OLDEST))
-        raise build.BuildError(f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for")
     current = build.Torch.current()
+    if current.release < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise build.BuildError(
+            f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for: upgrade it"
+        )
     if found := build.prebuilt(current):
         return "prebuilt shim", found
     return "built shim", build.built(current)
@@ -185,8 +187,3 @@ def _load(library: Path, options: Options) -> None:
     size = ctypes.c_size_t(len(message))
     if not shim.tenure_torch_install(table, str(options).encode(), message, size):
         raise InstallError(message.value.decode(errors="replace"))
-
-
-def _version(torch: ModuleType) -> tuple[int, int]:
-    major, minor, *_ = str(torch.__version__).split(".")
-    return int(major), int(minor)

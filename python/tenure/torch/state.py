@@ -8,17 +8,26 @@ from typing import Literal
 Mode = Literal["not installed", "prebuilt shim", "built shim", "pluggable"]
 Allocator = Literal["paged", "native", "expandable"]
 
+#: The versions of PyTorch that Tenure's tests run on; for others from 2.8 to 2.15, the shim is only compiled.
+_TESTED = ("2.11",)
+
 #: What PyTorch's own interface for allocators of elsewhere cannot do.
 _PLUGGABLE_LIMITS = (
-    "torch.cuda.memory_stats() and what stands on it (memory_allocated, peaks, memory_summary): "
+    "torch.cuda.memory_stats() and what stands on it (memory_allocated, peaks and their reset, memory_summary): "
     "tenure.memory.stats() has the figures",
     "snapshots and history (torch.cuda.memory._snapshot, _record_memory_history): tenure.memory.snapshot() has one",
+    "memory events of torch.profiler",
     "torch.cuda.MemPool and torch.cuda.use_mem_pool",
     "torch.cuda.OutOfMemoryError: running out of memory is a RuntimeError with the same text",
     "out-of-memory observers and free-memory callbacks",
+    "torch.cuda.get_per_process_memory_fraction() (setting it works)",
     "torch.compile(mode='reduce-overhead'), which saves and restores the state of private pools",
     "sharing CUDA tensors between processes (torch.multiprocessing)",
+    "copies from one GPU to another, unless with install('native')",
+    "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing",
 )
+
+_OLD_SETTINGS = "allocator settings changed after install(): PyTorch tells of them since 2.10"
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class Status:
         The file of the shim.
     devices
         The devices used so far.
+    tested
+        Whether Tenure's tests run on this version of PyTorch.
     limitations
         What does not work.
     """
@@ -56,6 +67,7 @@ class Status:
     fraction: float | None = None
     library: str | None = None
     devices: tuple[int, ...] = ()
+    tested: bool = True
     limitations: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -66,6 +78,8 @@ class Status:
             f"Tenure {self.tenure} under PyTorch {self.torch} (CUDA {self.cuda}), by way of: {self.mode}",
             f"allocator: {self.allocator}, up to {self.fraction:.0%} of a device; devices in use: {devices}",
         ]
+        if not self.tested:
+            lines.append(f"tested with PyTorch {', '.join(_TESTED)} only: what works with this one is not known")
         if self.limitations:
             lines += ["does not work:", *(f"  - {limitation}" for limitation in self.limitations)]
         return "\n".join(lines)
@@ -85,6 +99,7 @@ def status() -> Status:
     active = installed()
     if active is None:
         return Status("not installed", __version__)
+    release = ".".join(active.torch.split(".")[:2])
     return Status(
         mode=active.mode,
         tenure=__version__,
@@ -94,5 +109,12 @@ def status() -> Status:
         fraction=active.options.fraction,
         library=active.library,
         devices=tuple(_native.installed()),
-        limitations=_PLUGGABLE_LIMITS if active.mode == "pluggable" else (),
+        tested=release in _TESTED,
+        limitations=_limitations(active.mode, release),
     )
+
+
+def _limitations(mode: Mode, release: str) -> tuple[str, ...]:
+    if mode == "pluggable":
+        return _PLUGGABLE_LIMITS
+    return (_OLD_SETTINGS,) if release in ("2.8", "2.9") else ()
