@@ -263,9 +263,10 @@ def clear_shared_cache() -> None:
     """
     import torch
 
+    cache = _cache()
     # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
     torch._C._cuda_clearCublasWorkspaces()
-    _native.clear_shared_cache(_cache())
+    _native.clear_shared_cache(cache)
 
 
 def own_bytes() -> int:
