@@ -11,21 +11,21 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 import tenure
 import tenure.torch
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.simulated_cuda(PATH="/nowhere", CXX="", XDG_CACHE_HOME="/nowhere")
 
 MIB = 1 << 20
 CAPACITY = 8 << 30
 
 
 def install() -> tenure.torch.Status:
-    """Installs Tenure, which warns."""
+    """Installs Tenure where no compiler is found, which warns."""
+    nowhere = mock.patch.dict("os.environ", PATH="/nowhere", CXX="")
     says = r"^there is no C\+\+ compiler: install one .* tenure.torch.status\(\) says what$"
-    with mock.patch("tenure.torch.build.prebuilt", return_value=None), pytest.warns(UserWarning, match=says):
+    prebuilt = mock.patch("tenure.torch.build.prebuilt", return_value=None)
+    with nowhere, prebuilt, pytest.warns(UserWarning, match=says):
         return tenure.torch.install()
 
 
