@@ -105,7 +105,9 @@ static void no_memory(void) {
     OK(api->set_memory_fraction(0, 0.5));
     OK(api->memory_fraction(0, &fraction));
     CHECK(fraction == 0.5);
-    OK(api->set_memory_fraction(0, 1));
+    OK(api->set_memory_fraction(-1, 1)); /* of every device */
+    OK(api->memory_fraction(0, &fraction));
+    CHECK(fraction == 1);
     OK(api->tune(TENURE_ROUNDUP_POWER2_DIVISIONS, divisions, 16, &applies));
     CHECK(applies);
     OK(api->tune(TENURE_MAX_SPLIT_BYTES, &split, 1, &applies));
