@@ -179,9 +179,8 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
 
     For writing, until `publish_shared_parameters` or `insert_shared_cache_for_computation`; ``module.cuda()`` writes.
     For reading, until all that was published is allocated, in the order in which it was published. What is read can not
-    be written: ``module.cuda()`` would copy to it, and so lose the process its device.
-    ``module.to_empty(device="cuda")`` allocates alone; `attach_module` also compares the modules, and knows tied
-    parameters.
+    be written: ``module.cuda()`` would copy to it, and so lose the process its device. What allocates alone is
+    ``module.to_empty(device="cuda")``; `attach_module` also compares the modules, and knows tied parameters.
 
     Parameters
     ----------

@@ -171,6 +171,13 @@ def test_computation_takes_large_tensors_of_its_stream() -> None:
     del large
 
 
+def test_a_tensor_of_the_cache_is_not_sent_by_itself() -> None:
+    shared = tt.share_module(model())
+    with pytest.raises(RuntimeError, match="lies in a shared cache"):
+        shared[0].weight.untyped_storage()._share_cuda_()
+    del shared
+
+
 def test_a_range_in_which_tensors_live_is_not_cleared() -> None:
     tt.insert_shared_cache_for_computation()
     large = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")

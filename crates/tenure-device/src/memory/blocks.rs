@@ -35,9 +35,12 @@ impl DeviceMemory {
     /// `torch.multiprocessing` counts its references for that.
     ///
     /// # Errors
-    /// [`ShareError::NotShareable`]: no block, or none in chunks. [`ShareError::Forked`]. The system has no socket or
-    /// thread left.
+    /// [`ShareError::NotShareable`]: no block, or none in chunks. [`ShareError::InSharedCache`]. [`ShareError::Forked`].
+    /// The system has no socket or thread left.
     pub fn share(&self, address: Address) -> Result<SharedBlock, ShareError> {
+        if self.donated().contains(address) {
+            return Err(ShareError::InSharedCache { address });
+        }
         let allocator = self.allocator();
         let chunks = allocator.block(address).and_then(|block| allocator.chunks_under(address, block.bytes));
         let Some((chunks, first)) = chunks.and_then(|chunks| chunks.first().copied().map(|first| (chunks, first)))

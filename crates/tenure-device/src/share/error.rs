@@ -101,6 +101,15 @@ pub enum ShareError {
         /// The address given.
         address: Address,
     },
+    /// A block of a shared cache, which its processes have mapped already, can not be shared by itself.
+    #[error(
+        "the block at {address:#x} lies in a shared cache and can not be sent by itself: receive the cache in the other \
+         process, and attach to the parameters that are published there"
+    )]
+    InSharedCache {
+        /// The address given.
+        address: Address,
+    },
     /// Blocks can not be shared by a process that was forked off from one that shares some.
     #[error(
         "this process was forked from process {parent}, which shares memory: a device can not be used after a fork; \
