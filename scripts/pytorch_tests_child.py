@@ -66,8 +66,8 @@ def begin(allocator: str) -> None:
         import tenure.torch
 
         state = tenure.torch.status()
-        if not state.active:
-            sys.exit(f"Tenure's allocator is not installed: {state}")
+        if state.mode not in ("prebuilt shim", "built shim"):
+            sys.exit(f"PyTorch is not on Tenure's allocator: {' '.join(str(state).split())}")
 
 
 def cases(module: types.ModuleType) -> dict[str, unittest.TestCase]:

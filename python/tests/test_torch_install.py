@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-# A PyTorch that has CUDA and one device.
+# A PyTorch that has CUDA.
 TORCH = """
 import types
 __version__ = {version!r}
 version = types.SimpleNamespace(cuda={cuda!r}, hip={hip!r}, git_version="0123456789abcdef")
-cuda = types.SimpleNamespace(is_initialized=lambda: {initialized}, device_count=lambda: {devices})
+cuda = types.SimpleNamespace(is_initialized=lambda: {initialized}, get_allocator_backend=lambda: {backend!r})
 _C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI=True)
 """
 
@@ -30,6 +30,7 @@ warnings.showwarning = lambda message, *_: print("warning:", message)
 import tenure.torch
 from tenure.torch import fallback, installation
 fallback.install = lambda options: print("fallback:", options)
+installation._has_driver = lambda: {driver}
 installation._load = lambda library, options: print("shim:", library, options)
 try:
     {call}
@@ -44,12 +45,13 @@ class Machine:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.has_driver = True
 
     def install(self, call: str = "tenure.torch.install()", **environment: str) -> list[str]:
         """The lines that a program says that installs Tenure."""
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         variables = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache")} | environment
-        command = [sys.executable, "-c", PROGRAM.format(call=call)]
+        command = [sys.executable, "-c", PROGRAM.format(call=call, driver=self.has_driver)]
         result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         return result.stdout.splitlines()
@@ -60,7 +62,7 @@ class Machine:
         cuda: str | None = "13.0",
         hip: str | None = None,
         initialized: bool = False,
-        devices: int = 1,
+        backend: str = "native",
     ) -> None:
         """Puts a PyTorch there."""
         folder = self.folder / "torch"
@@ -70,7 +72,7 @@ class Machine:
             path = self.folder / "nvidia/cu13/include" / header
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-        text = TORCH.format(version=version, cuda=cuda, hip=hip, initialized=initialized, devices=devices)
+        text = TORCH.format(version=version, cuda=cuda, hip=hip, initialized=initialized, backend=backend)
         (folder / "__init__.py").write_text(text)
 
     def have_compiler(self, script: str) -> str:
@@ -114,10 +116,23 @@ def test_cuda_has_started(machine: Machine) -> None:
 
 
 def test_there_is_no_gpu(machine: Machine) -> None:
-    machine.have_torch(devices=0)
+    machine.have_torch()
+    machine.has_driver = False
     said = machine.install()
-    assert said[0].startswith("warning: PyTorch finds no GPU, so Tenure is not installed: check")
+    assert said[0].startswith("warning: Tenure is not installed: this machine has no driver for GPUs (libcuda.so.1)")
     assert said[1:] == ["not installed"]
+
+
+def test_the_program_chose_cuda_s_own_allocator(machine: Machine) -> None:
+    machine.have_torch(backend="cudaMallocAsync")
+    said = machine.install()
+    assert said[0].startswith("warning: Tenure is not installed: PYTORCH_ALLOC_CONF asks for the allocator cuda")
+    assert said[1:] == ["not installed"]
+
+
+def test_another_allocator_was_installed_before(machine: Machine) -> None:
+    machine.have_torch(backend="pluggable")
+    assert machine.install()[0].startswith("error: another allocator is under PyTorch already, and")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
 // Copies and fills. Bytes are really moved, at once or when the graph they are captured into is launched.
+// Who copies to where it may only read loses the context.
+
+#include <sys/mman.h>
 
 #include <cstring>
 
@@ -11,19 +14,22 @@ using namespace simulated;
 namespace {
 
 CUresult copy(void *target, const void *source, size_t bytes, CUstream stream) {
-  if (!accessible(reinterpret_cast<Address>(source), bytes, false) ||
-      !accessible(reinterpret_cast<Address>(target), bytes, true))
+  const auto from = reinterpret_cast<Address>(source), to = reinterpret_cast<Address>(target);
+  if (!accessible(from, bytes, PROT_NONE) || !accessible(to, bytes, PROT_NONE))
     return CUDA_ERROR_INVALID_VALUE;
   return submit(stream, [=] {
+    check_access(from, bytes, PROT_READ);
+    check_access(to, bytes, PROT_WRITE);
     std::memmove(target, source, bytes);
     return 0;
   });
 }
 
 template <class Value> CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream) {
-  if (!accessible(target, count * sizeof value, true))
+  if (!accessible(target, count * sizeof value, PROT_NONE))
     return CUDA_ERROR_INVALID_VALUE;
   return submit(stream, [=] {
+    check_access(target, count * sizeof value, PROT_WRITE);
     for (size_t i = 0; i < count; ++i)
       std::memcpy(reinterpret_cast<void *>(target + i * sizeof value), &value, sizeof value);
     return 0;

@@ -21,6 +21,8 @@ struct Device {
   std::atomic<size_t> used{0};
   /// Whether the primary context was made.
   std::atomic<bool> active{false};
+  /// What lost its context, if something did: from then on, streams and events answer with it.
+  std::atomic<CUresult> failure{CUDA_SUCCESS};
   Stream null_stream;
   /// Devices whose memory this one was told to access.
   std::set<int> peers;

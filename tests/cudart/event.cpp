@@ -116,6 +116,8 @@ CUresult wait(CUstream handle, CUevent on, bool external) {
 
 /// Whether the host may ask for an event.
 CUresult check_host(const Event &event) {
+  if (const Device *device = current_device(); device && device->failure)
+    return device->failure;
   return event.capture ? CUDA_ERROR_CAPTURED_EVENT : check_capture();
 }
 

@@ -2,7 +2,9 @@
 //
 // `spin_kernel` (`torch.cuda._sleep`) keeps its stream busy for a nanosecond a cycle. Fills of contiguous tensors
 // (`torch.zeros`, `torch.full`, `fill_`) write their value. Every other kernel does nothing: what it would have computed
-// is whatever the memory held.
+// is whatever the memory held. Of elementwise ones (`add_`, `relu_`), it is checked that they could write it.
+
+#include <sys/mman.h>
 
 #include <cstring>
 #include <array>
@@ -47,18 +49,18 @@ Work work_of(std::string_view name, void **arguments) {
     const int64_t cycles = *static_cast<int64_t *>(arguments[0]);
     return [cycles] { return cycles; };
   }
-  // (int count, FillFunctor<T> value, std::array<char *, 1> target, ...)
-  const bool contiguous = contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel");
-  const size_t size = contiguous ? value_size(name) : 0;
-  if (size) {
+  // (int count, Functor functor, std::array<char *, N> operands, ...), the first operand being what is written. The
+  // functor of a fill is its value.
+  if (contains(name, "vectorized_elementwise_kernel") || contains(name, "unrolled_elementwise_kernel")) {
     const int count = *static_cast<int *>(arguments[0]);
     char *target = *static_cast<char **>(arguments[2]);
+    const size_t size = value_size(name);
     std::array<char, 16> value;
     std::memcpy(value.data(), arguments[1], size);
     return [=] {
-      if (accessible(reinterpret_cast<Address>(target), count * size, true))
-        for (int i = 0; i < count; ++i)
-          std::memcpy(target + i * size, value.data(), size);
+      check_access(reinterpret_cast<Address>(target), count * (size ? size : 1), PROT_WRITE);
+      for (int i = 0; size && i < count; ++i)
+        std::memcpy(target + i * size, value.data(), size);
       return 0;
     };
   }

@@ -140,17 +140,21 @@ CUresult unmap_segment(Address start) {
   return CUDA_SUCCESS;
 }
 
-bool accessible(Address address, size_t bytes, bool write) {
+bool accessible(Address address, size_t bytes, int protection) {
   std::lock_guard lock(state());
-  const int needed = write ? PROT_WRITE : PROT_READ;
   for (Address at = address; at < address + bytes && at >= FIRST && at < LAST;) {
     Address start;
     const Mapping *mapping = mapping_at(at, &start);
-    if (!mapping || !(mapping->protection & needed))
+    if (!mapping || (mapping->protection & protection) != protection)
       return false;
     at = start + mapping->bytes;
   }
   return true;
+}
+
+void check_access(Address address, size_t bytes, int protection) {
+  if (!accessible(address, bytes, protection))
+    throw IllegalAddress();
 }
 
 } // namespace simulated

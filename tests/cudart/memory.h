@@ -52,7 +52,11 @@ Mapping *mapping_at(Address address, Address *start = nullptr);
 /// Ends a mapping that is a segment. Needs the state's lock.
 CUresult unmap_segment(Address start);
 
-/// Whether all of a range may be accessed: of addresses that are not the device's, it is assumed.
-bool accessible(Address address, size_t bytes, bool write);
+/// Whether all of a range is mapped, and for all of this (as of mprotect): of addresses that are not the device's, it is
+/// assumed.
+bool accessible(Address address, size_t bytes, int protection);
+
+/// What work does before it touches a range: throws IllegalAddress unless it is `accessible`.
+void check_access(Address address, size_t bytes, int protection);
 
 } // namespace simulated

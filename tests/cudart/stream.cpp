@@ -56,6 +56,8 @@ CUresult submit(CUstream handle, Work work) {
     it = find(handle);
     if (!it)
       return CUDA_ERROR_INVALID_HANDLE;
+    if (const CUresult failure = it->device->failure)
+      return failure;
     if (it->capture) {
       if (it->capture->broken)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -68,8 +70,12 @@ CUresult submit(CUstream handle, Work work) {
 }
 
 void run(Stream &stream, const Work &work) {
-  if (const Time duration = work())
-    stream.done_at = std::max(stream.done_at.load(), now()) + duration;
+  try {
+    if (const Time duration = work())
+      stream.done_at = std::max(stream.done_at.load(), now()) + duration;
+  } catch (IllegalAddress) {
+    stream.device->failure = CUDA_ERROR_ILLEGAL_ADDRESS;
+  }
 }
 
 Time device_done_at(Device &device) {
@@ -119,7 +125,7 @@ CUresult cuStreamQuery(CUstream handle) {
     return break_capture(*it->capture);
   if (const CUresult refused = check_capture())
     return refused;
-  return it->done_at > now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+  return it->done_at > now() ? CUDA_ERROR_NOT_READY : it->device->failure.load();
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
@@ -131,7 +137,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult refused = check_capture())
     return refused;
   sleep_until(it->done_at);
-  return CUDA_SUCCESS;
+  return it->device->failure;
 }
 
 CUresult cuCtxSynchronize() {
@@ -141,7 +147,7 @@ CUresult cuCtxSynchronize() {
   if (const CUresult refused = check_capture())
     return refused;
   sleep_until(device_done_at(*device));
-  return CUDA_SUCCESS;
+  return device->failure;
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {

@@ -34,6 +34,9 @@ struct Stream {
   std::shared_ptr<Capture> capture;
 };
 
+/// Thrown by work that touches what it must not. The device's context is lost.
+struct IllegalAddress {};
+
 /// Does something, and returns how long that takes on the device.
 using Work = std::function<Time()>;
 

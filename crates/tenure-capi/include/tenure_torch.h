@@ -164,7 +164,8 @@ typedef struct tenure_torch_api {
     tenure_status (*statistics)(int device, tenure_statistics *statistics);
     tenure_status (*reset_peak_statistics)(int device);
     tenure_status (*reset_accumulated_statistics)(int device);
-    /* Limits what the allocator may reserve, as PyTorch means it; the option `fraction` is on the whole process. */
+    /* Limits what the allocator may reserve, as PyTorch means it; the option `fraction` is on the whole process. Of
+     * device -1: of all, those opened later too. */
     tenure_status (*set_memory_fraction)(int device, double fraction);
     tenure_status (*memory_fraction)(int device, double *fraction);
     /* The longest free range of the memory that is held. */

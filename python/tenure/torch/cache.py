@@ -177,8 +177,10 @@ def recv_shared_cache(
 def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = None) -> None:
     """Places every tensor that the current stream allocates from now on in the cache's range for parameters.
 
-    For writing, until `publish_shared_parameters` or `insert_shared_cache_for_computation`. For reading, until all that
-    was published is allocated, in the order in which it was published.
+    For writing, until `publish_shared_parameters` or `insert_shared_cache_for_computation`; ``module.cuda()`` writes.
+    For reading, until all that was published is allocated, in the order in which it was published. What is read can not
+    be written: ``module.cuda()`` would copy to it, and so lose the process its device. ``module.to_empty(device="cuda")``
+    allocates alone; `attach_module` also compares the modules, and knows tied parameters.
 
     Parameters
     ----------
@@ -188,10 +190,19 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
     Raises
     ------
     tenure.Error
-        To be read: nothing is published yet, or somebody writes. To be written: somebody reads or writes.
+        To be read: nothing is published yet, or somebody writes; or PyTorch is set to fill new tensors. To be written:
+        somebody reads or writes.
     """
+    import torch
+
     device = _cache()
     writes = device in _owned if access is None else access == "write"
+    fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    if fills and not writes:
+        raise Error(
+            "shared parameters can only be read, and under deterministic algorithms torch.empty() writes: use "
+            "attach_module(), or set torch.utils.deterministic.fill_uninitialized_memory = False"
+        )
     _native.insert_shared_parameters(device, _stream(device), writes)
 
 
@@ -305,7 +316,8 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     tenure.Error
         Nothing is shared, or another module.
     """
-    insert_shared_cache_for_parameter("read")
+    device = _cache()
+    _native.insert_shared_parameters(device, _stream(device), False)
     published, described = shared_parameters(), _described(module)
     if published and published != described:
         # Nothing was allocated yet, so nothing is in the way.
@@ -350,7 +362,7 @@ def _place(module: torch.nn.Module, *, fill: bool) -> None:
     for _, part, name, tensor in list(_tensors(module)):
         target = placed.get(id(tensor))
         if target is None:
-            target = torch.empty_like(tensor, device="cuda", requires_grad=False)
+            target = _unwritten(tensor)
             if fill:
                 target.copy_(tensor.detach())
             if isinstance(tensor, torch.nn.Parameter):
@@ -358,6 +370,19 @@ def _place(module: torch.nn.Module, *, fill: bool) -> None:
             placed[id(tensor)] = target
         held = part._parameters if name in part._parameters else part._buffers
         held[name] = target
+
+
+def _unwritten(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the current device and stream, laid out like another, whose memory nobody has written.
+
+    `torch.empty` is no such thing: under deterministic algorithms it fills what it allocates, and memory that others
+    have published can only be read.
+    """
+    import torch
+
+    layout = torch.empty_like(like, device="meta")
+    storage = torch.UntypedStorage(layout.untyped_storage().nbytes(), device="cuda")
+    return torch.empty(0, dtype=like.dtype, device="cuda").set_(storage, 0, layout.shape, layout.stride())
 
 
 def _cache() -> int:

@@ -72,7 +72,8 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     Returns
     -------
     Status
-        What is installed now. On a machine without a GPU, nothing is: that is a warning.
+        What is installed now. Nothing is, with a warning, where there is no GPU or where PyTorch is told to use
+        CUDA's own allocator.
 
     Raises
     ------
@@ -89,11 +90,8 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
                 )
             return status()
         torch = _torch()
-        if torch.cuda.device_count() == 0:
-            warnings.warn(
-                "PyTorch finds no GPU, so Tenure is not installed: check `nvidia-smi` and CUDA_VISIBLE_DEVICES",
-                stacklevel=2,
-            )
+        if reason := _reason_to_stand_aside(torch):
+            warnings.warn(f"Tenure is not installed: {reason}", stacklevel=2)
             return status()
         mode, library = _put_under(torch, options)
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
@@ -126,7 +124,31 @@ def _torch() -> ModuleType:
             "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the "
             "first tensor on a GPU, or set TENURE_TORCH=1"
         )
+    if torch.cuda.get_allocator_backend() == "pluggable":
+        raise InstallError(
+            "another allocator is under PyTorch already, and PyTorch takes only one: install Tenure instead of it"
+        )
     return torch
+
+
+def _reason_to_stand_aside(torch: ModuleType) -> str | None:
+    """Why PyTorch is better left as it is.
+
+    Nothing here may start CUDA, or count the devices: the program may yet choose which it sees, or fork.
+    """
+    if (backend := torch.cuda.get_allocator_backend()) != "native":
+        return f"PYTORCH_ALLOC_CONF asks for the allocator {backend}: take `backend` out of it to have Tenure's"
+    if not _has_driver():
+        return "this machine has no driver for GPUs (libcuda.so.1): check `nvidia-smi`"
+    return None
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:

@@ -48,6 +48,8 @@ def begin() -> str | None:
         import tenure.torch
 
         tenure.torch.install()
+    # What is there now stays, and need not be looked through before and after each test.
+    gc.freeze()
     return None
 
 
@@ -68,6 +70,8 @@ def nothing_left() -> Iterator[None]:
 def settle() -> None:
     gc.collect()
     torch.cuda.synchronize()
+    # A library's workspace stays for the stream that it was first used on.
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.reset_accumulated_memory_stats()

@@ -51,4 +51,5 @@ def capture(function: Callable[[], Any], pool: tuple[int, int] | None = None) ->
 def limit(size: int) -> None:
     """Lets the allocator reserve `size` bytes more than it has."""
     total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size) / total)
+    # The limit is the fraction of the total, rounded down: half a byte more keeps it from being one byte less.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + size + 0.5) / total)

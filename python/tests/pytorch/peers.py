@@ -29,3 +29,11 @@ def multiplies(inbox: Any, outbox: Any, done: Any) -> None:
         event.record()
     outbox.put("recorded")
     done.wait(60)
+
+
+def shows_and_fills(inbox: Any, outbox: Any) -> None:
+    tensor = inbox.get(timeout=60)
+    outbox.put(tensor.tolist())
+    tensor.fill_(2)
+    torch.cuda.synchronize()
+    outbox.put([])

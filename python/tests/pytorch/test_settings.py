@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from memory import ALLOCATOR, MIB, stat, tensor
+from memory import ALLOCATOR, MIB, limit, stat, tensor
 
 
 def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -56,8 +56,7 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
 
 def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:
     """Covers TestCudaMallocAsync.test_max_split_expandable, TestCudaMallocAsync.test_garbage_collect_expandable."""
-    total = torch.cuda.mem_get_info()[1]
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 120 * MIB) / total)
+    limit(120 * MIB)
     held = []
     for on in (False, True, False):
         torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{on},max_split_size_mb:40")

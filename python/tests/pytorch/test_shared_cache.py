@@ -91,6 +91,52 @@ def test_another_module_is_refused_by_the_first_difference() -> None:
     tt.attach_module(model())
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_nothing_is_written_where_deterministic_algorithms_fill_new_tensors() -> None:
+    shared = tt.share_module(model())
+    before = values(shared)
+    del shared
+    tt.clear_shared_cache()
+    with pytest.raises(tenure.Error, match=r"fill_uninitialized_memory = False"):
+        tt.insert_shared_cache_for_parameter("read")
+    attached = tt.attach_module(model())
+    # Where the fill would have lost the device.
+    torch.cuda.synchronize()
+    assert equal(values(attached), before)
+
+
+def test_a_module_is_shared_by_calls_of_pytorch_alone() -> None:
+    """PipeSwitch's flow: each process moves its model to the device, between the calls."""
+
+    def made() -> torch.nn.Module:
+        torch.manual_seed(3)
+        layers = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 5)
+        return torch.nn.Sequential(*layers).half().eval()
+
+    tt.insert_shared_cache_for_parameter()
+    written = made().cuda()
+    before = values(written)
+    tt.publish_shared_parameters()
+    tt.insert_shared_cache_for_computation()
+    del written
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("read")
+    own = tt.own_bytes()
+    read = made().to_empty(device="cuda")
+    tt.insert_shared_cache_for_computation()
+    assert tt.own_bytes() == own
+    assert equal(values(read), before)
+    del read
+    tt.clear_shared_cache()
+
+
 def test_tensors_are_allocated_as_they_were_published() -> None:
     tt.insert_shared_cache_for_parameter("write")
     written = [torch.empty(size, device="cuda") for size in (1000, 3, 70_000)]

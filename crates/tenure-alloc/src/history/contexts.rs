@@ -36,7 +36,7 @@ impl Contexts {
                 current(KeepContexts::All).or(own)
             }
             Action::SegmentAlloc | Action::SegmentMap => {
-                let context = current(KeepContexts::State);
+                let context = current(KeepContexts::Alloc);
                 if let Some(context) = &context {
                     self.segments.insert(address, (address + bytes, context.clone()));
                 }
@@ -69,6 +69,10 @@ impl Contexts {
     pub(super) fn of_segment(&self, address: Address) -> Option<Context> {
         let (_, (end, context)) = self.segments.range(..=address).next_back()?;
         (address < *end).then(|| context.clone())
+    }
+
+    pub(super) fn forget_segments(&mut self) {
+        self.segments.clear();
     }
 
     pub(super) fn is_empty(&self) -> bool {

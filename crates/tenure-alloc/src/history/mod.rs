@@ -112,10 +112,12 @@ impl History {
         self.update(&records);
     }
 
-    /// Stops recording, and forgets the events. Live blocks keep their contexts, as in PyTorch.
+    /// Stops recording, and forgets the events. Live blocks keep their contexts, as in PyTorch; segments, which may
+    /// stay long after the blocks that they were made for, do not.
     pub fn stop(&self) {
         let mut records = self.records.lock();
         records.clear();
+        records.contexts.forget_segments();
         records.recording = None;
         self.contexts.store(KeepContexts::Never as u8, Ordering::Relaxed);
         self.update(&records);

@@ -17,6 +17,7 @@ type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Se
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     History,
+    MemoryFraction,
     Setting(c_int),
 }
 

@@ -3,17 +3,23 @@
 use std::ffi::c_int;
 use std::slice;
 
-use tenure_alloc::{Divisions, Tuning};
+use tenure_alloc::{CachingAllocator, Divisions, Tuning};
 
 use super::devices::{Topic, applies, device, tell_all};
 use crate::failure::{Failure, Status, guarded};
 
+/// Stands for every device.
+const ALL_DEVICES: c_int = -1;
+
 pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> Status {
-    guarded(|| {
-        let allocator = device(number)?.memory.allocator();
+    let set = move |_, allocator: &dyn CachingAllocator| {
         allocator.set_memory_fraction(fraction)?;
         allocator.count_overhead(false);
         Ok(())
+    };
+    guarded(|| match number {
+        ALL_DEVICES => tell_all(Some(Topic::MemoryFraction), set),
+        _ => set(number, device(number)?.memory.allocator()),
     })
 }
 

@@ -66,7 +66,7 @@ void Allocator::resetPeakStats(DeviceIndex device) {
 
 double Allocator::getMemoryFraction(DeviceIndex device) {
   check_device(device);
-  double fraction = 1;
+  double fraction = process_fraction();
   if (api->is_open(device))
     check(api->memory_fraction(device, &fraction));
   return fraction;

@@ -24,10 +24,7 @@ void install(const tenure_torch_api *table, const char *options) {
   TORCH_CHECK(table->abi == TENURE_TORCH_ABI && table->size >= sizeof(tenure_torch_api),
               "the shim and Tenure are of different versions: build the shim again");
   api = table;
-  std::string all = options;
-  if (const double fraction = process_fraction(); fraction < 1)
-    all += ",fraction=" + std::to_string(fraction);
-  check(api->configure(all.c_str()));
+  check(api->configure(options));
   // Never destroyed: blocks are freed until the process ends.
   static auto &allocator = *new auto(std::make_shared<Allocator>());
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(allocator);

@@ -65,6 +65,8 @@ void apply_settings() {
 
 void follow_settings() {
   apply_settings();
+  if (const double fraction = process_fraction(); fraction < 1)
+    check(api->set_memory_fraction(-1, fraction));
   follow_changes(apply_settings);
 }
 

@@ -6,18 +6,17 @@ Where a real device would compute, it does not; these tests say what it does.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
-from multiprocessing.queues import Queue
 from typing import Any
 
+import peers
 import pytest
-
-torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.simulated_cuda
+import torch
 
 MIB = 1 << 20
 LONG = 2_000_000_000  # cycles of a nanosecond: longer than a test looks
-expandable = pytest.mark.simulated_cuda(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+EXPANDABLE = "expandable_segments:True"
 
 
 def tensor(mib: float = 1) -> Any:
@@ -31,8 +30,8 @@ def test_pytorch_finds_a_device() -> None:
     assert properties.total_memory == 8 << 30
 
 
-@pytest.mark.simulated_cuda(TENURE_CUDART_DEVICES="2", TENURE_CUDART_CAPACITY=str(64 * MIB))
 def test_devices_are_as_many_and_as_large_as_asked() -> None:
+    os.environ.update(TENURE_CUDART_DEVICES="2", TENURE_CUDART_CAPACITY=str(64 * MIB))
     with torch.cuda.device(1):
         kept = tensor(40)
     assert kept.device.index == 1
@@ -50,8 +49,8 @@ def test_copies_and_fills_move_bytes() -> None:
     assert source.pin_memory().is_pinned()
 
 
-@pytest.mark.simulated_cuda(TENURE_CUDART_CAPACITY=str(64 << 40))
 def test_pages_are_taken_when_they_are_written() -> None:
+    os.environ["TENURE_CUDART_CAPACITY"] = str(64 << 40)
     tensor(16 << 20)
 
 
@@ -138,8 +137,8 @@ def test_a_pool_keeps_its_memory_apart() -> None:
     assert not segment["address"] <= outside.data_ptr() < segment["address"] + segment["total_size"]
 
 
-@expandable
 def test_an_expandable_segment_grows_in_place() -> None:
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = EXPANDABLE
     tensors = [tensor(20) for _ in range(3)]
     (segment,) = torch.cuda.memory_snapshot()
     assert segment["is_expandable"] and segment["total_size"] == 60 * MIB
@@ -147,19 +146,12 @@ def test_an_expandable_segment_grows_in_place() -> None:
     assert torch.cuda.mem_get_info()[0] == (8 << 30) - 60 * MIB
 
 
-def _double(tensors: Queue[Any], answers: Queue[list[float]]) -> None:
-    shared = tensors.get()
-    answers.put(shared.tolist())
-    shared.fill_(2)
-    torch.cuda.synchronize()
-    answers.put([])
-
-
-@pytest.mark.parametrize("segments", ["of their own", pytest.param("expandable", marks=expandable)])
-def test_another_process_sees_a_tensor_in_place(segments: str) -> None:
+@pytest.mark.parametrize("settings", ["", EXPANDABLE])
+def test_another_process_sees_a_tensor_in_place(settings: str) -> None:
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
     context = torch.multiprocessing.get_context("spawn")
     tensors, answers = context.Queue(), context.Queue()
-    process = context.Process(target=_double, args=(tensors, answers))
+    process = context.Process(target=peers.shows_and_fills, args=(tensors, answers))
     process.start()
     shared = torch.ones(3, device="cuda")
     tensors.put(shared)
