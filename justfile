@@ -53,15 +53,9 @@ venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
 
-<<<<<<< HEAD
 # Compiles the allocator shim for wheels and `just gpu` to take along: for the PyTorch in target/venv, or those versions
-shim *versions: venv
+shim *versions:
     {{ venv }}/bin/python scripts/build-shims {{ versions }}
-=======
-# Compiles the allocator shim for the PyTorch in target/venv, for wheels and `just gpu` to take along
-shim:
-    scripts/build-shims {{ venv }}/bin/python
->>>>>>> main
 
 # A wheel of the Python package, with the shims that `just shim` made, in target/wheels
 wheel:

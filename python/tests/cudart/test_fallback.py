@@ -5,6 +5,7 @@ Every limit that `tenure.torch.status()` names is tried, and what it does not na
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ import tenure
 import tenure.torch
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.simulated_cuda(PATH="/nowhere", CXX="", XDG_CACHE_HOME="/nowhere")
 
 MIB = 1 << 20
 CAPACITY = 8 << 30
@@ -25,7 +25,9 @@ CAPACITY = 8 << 30
 def install() -> tenure.torch.Status:
     """Installs Tenure, which warns."""
     says = r"^there is no C\+\+ compiler: install one .* tenure.torch.status\(\) says what$"
-    with mock.patch("tenure.torch.build.prebuilt", return_value=None), pytest.warns(UserWarning, match=says):
+    nowhere = mock.patch.dict(os.environ, PATH="/nowhere", CXX="")
+    unshipped = mock.patch("tenure.torch.build.prebuilt", return_value=None)
+    with nowhere, unshipped, pytest.warns(UserWarning, match=says):
         return tenure.torch.install()
 
 
