@@ -260,7 +260,12 @@ def clear_shared_cache() -> None:
     tenure.Error
         Tensors live in one of them: delete them first. That one stays inserted.
     """
-    _native.clear_shared_cache(_cache())
+    import torch
+
+    cache = _cache()
+    # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
+    torch._C._cuda_clearCublasWorkspaces()
+    _native.clear_shared_cache(cache)
 
 
 def own_bytes() -> int:
