@@ -54,7 +54,7 @@ venv:
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
 
 # Compiles the allocator shim for wheels and `just gpu` to take along: for the PyTorch in target/venv, or those versions
-shim *versions: venv
+shim *versions:
     {{ venv }}/bin/python scripts/build-shims {{ versions }}
 
 # A wheel of the Python package, with the shims that `just shim` made, in target/wheels
