@@ -44,12 +44,20 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(run(arguments.child, arguments.allocator, arguments.repeats, arguments.deterministic)))
         return
-    programs = arguments.program or ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen",
-                                     "multi_model_serve"]
-    rows = [compare(program, measure(program, arguments)) for program in programs]
-    print_table(rows)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    programs = arguments.program or [
+        "resnet50_train",
+        "densenet201_train",
+        "gpt2_varlen",
+        "llama_ckpt_varlen",
+        "multi_model_serve",
+    ]
+    rows: list[dict[str, Any]] = []
+    print(HEADING)
+    for program in programs:
+        rows.append(compare(program, measure(program, arguments)))
+        print(line_of(rows[-1]), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(not all(row["good"] for row in rows))
 
 
@@ -129,12 +137,21 @@ def child(program: str, allocator: str, repeats: int, deterministic: bool, argum
 def compare(program: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The figures of a program, and whether they are as they must be."""
     # The first repetition of a process is cold, and counted apart.
-    warm = {name: sum_of_medians([steps for run in runs for steps in run["step_ms"][1:]])
-            for name, runs in measured.items() if name in ALLOCATORS}
-    cold = {name: sum_of_medians([run["step_ms"][0] for run in runs])
-            for name, runs in measured.items() if name in ALLOCATORS}
-    most = {name: {figure: max(run[figure] for run in runs) for figure in ["requested", "reserved", "beside"]}
-            for name, runs in measured.items() if name in ALLOCATORS}
+    warm = {
+        name: sum_of_medians([steps for run in runs for steps in run["step_ms"][1:]])
+        for name, runs in measured.items()
+        if name in ALLOCATORS
+    }
+    cold = {
+        name: sum_of_medians([run["step_ms"][0] for run in runs])
+        for name, runs in measured.items()
+        if name in ALLOCATORS
+    }
+    most = {
+        name: {figure: max(run[figure] for run in runs) for figure in ["requested", "reserved", "beside"]}
+        for name, runs in measured.items()
+        if name in ALLOCATORS
+    }
     requested, reserved = most["native"]["requested"], most["tenure"]["reserved"]
     differences = {name: most["tenure"]["beside"] - most[name]["beside"] for name in ["native", "expandable"]}
     row = {
@@ -161,7 +178,7 @@ def compare(program: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str
 
 def sum_of_medians(repetitions: list[list[float]]) -> float:
     """Milliseconds of a whole run: for each step, the median over the repetitions."""
-    return sum(statistics.median(times) for times in zip(*repetitions))
+    return sum(statistics.median(times) for times in zip(*repetitions, strict=True))
 
 
 def losses_of(runs: list[dict[str, Any]]) -> list[list[float]]:
@@ -178,18 +195,23 @@ def spread(native: list[list[float]], tenure: list[list[float]]) -> dict[str, An
     return {"native": [low, high], "tenure": [min(ours), max(ours)], "runs": len(last), "within": low <= mean <= high}
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    print(f"{'program':20} {'step, warm':>11} {'cold':>7} {'requested':>11} {'native':>9} {'expandable':>11}"
-          f" {'tenure':>9} {'over':>7} {'device':>10} {'losses':>22}")
-    for row in rows:
-        figures = row["figures"]
-        losses = f"{'equal bits' if row['deterministic_equal'] else 'DIFFERENT'}, " \
-                 f"{'in spread' if row['spread']['within'] else 'OUTSIDE'}"
-        print(f"{row['program']:20} {row['warm_ratio']:10.3f}x {row['cold_ratio']:6.3f}x"
-              f" {figures['native']['requested'] / MIB:7.0f} MiB {figures['native']['reserved'] / MIB:5.0f} MiB"
-              f" {figures['expandable']['reserved'] / MIB:7.0f} MiB {figures['tenure']['reserved'] / MIB:5.0f} MiB"
-              f" {100 * row['over']:6.2f}% {row['device_difference'] / MIB:+6.1f} MiB {losses:>22}"
-              f"{'' if row['good'] else '  MISSED'}")
+HEADING = (
+    f"{'program':20} {'step, warm':>11} {'cold':>7} {'requested':>11} {'native':>9} {'expandable':>11}"
+    f" {'tenure':>9} {'over':>7} {'device':>10} {'losses':>22}"
+)
+
+
+def line_of(row: dict[str, Any]) -> str:
+    figures = {name: row["figures"][name] for name in ALLOCATORS}
+    bits = "equal bits" if row["deterministic_equal"] else "DIFFERENT"
+    spread = "in spread" if row["spread"]["within"] else "OUTSIDE"
+    return (
+        f"{row['program']:20} {row['warm_ratio']:10.3f}x {row['cold_ratio']:6.3f}x"
+        f" {figures['native']['requested'] / MIB:7.0f} MiB {figures['native']['reserved'] / MIB:5.0f} MiB"
+        f" {figures['expandable']['reserved'] / MIB:7.0f} MiB {figures['tenure']['reserved'] / MIB:5.0f} MiB"
+        f" {100 * row['over']:6.2f}% {row['device_difference'] / MIB:+6.1f} MiB {f'{bits}, {spread}':>22}"
+        f"{'' if row['good'] else '  MISSED'}"
+    )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Every limit that `tenure.torch.status()` names is tried, and what it does not na
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
