@@ -7,6 +7,7 @@ It is started by `pytorch-tests`, which reads the lines and starts it again for 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -43,6 +44,8 @@ def main() -> None:
                 return
             result = Lines(out)
             for name in names:
+                # Which tests run before this one is chance. What they left for the collector may hold memory.
+                gc.collect()
                 found[name](result)
                 if result.lost_context():
                     sys.exit(LOST)

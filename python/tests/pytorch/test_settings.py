@@ -54,6 +54,14 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
         torch._C._accelerator_setAllocatorSettings(setting)
 
 
+def test_settings_that_change_nothing_are_named_and_no_others() -> None:
+    settings = "expandable_segments:True,max_split_size_mb:40"
+    done = program("import torch; torch.zeros(1, device='cuda')", PYTORCH_ALLOC_CONF=settings)
+    assert done.returncode == 0, done.stderr
+    assert "expandable_segments changes nothing" not in done.stderr, "private pools are made of them"
+    assert ("max_split_size_mb changes nothing" in done.stderr) == (ALLOCATOR == "tenure")
+
+
 def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:
     """Covers TestCudaMallocAsync.test_max_split_expandable, TestCudaMallocAsync.test_garbage_collect_expandable."""
     limit(120 * MIB)

@@ -73,7 +73,7 @@ pub(super) fn tell_all(
 /// Whether a setting means anything for the allocator that devices are opened with.
 pub(super) fn applies(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
-    matches!((policy, tuning), (_, Tuning::Rounding(_)) | (Policy::Native(_), _))
+    matches!((policy, tuning), (_, Tuning::Rounding(_) | Tuning::ExpandableSegments(_)) | (Policy::Native(_), _))
 }
 
 #[cold]
