@@ -63,6 +63,19 @@ def test_it_installs_once_torch_has_run(run: Run) -> None:
     assert done.stderr == ""
 
 
+def test_asking_whether_there_is_a_torch_changes_nothing(run: Run) -> None:
+    program = "import importlib.util; importlib.util.find_spec('torch'); import torch; import torch"
+    assert run(program, TENURE_TORCH="1").stdout.splitlines() == ["torch runs", "installed {} True"]
+
+
+def test_an_import_that_failed_can_be_tried_again(run: Run) -> None:
+    (run.folder / "torch/__init__.py").write_text(
+        "import os\nos.environ['READY']\nprint('torch runs')\nversion = '2.11'\n"
+    )
+    program = "import os\ntry:\n    import torch\nexcept KeyError:\n    os.environ['READY'] = '1'\nimport torch"
+    assert run(program, TENURE_TORCH="1").stdout.splitlines() == ["torch runs", "installed {} True"]
+
+
 @pytest.mark.parametrize("variables", [{}, {"TENURE_TORCH": "0"}, {"TENURE_TORCH": ""}])
 def test_it_is_off_by_default(run: Run, variables: dict[str, str]) -> None:
     finders = run("print(len(sys.meta_path))").stdout.strip()

@@ -54,6 +54,20 @@ fn names_from_a_trace_are_text() {
 }
 
 #[test]
+fn a_block_counts_for_the_stream_that_it_was_allocated_on() {
+    let actions = [(Action::Alloc, 0), (Action::Alloc, 1), (Action::FreeRequested, 9), (Action::FreeCompleted, 9)];
+    let events = actions.map(|(action, stream)| Event {
+        time_us: stream,
+        address: if stream == 1 { 2 << 32 } else { 1 << 32 },
+        bytes: 512,
+        stream: StreamId(stream),
+        action,
+    });
+    let trace = Trace::new("a free on another stream", 0, Settings::default(), events.to_vec()).unwrap();
+    assert_self_contained(&Report::new(&trace).unwrap().html());
+}
+
+#[test]
 fn streams_are_told_apart_when_there_are_several() {
     let one = small("one", &[(512, 0), (512, 0)]);
     let many: Vec<_> = (0..20).map(|stream| (512 << stream, stream)).collect();

@@ -31,18 +31,21 @@ def arm() -> None:
 
 
 class _TorchFinder:
-    """Finds `torch` as the other finders do, and has it loaded with an afterword. Then it is gone."""
+    """Finds `torch` as the other finders do, and has it loaded with an afterword. Once it is loaded, this is gone."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        place = sys.meta_path.index(self)
+        del sys.meta_path[place]
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            # Whoever asks may only want to know whether there is one, or import it again after a failure.
+            sys.meta_path.insert(place, self)
         if spec is None or spec.loader is None:
-            # It may be found later, when the program has changed its path.
-            sys.meta_path.insert(0, self)
             return None
         loader = spec.loader
         load = loader.exec_module
@@ -50,7 +53,9 @@ class _TorchFinder:
         def load_and_install(module: ModuleType) -> None:
             del loader.exec_module
             load(module)
-            _install()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _install()
 
         loader.exec_module = load_and_install  # type: ignore[method-assign]
         return spec

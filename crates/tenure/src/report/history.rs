@@ -1,5 +1,6 @@
 //! What a chart shows of a trace: figures over time, thinned to as many points as can be seen.
 
+use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 use tenure_plan::{Action, Event, Trace};
 
@@ -121,13 +122,15 @@ impl Composition {
 
     fn of(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
         let groups = (0..).zip(names).map(|(index, name)| (name, format!("{class}{index}"), 0)).collect();
+        // A block leaves the group that it came to, whatever its free says.
+        let mut live = FxHashMap::default();
         let changes = trace.events().iter().enumerate().filter_map(|(index, event)| {
-            let gains = match event.action {
-                Action::Alloc => true,
-                Action::FreeCompleted => false,
+            let (gains, (group, bytes)) = match event.action {
+                Action::Alloc => (true, *live.entry(event.address).insert_entry((group_of(event), event.bytes)).get()),
+                Action::FreeCompleted => (false, live.remove(&event.address)?),
                 _ => return None,
             };
-            Some(Change { bin: bins.of_event(index), group: group_of(event), bytes: event.bytes, gains })
+            Some(Change { bin: bins.of_event(index), group, bytes, gains })
         });
         Self::new(groups, changes)
     }

@@ -25,12 +25,13 @@ void install(const tenure_torch_api *table, const char *options) {
               "the shim and Tenure are of different versions: build the shim again");
   api = table;
   check(api->configure(options));
+  // Before anything is replaced, since PyTorch may refuse to parse its settings.
+  follow_settings();
   // Never destroyed: blocks are freed until the process ends.
   static auto &allocator = *new auto(std::make_shared<Allocator>());
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(allocator);
   c10::SetAllocator(c10::kCUDA, allocator.get(), 1);
   check(api->add_free_memory_callback(free_memory, kNothing));
-  follow_settings();
 }
 
 } // namespace
