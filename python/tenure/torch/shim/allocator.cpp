@@ -13,6 +13,12 @@
 namespace tenure {
 
 const tenure_torch_api *api = nullptr;
+std::atomic<bool> any_thrown{false};
+
+std::exception_ptr &thrown() {
+  static thread_local std::exception_ptr exception;
+  return exception;
+}
 
 namespace {
 
@@ -92,6 +98,8 @@ RawUncached &raw_uncached() {
 } // namespace
 
 void fail(tenure_status status) {
+  if (auto exception = std::exchange(thrown(), nullptr))
+    std::rethrow_exception(exception);
   const char *message = api->last_error();
   TORCH_CHECK_WITH(OutOfMemoryError, status != TENURE_OUT_OF_MEMORY, message);
   TORCH_CHECK(false, message);
@@ -141,6 +149,11 @@ void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stre
   if (C10_UNLIKELY(status != TENURE_OK)) {
     if (status == TENURE_OUT_OF_MEMORY)
       report_out_of_memory(device, bytes);
+    fail(status);
+  }
+  if (C10_UNLIKELY(any_thrown.load(std::memory_order_relaxed)) && thrown() != nullptr) {
+    // A pool's filter did not say where the block belongs.
+    api->free(address, kNothing);
     fail(status);
   }
   trace_allocation(address);

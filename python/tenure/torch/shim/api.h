@@ -3,6 +3,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -13,7 +15,24 @@ namespace tenure {
 /// Tenure's functions. Set before the allocator exists.
 extern const tenure_torch_api *api;
 
-/// Throws what a failed call is in PyTorch.
+/// What a callback threw that Tenure called on this thread: nothing may be thrown through Tenure.
+std::exception_ptr &thrown();
+
+/// Whether any callback ever threw, on whatever thread.
+extern std::atomic<bool> any_thrown;
+
+/// What a callback of PyTorch's returns to Tenure; `otherwise` if it throws, which `fail` then throws again.
+template <typename Callback, typename Result> Result shielded(Callback callback, Result otherwise) noexcept {
+  try {
+    return callback();
+  } catch (...) {
+    thrown() = std::current_exception();
+    any_thrown = true;
+    return otherwise;
+  }
+}
+
+/// Throws what a callback threw, or else what a failed call is in PyTorch.
 [[noreturn]] void fail(tenure_status status);
 
 inline void check(tenure_status status) {

@@ -99,7 +99,12 @@ std::string Allocator::getUserMetadata() { return user_metadata; }
 
 void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
   const auto tell = [](void *user, const tenure_event *event) {
-    value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime()));
+    try {
+      value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime()));
+    } catch (const std::exception &error) {
+      // Events come of frees too, which cannot fail.
+      TORCH_WARN("a tracker of allocations failed: ", error.what());
+    }
   };
   check(api->add_tracker(tell, hand_over(std::move(tracker))));
 }

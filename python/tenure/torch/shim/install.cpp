@@ -13,11 +13,14 @@ namespace {
 
 /// Lets the free-memory callbacks that PyTorch knows of free what they can.
 bool free_memory(void *) {
-  bool freed = false;
-  auto *registry = c10::FreeCudaMemoryCallbacksRegistry();
-  for (const auto &name : registry->Keys())
-    freed |= registry->Create(name)->Execute();
-  return freed;
+  const auto call = [] {
+    bool freed = false;
+    auto *registry = c10::FreeCudaMemoryCallbacksRegistry();
+    for (const auto &name : registry->Keys())
+      freed |= registry->Create(name)->Execute();
+    return freed;
+  };
+  return shielded(call, false);
 }
 
 void install(const tenure_torch_api *table, const char *options) {

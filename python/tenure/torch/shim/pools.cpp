@@ -70,7 +70,8 @@ int Allocator::getPoolUseCount(DeviceIndex device, MempoolId_t pool) {
 void Allocator::beginAllocateToPool(DeviceIndex device, MempoolId_t pool, Filter filter) {
   check_device(device);
   const auto passes = [](void *user, void *stream) {
-    return value_of<Filter>(user)(static_cast<cudaStream_t>(stream));
+    const auto call = [&] { return value_of<Filter>(user)(static_cast<cudaStream_t>(stream)); };
+    return shielded(call, false);
   };
   check(api->begin_pool(device, pool_of(pool), passes, hand_over(std::move(filter))));
 }
