@@ -79,6 +79,20 @@ def test_observers_are_told_first() -> None:
     assert 0 <= free <= total
 
 
+def test_what_an_observer_raises_reaches_the_program() -> None:
+    raising = [ValueError("the observer's")]
+
+    def observe(*_: int) -> None:
+        if raising:
+            raise raising.pop()
+
+    torch._C._cuda_attach_out_of_memory_observer(observe)
+    with pytest.raises(ValueError, match="the observer's"):
+        tensor(1 << 42)
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(1 << 42)
+
+
 def test_a_capture_that_runs_out_of_memory_says_so() -> None:
     """Covers TestCuda.test_graph_capture_oom."""
     with pytest.raises(RuntimeError, match="out of memory"):
