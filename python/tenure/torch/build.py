@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -89,6 +91,9 @@ def built(torch: Torch) -> Path:
     compiler = _compiler()
     includes = _includes(torch)
     key = _key(torch, compiler)
+    # Also where the folder cannot be written to, as in an image that was made with the shim in it.
+    if (shipped := _folder() / f"{key}.so").is_file():
+        return shipped
     with _cache() as folder, _locked(folder / f"{key}.lock"):
         library = folder / f"{key}.so"
         if not library.exists():
@@ -191,11 +196,24 @@ def _key(torch: Torch, compiler: list[str]) -> str:
     return f"{torch.version}-{digest[:16]}"
 
 
+def _folder() -> Path:
+    """The folder of shims that were built here, there or not."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "tenure" / "shims"
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A folder that lasts as long as this process."""
+    folder = tempfile.mkdtemp(prefix="tenure-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
 @contextlib.contextmanager
 def _cache() -> Iterator[Path]:
     """The folder of shims that were built here."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(home) / "tenure" / "shims"
+    folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -206,8 +224,7 @@ def _cache() -> Iterator[Path]:
             "XDG_CACHE_HOME to a folder that can",
             stacklevel=7,  # whoever calls install()
         )
-        # Once the library is loaded, its file is no longer needed; a folder of the system's own cleans up after us.
-        yield Path(tempfile.mkdtemp(prefix="tenure-"))
+        yield _own_folder()
     else:
         yield folder
 

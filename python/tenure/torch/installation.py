@@ -102,7 +102,7 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
 def _checked(allocator: Allocator, fraction: float) -> Options:
     if allocator not in get_args(Allocator):
         raise InstallError(f"allocator={allocator!r}: expected one of {', '.join(map(repr, get_args(Allocator)))}")
-    if not 0 < fraction <= 1:
+    if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
         raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
     return Options(allocator, float(fraction))
 
@@ -113,6 +113,9 @@ def _torch() -> ModuleType:
         import torch
     except ImportError as error:
         raise InstallError(f"PyTorch cannot be imported ({error}): pip install torch") from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InstallError(f"PyTorch cannot be imported ({reason}): install it again") from error
     if torch.version.hip:
         raise InstallError(f"PyTorch {torch.__version__} is built for ROCm: Tenure needs one built for CUDA")
     if torch.version.cuda is None:

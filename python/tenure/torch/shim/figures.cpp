@@ -28,6 +28,7 @@ c10::CachingAllocator::StatArray stats_of(const tenure_stat (&stats)[3]) {
 c10::CachingDeviceAllocator::DeviceStats Allocator::getDeviceStats(DeviceIndex device) {
   check_device(device);
   c10::CachingDeviceAllocator::DeviceStats result;
+  result.max_split_size = -1; // no limit
   if (!api->is_open(device))
     return result;
   tenure_statistics figures;
