@@ -100,6 +100,14 @@ def test_pytorch_is_missing(machine: Machine) -> None:
     ]
 
 
+def test_pytorch_is_broken(machine: Machine) -> None:
+    (machine.folder / "torch.py").write_text("raise OSError('libcudart.so.13:\\nno such file')")
+    assert machine.install() == [
+        "error: PyTorch cannot be imported (libcudart.so.13: no such file): install it again",
+        "not installed",
+    ]
+
+
 def test_pytorch_has_no_cuda(machine: Machine) -> None:
     machine.have_torch(version="2.11.0+cpu", cuda=None)
     assert machine.install()[0].startswith("error: PyTorch 2.11.0+cpu is built without CUDA: install one with it")
@@ -200,6 +208,18 @@ def test_the_cache_cannot_be_written_to(machine: Machine) -> None:
     said = machine.install(CXX=machine.have_compiler(WORKING), XDG_CACHE_HOME=str(machine.folder / "file"))
     assert said[0].startswith("warning: the shim is built again by every process, since")
     assert said[-1] == "built shim"
+
+
+def test_a_shim_that_was_built_is_taken_from_a_folder_that_cannot_be_written_to(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    cache = machine.folder / "cache"
+    machine.install(CXX=compiler, XDG_CACHE_HOME=str(cache))
+    shims = cache / "tenure/shims"
+    for lock in shims.glob("*.lock"):
+        lock.unlink()
+        lock.mkdir()  # nobody can lock it now
+    assert machine.install(CXX=compiler, XDG_CACHE_HOME=str(cache))[-1] == "built shim"
 
 
 def test_importing_tenure_torch_does_not_import_pytorch(machine: Machine) -> None:
