@@ -53,9 +53,9 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Finer chunks than the default's: four to ten times the modelled driver time of `cudaMalloc` until a program repeats itself,
-    /// and on every recorded program within 1 % or 64 MiB of what it asks for. For programs that run long, such as
-    /// PyTorch's, whose steps a tenth of a second once does not matter to.
+    /// Finer chunks than the default's: four to ten times the modelled driver time of `cudaMalloc` until a program
+    /// repeats itself, and on every recorded program within 1 % or 64 MiB of what it asks for. For programs that run
+    /// long, such as PyTorch's, whose steps a tenth of a second once does not matter to.
     pub fn fine() -> Self {
         Self { min_chunk_bytes: 2 << 20, chunk_share: 1.0 / 1024.0, ..Self::default() }
     }
