@@ -104,12 +104,9 @@ std::string Allocator::getUserMetadata() { return user_metadata; }
 
 void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
   const auto tell = [](void *user, const tenure_event *event) {
-    try {
-      value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime()));
-    } catch (const std::exception &error) {
-      // Events come of frees too, which cannot fail.
-      TORCH_WARN("a tracker of allocations failed: ", error.what());
-    }
+    // Events come of frees too, which cannot fail.
+    warned("a tracker of allocations failed",
+           [&] { value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime())); });
   };
   check(api->add_tracker(tell, hand_over(std::move(tracker))));
 }
