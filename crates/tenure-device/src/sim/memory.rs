@@ -87,7 +87,7 @@ impl Memory {
                 self.script.pop_front();
                 address
             }
-            None => self.fresh_range(bytes),
+            None => self.fresh_range(bytes)?,
         };
         let (physical, access) = (self.physical.add_segment(bytes), Some(Rights::ReadWrite));
         self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
@@ -108,7 +108,7 @@ impl Memory {
 
     pub(super) fn reserve(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
         self.check_aligned("size", bytes)?;
-        let address = self.fresh_range(bytes);
+        let address = self.fresh_range(bytes)?;
         self.reservations.insert(address, address + bytes);
         Ok(address)
     }
@@ -299,14 +299,18 @@ impl Memory {
     }
 
     /// Addresses that nothing has, with a gap after them, so that what runs over its end hits nothing.
-    fn fresh_range(&mut self, bytes: u64) -> Address {
-        let bytes = bytes.next_multiple_of(self.granularity);
-        while let Some(occupant) = self.occupant(&(self.next_address..self.next_address + bytes)) {
-            self.next_address = occupant.end.next_multiple_of(self.granularity) + self.granularity;
+    fn fresh_range(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
+        let gap = self.granularity;
+        loop {
+            let start = self.next_address;
+            let next = bytes.checked_next_multiple_of(gap).and_then(|bytes| start.checked_add(bytes)?.checked_add(gap));
+            let next = next.ok_or(ErrorKind::OutOfMemory { requested: bytes, free: Address::MAX - start })?;
+            let Some(occupant) = self.occupant(&(start..next - gap)) else {
+                self.next_address = next;
+                return Ok(start);
+            };
+            self.next_address = occupant.end.next_multiple_of(gap) + gap;
         }
-        let address = self.next_address;
-        self.next_address += bytes + self.granularity;
-        address
     }
 
     /// A reservation or mapping that overlaps `range`.

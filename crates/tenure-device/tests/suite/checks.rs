@@ -254,6 +254,13 @@ fn mapped_chunks_and_ranges_with_mappings_are_not_given_back() {
 }
 
 #[test]
+fn more_than_all_addresses_are_not_reserved() {
+    let (driver, bytes) = (sim(1), 1 << 63);
+    driver.reserve(bytes).unwrap();
+    assert!(matches!(kind(driver.reserve(bytes)), ErrorKind::OutOfMemory { requested, .. } if requested == bytes));
+}
+
+#[test]
 fn a_reservation_is_given_back_whole() {
     let driver = sim(0);
     let address = driver.reserve(2 * GRANULE).unwrap();
