@@ -8,8 +8,8 @@ pub(super) const GRANULE: u64 = rounding::GRANULE;
 pub(super) const SMALL_LIMIT: u64 = 1 << 20;
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: u64 = 2 << 20;
-/// Beyond this no size is rounded without overflow, and no device has as much.
-const MAX_REQUEST: u64 = 1 << 46;
+/// No device has as much.
+const MAX_DEVICE_BYTES: u64 = 1 << 46;
 /// PyTorch counts devices in a signed byte.
 const MAX_DEVICES: u32 = 128;
 
@@ -79,10 +79,11 @@ impl Config {
             let value = self.min_chunk_bytes.to_string();
             return invalid("min_chunk_bytes", value, "it must be more than 0 and at most max_chunk_bytes");
         }
-        if self.max_chunk_bytes > MAX_REQUEST {
+        if self.max_chunk_bytes > MAX_DEVICE_BYTES {
             return invalid("max_chunk_bytes", self.max_chunk_bytes.to_string(), "it must be at most 64 TiB");
         }
-        if let Some(bytes) = self.address_space_bytes.filter(|bytes| !(SLAB_BYTES..=2 * MAX_REQUEST).contains(bytes)) {
+        let allowed = SLAB_BYTES..=2 * MAX_DEVICE_BYTES;
+        if let Some(bytes) = self.address_space_bytes.filter(|bytes| !allowed.contains(bytes)) {
             return invalid("address_space_bytes", bytes.to_string(), "it must lie between 2 MiB and 128 TiB");
         }
         if self.device >= MAX_DEVICES {
@@ -114,5 +115,5 @@ impl Config {
 
 /// The bytes of a block for a request, before it is rounded any further.
 pub(super) fn round(bytes: u64) -> Result<u64, AllocError> {
-    if bytes > MAX_REQUEST { Err(AllocError::TooLarge(bytes)) } else { Ok(bytes.next_multiple_of(GRANULE)) }
+    if bytes > rounding::MAX_REQUEST { Err(AllocError::TooLarge(bytes)) } else { Ok(bytes.next_multiple_of(GRANULE)) }
 }
