@@ -146,6 +146,11 @@ def test_another_allocator_was_installed_before(machine: Machine) -> None:
     assert machine.install()[0].startswith("error: another allocator is under PyTorch already, and")
 
 
+def test_another_copy_of_tenure_was_installed_before(machine: Machine) -> None:
+    machine.have_torch(backend="tenure")
+    assert machine.install()[0].startswith("error: Tenure is under PyTorch already, put there by another copy of")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
