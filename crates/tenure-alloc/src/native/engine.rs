@@ -152,7 +152,7 @@ impl Engine {
         if !must_wait {
             self.complete(id);
         } else if capturing {
-            self.pending.deferred.push(id);
+            self.pending.deferred.push_back(id);
         }
         Ok(())
     }

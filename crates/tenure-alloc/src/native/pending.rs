@@ -14,7 +14,7 @@ pub(super) struct Pending {
     /// Marks in the order they were recorded, by stream, so that a slow stream delays its own blocks only.
     awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
     /// Freed during a capture, when recording and asking for marks would break the capture.
-    pub(super) deferred: Vec<BlockId>,
+    pub(super) deferred: VecDeque<BlockId>,
 }
 
 impl Engine {
@@ -82,9 +82,9 @@ impl Engine {
     /// the captured graph orders it by itself, so only streams recorded outside one are awaited. (PyTorch forgets those
     /// that are recorded in both.)
     fn settle_deferred(&mut self) -> Result<(), AllocError> {
-        while let Some(&id) = self.pending.deferred.last() {
+        while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
-            self.pending.deferred.pop();
+            self.pending.deferred.pop_front();
             self.blocks[id].state = State::Pending(marks);
             if marks == 0 {
                 self.complete(id);
