@@ -299,8 +299,7 @@ impl Model {
 
     fn check(&self) {
         let all = self.f.donated.statistics().all;
-        let sums = self.live.values().fold((0, 0), |sum, live| (sum.0 + live.0, sum.1 + live.1));
-        assert_eq!((all.allocated_bytes.current, all.requested_bytes.current), sums);
+        assert_eq!(all.allocated_bytes.current, self.live.values().map(|live| live.0).sum());
         assert_eq!(all.reserved_bytes.current + self.cleared, self.f.backing.used());
         assert!(all.allocated_bytes.current <= all.active_bytes.current);
         assert!(all.active_bytes.current <= all.reserved_bytes.current);
@@ -310,7 +309,9 @@ impl Model {
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &(bytes, stream))| (address, bytes, stream)).collect();
         assert_eq!(external.iter().map(|s| (s.address, s.bytes(), s.stream)).collect::<Vec<_>>(), ranges);
         let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
-        let allocated = blocks.filter(|block| block.state == SnapshotState::Allocated);
+        let active = blocks.filter(|block| block.state != SnapshotState::Inactive);
+        assert_eq!(all.requested_bytes.current, active.clone().map(|block| block.requested).sum());
+        let allocated = active.filter(|block| block.state == SnapshotState::Allocated);
         let allocated: BTreeMap<u64, (u64, u64)> =
             allocated.map(|block| (block.address, (block.bytes, block.requested))).collect();
         assert_eq!(allocated, self.live);

@@ -34,17 +34,34 @@ impl Engine {
         self.finish(true)
     }
 
+    /// The same for the blocks of one pool.
+    pub(super) fn finish_all_of(&mut self, owner: usize) -> Result<(), AllocError> {
+        self.statistics.num_sync_all_streams += 1;
+        self.settle_deferred()?;
+        for stream in self.awaited_streams() {
+            let mut at = 0;
+            while let Some((mark, id)) = self.awaited(stream, at) {
+                if self.blocks[id].pool.owner == owner {
+                    self.backing.synchronize(mark)?;
+                    self.passed(stream, at);
+                } else {
+                    at += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
         self.settle_deferred()?;
-        let streams: Vec<StreamId> = self.pending.awaited.keys().copied().collect();
-        for stream in streams {
-            while let Some((mark, id)) = self.first_awaited(stream) {
+        for stream in self.awaited_streams() {
+            while let Some((mark, _)) = self.awaited(stream, 0) {
                 if wait {
                     self.backing.synchronize(mark)?;
                 } else if !self.backing.completed(mark)? {
                     break;
                 }
-                self.passed(stream, id);
+                self.passed(stream, 0);
             }
         }
         Ok(())
@@ -76,17 +93,20 @@ impl Engine {
         Ok(())
     }
 
-    fn first_awaited(&self, stream: StreamId) -> Option<(Mark, BlockId)> {
-        self.pending.awaited.get(&stream)?.front().copied()
+    fn awaited_streams(&self) -> Vec<StreamId> {
+        self.pending.awaited.keys().copied().collect()
     }
 
-    /// `stream` has passed the first mark awaited on it, which was for `id`.
-    fn passed(&mut self, stream: StreamId, id: BlockId) {
-        if let Some(queue) = self.pending.awaited.get_mut(&stream) {
-            queue.pop_front();
-            if queue.is_empty() {
-                self.pending.awaited.remove(&stream);
-            }
+    fn awaited(&self, stream: StreamId, at: usize) -> Option<(Mark, BlockId)> {
+        self.pending.awaited.get(&stream)?.get(at).copied()
+    }
+
+    /// `stream` has passed a mark awaited on it.
+    fn passed(&mut self, stream: StreamId, at: usize) {
+        let Some(queue) = self.pending.awaited.get_mut(&stream) else { return };
+        let Some((_, id)) = queue.remove(at) else { return };
+        if queue.is_empty() {
+            self.pending.awaited.remove(&stream);
         }
         let State::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
         self.blocks[id].state = State::Pending(marks - 1);

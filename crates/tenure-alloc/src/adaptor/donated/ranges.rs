@@ -201,7 +201,7 @@ impl Ranges {
         }
         let is_used_elsewhere = !pending.users.is_empty() || !pending.marks.is_empty();
         piece.state = PieceState::Pending { request };
-        self.statistics.block_freed(PoolKind::Large, request.tag, request.bytes, piece.bytes);
+        self.statistics.block_freed(PoolKind::Large, request.tag, piece.bytes);
         self.note(address, Rule::note_freed);
         if is_used_elsewhere {
             self.pending.push(pending);
@@ -313,7 +313,7 @@ impl Ranges {
         let end = start + range.bytes;
         let Some(piece) = self.pieces.remove(&address) else { return };
         if let PieceState::Pending { request } = piece.state {
-            self.statistics.block_completed(PoolKind::Large, request.tag, piece.bytes);
+            self.statistics.block_completed(PoolKind::Large, request.tag, request.bytes, piece.bytes);
         }
         let (mut address, mut bytes) = (address, piece.bytes);
         let behind = address + bytes;
