@@ -43,23 +43,34 @@ impl Default for SharedCacheConfig {
 }
 
 impl SharedCacheConfig {
-    /// The chunks of a pool of these sizes.
+    /// The chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
     ///
     /// # Errors
-    /// The parts are larger than the whole.
+    /// The parts are larger than the whole, or one of them is nothing.
     pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
+        for (setting, bytes) in
+            [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
+        {
+            if bytes == 0 {
+                let expected = "more than 0: a cache has a range for both".to_owned();
+                return Err(ShareError::InvalidSetting { setting, value: bytes.to_string(), expected });
+            }
+        }
+        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest()?];
+        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
+    }
+
+    /// What is left for neither.
+    fn rest(&self) -> Result<u64, ShareError> {
         let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
-        let rest = rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes));
-        let rest = rest.ok_or_else(|| ShareError::InvalidSetting {
+        rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
             setting: "pool_bytes",
             value: self.pool_bytes.to_string(),
             expected: format!(
                 "room for parameter_bytes = {} and computation_bytes = {}",
                 self.parameter_bytes, self.computation_bytes
             ),
-        })?;
-        let chunks = [self.parameter_bytes, self.computation_bytes, rest];
-        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
+        })
     }
 }
 
@@ -139,7 +150,7 @@ impl WorkerCache {
         memory: &'static DeviceMemory,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
-        config.chunks()?;
+        config.rest()?;
         let pool_bytes = client.terms().pool_bytes();
         if config.pool_bytes != pool_bytes {
             return Err(ShareError::InvalidSetting {

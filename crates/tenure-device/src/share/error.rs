@@ -206,10 +206,10 @@ pub enum ShareError {
         /// What is said of them, by who published them.
         published: Vec<u8>,
     },
-    /// The cache was divided without a range for this.
+    /// The cache is not divided into a range for this.
     #[error(
-        "the shared cache has no range for {0}: give the range a size where the cache is allocated, or where it is \
-         received if its sender does not divide it"
+        "the shared cache was received without a range for {0}: its sender does not divide it, so give \
+         recv_shared_cache() the size of the range"
     )]
     NoRange(RangeUse),
     /// This process itself has the range.

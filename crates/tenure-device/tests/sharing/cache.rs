@@ -292,15 +292,14 @@ fn whether_parameters_fit_is_known_before_any_is_written() {
 }
 
 #[test]
-fn a_range_that_the_cache_does_not_have_is_told() {
-    let (_folder, socket) = socket();
-    let sizes = SharedCacheConfig { parameter_bytes: 0, ..SIZES };
-    let mut owner = SharedCache::allocate_shared_cache(sim(), &sizes).unwrap();
-    owner.send_shared_cache(DaemonConfig { socket, ..quick() }).unwrap();
-    let Worker { memory, .. } = worker(&serve().0);
+fn a_range_that_the_cache_was_received_without_is_told() {
+    let (owner, _folder) = serve();
+    let Worker { memory, .. } = worker(&owner);
+    let sizes = SharedCacheConfig { computation_bytes: 0, ..SIZES };
     let cache = WorkerCache::recv_shared_cache(connect(&owner), memory, sizes).unwrap();
-    let error = cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap_err();
-    assert!(matches!(error, ShareError::NoRange(RangeUse::Parameters)), "{error}");
+    let error = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::NoRange(RangeUse::Computation)), "{error}");
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
 }
 
 #[test]
@@ -350,5 +349,7 @@ fn sizes_come_from_configuration_and_must_fit_together() {
     assert_eq!(config.chunks().unwrap(), [1 << 30, 11 << 30, 12 << 30]);
     assert_eq!(SharedCacheConfig::default().chunks().unwrap(), [1 << 30, 11 << 30]);
     assert!(SharedCacheConfig { pool_bytes: 1 << 30, ..config }.chunks().is_err());
+    assert!(SharedCacheConfig { parameter_bytes: 0, ..config }.chunks().is_err());
+    assert!(SharedCacheConfig { computation_bytes: 0, ..config }.chunks().is_err());
     assert!(serde_json::from_str::<SharedCacheConfig>(r#"{"pool": 1}"#).is_err());
 }
