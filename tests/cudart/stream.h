@@ -16,7 +16,8 @@ namespace simulated {
 struct Capture;
 struct Device;
 
-/// Nanoseconds of a clock that all processes share.
+/// Nanoseconds of a clock that all processes share; where TENURE_CUDART_CLOCK is `virtual`, of one that stands still
+/// but for who waits.
 using Time = int64_t;
 
 Time now();

@@ -3,6 +3,7 @@ use crate::{AllocError, Backing};
 /// How much of the device may be held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limit {
+    /// Less than 1: all of the device is no limit, as in PyTorch.
     fraction: Option<f64>,
     /// Whether what the process holds beside the allocator counts.
     pub(crate) counts_overhead: bool,
@@ -22,11 +23,11 @@ impl Limit {
             let (setting, value, expected) = ("memory fraction", fraction.to_string(), "it must lie between 0 and 1");
             return Err(AllocError::InvalidSetting { setting, value, expected });
         }
-        self.fraction = Some(fraction);
+        self.fraction = (fraction < 1.0).then_some(fraction);
         Ok(())
     }
 
-    /// What was set; 1 if nothing was.
+    /// What was set; 1 if nothing less was.
     pub(crate) fn fraction(&self) -> f64 {
         self.fraction.unwrap_or(1.0)
     }

@@ -3,7 +3,10 @@ use crate::Divisions;
 /// Every block is a multiple of this.
 pub(crate) const GRANULE: u64 = 512;
 
-/// Bytes of the block for a request of at most 2^62 bytes (PyTorch's `round_size`): a multiple of 512, or the next of
+/// Beyond this, sizes are not rounded without overflow.
+pub(crate) const MAX_REQUEST: u64 = 1 << 62;
+
+/// Bytes of the block for a request of at most [`MAX_REQUEST`] bytes (PyTorch's `round_size`): a multiple of 512, or the next of
 /// equal steps between two powers of two.
 pub(crate) fn round(requested: u64, divisions: &Divisions) -> u64 {
     if requested < GRANULE {

@@ -83,8 +83,8 @@ pub struct PoolStatistics {
     pub active_bytes: Stat,
     /// Bytes of the blocks that `inactive_split` counts.
     pub inactive_split_bytes: Stat,
-    /// Bytes that callers asked for, of the blocks that `allocation` counts. PyTorch counts them until other streams
-    /// have passed, so that its figure can exceed `allocated_bytes`; here it never does.
+    /// Bytes that callers asked for, of the blocks that `active` counts: while other streams still use freed blocks, it
+    /// may exceed `allocated_bytes`.
     pub requested_bytes: Stat,
 }
 
@@ -199,25 +199,25 @@ impl Statistics {
 
     /// A block's owner freed it; it stays active until [`block_completed`](Self::block_completed).
     #[inline]
-    pub fn block_freed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
+    pub fn block_freed(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
         for pool in self.both(kind) {
             pool.allocation.decrease(1);
-            pool.requested_bytes.decrease(requested);
             pool.allocated_bytes.decrease(bytes);
         }
-        let tag = &mut self.tags[tag as usize];
-        tag.requested_bytes.decrease(requested);
-        tag.allocated_bytes.decrease(bytes);
+        self.tags[tag as usize].allocated_bytes.decrease(bytes);
     }
 
     /// Every stream has passed a freed block.
     #[inline]
-    pub fn block_completed(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
+    pub fn block_completed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         for pool in self.both(kind) {
             pool.active.decrease(1);
+            pool.requested_bytes.decrease(requested);
             pool.active_bytes.decrease(bytes);
         }
-        self.tags[tag as usize].active_bytes.decrease(bytes);
+        let tag = &mut self.tags[tag as usize];
+        tag.requested_bytes.decrease(requested);
+        tag.active_bytes.decrease(bytes);
     }
 
     /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
@@ -345,10 +345,12 @@ mod tests {
     fn a_freed_block_stays_active_until_completed() {
         let mut statistics = Statistics::default();
         statistics.block_allocated(PoolKind::Small, Tag::Gradient, 100, 512);
-        statistics.block_freed(PoolKind::Small, Tag::Gradient, 100, 512);
-        assert_eq!((statistics.all.allocated_bytes.current, statistics.all.active_bytes.current), (0, 512));
-        statistics.block_completed(PoolKind::Small, Tag::Gradient, 512);
-        assert_eq!(statistics.tags[Tag::Gradient as usize].active_bytes.current, 0);
+        statistics.block_freed(PoolKind::Small, Tag::Gradient, 512);
+        let PoolStatistics { requested_bytes, allocated_bytes, active_bytes, .. } = &statistics.all;
+        assert_eq!((requested_bytes.current, allocated_bytes.current, active_bytes.current), (100, 0, 512));
+        statistics.block_completed(PoolKind::Small, Tag::Gradient, 100, 512);
+        let tag = &statistics.tags[Tag::Gradient as usize];
+        assert_eq!((tag.requested_bytes.current, tag.active_bytes.current), (0, 0));
         assert_eq!(statistics.small_pool.active_bytes, Stat { current: 0, peak: 512, allocated: 512, freed: 512 });
     }
 
@@ -356,8 +358,8 @@ mod tests {
     fn merged_counters_add_up_and_a_merged_peak_is_an_upper_bound() {
         let (mut one, mut other) = (Statistics::default(), Statistics::default());
         one.block_allocated(PoolKind::Small, Tag::Unknown, 1, 512);
-        one.block_freed(PoolKind::Small, Tag::Unknown, 1, 512);
-        one.block_completed(PoolKind::Small, Tag::Unknown, 512);
+        one.block_freed(PoolKind::Small, Tag::Unknown, 512);
+        one.block_completed(PoolKind::Small, Tag::Unknown, 1, 512);
         other.block_allocated(PoolKind::Large, Tag::Unknown, 1 << 21, 1 << 21);
         one.merge(&other);
         assert_eq!(one.all.allocated_bytes.current, 1 << 21);
@@ -370,7 +372,7 @@ mod tests {
         let mut statistics = Statistics::default();
         statistics.block_allocated(PoolKind::Large, Tag::Unknown, 5, 512);
         statistics.block_allocated(PoolKind::Large, Tag::Unknown, 5, 512);
-        statistics.block_freed(PoolKind::Large, Tag::Unknown, 5, 512);
+        statistics.block_freed(PoolKind::Large, Tag::Unknown, 512);
         statistics.reset_peak();
         statistics.reset_accumulated();
         assert_eq!(statistics.all.allocation, Stat { current: 1, peak: 1, allocated: 0, freed: 0 });

@@ -62,8 +62,8 @@ impl<R: Resource> Resource for Counted<R> {
         if let Some(freed) = self.ledger.free(&self.inner, address)? {
             let (request, block) = (freed.request, freed.block);
             let mut statistics = self.statistics.lock();
-            statistics.block_freed(kind(block), request.tag, request.bytes, block.bytes);
-            statistics.block_completed(kind(block), request.tag, block.bytes);
+            statistics.block_freed(kind(block), request.tag, block.bytes);
+            statistics.block_completed(kind(block), request.tag, request.bytes, block.bytes);
         }
         Ok(())
     }

@@ -43,6 +43,7 @@ pub(super) struct Use {
 pub(super) struct Block {
     pub(super) address: Address,
     pub(super) bytes: u64,
+    /// Bytes that its user asked for; of a free block the last one that it, or what it was joined to or split off, had.
     pub(super) requested: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolRef,

@@ -15,8 +15,6 @@ pub(super) const LARGE_SEGMENT: u64 = 20 << 20;
 const OWN_SEGMENT: u64 = 10 << 20;
 /// Segments of their own size are multiples of this.
 const SEGMENT_ROUNDING: u64 = 2 << 20;
-/// Beyond this no size is rounded without overflow, and no device has as much.
-const MAX_REQUEST: u64 = 1 << 62;
 
 /// How a [`NativeAllocator`](super::NativeAllocator) behaves: PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,7 +65,7 @@ impl Config {
 
     /// Bytes of the block for a request.
     pub(super) fn round(&self, requested: u64) -> Result<u64, AllocError> {
-        if requested > MAX_REQUEST {
+        if requested > rounding::MAX_REQUEST {
             return Err(AllocError::TooLarge(requested));
         }
         Ok(rounding::round(requested, &self.roundup_power2_divisions))

@@ -144,7 +144,7 @@ impl Engine {
         self.live.remove(&address);
         let block = &mut self.blocks[id];
         block.state = State::Pending(marks);
-        self.statistics.block_freed(block.pool.kind, block.tag, block.requested, block.bytes);
+        self.statistics.block_freed(block.pool.kind, block.tag, block.bytes);
         if self.config.is_oversize(block.bytes) {
             self.statistics.oversize_allocations.decrease(1);
         }
@@ -152,7 +152,7 @@ impl Engine {
         if !must_wait {
             self.complete(id);
         } else if capturing {
-            self.pending.deferred.push(id);
+            self.pending.deferred.push_back(id);
         }
         Ok(())
     }
@@ -211,8 +211,8 @@ impl Engine {
         self.record_block(Action::FreeCompleted, id);
         let block = &mut self.blocks[id];
         block.state = State::Free;
-        let Block { pool, bytes, tag, segment, .. } = *block;
-        self.statistics.block_completed(pool.kind, tag, bytes);
+        let Block { pool, requested, bytes, tag, segment, .. } = *block;
+        self.statistics.block_completed(pool.kind, tag, requested, bytes);
         let (merged, merged_bytes) = self.merge(id);
         self.insert_free(id);
         // Pages of expandable segments can be released whatever their neighbours do.
@@ -290,6 +290,7 @@ impl Engine {
         let rest = if self.should_split(wanted, whole - wanted.bytes) {
             let rest = self.blocks.cut(id, wanted.bytes);
             self.blocks[rest].state = State::Free;
+            self.blocks[rest].requested = self.blocks[id].requested;
             self.insert_free(rest);
             whole - wanted.bytes
         } else {

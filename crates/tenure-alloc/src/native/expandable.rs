@@ -228,6 +228,7 @@ impl Engine {
         let mut unmapped = id;
         if address < first {
             unmapped = self.blocks.cut(id, first - address);
+            self.blocks[unmapped].requested = std::mem::take(&mut self.blocks[id].requested);
             self.insert_free(id);
         }
         if first + bytes < address + whole {

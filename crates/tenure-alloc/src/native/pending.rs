@@ -14,7 +14,7 @@ pub(super) struct Pending {
     /// Marks in the order they were recorded, by stream, so that a slow stream delays its own blocks only.
     awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
     /// Freed during a capture, when recording and asking for marks would break the capture.
-    pub(super) deferred: Vec<BlockId>,
+    pub(super) deferred: VecDeque<BlockId>,
 }
 
 impl Engine {
@@ -34,17 +34,34 @@ impl Engine {
         self.finish(true)
     }
 
+    /// The same for the blocks of one pool.
+    pub(super) fn finish_all_of(&mut self, owner: usize) -> Result<(), AllocError> {
+        self.statistics.num_sync_all_streams += 1;
+        self.settle_deferred()?;
+        for stream in self.awaited_streams() {
+            let mut at = 0;
+            while let Some((mark, id)) = self.awaited(stream, at) {
+                if self.blocks[id].pool.owner == owner {
+                    self.backing.synchronize(mark)?;
+                    self.passed(stream, at);
+                } else {
+                    at += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn finish(&mut self, wait: bool) -> Result<(), AllocError> {
         self.settle_deferred()?;
-        let streams: Vec<StreamId> = self.pending.awaited.keys().copied().collect();
-        for stream in streams {
-            while let Some((mark, id)) = self.first_awaited(stream) {
+        for stream in self.awaited_streams() {
+            while let Some((mark, _)) = self.awaited(stream, 0) {
                 if wait {
                     self.backing.synchronize(mark)?;
                 } else if !self.backing.completed(mark)? {
                     break;
                 }
-                self.passed(stream, id);
+                self.passed(stream, 0);
             }
         }
         Ok(())
@@ -65,9 +82,9 @@ impl Engine {
     /// the captured graph orders it by itself, so only streams recorded outside one are awaited. (PyTorch forgets those
     /// that are recorded in both.)
     fn settle_deferred(&mut self) -> Result<(), AllocError> {
-        while let Some(&id) = self.pending.deferred.last() {
+        while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
-            self.pending.deferred.pop();
+            self.pending.deferred.pop_front();
             self.blocks[id].state = State::Pending(marks);
             if marks == 0 {
                 self.complete(id);
@@ -76,17 +93,20 @@ impl Engine {
         Ok(())
     }
 
-    fn first_awaited(&self, stream: StreamId) -> Option<(Mark, BlockId)> {
-        self.pending.awaited.get(&stream)?.front().copied()
+    fn awaited_streams(&self) -> Vec<StreamId> {
+        self.pending.awaited.keys().copied().collect()
     }
 
-    /// `stream` has passed the first mark awaited on it, which was for `id`.
-    fn passed(&mut self, stream: StreamId, id: BlockId) {
-        if let Some(queue) = self.pending.awaited.get_mut(&stream) {
-            queue.pop_front();
-            if queue.is_empty() {
-                self.pending.awaited.remove(&stream);
-            }
+    fn awaited(&self, stream: StreamId, at: usize) -> Option<(Mark, BlockId)> {
+        self.pending.awaited.get(&stream)?.get(at).copied()
+    }
+
+    /// `stream` has passed a mark awaited on it.
+    fn passed(&mut self, stream: StreamId, at: usize) {
+        let Some(queue) = self.pending.awaited.get_mut(&stream) else { return };
+        let Some((_, id)) = queue.remove(at) else { return };
+        if queue.is_empty() {
+            self.pending.awaited.remove(&stream);
         }
         let State::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
         self.blocks[id].state = State::Pending(marks - 1);

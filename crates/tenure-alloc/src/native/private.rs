@@ -151,7 +151,7 @@ impl Engine {
     pub(crate) fn release_cached_in(&mut self, id: PoolId) -> Result<(), AllocError> {
         let Some(owner) = self.pools.find(id).filter(|&owner| self.pools.pair(owner).uses == 0) else { return Ok(()) };
         if !self.captures.any() {
-            self.finish_all()?;
+            self.finish_all_of(owner)?;
         }
         self.release_unused_pool(owner)
     }

@@ -8,215 +8,239 @@ use crate::{PoolKind, PoolStatistics, Stat, Statistics, TagStatistics};
 /// Counters of the blocks of one heap.
 #[derive(Default)]
 pub(super) struct Counters {
-    small: PoolCounters,
-    large: PoolCounters,
-    tags: [TagCounters; Tag::ALL.len()],
-}
-
-#[derive(Clone, Copy, Default)]
-struct PoolCounters {
-    blocks: Gauge,
-    requested_bytes: Gauge,
-    allocated_bytes: Gauge,
-    active: Active,
-    active_bytes: Active,
-}
-
-#[derive(Clone, Copy, Default)]
-struct TagCounters {
-    requested_bytes: Gauge,
-    allocated_bytes: Gauge,
-    active_bytes: Active,
-}
-
-/// A [`Stat`] in which what was taken away follows from the rest.
-#[derive(Clone, Copy, Default)]
-struct Gauge {
-    current: u64,
-    peak: u64,
-    /// Added since it was `start`.
-    added: u64,
-    start: u64,
-}
-
-/// A [`Stat`] of what is active: what a gauge counts, and what was freed and other streams still use. The latter is
-/// rare, so that this is counted and not the sum.
-#[derive(Clone, Copy, Default)]
-struct Active {
+    small: Figures<3>,
+    large: Figures<3>,
+    tags: [Figures<2>; Tag::ALL.len()],
+    /// Of both pools together.
+    peaks: Peaks<3>,
+    /// Freed blocks that other streams still use.
     awaited: u64,
-    peak: u64,
-    /// `awaited` when the gauge was at its start.
-    start: u64,
+}
+
+/// What is counted of blocks: see the indices below.
+type Amounts<const N: usize> = [u64; N];
+
+const BYTES: usize = 0;
+const REQUESTED: usize = 1;
+/// Not of tags.
+const BLOCKS: usize = 2;
+
+/// [`Stat`]s of a part of the blocks, without what follows from the rest.
+#[derive(Clone, Copy)]
+struct Figures<const N: usize> {
+    /// Handed out and not freed.
+    live: Amounts<N>,
+    /// Freed, and other streams still use it: active, with what is live.
+    awaited: Amounts<N>,
+    /// Handed out since `live` and `awaited` were at their starts.
+    added: Amounts<N>,
+    live_start: Amounts<N>,
+    awaited_start: Amounts<N>,
+    peaks: Peaks<N>,
+}
+
+#[derive(Clone, Copy)]
+struct Peaks<const N: usize> {
+    live: Amounts<N>,
+    /// Of what is active, while anything was awaited. At other times that is what is live.
+    active: Amounts<N>,
 }
 
 impl Counters {
     /// Bytes requested and not freed.
     #[inline]
     pub(super) fn requested(&self) -> u64 {
-        self.small.requested_bytes.current + self.large.requested_bytes.current
+        self.small.live[REQUESTED] + self.large.live[REQUESTED]
     }
 
     /// A block of `bytes` bytes is handed out for a request of `requested` bytes.
     #[inline]
     pub(super) fn allocated(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
-        let (pool, tag) = self.both(kind, tag);
-        pool.blocks.increase(1);
-        pool.requested_bytes.increase(requested);
-        pool.allocated_bytes.increase(bytes);
-        pool.active.follow(&pool.blocks);
-        pool.active_bytes.follow(&pool.allocated_bytes);
-        tag.requested_bytes.increase(requested);
-        tag.allocated_bytes.increase(bytes);
-        tag.active_bytes.follow(&tag.allocated_bytes);
+        self.pool(kind).add([bytes, requested, 1]);
+        self.tags[tag as usize].add([bytes, requested]);
+        raise(&mut self.peaks.live, sum(self.small.live, self.large.live));
+        if self.awaited > 0 {
+            self.raise_active(tag);
+        }
     }
 
     /// A block's owner freed it, and it is free; or [other streams use it](Self::awaited).
     #[inline]
     pub(super) fn freed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
-        let (pool, tag) = self.both(kind, tag);
-        pool.blocks.decrease(1);
-        pool.requested_bytes.decrease(requested);
-        pool.allocated_bytes.decrease(bytes);
-        tag.requested_bytes.decrease(requested);
-        tag.allocated_bytes.decrease(bytes);
+        self.pool(kind).remove([bytes, requested, 1]);
+        self.tags[tag as usize].remove([bytes, requested]);
     }
 
     /// A live block is for something else than was said before. The tag that it leaves keeps its peak.
     pub(super) fn retagged(&mut self, from: Tag, to: Tag, requested: u64, bytes: u64) {
-        let tag = &mut self.tags[from as usize];
-        tag.requested_bytes.decrease(requested);
-        tag.allocated_bytes.decrease(bytes);
-        let tag = &mut self.tags[to as usize];
-        tag.requested_bytes.increase(requested);
-        tag.allocated_bytes.increase(bytes);
-        tag.active_bytes.follow(&tag.allocated_bytes);
+        self.tags[from as usize].remove([bytes, requested]);
+        self.tags[to as usize].add([bytes, requested]);
+        self.tags[to as usize].raise_active();
     }
 
     /// A freed block stays active until [`completed`](Self::completed).
-    pub(super) fn awaited(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
-        let (pool, tag) = self.both(kind, tag);
-        pool.active.awaited += 1;
-        pool.active_bytes.awaited += bytes;
-        tag.active_bytes.awaited += bytes;
+    pub(super) fn awaited(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
+        self.awaited += 1;
+        let (pool, tag) = (self.pool(kind), tag as usize);
+        pool.awaited = sum(pool.awaited, [bytes, requested, 1]);
+        self.tags[tag].awaited = sum(self.tags[tag].awaited, [bytes, requested]);
     }
 
     /// Every stream has passed a block that was awaited.
-    pub(super) fn completed(&mut self, kind: PoolKind, tag: Tag, bytes: u64) {
-        let (pool, tag) = self.both(kind, tag);
-        pool.active.awaited -= 1;
-        pool.active_bytes.awaited -= bytes;
-        tag.active_bytes.awaited -= bytes;
+    pub(super) fn completed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
+        self.awaited -= 1;
+        let (pool, tag) = (self.pool(kind), tag as usize);
+        pool.awaited = difference(pool.awaited, [bytes, requested, 1]);
+        self.tags[tag].awaited = difference(self.tags[tag].awaited, [bytes, requested]);
     }
 
     /// Adds these counters to an allocator's.
     pub(super) fn add_to(&self, statistics: &mut Statistics) {
-        let (small_pool, large_pool) = (self.small.statistics(), self.large.statistics());
+        let (small_pool, large_pool) = (self.small.of_pool(), self.large.of_pool());
         let mut all = small_pool.clone();
         all.merge(&large_pool);
-        let tags = self.tags.map(|tag| tag.statistics());
+        // Pools need not peak together.
+        let Peaks { live, active } = self.peaks.settled();
+        (all.allocation.peak, all.allocated_bytes.peak) = (live[BLOCKS], live[BYTES]);
+        (all.active.peak, all.active_bytes.peak) = (active[BLOCKS], active[BYTES]);
+        all.requested_bytes.peak = active[REQUESTED];
+        let tags = self.tags.map(|tag| tag.of_tag());
         statistics.merge(&Statistics { all, small_pool, large_pool, tags, ..Statistics::default() });
     }
 
     pub(super) fn reset_peaks(&mut self) {
-        self.for_each(Gauge::reset_peak, Active::reset_peak);
+        self.small.reset_peaks();
+        self.large.reset_peaks();
+        self.tags.iter_mut().for_each(Figures::reset_peaks);
+        let live = sum(self.small.live, self.large.live);
+        self.peaks = Peaks { live, active: sum(live, sum(self.small.awaited, self.large.awaited)) };
     }
 
     pub(super) fn reset_accumulated(&mut self) {
-        self.for_each(Gauge::reset_accumulated, Active::reset_accumulated);
+        self.small.reset_accumulated();
+        self.large.reset_accumulated();
+        self.tags.iter_mut().for_each(Figures::reset_accumulated);
     }
 
-    /// Does one thing to each gauge, and another to what follows it, afterwards.
-    fn for_each(&mut self, gauge: impl Fn(&mut Gauge), active: impl Fn(&mut Active, &Gauge)) {
-        for pool in [&mut self.small, &mut self.large] {
-            [&mut pool.blocks, &mut pool.requested_bytes, &mut pool.allocated_bytes].into_iter().for_each(&gauge);
-            active(&mut pool.active, &pool.blocks);
-            active(&mut pool.active_bytes, &pool.allocated_bytes);
-        }
-        for tag in &mut self.tags {
-            [&mut tag.requested_bytes, &mut tag.allocated_bytes].into_iter().for_each(&gauge);
-            active(&mut tag.active_bytes, &tag.allocated_bytes);
-        }
+    /// What is active has increased, while something is awaited.
+    #[cold]
+    fn raise_active(&mut self, tag: Tag) {
+        self.small.raise_active();
+        self.large.raise_active();
+        self.tags[tag as usize].raise_active();
+        raise(&mut self.peaks.active, sum(self.small.active(), self.large.active()));
     }
 
     #[inline]
-    fn both(&mut self, kind: PoolKind, tag: Tag) -> (&mut PoolCounters, &mut TagCounters) {
-        let pool = match kind {
+    fn pool(&mut self, kind: PoolKind) -> &mut Figures<3> {
+        match kind {
             PoolKind::Small => &mut self.small,
             PoolKind::Large => &mut self.large,
-        };
-        (pool, &mut self.tags[tag as usize])
+        }
     }
 }
 
-impl PoolCounters {
-    fn statistics(&self) -> PoolStatistics {
+impl Figures<3> {
+    fn of_pool(&self) -> PoolStatistics {
         PoolStatistics {
-            allocation: self.blocks.stat(),
-            active: self.active.stat(&self.blocks),
-            requested_bytes: self.requested_bytes.stat(),
-            allocated_bytes: self.allocated_bytes.stat(),
-            active_bytes: self.active_bytes.stat(&self.allocated_bytes),
+            allocation: self.live_stat(BLOCKS),
+            active: self.active_stat(BLOCKS),
+            requested_bytes: self.active_stat(REQUESTED),
+            allocated_bytes: self.live_stat(BYTES),
+            active_bytes: self.active_stat(BYTES),
             ..PoolStatistics::default()
         }
     }
 }
 
-impl TagCounters {
-    fn statistics(&self) -> TagStatistics {
+impl Figures<2> {
+    fn of_tag(&self) -> TagStatistics {
         TagStatistics {
-            requested_bytes: self.requested_bytes.stat(),
-            allocated_bytes: self.allocated_bytes.stat(),
-            active_bytes: self.active_bytes.stat(&self.allocated_bytes),
+            requested_bytes: self.active_stat(REQUESTED),
+            allocated_bytes: self.live_stat(BYTES),
+            active_bytes: self.active_stat(BYTES),
         }
     }
 }
 
-impl Gauge {
+impl<const N: usize> Figures<N> {
     #[inline]
-    fn increase(&mut self, amount: u64) {
-        self.current += amount;
-        self.peak = self.peak.max(self.current);
-        self.added += amount;
+    fn add(&mut self, amounts: Amounts<N>) {
+        self.live = sum(self.live, amounts);
+        self.added = sum(self.added, amounts);
+        raise(&mut self.peaks.live, self.live);
     }
 
     #[inline]
-    fn decrease(&mut self, amount: u64) {
-        debug_assert!(self.current >= amount, "a figure of {} is decreased by {amount}", self.current);
-        self.current -= amount;
+    fn remove(&mut self, amounts: Amounts<N>) {
+        self.live = difference(self.live, amounts);
     }
 
-    fn stat(&self) -> Stat {
-        let Self { current, peak, added, start } = *self;
-        Stat { current, peak, allocated: added, freed: start + added - current }
+    fn active(&self) -> Amounts<N> {
+        sum(self.live, self.awaited)
     }
 
-    fn reset_peak(&mut self) {
-        self.peak = self.current;
+    fn raise_active(&mut self) {
+        let active = self.active();
+        raise(&mut self.peaks.active, active);
+    }
+
+    fn live_stat(&self, index: usize) -> Stat {
+        let (current, allocated) = (self.live[index], self.added[index]);
+        Stat { current, peak: self.peaks.live[index], allocated, freed: self.live_start[index] + allocated - current }
+    }
+
+    fn active_stat(&self, index: usize) -> Stat {
+        let (current, allocated) = (self.active()[index], self.added[index]);
+        let start = self.live_start[index] + self.awaited_start[index];
+        Stat { current, peak: self.peaks.settled().active[index], allocated, freed: start + allocated - current }
+    }
+
+    fn reset_peaks(&mut self) {
+        self.peaks = Peaks { live: self.live, active: self.active() };
     }
 
     fn reset_accumulated(&mut self) {
-        (self.added, self.start) = (0, self.current);
+        (self.added, self.live_start, self.awaited_start) = ([0; N], self.live, self.awaited);
     }
 }
 
-impl Active {
-    /// `gauge` has increased.
-    #[inline]
-    fn follow(&mut self, gauge: &Gauge) {
-        self.peak = self.peak.max(gauge.current + self.awaited);
+impl<const N: usize> Peaks<N> {
+    /// With the peak of what is active at all times.
+    fn settled(mut self) -> Self {
+        raise(&mut self.active, self.live);
+        self
     }
+}
 
-    fn stat(&self, gauge: &Gauge) -> Stat {
-        let current = gauge.current + self.awaited;
-        let start = gauge.start + self.start;
-        Stat { current, peak: self.peak, allocated: gauge.added, freed: start + gauge.added - current }
+impl<const N: usize> Default for Figures<N> {
+    fn default() -> Self {
+        let none = [0; N];
+        let peaks = Peaks::default();
+        Self { live: none, awaited: none, added: none, live_start: none, awaited_start: none, peaks }
     }
+}
 
-    fn reset_peak(&mut self, gauge: &Gauge) {
-        self.peak = gauge.current + self.awaited;
+impl<const N: usize> Default for Peaks<N> {
+    fn default() -> Self {
+        Self { live: [0; N], active: [0; N] }
     }
+}
 
-    fn reset_accumulated(&mut self, _: &Gauge) {
-        self.start = self.awaited;
-    }
+#[inline]
+fn sum<const N: usize>(one: Amounts<N>, other: Amounts<N>) -> Amounts<N> {
+    std::array::from_fn(|index| one[index] + other[index])
+}
+
+#[inline]
+fn difference<const N: usize>(from: Amounts<N>, amounts: Amounts<N>) -> Amounts<N> {
+    std::array::from_fn(|index| {
+        debug_assert!(from[index] >= amounts[index], "a figure of {} is decreased by {}", from[index], amounts[index]);
+        from[index] - amounts[index]
+    })
+}
+
+#[inline]
+fn raise<const N: usize>(peak: &mut Amounts<N>, now: Amounts<N>) {
+    *peak = std::array::from_fn(|index| peak[index].max(now[index]));
 }

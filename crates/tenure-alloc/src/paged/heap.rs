@@ -190,11 +190,11 @@ impl Heap {
             blocks.pending.push((index, uses));
             blocks.note_freed(index, history);
             let entry = blocks.slabs.entry(index);
-            blocks.counters.awaited(PoolKind::Small, entry.tag, entry.bytes());
+            blocks.counters.awaited(PoolKind::Small, entry.tag, u64::from(entry.requested), entry.bytes());
         } else {
             let block = blocks.large.free(address, progress)?;
             blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
-            blocks.counters.awaited(PoolKind::Large, block.tag, block.bytes);
+            blocks.counters.awaited(PoolKind::Large, block.tag, block.requested, block.bytes);
             block.record(Action::FreeRequested, address, PoolId::default(), history);
         }
         self.publish(blocks);
@@ -271,7 +271,7 @@ impl Blocks {
             if progress.is_finished(uses)? {
                 self.pending.swap_remove(at);
                 let entry = self.slabs.entry(index);
-                self.counters.completed(PoolKind::Small, entry.tag, entry.bytes());
+                self.counters.completed(PoolKind::Small, entry.tag, u64::from(entry.requested), entry.bytes());
                 self.complete_small(index, history);
             } else {
                 at += 1;
@@ -280,7 +280,7 @@ impl Blocks {
         let mut done = Vec::new();
         let settled = self.large.settle(progress, wait, &mut done);
         for (address, block) in done {
-            self.counters.completed(PoolKind::Large, block.tag, block.bytes);
+            self.counters.completed(PoolKind::Large, block.tag, block.requested, block.bytes);
             self.complete_large(address, &block, history);
         }
         settled

@@ -247,7 +247,7 @@ impl PagedAllocator {
         let free = self.backing.memory_info()?.free;
         let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
         let overhead = state.limit().counted_overhead(&*self.backing);
-        state.note_out_of_memory(request, free);
+        state.note_out_of_memory(Request { bytes, ..request }, free);
         drop(state);
         let allocated = self.statistics().all.allocated_bytes.current;
         let inactive = reserved.saturating_sub(allocated);

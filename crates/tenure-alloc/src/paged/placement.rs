@@ -23,6 +23,9 @@ impl State {
         requested: u64,
         effort: Effort,
     ) -> Result<(Address, bool), Refusal> {
+        if bytes > self.limit().total {
+            return Err(Refusal::Full);
+        }
         let peak = self.peak_requested.max(requested);
         let found = match self.find_free(bytes, stream)? {
             Some(address) => (address, false),

@@ -168,7 +168,7 @@ impl State {
             None => self.blocks.free(address, &mut self.progress)?,
         };
         self.requested -= block.requested;
-        self.private.engine.statistics.block_freed(PoolKind::Large, block.tag, block.requested, block.bytes);
+        self.private.engine.statistics.block_freed(PoolKind::Large, block.tag, block.bytes);
         block.record(Action::FreeRequested, address, PoolId::default(), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
@@ -280,7 +280,8 @@ impl State {
         // Before its bytes go home: see Note [Where bytes are shown].
         block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
         self.vacate(address, block.bytes, block.stream);
-        self.private.engine.statistics.block_completed(PoolKind::Large, block.tag, block.bytes);
+        let LargeBlock { tag, requested, bytes, .. } = *block;
+        self.private.engine.statistics.block_completed(PoolKind::Large, tag, requested, bytes);
     }
 
     pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
