@@ -175,6 +175,24 @@ fn releasing_one_pool_leaves_the_others_and_the_common_one() {
 }
 
 #[test]
+fn releasing_a_pool_waits_for_its_own_blocks_only() {
+    each(GIB, |f| {
+        f.backing.hold_streams();
+        let inside = f.within(POOL, PoolUse::Eager, || f.alloc(MIB));
+        for block in [f.alloc(MIB), inside] {
+            f.backing.launch(B, block, MIB);
+            f.allocator.record_stream(block, B).unwrap();
+            f.free(block);
+        }
+        f.allocator.release_pool(POOL).unwrap();
+        f.allocator.release_cached_in(POOL).unwrap();
+        let figures = f.allocator.statistics().all;
+        assert_eq!((figures.active.current, figures.requested_bytes.current), (1, MIB), "{}", f.name);
+        assert!(f.segments(POOL).is_empty(), "{}", f.name);
+    });
+}
+
+#[test]
 fn a_pool_that_graphs_share_lives_as_long_as_the_last() {
     each(GIB, |f| {
         let first = f.capture(|| f.alloc(12 * MIB));

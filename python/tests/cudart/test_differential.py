@@ -361,3 +361,12 @@ def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) ->
     for seed in range(8):
         compare(allocator, seed, Kind(settings, captures=captures), everything)
         compare(allocator, seed, Kind(settings, captures=captures, users=3), all_but_order)
+
+
+def same_everywhere(*ends: str) -> Callable[[Step], object]:
+    """The figures of blocks, so far as they end so, and what failed: the same wherever blocks are placed."""
+
+    def said(step: Step) -> object:
+        return step.outcome, {name: value for name, value in step.figures.items() if is_of_blocks(name, ends)}
+
+    return said
