@@ -5,6 +5,7 @@ device and returns a tensor that stands for its result: a loss, or a sum over it
 the seed, so that two runs differ in nothing but the allocator.
 """
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -129,7 +130,9 @@ def multi_model_serve(requests: int = 120) -> Steps:
             lambda: torch.randint(50257, (chance.randint(1, 8), chance.randint(16, 1024))),
         ),
     ]
-    served = [(model.eval().cuda(), request, torch.cuda.Stream()) for model, request in models]
+    served = [
+        (model.eval().cuda(), request, stream) for (model, request), stream in zip(models, _streams(), strict=True)
+    ]
     torch.cuda.synchronize()
 
     def answer(model: nn.Module, request: Callable[[], Tensor], stream: torch.cuda.Stream) -> Callable[[], Tensor]:
@@ -150,6 +153,12 @@ PROGRAMS: dict[str, Callable[[], Steps]] = {
     program.__name__: program
     for program in (resnet50_train, densenet201_train, gpt2_varlen, llama_ckpt_varlen, multi_model_serve)
 }
+
+
+@functools.cache
+def _streams() -> list[torch.cuda.Stream]:
+    """A server's streams last as long as the server: memory cached for one is of no use to another."""
+    return [torch.cuda.Stream() for _ in range(3)]
 
 
 def _classify(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[int]) -> Steps:

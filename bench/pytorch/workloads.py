@@ -70,7 +70,7 @@ def run(program: str, allocator: str, repeats: int, deterministic: bool) -> dict
 
         tenure.torch.install()
     if deterministic:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     from programs import PROGRAMS
 

@@ -13,7 +13,7 @@ use tenure::prelude::StreamId;
 use tenure_device::Access;
 use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
 use tenure_device::share::{
-    Client, DaemonConfig, MemoryDaemon, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
+    Client, DaemonConfig, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
 };
 
 use crate::errors::{complaint, device_complaint};
@@ -25,14 +25,34 @@ static CACHES: [Mutex<Caches>; MAX_DEVICES] = [const { Mutex::new(Caches { owned
 
 /// What a process has of shared caches on a device.
 struct Caches {
-    owned: Option<Owned>,
+    owned: Option<SharedCache>,
     joined: Option<WorkerCache>,
 }
 
-/// A cache of this process.
-enum Owned {
-    Allocated(SharedCache),
-    Sent(MemoryDaemon),
+impl Caches {
+    /// Maps the cache that `client` is connected to, in place of one in which nothing is inserted any more.
+    fn join(
+        &mut self,
+        device: u8,
+        client: Client,
+        parameter_bytes: Option<u64>,
+        computation_bytes: Option<u64>,
+    ) -> PyResult<()> {
+        if self.joined.as_ref().is_some_and(|joined| !joined.streams().is_empty()) {
+            let text = "ranges of another shared cache are inserted in this process: call clear_shared_cache() first";
+            return Err(complaint(text.to_owned()));
+        }
+        let pool = &client.terms().pool;
+        let size = |given: Option<u64>, part: usize| given.or_else(|| pool.get(part).copied()).unwrap_or(0);
+        let config = SharedCacheConfig {
+            pool_bytes: client.terms().pool_bytes(),
+            parameter_bytes: size(parameter_bytes, 0),
+            computation_bytes: size(computation_bytes, 1),
+        };
+        let cache = WorkerCache::recv_shared_cache(Arc::new(client), opened(device)?, config);
+        self.joined = Some(cache.map_err(exception)?);
+        Ok(())
+    }
 }
 
 /// Where a device's cache is served when nothing else is said.
@@ -57,30 +77,42 @@ pub(crate) fn allocate_shared_cache(
         }
         let config = SharedCacheConfig { pool_bytes, parameter_bytes, computation_bytes };
         let cache = SharedCache::allocate_shared_cache(Arc::clone(opened(device)?.driver()), &config);
-        caches.owned = Some(Owned::Allocated(cache.map_err(exception)?));
+        caches.owned = Some(cache.map_err(exception)?);
         Ok(())
     })
 }
 
-/// Serves the cache at a socket, if it is not served yet.
+/// Serves the cache at a socket.
 #[pyfunction]
 pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
     py.detach(|| {
         let mut caches = caches(device)?;
-        match caches.owned.take() {
-            None => Err(complaint("there is no shared cache to send: call allocate_shared_cache() first".to_owned())),
-            Some(Owned::Sent(daemon)) => {
-                let here = daemon.socket().display().to_string();
-                let same = daemon.socket() == socket;
-                caches.owned = Some(Owned::Sent(daemon));
-                if same { Ok(()) } else { Err(complaint(format!("the shared cache is sent at {here} already"))) }
-            }
-            Some(Owned::Allocated(cache)) => {
-                let config = DaemonConfig { socket, ..DaemonConfig::default() };
-                caches.owned = Some(Owned::Sent(cache.send_shared_cache(config).map_err(exception)?));
-                Ok(())
-            }
-        }
+        let owned = caches.owned.as_mut();
+        let owned = owned.ok_or_else(|| {
+            complaint("there is no shared cache to send: call allocate_shared_cache() first".to_owned())
+        })?;
+        owned.send_shared_cache(DaemonConfig { socket, ..DaemonConfig::default() }).map_err(exception)
+    })
+}
+
+/// Whether this process owns a cache of a device.
+#[pyfunction]
+pub(crate) fn owns_shared_cache(py: Python<'_>, device: u8) -> PyResult<bool> {
+    py.detach(|| Ok(caches(device)?.owned.is_some()))
+}
+
+/// Maps this process's own cache in it, if it has one and has mapped none yet; serves it at a socket first, if it is not
+/// served yet.
+#[pyfunction]
+pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
+    py.detach(|| {
+        let caches = &mut *caches(device)?;
+        let (Some(owned), None) = (&mut caches.owned, &caches.joined) else { return Ok(()) };
+        let socket = owned.socket().map_or(socket, Path::to_path_buf);
+        owned
+            .send_shared_cache(DaemonConfig { socket: socket.clone(), ..DaemonConfig::default() })
+            .map_err(exception)?;
+        caches.join(device, Client::connect(&socket).map_err(exception)?, None, None)
     })
 }
 
@@ -97,42 +129,49 @@ pub(crate) fn recv_shared_cache(
 ) -> PyResult<()> {
     let wait = Duration::try_from_secs_f64(wait_s)
         .map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))?;
-    let client = Arc::new(connect(py, &socket, wait)?);
-    py.detach(|| {
-        let mut caches = caches(device)?;
-        if caches.joined.is_some() {
-            return Err(complaint("this process has received a shared cache on this device already".to_owned()));
-        }
-        let pool = &client.terms().pool;
-        let size = |given: Option<u64>, part: usize| given.or_else(|| pool.get(part).copied()).unwrap_or(0);
-        let config = SharedCacheConfig {
-            pool_bytes: client.terms().pool_bytes(),
-            parameter_bytes: size(parameter_bytes, 0),
-            computation_bytes: size(computation_bytes, 1),
-        };
-        let cache = WorkerCache::recv_shared_cache(Arc::clone(&client), opened(device)?, config);
-        caches.joined = Some(cache.map_err(exception)?);
-        Ok(())
-    })
+    let client = connect(py, &socket, wait)?;
+    py.detach(|| caches(device)?.join(device, client, parameter_bytes, computation_bytes))
 }
 
-/// Lets a stream allocate parameters in the cache. Returns the range's first byte and its bytes.
+/// Lets a stream allocate parameters in the cache.
 #[pyfunction]
-pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, writes: bool) -> PyResult<(u64, u64)> {
+pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, writes: bool) -> PyResult<()> {
     let access = if writes { Access::ReadWrite } else { Access::Read };
-    with_cache(py, device, |cache| {
-        let address = cache.insert_shared_cache_for_parameter(StreamId(stream), access)?;
-        Ok((address, cache.config().parameter_bytes))
+    with_cache(py, device, |cache| cache.insert_shared_cache_for_parameter(StreamId(stream), access).map(drop))
+}
+
+/// Lets a stream read the parameters of which `about` was said. If others are published, nothing is inserted: returns
+/// what was said of these.
+#[pyfunction]
+pub(crate) fn attach_shared_parameters(
+    py: Python<'_>,
+    device: u8,
+    stream: u64,
+    about: &[u8],
+) -> PyResult<Option<Vec<u8>>> {
+    with_cache(py, device, |cache| match cache.attach_parameters(StreamId(stream), about) {
+        Ok(_) => Ok(None),
+        Err(ShareError::OtherParameters { published }) => Ok(Some(published)),
+        Err(error) => Err(error),
     })
 }
 
-/// Lets a stream compute in the cache. Returns the range's first byte and its bytes.
+/// Fails unless blocks of these sizes, and the list of them, fit into the range for parameters.
 #[pyfunction]
-pub(crate) fn insert_shared_computation(py: Python<'_>, device: u8, stream: u64) -> PyResult<(u64, u64)> {
-    with_cache(py, device, |cache| {
-        let address = cache.insert_shared_cache_for_computation(StreamId(stream))?;
-        Ok((address, cache.config().computation_bytes))
-    })
+pub(crate) fn check_room_for_parameters(py: Python<'_>, device: u8, requests: Vec<u64>, about: &[u8]) -> PyResult<()> {
+    with_cache(py, device, |cache| cache.check_room(&requests, about))
+}
+
+/// The range for parameters: its first byte, and its bytes.
+#[pyfunction]
+pub(crate) fn shared_parameter_range(py: Python<'_>, device: u8) -> PyResult<(u64, u64)> {
+    with_cache(py, device, |cache| Ok(cache.parameters()))
+}
+
+/// Lets a stream compute in the cache.
+#[pyfunction]
+pub(crate) fn insert_shared_computation(py: Python<'_>, device: u8, stream: u64) -> PyResult<()> {
+    with_cache(py, device, |cache| cache.insert_shared_cache_for_computation(StreamId(stream)).map(drop))
 }
 
 /// Lets others read the parameters that were allocated.
@@ -151,6 +190,12 @@ pub(crate) fn about_shared_parameters(py: Python<'_>, device: u8) -> PyResult<Op
 #[pyfunction]
 pub(crate) fn check_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()> {
     with_cache(py, device, WorkerCache::check_parameters)
+}
+
+/// Takes the range for parameters out again.
+#[pyfunction]
+pub(crate) fn clear_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()> {
+    with_cache(py, device, WorkerCache::clear_parameters)
 }
 
 /// Takes everything that was inserted out again.
@@ -176,7 +221,8 @@ fn with_cache<T: Send>(
     py.detach(|| {
         let caches = caches(device)?;
         let joined = caches.joined.as_ref();
-        let cache = joined.ok_or_else(|| complaint("there is no shared cache here: receive one first".to_owned()))?;
+        let cache = joined
+            .ok_or_else(|| complaint("there is no shared cache here: call recv_shared_cache() first".to_owned()))?;
         action(cache).map_err(exception)
     })
 }

@@ -6,7 +6,16 @@ use pyo3::prelude::*;
 /// The address of the table of functions that the shim stands on.
 #[pyfunction]
 pub(crate) fn torch_api() -> usize {
+    tenure_capi::torch::run_waits_in(without_lock);
     tenure_capi::torch::tenure_torch_table().expose_provenance()
+}
+
+/// Lets other Python threads run during `wait`, whether this thread has Python's lock, as PyTorch's does when it opens
+/// another process's block, or not. When Python ends there is no lock to be had.
+fn without_lock(wait: &mut (dyn FnMut() + Send)) {
+    if Python::try_attach(|py| py.detach(&mut *wait)).is_none() {
+        wait();
+    }
 }
 
 /// Says how devices are opened.

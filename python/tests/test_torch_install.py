@@ -7,11 +7,14 @@ ever uninstalled.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tenure.torch import build
 
 # A PyTorch that has CUDA.
 TORCH = """
@@ -143,6 +146,11 @@ def test_another_allocator_was_installed_before(machine: Machine) -> None:
     assert machine.install()[0].startswith("error: another allocator is under PyTorch already, and")
 
 
+def test_another_copy_of_tenure_was_installed_before(machine: Machine) -> None:
+    machine.have_torch(backend="tenure")
+    assert machine.install()[0].startswith("error: Tenure is under PyTorch already, put there by another copy of")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -164,6 +172,32 @@ def test_a_shim_is_built_once(machine: Machine) -> None:
     assert machine.install(CXX=compiler) == said
     # It was asked for its version again, and nothing else.
     assert (machine.folder / "runs").read_text() == runs + "run\n"
+
+
+def test_a_shim_of_other_sources_is_not_taken(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    prebuilt, sources = machine.folder / "prebuilt", machine.folder / "sources"
+    shutil.copytree(Path(build.__file__).with_name("shim"), sources)
+    prebuilt.mkdir()
+    folders = (
+        "from pathlib import Path; from tenure.torch import build; "
+        f"build._PREBUILT, build._SOURCES = Path({str(prebuilt)!r}), Path({str(sources)!r}); "
+    )
+    machine.install(f"{folders}(build._PREBUILT / build.Torch.current().prebuilt_name).touch()")
+
+    def library(mode: str) -> str:
+        shim, *rest = machine.install(f"{folders}tenure.torch.install()", CXX=compiler)
+        assert rest == [mode]
+        return shim
+
+    library("prebuilt shim")
+    built = []
+    for name in ("tenure_torch.h", "install.cpp"):
+        with open(sources / name, "a") as file:
+            file.write("// changed\n")
+        built.append(library("built shim"))
+    assert built[0] != built[1]
 
 
 def test_installed_twice(machine: Machine) -> None:

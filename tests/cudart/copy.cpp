@@ -1,5 +1,5 @@
 // Copies and fills. Bytes are really moved, at once or when the graph they are captured into is launched.
-// Who copies to where it may only read loses the context.
+// A device that copies to where it may only read, or from where only another may, loses its context.
 
 #include <sys/mman.h>
 
@@ -13,23 +13,34 @@ using namespace simulated;
 
 namespace {
 
-CUresult copy(void *target, const void *source, size_t bytes, CUstream stream) {
+/// A copy for which each side is touched by a device of its own.
+CUresult copy(const Device *writer, void *target, const Device *reader, const void *source, size_t bytes,
+              CUstream stream) {
   const auto from = reinterpret_cast<Address>(source), to = reinterpret_cast<Address>(target);
-  if (!accessible(from, bytes, PROT_NONE) || !accessible(to, bytes, PROT_NONE))
+  if (!writer || !reader || !mapped(from, bytes) || !mapped(to, bytes))
     return CUDA_ERROR_INVALID_VALUE;
   return submit(stream, [=] {
-    check_access(from, bytes, PROT_READ);
-    check_access(to, bytes, PROT_WRITE);
+    check_access(*reader, from, bytes, PROT_READ);
+    check_access(*writer, to, bytes, PROT_WRITE);
     std::memmove(target, source, bytes);
     return 0;
   });
 }
 
-template <class Value> CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream stream) {
-  if (!accessible(target, count * sizeof value, PROT_NONE))
+/// A copy by the device of the stream.
+CUresult copy(void *target, const void *source, size_t bytes, CUstream handle) {
+  const Stream *it = stream(handle);
+  return it ? copy(it->device, target, it->device, source, bytes, handle) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+template <class Value> CUresult fill(CUdeviceptr target, Value value, size_t count, CUstream handle) {
+  const Stream *it = stream(handle);
+  if (!it)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (!mapped(target, count * sizeof value))
     return CUDA_ERROR_INVALID_VALUE;
-  return submit(stream, [=] {
-    check_access(target, count * sizeof value, PROT_WRITE);
+  return submit(handle, [=, &user = *it->device] {
+    check_access(user, target, count * sizeof value, PROT_WRITE);
     for (size_t i = 0; i < count; ++i)
       std::memcpy(reinterpret_cast<void *>(target + i * sizeof value), &value, sizeof value);
     return 0;
@@ -78,8 +89,9 @@ cudaError_t cudaMemcpy(void *target, const void *source, size_t bytes, cudaMemcp
   return result ? noted(result) : cudaStreamSynchronize(nullptr);
 }
 
-cudaError_t cudaMemcpyPeerAsync(void *target, int, const void *source, int, size_t bytes, cudaStream_t stream) {
-  return noted(copy(target, source, bytes, stream));
+cudaError_t cudaMemcpyPeerAsync(void *target, int target_device, const void *source, int source_device, size_t bytes,
+                                cudaStream_t stream) {
+  return noted(copy(device(target_device), target, device(source_device), source, bytes, stream));
 }
 
 cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source, size_t source_pitch, size_t width,

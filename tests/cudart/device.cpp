@@ -23,13 +23,6 @@ size_t setting(const char *name, size_t otherwise) {
   return value && *value ? std::strtoull(value, nullptr, 10) : otherwise;
 }
 
-Device *of(CUcontext context) {
-  for (Device &device : devices())
-    if (device.context() == context)
-      return &device;
-  return nullptr;
-}
-
 /// An NVIDIA H200's, as far as PyTorch looks at them.
 cudaDeviceProp properties_of(const Device &device) {
   cudaDeviceProp it{};
@@ -112,6 +105,13 @@ Device *current_device() {
   return it;
 }
 
+Device *device_of(CUcontext context) {
+  for (Device &device : devices())
+    if (device.context() == context)
+      return &device;
+  return nullptr;
+}
+
 std::mutex &state() {
   static auto *mutex = new std::mutex;
   return *mutex;
@@ -180,13 +180,6 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice ordinal, CUdevice peer) {
-  if (!device(ordinal) || !device(peer))
-    return CUDA_ERROR_INVALID_DEVICE;
-  *can = ordinal != peer;
-  return CUDA_SUCCESS;
-}
-
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal) {
   if (!device(ordinal))
     return CUDA_ERROR_INVALID_DEVICE;
@@ -216,7 +209,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
   bound = context != nullptr;
   if (!context)
     return CUDA_SUCCESS;
-  const Device *device = of(context);
+  const Device *device = device_of(context);
   if (!device)
     return CUDA_ERROR_INVALID_CONTEXT;
   current = device->number;
@@ -275,18 +268,6 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int num
 
 cudaError_t cudaDeviceGetPCIBusId(char *id, int len, int number) {
   return noted(cuDeviceGetPCIBusId(id, len, number));
-}
-
-cudaError_t cudaDeviceCanAccessPeer(int *can, int number, int peer) {
-  return noted(cuDeviceCanAccessPeer(can, number, peer));
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-  if (!device(peer) || peer == current)
-    return noted(CUDA_ERROR_INVALID_DEVICE);
-  std::lock_guard lock(state());
-  const bool added = current_device()->peers.insert(peer).second;
-  return noted(added ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 }
 
 cudaError_t cudaGetLastError() {

@@ -40,6 +40,9 @@ Device *device(int number);
 /// The device of the calling thread, which starts as number 0; null where there is none. Makes its context.
 Device *current_device();
 
+/// The device whose context this is, or null.
+Device *device_of(CUcontext context);
+
 /// Guards everything that has no guard of its own. Never held while something waits.
 std::mutex &state();
 

@@ -43,8 +43,8 @@ size_t value_size(std::string_view name) {
   return 0;
 }
 
-/// The work of a kernel, with its arguments taken over.
-Work work_of(std::string_view name, void **arguments) {
+/// The work of a kernel on a device, with its arguments taken over.
+Work work_of(std::string_view name, void **arguments, const Device &user) {
   if (contains(name, "11spin_kernelE")) {
     const int64_t cycles = *static_cast<int64_t *>(arguments[0]);
     return [cycles] { return cycles; };
@@ -57,8 +57,8 @@ Work work_of(std::string_view name, void **arguments) {
     const size_t size = value_size(name);
     std::array<char, 16> value;
     std::memcpy(value.data(), arguments[1], size);
-    return [=] {
-      check_access(reinterpret_cast<Address>(target), count * (size ? size : 1), PROT_WRITE);
+    return [=, &user] {
+      check_access(user, reinterpret_cast<Address>(target), count * (size ? size : 1), PROT_WRITE);
       for (int i = 0; size && i < count; ++i)
         std::memcpy(target + i * size, value.data(), size);
       return 0;
@@ -67,9 +67,12 @@ Work work_of(std::string_view name, void **arguments) {
   return [] { return 0; };
 }
 
-cudaError_t launch(const void *function, void **arguments, cudaStream_t stream) {
+cudaError_t launch(const void *function, void **arguments, cudaStream_t handle) {
+  const Stream *it = stream(handle);
+  if (!it)
+    return noted(CUDA_ERROR_INVALID_HANDLE);
   const auto known = names().find(function);
-  return noted(submit(stream, work_of(known == names().end() ? "" : known->second, arguments)));
+  return noted(submit(handle, work_of(known == names().end() ? "" : known->second, arguments, *it->device)));
 }
 
 struct Configuration {

@@ -66,6 +66,19 @@ void hide(Address address, size_t bytes) {
   mmap(reinterpret_cast<void *>(address), bytes, PROT_NONE, flags, -1, 0);
 }
 
+/// Whether a range is mapped, and `test` says yes to each of its mappings.
+template <class Test> bool all_mapped(Address address, size_t bytes, Test test) {
+  std::lock_guard lock(state());
+  for (Address at = address; at < address + bytes && at >= FIRST && at < LAST;) {
+    Address start;
+    const Mapping *mapping = mapping_at(at, &start);
+    if (!mapping || !test(*mapping))
+      return false;
+    at = start + mapping->bytes;
+  }
+  return true;
+}
+
 CUmemGenericAllocationHandle name(std::shared_ptr<Chunk> chunk) {
   handles[next_handle] = {std::move(chunk), 1};
   return next_handle++;
@@ -114,10 +127,9 @@ std::shared_ptr<Chunk> open_chunk(Device &device, int file) {
 
 Address map_segment(std::shared_ptr<Chunk> chunk) {
   const Address address = take_addresses(chunk->bytes);
-  const int protection = PROT_READ | PROT_WRITE;
-  if (!address || !show(*chunk, address, protection))
+  if (!address || !show(*chunk, address, PROT_READ | PROT_WRITE))
     return 0;
-  mappings[address] = {chunk->bytes, chunk, true, protection};
+  mappings[address] = {chunk->bytes, chunk, true, {}};
   return address;
 }
 
@@ -140,20 +152,17 @@ CUresult unmap_segment(Address start) {
   return CUDA_SUCCESS;
 }
 
-bool accessible(Address address, size_t bytes, int protection) {
-  std::lock_guard lock(state());
-  for (Address at = address; at < address + bytes && at >= FIRST && at < LAST;) {
-    Address start;
-    const Mapping *mapping = mapping_at(at, &start);
-    if (!mapping || (mapping->protection & protection) != protection)
-      return false;
-    at = start + mapping->bytes;
-  }
-  return true;
+bool Mapping::allows(const Device &user, int protection) const {
+  const auto right = rights.find(&user);
+  return segment || (right != rights.end() && (right->second & protection) == protection);
 }
 
-void check_access(Address address, size_t bytes, int protection) {
-  if (!accessible(address, bytes, protection))
+bool mapped(Address address, size_t bytes) {
+  return all_mapped(address, bytes, [](const Mapping &) { return true; });
+}
+
+void check_access(const Device &user, Address address, size_t bytes, int protection) {
+  if (!all_mapped(address, bytes, [&](const Mapping &mapping) { return mapping.allows(user, protection); }))
     throw IllegalAddress();
 }
 
@@ -227,7 +236,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     return CUDA_ERROR_INVALID_VALUE;
   if (!show(*found->second.chunk, address, PROT_NONE))
     return CUDA_ERROR_OUT_OF_MEMORY;
-  mappings[address] = {bytes, found->second.chunk, false, PROT_NONE};
+  mappings[address] = {bytes, found->second.chunk, false, {}};
   return CUDA_SUCCESS;
 }
 
@@ -240,17 +249,27 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count) {
-  int protection = PROT_NONE;
+  std::map<const Device *, int> rights;
   for (size_t i = 0; i < count; ++i) {
+    const Device *user = device(access[i].location.id);
+    if (!user || access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+      return CUDA_ERROR_INVALID_DEVICE;
+    int &right = rights[user] = PROT_NONE;
     if (access[i].flags & CU_MEM_ACCESS_FLAGS_PROT_READ)
-      protection |= PROT_READ;
+      right |= PROT_READ;
     if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
-      protection |= PROT_WRITE;
+      right |= PROT_WRITE;
   }
   std::lock_guard lock(state());
-  return each_whole(address, bytes, [protection](auto mapping) {
-    mprotect(reinterpret_cast<void *>(mapping->first), mapping->second.bytes, protection);
-    mapping->second.protection = protection;
+  return each_whole(address, bytes, [&rights](auto found) {
+    auto &[start, mapping] = *found;
+    // Devices that are not named keep what they have; the host may do what any of them may.
+    for (const auto &[user, right] : rights)
+      mapping.rights[user] = right;
+    int protection = PROT_NONE;
+    for (const auto &[_, right] : mapping.rights)
+      protection |= right;
+    mprotect(reinterpret_cast<void *>(start), mapping.bytes, protection);
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 
 namespace simulated {
@@ -33,8 +34,11 @@ struct Mapping {
   std::shared_ptr<Chunk> chunk;
   /// Mapped by `cuMemAlloc` or from another process, not into reserved space.
   bool segment;
-  /// As of mprotect.
-  int protection;
+  /// What each device may do there, as of mprotect. A segment is any device's to copy from and to, by way of the host
+  /// if need be.
+  std::map<const Device *, int> rights;
+
+  bool allows(const Device &user, int protection) const;
 };
 
 /// A chunk of `bytes` bytes; null if the device has no room for it.
@@ -52,11 +56,11 @@ Mapping *mapping_at(Address address, Address *start = nullptr);
 /// Ends a mapping that is a segment. Needs the state's lock.
 CUresult unmap_segment(Address start);
 
-/// Whether all of a range is mapped, and for all of this (as of mprotect): of addresses that are not the device's, that
-/// is assumed.
-bool accessible(Address address, size_t bytes, int protection);
+/// Whether all of a range is mapped: of addresses that are no device's, that is assumed.
+bool mapped(Address address, size_t bytes);
 
-/// What work does before it touches a range: throws IllegalAddress unless it is `accessible`.
-void check_access(Address address, size_t bytes, int protection);
+/// What work of a device does before it touches a range: throws IllegalAddress unless all of it is mapped for this (as
+/// of mprotect).
+void check_access(const Device &user, Address address, size_t bytes, int protection);
 
 } // namespace simulated

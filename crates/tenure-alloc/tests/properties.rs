@@ -269,6 +269,7 @@ impl Model {
         let all = &statistics.all;
         assert_eq!(all.allocation.current, self.live.len() as u64);
         assert_eq!(all.allocated_bytes.current, self.sum(|live| live.bytes));
+        assert!(all.requested_bytes.current >= self.sum(|live| live.requested));
         assert_eq!(all.reserved_bytes.current, self.backing.used());
         assert!(all.reserved_bytes.current <= self.engine.limit());
         for pool in [all, &statistics.small_pool, &statistics.large_pool] {
@@ -293,25 +294,24 @@ impl Model {
     /// Blocks of a snapshot cover their segments, and no two free ones that could be one lie side by side.
     fn check_snapshot(&self) {
         let snapshot = self.allocator.snapshot();
-        let mut allocated = BTreeMap::new();
-        let mut requested = 0;
+        let (mut allocated, mut requested) = (BTreeMap::new(), 0);
         for segment in &snapshot.segments {
             let mut next = segment.address;
             for block in &segment.blocks {
                 assert_eq!(block.address, next);
                 next += block.bytes;
-                if block.state == SnapshotState::Allocated {
-                    allocated.insert(block.address, (block.bytes, block.requested, block.tag));
-                }
                 if block.state != SnapshotState::Inactive {
                     requested += block.requested;
+                }
+                if block.state == SnapshotState::Allocated {
+                    allocated.insert(block.address, (block.bytes, block.tag));
                 }
             }
             let inactive = |index: usize| segment.blocks[index].state == SnapshotState::Inactive;
             assert!((1..segment.blocks.len()).all(|index| !(inactive(index - 1) && inactive(index))));
         }
-        let live = self.live.iter().map(|(&address, live)| (address, (live.bytes, live.requested, live.tag)));
-        let live: BTreeMap<u64, (u64, u64, Tag)> = live.collect();
+        let live = self.live.iter().map(|(&address, live)| (address, (live.bytes, live.tag)));
+        let live: BTreeMap<u64, (u64, Tag)> = live.collect();
         assert_eq!(allocated, live);
         assert_eq!(self.allocator.statistics().all.requested_bytes.current, requested);
     }

@@ -70,8 +70,18 @@ class Torch:
 
     @property
     def prebuilt_name(self) -> str:
-        """The name of the shim's file, if one comes with the package."""
-        return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}.so"
+        """The name of the shim's file, if one comes with the package.
+
+        It ends with `sources_digest`, so that a shim of other sources is not found.
+        """
+        return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}-{sources_digest()}.so"
+
+
+def sources_digest() -> str:
+    """A name for what the shim is compiled from: its sources, and the header that says how it calls Tenure."""
+    files = sorted(path for path in _SOURCES.iterdir() if path.is_file())
+    text = "\0".join(part for path in files for part in (path.name, path.read_text()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def prebuilt(torch: Torch) -> Path | None:
@@ -188,12 +198,11 @@ def _cuda_includes(cuda: str) -> Iterator[Path]:
 
 
 def _key(torch: Torch, compiler: list[str]) -> str:
-    """A name for everything that the shim's bytes depend on."""
+    """A name for everything that the shim's bytes depend on, `sources_digest` last."""
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
-    parts += [path.read_text() for path in sorted(_SOURCES.iterdir())]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"{torch.version}-{digest[:16]}"
+    return f"{torch.version}-{digest[:12]}-{sources_digest()}"
 
 
 def _folder() -> Path:

@@ -29,9 +29,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tenure import Error, _native
 from tenure.torch.installation import installed
@@ -64,11 +66,14 @@ class SharedCacheSettings:
     socket: str | None = None
     wait: float = 60.0
 
+    def __post_init__(self) -> None:
+        for name in ("pool_bytes", "parameter_bytes", "computation_bytes", "wait"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise Error(f"{name} = {value}: expected 0 or more")
+
 
 _settings = SharedCacheSettings()
-#: The devices of which this process owns a cache, and those on which it has received one.
-_owned: set[int] = set()
-_joined: set[int] = set()
 
 
 def configure_shared_cache(
@@ -90,16 +95,20 @@ def configure_shared_cache(
     -------
     SharedCacheSettings
         The settings now.
+
+    Raises
+    ------
+    tenure.Error
+        One of them is negative. Nothing is set then.
     """
     global _settings
-    given = {
-        "pool_bytes": pool_bytes,
-        "parameter_bytes": parameter_bytes,
-        "computation_bytes": computation_bytes,
-        "socket": None if socket is None else os.fspath(socket),
-        "wait": wait,
-    }
-    _settings = replace(_settings, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    _settings = _given(
+        pool_bytes=pool_bytes,
+        parameter_bytes=parameter_bytes,
+        computation_bytes=computation_bytes,
+        socket=None if socket is None else os.fspath(socket),
+        wait=wait,
+    )
     return _settings
 
 
@@ -118,14 +127,8 @@ def allocate_shared_cache(
     tenure.Error
         The sizes do not fit together, or the device has not enough memory.
     """
-    device = _device()
-    sizes = (pool_bytes, parameter_bytes, computation_bytes)
-    defaults = (_settings.pool_bytes, _settings.parameter_bytes, _settings.computation_bytes)
-    pool, parameters, computation = (
-        default if size is None else size for size, default in zip(sizes, defaults, strict=True)
-    )
-    _native.allocate_shared_cache(device, pool, parameters, computation)
-    _owned.add(device)
+    sizes = _given(pool_bytes=pool_bytes, parameter_bytes=parameter_bytes, computation_bytes=computation_bytes)
+    _native.allocate_shared_cache(_device(), sizes.pool_bytes, sizes.parameter_bytes, sizes.computation_bytes)
 
 
 def send_shared_cache(socket: str | os.PathLike[str] | None = None) -> None:
@@ -141,7 +144,7 @@ def send_shared_cache(socket: str | os.PathLike[str] | None = None) -> None:
     Raises
     ------
     tenure.Error
-        There is no cache, or another process sends one there.
+        There is no cache; or another process sends one there, and this one can be sent elsewhere.
     """
     device = _device()
     _native.send_shared_cache(device, _socket(device, socket))
@@ -156,6 +159,8 @@ def recv_shared_cache(
 ) -> None:
     """Maps the cache that is sent for the current device. Waits until it is.
 
+    Of another cache, as of an owner that has died, nothing may be inserted any more: `clear_shared_cache`.
+
     Parameters
     ----------
     socket, wait
@@ -166,12 +171,11 @@ def recv_shared_cache(
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time, or it can not be mapped.
+        Nobody has sent one in time; it can not be mapped; ranges of another are inserted.
     """
+    given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
-    wait = _settings.wait if wait is None else wait
-    _native.recv_shared_cache(device, _socket(device, socket), wait, parameter_bytes, computation_bytes)
-    _joined.add(device)
+    _native.recv_shared_cache(device, _socket(device, socket), given.wait, parameter_bytes, computation_bytes)
 
 
 def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = None) -> None:
@@ -190,13 +194,15 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
     Raises
     ------
     tenure.Error
-        To be read: nothing is published yet, or somebody writes; or PyTorch is set to fill new tensors. To be written:
-        somebody reads or writes.
+        This process has inserted the range already. To be read: nothing is published yet, or somebody writes; or
+        PyTorch is set to fill new tensors. To be written: somebody reads or writes.
     """
     import torch
 
+    if access not in (None, "read", "write"):
+        raise Error(f"access = {access!r}: expected 'read' or 'write'")
     device = _cache()
-    writes = device in _owned if access is None else access == "write"
+    writes = _native.owns_shared_cache(device) if access is None else access == "write"
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
     if fills and not writes:
         raise Error(
@@ -212,7 +218,8 @@ def insert_shared_cache_for_computation() -> None:
     Raises
     ------
     tenure.Error
-        Another process computes in it; or parameters are read that were not all allocated.
+        This process has inserted the range already, or another computes in it; or parameters are read that were not
+        all allocated.
     """
     device = _cache()
     _native.insert_shared_computation(device, _stream(device))
@@ -291,12 +298,15 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        As `insert_shared_cache_for_parameter` and `publish_shared_parameters`.
+        The range for parameters is too small; or as `insert_shared_cache_for_parameter` and
+        `publish_shared_parameters`. Whatever is raised, the module is as it was, and nothing is inserted.
     """
-    about = _described(module)
-    insert_shared_cache_for_parameter("write")
-    _place(module, fill=True)
-    publish_shared_parameters(about)
+    device, slots = _cache(), _slots(module)
+    about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
+    sizes = [layout.untyped_storage().nbytes() for layout in layouts]
+    _native.check_room_for_parameters(device, [size for size in sizes if size > 0], about)
+    _native.insert_shared_parameters(device, _stream(device), True)
+    _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
     return module
 
 
@@ -319,83 +329,134 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        Nothing is shared, or another module.
+        Nothing is shared, or another module: the error names the first tensor that differs. This process has inserted
+        the range for parameters already. Whatever is raised, the module is as it was, and nothing is inserted.
     """
-    device = _cache()
-    _native.insert_shared_parameters(device, _stream(device), False)
-    published, described = shared_parameters(), _described(module)
-    if published and published != described:
-        # Nothing was allocated yet, so nothing is in the way.
-        clear_shared_cache()
-        raise Error(f"another module was shared: {_difference(json.loads(published), json.loads(described))}")
-    _place(module, fill=False)
-    check_shared_parameters()
+    device, slots = _cache(), _slots(module)
+    about = _described(slots)
+    published = _native.attach_shared_parameters(device, _stream(device), about)
+    if published is not None:
+        raise Error(_difference(published, about))
+    _place(device, slots, lambda: _native.check_shared_parameters(device), fill=False)
     return module
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
-    """Parameters and buffers with full names and their places; those that are tied come once for each place."""
-    for prefix, part in module.named_modules():
-        for held in (part._parameters, part._buffers):
-            for name, tensor in held.items():
-                if tensor is not None:
-                    yield f"{prefix}.{name}" if prefix else name, part, name, tensor
+class _Slot(NamedTuple):
+    """Where a module holds a parameter or a buffer."""
+
+    name: str
+    part: torch.nn.Module
+    attribute: str
+    tensor: torch.Tensor
 
 
-def _described(module: torch.nn.Module) -> bytes:
+def _slots(module: torch.nn.Module) -> list[_Slot]:
+    """Those of all its parts; tensors that are tied come once for each place."""
+    return [
+        _Slot(f"{prefix}.{attribute}" if prefix else attribute, part, attribute, tensor)
+        for prefix, part in module.named_modules()
+        for held in (part._parameters, part._buffers)
+        for attribute, tensor in held.items()
+        if tensor is not None
+    ]
+
+
+def _tensors(slots: list[_Slot]) -> list[torch.Tensor]:
+    """Each once."""
+    return list({id(slot.tensor): slot.tensor for slot in slots}.values())
+
+
+#: What the description of a module begins with.
+_MODULE = b"module "
+
+
+def _described(slots: list[_Slot]) -> bytes:
     """What must agree for two processes to mean the same module."""
     first: dict[int, str] = {}
     tensors = [
-        [name, first.setdefault(id(tensor), name), str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
-        for name, _, _, tensor in _tensors(module)
+        [name, str(tensor.dtype), list(tensor.shape), list(tensor.stride()), first.setdefault(id(tensor), name)]
+        for name, _, _, tensor in slots
     ]
-    return json.dumps(tensors, separators=(",", ":")).encode()
+    return _MODULE + json.dumps(tensors, separators=(",", ":")).encode()
 
 
-def _difference(published: list[object], described: list[object]) -> str:
-    for theirs, ours in zip(published, described, strict=False):
-        if theirs != ours:
-            return f"it has {theirs} where this one has {ours}"
-    return f"it has {len(published)} parameters and buffers, and this one {len(described)}"
+def _difference(published: bytes, described: bytes) -> str:
+    """Why a module that is described so can not be put on what is published."""
+    if not published.startswith(_MODULE):
+        return "the shared parameters were not published by share_module(): allocate them as whoever published them did"
+    tensors = (json.loads(about.removeprefix(_MODULE)) for about in (published, described))
+    theirs, ours = next(pair for pair in zip_longest(*tensors) if pair[0] != pair[1])
+    return f"another module was shared: it has {_told(theirs)} where this one has {_told(ours)}"
 
 
-def _place(module: torch.nn.Module, *, fill: bool) -> None:
-    """Gives every parameter and buffer memory of the current device and stream, filled with its values or as it is."""
-    import torch
+def _told(tensor: list[Any] | None) -> str:
+    if tensor is None:
+        return "nothing more"
+    name, dtype, shape, strides, first = tensor
+    return f"{name} ({dtype}, shape {shape}, strides {strides}{'' if name == first else f', the same as {first}'})"
 
+
+def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill: bool) -> None:
+    """Gives all tensors of a module their places in the range for parameters, which is inserted, and finishes that.
+
+    If anything fails, the range is taken out again, and the module is as it was.
+    """
     placed: dict[int, torch.Tensor] = {}
-    for _, part, name, tensor in list(_tensors(module)):
-        target = placed.get(id(tensor))
-        if target is None:
-            target = _unwritten(tensor)
-            if fill:
-                target.copy_(tensor.detach())
-            if isinstance(tensor, torch.nn.Parameter):
-                target = torch.nn.Parameter(target, requires_grad=False)
-            placed[id(tensor)] = target
-        held = part._parameters if name in part._parameters else part._buffers
-        held[name] = target
+    try:
+        for tensor in _tensors(slots):
+            placed[id(tensor)] = _placed(device, tensor, fill=fill)
+        finish()
+    except BaseException as error:
+        # The range is taken out only if nothing lives in it, be it held by the frames of the error.
+        placed.clear()
+        traceback.clear_frames(error.__traceback__)
+        try:
+            _native.clear_shared_parameters(device)
+        except Error as stays:
+            error.add_note(f"the range for parameters stays inserted: {stays}")
+        raise
+    for _, part, attribute, tensor in slots:
+        # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
+        setattr(part, attribute, placed[id(tensor)])
 
 
-def _unwritten(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the current device and stream, laid out like another, whose memory nobody has written.
+def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:
+    """A tensor like another in the range for parameters, with its values if it is to be filled, else unwritten.
 
-    `torch.empty` is no such thing: under deterministic algorithms it fills what it allocates, and memory that others
-    have published can only be read.
+    `torch.empty` writes under deterministic algorithms, and memory that others have published can only be read.
     """
     import torch
 
-    layout = torch.empty_like(like, device="meta")
+    layout = _layout(tensor)
     storage = torch.UntypedStorage(layout.untyped_storage().nbytes(), device="cuda")
-    return torch.empty(0, dtype=like.dtype, device="cuda").set_(storage, 0, layout.shape, layout.stride())
+    start, size = _native.shared_parameter_range(device)
+    if storage.nbytes() > 0 and not start <= storage.data_ptr() < start + size:
+        raise Error(
+            "PyTorch did not allocate the module's tensors in the shared cache: share and attach modules outside of "
+            "torch.cuda.use_mem_pool() and of captures"
+        )
+    placed = torch.empty(0, dtype=tensor.dtype, device="cuda").set_(storage, 0, layout.shape, layout.stride())
+    if fill:
+        placed.copy_(tensor.detach())
+    return torch.nn.Parameter(placed, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else placed
+
+
+def _layout(tensor: torch.Tensor) -> torch.Tensor:
+    """How a tensor like another lies in memory, without the memory."""
+    import torch
+
+    return torch.empty_like(tensor, device="meta")
+
+
+def _given(**changes: Any) -> SharedCacheSettings:
+    """The settings, but for what is given."""
+    return replace(_settings, **{name: value for name, value in changes.items() if value is not None})
 
 
 def _cache() -> int:
-    """The current device, on which a cache is received: its owner's own is if need be."""
+    """The current device; its cache is this process's own, if it has one and has received none."""
     device = _device()
-    if device in _owned and device not in _joined:
-        send_shared_cache()
-        recv_shared_cache()
+    _native.join_own_shared_cache(device, _socket(device, None))
     return device
 
 

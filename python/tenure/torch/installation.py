@@ -127,7 +127,12 @@ def _torch() -> ModuleType:
             "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the "
             "first tensor on a GPU, or set TENURE_TORCH=1"
         )
-    if torch.cuda.get_allocator_backend() == "pluggable":
+    backend = torch.cuda.get_allocator_backend()
+    if backend == "tenure":
+        raise InstallError(
+            "Tenure is under PyTorch already, put there by another copy of this package: import only one"
+        )
+    if backend == "pluggable":
         raise InstallError(
             "another allocator is under PyTorch already, and PyTorch takes only one: install Tenure instead of it"
         )

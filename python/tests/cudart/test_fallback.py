@@ -15,18 +15,19 @@ import torch
 
 import tenure
 import tenure.torch
+from tenure.torch.state import Allocator
 
 MIB = 1 << 20
 CAPACITY = 8 << 30
 
 
-def install() -> tenure.torch.Status:
+def install(allocator: Allocator = "paged") -> tenure.torch.Status:
     """Installs Tenure where no compiler is found, which warns."""
     nowhere = mock.patch.dict("os.environ", PATH="/nowhere", CXX="")
     says = r"^there is no C\+\+ compiler: install one .* tenure.torch.status\(\) says what$"
     prebuilt = mock.patch("tenure.torch.build.prebuilt", return_value=None)
     with nowhere, prebuilt, pytest.warns(UserWarning, match=says):
-        return tenure.torch.install()
+        return tenure.torch.install(allocator)
 
 
 def tensor(mib: float = 1) -> Any:
@@ -149,6 +150,21 @@ def test_what_status_names_is_refused() -> None:
         assert any(limit in named for named in limits), limit
         with pytest.raises(RuntimeError, match="does not yet support"):
             call()
+
+
+@pytest.mark.parametrize("allocator", ["paged", "native"])
+def test_copies_between_devices_are_named_and_work_only_under_native(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENURE_CUDART_DEVICES", "2")
+    limits = install(allocator).limitations
+    assert "copies from one GPU to another, unless with install('native')" in limits
+    source = torch.arange(1000).to("cuda:0")
+    if allocator == "native":
+        assert source.to("cuda:1").tolist() == list(range(1000))
+    else:
+        with pytest.raises(torch.AcceleratorError, match="cudaErrorIllegalAddress"):
+            source.to("cuda:1").cpu()
 
 
 def test_what_changes_nothing_is_named_too() -> None:

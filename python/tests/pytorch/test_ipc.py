@@ -14,7 +14,6 @@ import torch.multiprocessing as mp
 from memory import ALLOCATOR, MIB
 from peers import fills, multiplies, sends
 
-pytestmark = pytest.mark.values
 context = mp.get_context("spawn")
 
 
@@ -48,8 +47,8 @@ def test_a_child_writes_into_a_tensor_and_its_view() -> None:
     child = Child(fills)
     child.inbox.put([tensor, tensor[:, 1]])
     assert child.outbox.get(timeout=60) == "filled"
-    assert tensor.eq(4).all()
-    assert beside.eq(0).all()
+    assert tensor.cpu().eq(4).all()
+    assert beside.cpu().eq(0).all()
     child.end()
 
 
@@ -59,7 +58,7 @@ def test_a_child_sends_tensors_and_forgets_them(count: int, size: int) -> None:
     child = Child(sends, count, size)
     for number in range(count):
         tensor = child.outbox.get(timeout=60)
-        assert tensor.eq(number).all()
+        assert tensor.cpu().eq(number).all()
         del tensor
     child.end()
 
@@ -70,10 +69,11 @@ def test_types_share_a_segment() -> None:
     child = Child(fills)
     child.inbox.put(tensors)
     assert child.outbox.get(timeout=60) == "filled"
-    assert all(tensor.eq(4).all() for tensor in tensors)
+    assert all(tensor.cpu().eq(4).all() for tensor in tensors)
     child.end()
 
 
+@pytest.mark.values
 def test_an_event_orders_the_work_of_two_processes() -> None:
     """Covers TestMultiprocessing.test_event."""
     child = Child(multiplies)

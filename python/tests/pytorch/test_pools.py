@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import shutil
 import subprocess
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory import MIB, limit, live_blocks, segments, tensor
+from memory import ALLOCATOR, MIB, limit, live_blocks, segments, tensor
 
 SOURCE = """
 #include <dlfcn.h>
@@ -80,6 +81,27 @@ def test_who_uses_a_pool_is_counted() -> None:
         tensor(512)
         assert pool.use_count() == 2
     assert pool.use_count() == 1
+
+
+def test_a_capture_that_raised_uses_its_pool_until_its_graph_goes() -> None:
+    pool, graph = torch.cuda.MemPool(), torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="within"), torch.cuda.graph(graph, pool=pool.id):
+        tensor(512)
+        raise ValueError("within")
+    assert pool.use_count() == 2
+    del graph
+    gc.collect()
+    assert pool.use_count() == 1
+
+
+def test_a_pool_is_not_begun_twice() -> None:
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        with pytest.raises(RuntimeError), torch.cuda.use_mem_pool(pool):
+            pass
+        # PyTorch counts the use that it refused too, and then never gives the pool's memory back.
+        assert pool.use_count() == (2 if ALLOCATOR == "tenure" else 3)
+    assert pool.use_count() == (1 if ALLOCATOR == "tenure" else 2)
 
 
 def test_small_blocks_share_segments_of_2_mib() -> None:

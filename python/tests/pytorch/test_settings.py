@@ -120,6 +120,15 @@ def test_another_backend_that_the_program_chose_is_left_alone() -> None:
     assert done.stdout == "cudaMallocAsync\n", done.stderr
 
 
+def test_a_backend_that_pytorch_does_not_know_is_an_error() -> None:
+    text = "import torch; torch.cuda.init()"
+    done = program(text, PYTORCH_ALLOC_CONF="backend:tenure")
+    assert done.returncode != 0
+    assert "ValueError: Unknown allocator backend" in done.stderr
+    told = "PyTorch refuses its own settings, PYTORCH_ALLOC_CONF: Unknown allocator backend" in done.stderr
+    assert told == (ALLOCATOR == "tenure")
+
+
 @pytest.mark.values
 def test_importing_torch_starts_no_cuda() -> None:
     """Covers TestCuda.test_lazy_init."""

@@ -200,7 +200,6 @@ def test_pytorch_s_tools_draw_it(tmp_path: Path) -> None:
     assert len(kept["segments"]) == len(seen["segments"])
 
 
-@pytest.mark.values
 def test_frames_of_other_languages() -> None:
     """Covers TestCudaMallocAsync.test_memory_snapshot_with_cpp, TestCudaMallocAsync.test_memory_snapshot_script."""
 

@@ -21,6 +21,7 @@ use callbacks::{FreeMemory, Observer};
 use history::{CRecording, Tracker};
 use object::Object;
 use pools::{Filter, Pool, Source, Visit};
+pub use sharing::run_waits_in;
 use sharing::{Imported, Tell};
 use snapshot::Visitor;
 use statistics::CStatistics;

@@ -1,6 +1,7 @@
 //! Other devices and processes.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::OnceLock;
 use std::{ptr, slice};
 
 use tenure_alloc::Address;
@@ -14,6 +15,26 @@ use crate::failure::{Failure, Status, guarded};
 
 pub(super) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
 pub(super) type Imported = ImportedBlock<'static>;
+
+/// Runs a wait for another process.
+type AroundWait = fn(&mut (dyn FnMut() + Send));
+
+static AROUND_WAIT: OnceLock<AroundWait> = OnceLock::new();
+
+/// Has waits for other processes run by `around`, which must call what it is given: PyTorch holds Python's lock when it
+/// opens a block, and who embeds this in Python can let go of it meanwhile. The first call counts.
+pub fn run_waits_in(around: AroundWait) {
+    AROUND_WAIT.get_or_init(|| around);
+}
+
+/// The value of `wait`, which is run around if that was asked for.
+fn waited<T: Send>(mut wait: impl FnMut() -> T + Send) -> T {
+    let mut value = None;
+    if let Some(around) = AROUND_WAIT.get() {
+        around(&mut || value = Some(wait()));
+    }
+    value.unwrap_or_else(wait)
+}
 
 pub(super) extern "C" fn enable_peer(number: c_int, peer: c_int) -> Status {
     guarded(|| {
@@ -56,7 +77,8 @@ pub(super) unsafe extern "C" fn open_shared(
     guarded(|| {
         // SAFETY: by the header, so many bytes.
         let handle = unsafe { slice::from_raw_parts(handle.cast::<u8>(), bytes) };
-        let block = device(number)?.memory.open(handle)?;
+        let memory = device(number)?.memory;
+        let block = waited(|| memory.open(handle))?;
         // SAFETY: by the header, places to write to.
         unsafe {
             address.write(ptr::without_provenance_mut(block.address() as usize));

@@ -4,17 +4,19 @@
 //! There, sizes and offsets stood in the code, a raw handle went over an open port, and every worker could write every
 //! range. Here sizes are configured, and a range has one user at a time.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tenure_alloc::Address;
-use tenure_alloc::adaptor::Placement;
+use tenure_alloc::adaptor::{Placed, Placement};
+use tenure_alloc::{Address, AllocError};
 use tenure_core::StreamId;
 
+use super::listener::Listener;
 use super::manifest::Manifest;
 use super::store::Store;
-use super::{Client, DaemonConfig, MemoryDaemon, PoolLease, ShareError, SharedPool};
+use super::{Client, DaemonConfig, MemoryDaemon, PoolLease, RangeUse, ShareError, SharedPool};
 use crate::memory::DeviceMemory;
 use crate::{Access, Driver};
 
@@ -41,29 +43,44 @@ impl Default for SharedCacheConfig {
 }
 
 impl SharedCacheConfig {
-    /// The chunks of a pool of these sizes.
+    /// The chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
     ///
     /// # Errors
-    /// The parts are larger than the whole.
+    /// The parts are larger than the whole, or one of them is nothing.
     pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
+        for (setting, bytes) in
+            [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
+        {
+            if bytes == 0 {
+                let expected = "more than 0: a cache has a range for both".to_owned();
+                return Err(ShareError::InvalidSetting { setting, value: bytes.to_string(), expected });
+            }
+        }
+        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest()?];
+        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
+    }
+
+    /// What is left for neither.
+    fn rest(&self) -> Result<u64, ShareError> {
         let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
-        let rest = rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes));
-        let rest = rest.ok_or_else(|| ShareError::InvalidSetting {
+        rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
             setting: "pool_bytes",
             value: self.pool_bytes.to_string(),
             expected: format!(
                 "room for parameter_bytes = {} and computation_bytes = {}",
                 self.parameter_bytes, self.computation_bytes
             ),
-        })?;
-        let chunks = [self.parameter_bytes, self.computation_bytes, rest];
-        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
+        })
     }
 }
 
-/// Device memory taken for workers, in the process that owns it.
+/// Device memory taken for workers, in the process that owns it. Dropped, it goes back to the device as soon as nobody
+/// maps it.
 pub struct SharedCache {
-    store: Store,
+    /// Until it is sent.
+    store: Option<Store>,
+    /// From then on.
+    daemon: Option<MemoryDaemon>,
 }
 
 impl SharedCache {
@@ -72,15 +89,29 @@ impl SharedCache {
     /// # Errors
     /// The sizes do not fit together, or are no multiples of the device's granularity; the device has not enough.
     pub fn allocate_shared_cache(driver: Arc<dyn Driver>, config: &SharedCacheConfig) -> Result<Self, ShareError> {
-        Ok(Self { store: Store::new(driver, &config.chunks()?)? })
+        Ok(Self { store: Some(Store::new(driver, &config.chunks()?)?), daemon: None })
     }
 
-    /// Hands it to whoever asks at `config`'s socket. `config`'s pool is not used.
+    /// Hands it to whoever asks at `config`'s socket, now and later. `config`'s pool is not used. Once is enough for all
+    /// workers; calls after the first change nothing.
     ///
     /// # Errors
-    /// The socket is served already, or can not be made.
-    pub fn send_shared_cache(self, config: DaemonConfig) -> Result<MemoryDaemon, ShareError> {
-        MemoryDaemon::serve(self.store, config)
+    /// The socket is served already, or can not be made: then the cache can be sent at another. The cache is sent at
+    /// another socket already.
+    pub fn send_shared_cache(&mut self, config: DaemonConfig) -> Result<(), ShareError> {
+        if let Some(socket) = self.socket() {
+            let same = socket == config.socket;
+            return if same { Ok(()) } else { Err(ShareError::AlreadySent { socket: socket.into() }) };
+        }
+        let listener = Listener::bind(&config.socket, config.uid)?;
+        let store = self.store.take().ok_or_else(|| ShareError::NoPool { socket: config.socket.clone() })?;
+        self.daemon = Some(MemoryDaemon::spawn(listener, store, config)?);
+        Ok(())
+    }
+
+    /// Where it is sent, if it is.
+    pub fn socket(&self) -> Option<&Path> {
+        self.daemon.as_ref().map(MemoryDaemon::socket)
     }
 }
 
@@ -103,6 +134,7 @@ pub struct WorkerCache {
 /// A range that the allocator has.
 struct Inserted {
     lease: PoolLease,
+    range: RangeUse,
     stream: StreamId,
     /// What is said of the parameters in it, once they are published.
     about: Option<Vec<u8>>,
@@ -118,7 +150,7 @@ impl WorkerCache {
         memory: &'static DeviceMemory,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
-        config.chunks()?;
+        config.rest()?;
         let pool_bytes = client.terms().pool_bytes();
         if config.pool_bytes != pool_bytes {
             return Err(ShareError::InvalidSetting {
@@ -141,13 +173,18 @@ impl WorkerCache {
         &self.pool
     }
 
+    /// The range for parameters: its first byte, in this process, and its bytes.
+    pub fn parameters(&self) -> (Address, u64) {
+        (self.pool.address(), self.config.parameter_bytes)
+    }
+
     /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`. Returns their address.
     ///
     /// # Errors
-    /// Another process uses a part of the range; it is none of the cache; the daemon is gone.
+    /// This process or another uses a part of the range; it is none of the cache; the daemon is gone.
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
-        let lease = self.pool.lease(offset, bytes, Access::ReadWrite)?;
-        self.insert(lease, stream, Placement::BestFit, None)
+        let mut inserted = self.inserted.lock();
+        self.insert_for_computation(&mut inserted, bytes, offset, stream)
     }
 
     /// Gives the part for parameters to every allocation on `stream`, whatever its size. For writing, each gets the first
@@ -155,21 +192,22 @@ impl WorkerCache {
     /// the parameters that are published there, and get their places; later ones are served from elsewhere.
     ///
     /// # Errors
-    /// Another process writes them, or uses them if they are to be written; nothing is published that could be read; the
-    /// daemon is gone; a driver call failed.
+    /// This process has inserted them already; another writes them, or uses them if they are to be written; nothing is
+    /// published that could be read; the daemon is gone; a driver call failed.
     pub fn insert_shared_cache_for_parameter(&self, stream: StreamId, access: Access) -> Result<Address, ShareError> {
-        let lease = self.pool.lease(0, self.config.parameter_bytes, access)?;
-        let (driver, address, bytes) = (self.memory.driver(), lease.address(), lease.bytes());
         match access {
-            Access::Read => {
-                let published = Manifest::read(&**driver, address, bytes)?;
-                self.insert(lease, stream, Placement::Recorded(published.layout()), Some(published.about))
-            }
-            Access::ReadWrite => {
-                Manifest::wipe(&**driver, address, bytes)?;
-                self.insert(lease, stream, Placement::InOrder, None)
-            }
+            Access::Read => self.read_parameters(stream, |_| true),
+            Access::ReadWrite => self.write_parameters(stream),
         }
+    }
+
+    /// Gives the part for parameters to `stream` for reading, if `about` is what was said of those that are published.
+    ///
+    /// # Errors
+    /// [`ShareError::OtherParameters`]; and as
+    /// [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
+    pub fn attach_parameters(&self, stream: StreamId, about: &[u8]) -> Result<Address, ShareError> {
+        self.read_parameters(stream, |published| published == about)
     }
 
     /// [`insert_shared_cache`](Self::insert_shared_cache) of the part for computation. No more parameters are allocated
@@ -178,11 +216,23 @@ impl WorkerCache {
     /// # Errors
     /// As there, and as [`check_parameters`](Self::check_parameters).
     pub fn insert_shared_cache_for_computation(&self, stream: StreamId) -> Result<Address, ShareError> {
-        self.check_parameters()?;
-        let written = self.inserted.lock().iter().find(|one| one.is_written()).map(|one| one.lease.address());
-        // A range for computation has nothing to close.
-        let _ = written.map(|address| self.memory.donated().close(address));
-        self.insert_shared_cache(self.config.computation_bytes, self.config.parameter_bytes, stream)
+        let mut inserted = self.inserted.lock();
+        self.check(&inserted)?;
+        let (bytes, offset) = (self.config.computation_bytes, self.config.parameter_bytes);
+        let address = self.insert_for_computation(&mut inserted, bytes, offset, stream)?;
+        if let Some(written) = inserted.iter().find(|one| one.writes_parameters()) {
+            self.memory.donated().close(written.lease.address())?;
+        }
+        Ok(address)
+    }
+
+    /// Makes sure that the part for parameters has room for blocks of these bytes each, allocated in this order, and to
+    /// publish them with `about`.
+    ///
+    /// # Errors
+    /// [`ShareError::ParametersTooLarge`], with the figures.
+    pub fn check_room(&self, requests: &[u64], about: &[u8]) -> Result<(), ShareError> {
+        Manifest::new(&Placed::in_order(requests), about).encode(self.config.parameter_bytes).map(drop)
     }
 
     /// Ends the writing of parameters: from now on other workers can read what was allocated for them here and still
@@ -193,8 +243,8 @@ impl WorkerCache {
     /// call failed. Nothing is published then.
     pub fn publish_parameters(&self, about: &[u8]) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
-        let writes = |inserted: &&mut Inserted| inserted.lease.offset() == 0 && inserted.is_written();
-        let parameters = inserted.iter_mut().find(writes).ok_or(ShareError::NotInserted("published"))?;
+        let parameters = inserted.iter_mut().find(|one| one.writes_parameters());
+        let parameters = parameters.ok_or(ShareError::NotInserted("published"))?;
         let (address, bytes) = (parameters.lease.address(), parameters.lease.bytes());
         let layout = self.memory.donated().close(address)?;
         Manifest::new(&layout, about).write(&**self.memory.driver(), address, bytes)?;
@@ -213,9 +263,7 @@ impl WorkerCache {
     /// # Errors
     /// [`ShareError::Outstanding`]: some were not, and would be computed with as something else.
     pub fn check_parameters(&self) -> Result<(), ShareError> {
-        let inserted = self.inserted.lock();
-        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.lease.address())).sum();
-        if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
+        self.check(&self.inserted.lock())
     }
 
     /// The streams that something is inserted for.
@@ -230,48 +278,124 @@ impl WorkerCache {
     /// there to take it.
     ///
     /// # Errors
-    /// Blocks live in it: free them first; nothing is taken out. The context is lost: everything is taken out, and see
-    /// [`PoolLease::release`].
+    /// Blocks live in a range: free them first; that range stays, and the others are taken out. The context is lost:
+    /// everything is taken out, and see [`PoolLease::release`].
     pub fn clear_shared_cache(&self, stream: StreamId) -> Result<(), ShareError> {
-        let mut inserted = self.inserted.lock();
-        self.memory.donated().clear(stream)?;
-        let cleared = inserted.extract_if(.., |inserted| inserted.stream == stream);
-        let released = cleared.map(|inserted| match inserted.lease.release() {
-            Err(ShareError::DaemonGone { .. }) => Ok(()),
-            released => released,
-        });
-        // The first error counts, and the others are tried all the same.
-        released.fold(Ok(()), Result::and)
+        self.clear(|one| one.stream == stream)
     }
 
-    fn insert(
-        &self,
-        lease: PoolLease,
-        stream: StreamId,
-        placement: Placement,
-        about: Option<Vec<u8>>,
-    ) -> Result<Address, ShareError> {
-        let (address, bytes) = (lease.address(), lease.bytes());
-        // Held over both, so that a clear finds the range in both or in neither.
+    /// Takes the part for parameters out, as [`clear_shared_cache`](Self::clear_shared_cache) does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn clear_parameters(&self) -> Result<(), ShareError> {
+        self.clear(|one| one.range == RangeUse::Parameters)
+    }
+
+    fn clear(&self, chosen: impl Fn(&Inserted) -> bool) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
-        self.memory.donated().insert(address, bytes, stream, placement)?;
-        inserted.push(Inserted { lease, stream, about });
+        let mut results = Vec::new();
+        let taken = inserted.extract_if(.., |one| {
+            let taken = chosen(one).then(|| self.take_out(one));
+            let is_out = matches!(taken, Some(Ok(())));
+            results.extend(taken);
+            is_out
+        });
+        let leases: Vec<_> = taken.map(|one| one.lease).collect();
+        results.extend(leases.into_iter().map(|lease| match lease.release() {
+            Err(ShareError::DaemonGone { .. }) => Ok(()),
+            released => released,
+        }));
+        // The first error counts, and the others were tried all the same.
+        results.into_iter().collect()
+    }
+
+    fn take_out(&self, one: &Inserted) -> Result<(), ShareError> {
+        self.memory.donated().clear(one.lease.address()).map_err(|error| match error {
+            AllocError::StillInUse { bytes, blocks, .. } => ShareError::RangeInUse { range: one.range, blocks, bytes },
+            error => error.into(),
+        })
+    }
+
+    fn write_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
+        let mut inserted = self.inserted.lock();
+        let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
+        let lease = self.lease(&inserted, range, bytes, 0, Access::ReadWrite)?;
+        Manifest::wipe(&**self.memory.driver(), lease.address(), bytes)?;
+        self.insert(&mut inserted, Inserted { lease, range, stream, about: None }, Placement::InOrder)
+    }
+
+    fn read_parameters(&self, stream: StreamId, wanted: impl Fn(&[u8]) -> bool) -> Result<Address, ShareError> {
+        let mut inserted = self.inserted.lock();
+        let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
+        let lease = self.lease(&inserted, range, bytes, 0, Access::Read)?;
+        let published = Manifest::read(&**self.memory.driver(), lease.address(), bytes)?;
+        if !wanted(&published.about) {
+            return Err(ShareError::OtherParameters { published: published.about });
+        }
+        let placement = Placement::Recorded(published.layout());
+        self.insert(&mut inserted, Inserted { lease, range, stream, about: Some(published.about) }, placement)
+    }
+
+    fn insert_for_computation(
+        &self,
+        inserted: &mut Vec<Inserted>,
+        bytes: u64,
+        offset: u64,
+        stream: StreamId,
+    ) -> Result<Address, ShareError> {
+        let range = RangeUse::Computation;
+        let lease = self.lease(inserted, range, bytes, offset, Access::ReadWrite)?;
+        self.insert(inserted, Inserted { lease, range, stream, about: None }, Placement::BestFit)
+    }
+
+    fn lease(
+        &self,
+        inserted: &[Inserted],
+        range: RangeUse,
+        bytes: u64,
+        offset: u64,
+        access: Access,
+    ) -> Result<PoolLease, ShareError> {
+        if bytes == 0 {
+            return Err(ShareError::NoRange(range));
+        }
+        let overlaps = |own: &&Inserted| {
+            let (start, end) = (own.lease.offset(), own.lease.offset() + own.lease.bytes());
+            start < offset.saturating_add(bytes) && offset < end
+        };
+        match inserted.iter().find(overlaps) {
+            Some(own) => Err(ShareError::AlreadyInserted(own.range)),
+            None => self.pool.lease(offset, bytes, access),
+        }
+    }
+
+    /// Gives a range to the allocator. `inserted` is locked from before it is leased, so that whoever else inserts or
+    /// clears finds all of it or nothing.
+    fn insert(&self, inserted: &mut Vec<Inserted>, one: Inserted, placement: Placement) -> Result<Address, ShareError> {
+        let address = one.lease.address();
+        self.memory.donated().insert(address, one.lease.bytes(), one.stream, placement)?;
+        inserted.push(one);
         Ok(address)
+    }
+
+    fn check(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
+        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.lease.address())).sum();
+        if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
     }
 }
 
 impl Inserted {
-    fn is_written(&self) -> bool {
-        self.lease.access() == Access::ReadWrite
+    fn writes_parameters(&self) -> bool {
+        self.range == RangeUse::Parameters && self.lease.access() == Access::ReadWrite
     }
 }
 
 impl Drop for WorkerCache {
     fn drop(&mut self) {
-        for Inserted { lease, stream, .. } in self.inserted.get_mut().drain(..) {
-            // The first range of a stream takes the others out too.
-            match self.memory.donated().clear(stream) {
-                Ok(_) => drop(lease),
+        for Inserted { lease, .. } in self.inserted.get_mut().drain(..) {
+            match self.memory.donated().clear(lease.address()) {
+                Ok(()) => drop(lease),
                 Err(_) => lease.keep(),
             }
         }

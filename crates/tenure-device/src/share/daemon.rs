@@ -71,12 +71,8 @@ impl MemoryDaemon {
         Self::spawn(listener, Store::new(driver, &config.pool)?, config)
     }
 
-    /// Begins to serve `store`.
-    pub(super) fn serve(store: Store, config: DaemonConfig) -> Result<Self, ShareError> {
-        Self::spawn(Listener::bind(&config.socket, config.uid)?, store, config)
-    }
-
-    fn spawn(listener: Listener, store: Store, config: DaemonConfig) -> Result<Self, ShareError> {
+    /// Begins to serve `store` at `listener`, which is bound to `config`'s socket.
+    pub(super) fn spawn(listener: Listener, store: Store, config: DaemonConfig) -> Result<Self, ShareError> {
         let system = |doing| {
             let path = config.socket.clone();
             move |reason| ShareError::Socket { path, doing, reason }

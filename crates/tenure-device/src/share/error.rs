@@ -1,3 +1,4 @@
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -81,6 +82,12 @@ pub enum ShareError {
         socket: PathBuf,
         /// Who serves it.
         by: String,
+    },
+    /// The cache has one socket.
+    #[error("the shared cache is sent at {} already: receive it there", .socket.display())]
+    AlreadySent {
+        /// The socket.
+        socket: PathBuf,
     },
     /// The socket could not be made.
     #[error("{}: {doing}: {reason}", .path.display())]
@@ -182,16 +189,44 @@ pub enum ShareError {
     /// What was published can not be read.
     #[error("what is published in the shared cache can not be read, so its parameters are not used: {0}")]
     PublishedUnreadable(&'static str),
-    /// What is published has no room behind the parameters.
+    /// The range is too small for the parameters and the list of them.
     #[error(
-        "the parameters leave {free} bytes of their range free behind them, and {needed} are needed to publish them: make \
-         it larger (`parameter_bytes`)"
+        "the parameters and the list of them need {needed} bytes, and their range in the shared cache has {bytes}: \
+         allocate the cache with more `parameter_bytes`"
     )]
-    NoRoomToPublish {
+    ParametersTooLarge {
         /// Bytes needed.
         needed: u64,
-        /// Bytes free.
-        free: u64,
+        /// Bytes of the range.
+        bytes: u64,
+    },
+    /// Other parameters are published than were expected.
+    #[error("the shared cache holds other parameters than these")]
+    OtherParameters {
+        /// What is said of them, by who published them.
+        published: Vec<u8>,
+    },
+    /// The cache is not divided into a range for this.
+    #[error(
+        "the shared cache was received without a range for {0}: its sender does not divide it, so give \
+         recv_shared_cache() the size of the range"
+    )]
+    NoRange(RangeUse),
+    /// This process itself has the range.
+    #[error("this process has inserted the range for {0} already: use it, or call clear_shared_cache() first")]
+    AlreadyInserted(RangeUse),
+    /// The range is wanted back, but blocks live in it.
+    #[error(
+        "{blocks} blocks of {bytes} bytes still live in the range for {range}: delete the tensors in them first, and then \
+         call clear_shared_cache() again"
+    )]
+    RangeInUse {
+        /// The range.
+        range: RangeUse,
+        /// Live blocks.
+        blocks: usize,
+        /// Bytes in them.
+        bytes: u64,
     },
     /// Published parameters were not allocated.
     #[error(
@@ -221,6 +256,24 @@ pub enum ShareError {
     /// The allocator refused a range, or to give one back.
     #[error(transparent)]
     Alloc(#[from] AllocError),
+}
+
+/// What a range of a shared cache is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeUse {
+    /// Parameters: written by one process, read by any number.
+    Parameters,
+    /// Computation, of one process alone.
+    Computation,
+}
+
+impl fmt::Display for RangeUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Parameters => "parameters",
+            Self::Computation => "computation",
+        })
+    }
 }
 
 impl From<CallError> for ShareError {

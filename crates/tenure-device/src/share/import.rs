@@ -58,17 +58,18 @@ impl Imports {
             let device = self.driver.device();
             return Err(ShareError::OtherDevice { device, uuid: self.driver.uuid(), block: handle.device });
         }
-        // Held over the import, so that nobody maps the same a second time.
-        let mut state = self.state.lock();
-        let mapped = match state.mapped.entry(handle.clone()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let mapping = Mapping::of(handle, Arc::clone(&self.driver))?;
-                new.insert(Mapped { mapping, uses: 0, unused_since: 0 })
+        if let Some(mapped) = self.state.lock().mapped.get_mut(handle) {
+            return Ok(mapped.used());
+        }
+        // Without the lock: a silent sender holds up whoever asks it, and nobody who opens or closes another's blocks.
+        let mapping = Mapping::of(handle, Arc::clone(&self.driver))?;
+        match self.state.lock().mapped.entry(handle.clone()) {
+            Entry::Occupied(mut meanwhile) => {
+                mapping.unmap();
+                Ok(meanwhile.get_mut().used())
             }
-        };
-        mapped.uses += 1;
-        Ok(mapped.mapping.address)
+            Entry::Vacant(new) => Ok(new.insert(Mapped { mapping, uses: 0, unused_since: 0 }).used()),
+        }
     }
 
     /// Ends one use of the chunks of `handle`.
@@ -100,6 +101,14 @@ impl Imports {
         let unused = |_: &BlockHandle, mapped: &mut Mapped| mapped.uses == 0 && mapped.unused_since <= now;
         let closed: Vec<_> = self.state.lock().mapped.extract_if(unused).collect();
         closed.into_iter().for_each(|(_, mapped)| mapped.mapping.unmap());
+    }
+}
+
+impl Mapped {
+    /// Notes one use more. Returns the address.
+    fn used(&mut self) -> Address {
+        self.uses += 1;
+        self.mapping.address
     }
 }
 

@@ -37,19 +37,22 @@ impl Manifest {
         self.layout.iter().map(|&(offset, bytes)| Placed { offset, bytes }).collect()
     }
 
+    /// What is written to the end of a range of `bytes` bytes, if there is room for it behind the blocks.
+    pub(super) fn encode(&self, bytes: u64) -> Result<Vec<u8>, ShareError> {
+        let mut encoded = postcard::to_stdvec(self).map_err(|_| ShareError::PublishedUnreadable("it has no form"))?;
+        let (length, checksum) = (encoded.len() as u64, checksum(&encoded));
+        let footer = [&MAGIC[..], &VERSION.to_le_bytes(), &checksum.to_le_bytes(), &length.to_le_bytes()].concat();
+        encoded.extend(footer);
+        let used = self.layout.iter().map(|(offset, bytes)| offset.saturating_add(*bytes)).max().unwrap_or(0);
+        let needed = used.saturating_add(encoded.len() as u64);
+        if needed > bytes { Err(ShareError::ParametersTooLarge { needed, bytes }) } else { Ok(encoded) }
+    }
+
     /// Writes it to the end of a range, behind its blocks, after all work that was put on the device.
     pub(super) fn write(&self, driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
-        let mut written = postcard::to_stdvec(self).map_err(|_| ShareError::PublishedUnreadable("it has no form"))?;
-        let (length, checksum) = (written.len() as u64, checksum(&written));
-        let footer = [&MAGIC[..], &VERSION.to_le_bytes(), &checksum.to_le_bytes(), &length.to_le_bytes()].concat();
-        written.extend(footer);
-        let used = self.layout.iter().map(|(offset, bytes)| offset + bytes).max().unwrap_or(0);
-        let (needed, free) = (written.len() as u64, bytes - used);
-        if needed > free {
-            return Err(ShareError::NoRoomToPublish { needed, free });
-        }
+        let encoded = self.encode(bytes)?;
         driver.synchronize()?;
-        Ok(driver.copy_to_device(address + bytes - needed, &written, StreamId::NULL)?)
+        Ok(driver.copy_to_device(address + bytes - encoded.len() as u64, &encoded, StreamId::NULL)?)
     }
 
     /// Reads it from the end of a range.
@@ -141,6 +144,6 @@ mod tests {
         let (driver, address) = range();
         let manifest = Manifest::new(&[Placed { offset: 0, bytes: BYTES - 16 }], b"");
         let error = manifest.write(&driver, address, BYTES).unwrap_err();
-        assert!(matches!(error, ShareError::NoRoomToPublish { free: 16, .. }), "{error}");
+        assert!(matches!(error, ShareError::ParametersTooLarge { bytes: BYTES, .. }), "{error}");
     }
 }

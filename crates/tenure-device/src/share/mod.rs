@@ -68,7 +68,7 @@ pub use backing::LeasedBacking;
 pub use cache::{SharedCache, SharedCacheConfig, WorkerCache};
 pub use client::{Client, Recalls};
 pub use daemon::{DaemonConfig, MemoryDaemon};
-pub use error::{Refusal, ShareError};
+pub use error::{RangeUse, Refusal, ShareError};
 pub(crate) use export::Exports;
 pub(crate) use handle::BlockHandle;
 pub use handle::HandleError;

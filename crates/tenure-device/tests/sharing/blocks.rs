@@ -1,8 +1,10 @@
 //! Single blocks that one process opens in another.
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::Duration;
 
-use rustix::process::Uid;
+use rustix::process::{Pid, Signal, Uid, kill_process};
 use tenure_alloc::{PoolId, PoolUse, Request, paged};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
@@ -139,6 +141,45 @@ fn blocks_in_the_same_chunks_are_mapped_once() {
     assert_eq!(driver.counters().unmap, 0);
     drop(c);
     assert_eq!(driver.counters().unmap, 1);
+}
+
+#[test]
+fn threads_that_open_a_block_at_once_have_one_mapping() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (_, block) = shared(&sender, LARGE, 1);
+    let start = Barrier::new(4);
+    let opened: Vec<_> = thread::scope(|scope| {
+        let open = || {
+            start.wait();
+            receiver.open(&block.handle).unwrap()
+        };
+        let threads = [(); 4].map(|()| scope.spawn(open));
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(opened.iter().all(|block| block.address() == opened[0].address()));
+    drop(opened);
+    // Whatever was mapped beside it is gone.
+    assert_eq!(driver.calls(Some(Call::Release)), driver.calls(Some(Call::Import)));
+}
+
+#[test]
+fn a_silent_sender_holds_up_no_other_block() {
+    alone();
+    let (answering, _, known) = sender(SMALL);
+    let (silent, _, block) = sender(SMALL);
+    let receiver = memory(driver());
+    let opened = receiver.open(&known.handle).unwrap();
+    kill_process(Pid::from_raw(silent.id() as i32).unwrap(), Signal::STOP).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| receiver.open(&block.handle).err().unwrap());
+        thread::sleep(Duration::from_millis(100));
+        drop(receiver.open(&known.handle).unwrap());
+        drop(opened);
+        assert!(!waiting.is_finished(), "it waited too");
+        silent.kill();
+        assert!(matches!(waiting.join().unwrap(), ShareError::SenderGone { .. }));
+    });
+    answering.finish();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! PipeSwitch's five calls.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -8,7 +9,7 @@ use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::share::{
-    Client, DaemonConfig, MemoryDaemon, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
+    Client, DaemonConfig, RangeUse, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
 use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ErrorKind};
@@ -21,10 +22,11 @@ const PARAMETERS: [u64; 4] = [3 << 20, 64, 4, 512];
 const SIZES: SharedCacheConfig =
     SharedCacheConfig { pool_bytes: 12 * GRANULE, parameter_bytes: 2 * GRANULE, computation_bytes: 8 * GRANULE };
 
-fn serve() -> (MemoryDaemon, TempDir) {
+fn serve() -> (SharedCache, TempDir) {
     let (folder, socket) = socket();
-    let cache = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
-    (cache.send_shared_cache(DaemonConfig { socket, ..quick() }).unwrap(), folder)
+    let mut cache = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
+    cache.send_shared_cache(DaemonConfig { socket, ..quick() }).unwrap();
+    (cache, folder)
 }
 
 struct Worker {
@@ -33,8 +35,8 @@ struct Worker {
     cache: WorkerCache,
 }
 
-fn connect(daemon: &MemoryDaemon) -> Arc<Client> {
-    Arc::new(Client::connect(daemon.socket()).unwrap())
+fn connect(owner: &SharedCache) -> Arc<Client> {
+    Arc::new(Client::connect(owner.socket().unwrap()).unwrap())
 }
 
 impl Worker {
@@ -48,12 +50,12 @@ impl Worker {
     }
 }
 
-fn worker(daemon: &MemoryDaemon) -> Worker {
+fn worker(owner: &SharedCache) -> Worker {
     let driver = sim();
     let config = MemoryConfig { policy: "native".parse().unwrap(), ..MemoryConfig::default() };
     let memory = DeviceMemory::new(Arc::<SimDriver>::clone(&driver), config).unwrap();
     let memory: &'static DeviceMemory = Box::leak(Box::new(memory));
-    let cache = WorkerCache::recv_shared_cache(connect(daemon), memory, SIZES).unwrap();
+    let cache = WorkerCache::recv_shared_cache(connect(owner), memory, SIZES).unwrap();
     Worker { driver, memory, cache }
 }
 
@@ -68,8 +70,8 @@ fn publish(writer: &Worker, about: &[u8]) -> [u64; 4] {
 
 #[test]
 fn a_worker_s_blocks_lie_in_what_it_inserted() {
-    let (daemon, _folder) = serve();
-    let worker = worker(&daemon);
+    let (owner, _folder) = serve();
+    let worker = worker(&owner);
     let Worker { driver, memory, cache } = &worker;
     let parameters = cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     assert_eq!(parameters, cache.pool().address());
@@ -88,8 +90,8 @@ fn a_worker_s_blocks_lie_in_what_it_inserted() {
 
 #[test]
 fn what_one_worker_left_the_next_finds() {
-    let (daemon, _folder) = serve();
-    let (first, second) = (worker(&daemon), worker(&daemon));
+    let (owner, _folder) = serve();
+    let (first, second) = (worker(&owner), worker(&owner));
     let address = first.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
     fill(&*first.driver, address, GRANULE, 3);
     let written = first.sum(address, GRANULE);
@@ -102,11 +104,11 @@ fn what_one_worker_left_the_next_finds() {
 
 #[test]
 fn published_parameters_are_read_by_all_and_copied_by_none() {
-    let (daemon, _folder) = serve();
-    let writer = worker(&daemon);
+    let (owner, _folder) = serve();
+    let writer = worker(&owner);
     let written = publish(&writer, b"a model");
     assert_eq!(writer.cache.about_parameters().as_deref(), Some(&b"a model"[..]));
-    for reader in [worker(&daemon), worker(&daemon)] {
+    for reader in [worker(&owner), worker(&owner)] {
         reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
         let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
         assert_eq!(read, written);
@@ -118,12 +120,12 @@ fn published_parameters_are_read_by_all_and_copied_by_none() {
 
 #[test]
 fn parameters_outlive_whoever_wrote_them() {
-    let (daemon, _folder) = serve();
-    let Worker { driver, memory, cache } = worker(&daemon);
+    let (owner, _folder) = serve();
+    let Worker { driver, memory, cache } = worker(&owner);
     let written = publish(&Worker { driver, memory, cache }, b"");
-    let reader = worker(&daemon);
+    let reader = worker(&owner);
     reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
-    drop(daemon);
+    drop(owner);
     let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
     assert_eq!(read, written);
     let blocks = reader.memory.allocator().snapshot().segments.into_iter().flat_map(|segment| segment.blocks);
@@ -134,9 +136,9 @@ fn parameters_outlive_whoever_wrote_them() {
 
 #[test]
 fn another_model_is_refused_before_it_computes_anything() {
-    let (daemon, _folder) = serve();
-    publish(&worker(&daemon), b"");
-    let reader = worker(&daemon);
+    let (owner, _folder) = serve();
+    publish(&worker(&owner), b"");
+    let reader = worker(&owner);
     reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
     let error = reader.memory.allocate(Request::new(64, StreamId::NULL)).unwrap_err();
     let differs = AllocError::LayoutDiffers { index: 0, requested: 64, recorded: 3 << 20 };
@@ -148,8 +150,8 @@ fn another_model_is_refused_before_it_computes_anything() {
 
 #[test]
 fn parameters_are_read_after_they_are_published_and_not_before() {
-    let (daemon, _folder) = serve();
-    let (writer, reader) = (worker(&daemon), worker(&daemon));
+    let (owner, _folder) = serve();
+    let (writer, reader) = (worker(&owner), worker(&owner));
     let read = || reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
     assert!(matches!(read(), Err(ShareError::NothingPublished)));
     writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
@@ -160,8 +162,8 @@ fn parameters_are_read_after_they_are_published_and_not_before() {
 
 #[test]
 fn whoever_begins_to_write_takes_back_what_was_published() {
-    let (daemon, _folder) = serve();
-    let (first, second) = (worker(&daemon), worker(&daemon));
+    let (owner, _folder) = serve();
+    let (first, second) = (worker(&owner), worker(&owner));
     first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     first.cache.publish_parameters(b"nothing").unwrap();
     first.cache.clear_shared_cache(StreamId::NULL).unwrap();
@@ -173,8 +175,8 @@ fn whoever_begins_to_write_takes_back_what_was_published() {
 
 #[test]
 fn published_parameters_are_written_by_nobody() {
-    let (daemon, _folder) = serve();
-    let (writer, reader) = (worker(&daemon), worker(&daemon));
+    let (owner, _folder) = serve();
+    let (writer, reader) = (worker(&owner), worker(&owner));
     let written = publish(&writer, b"");
     reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
     let block = reader.alloc(PARAMETERS[0]);
@@ -188,8 +190,8 @@ fn published_parameters_are_written_by_nobody() {
 
 #[test]
 fn parameters_that_fill_their_range_can_not_be_published() {
-    let (daemon, _folder) = serve();
-    let writer = worker(&daemon);
+    let (owner, _folder) = serve();
+    let writer = worker(&owner);
     let error = writer.cache.publish_parameters(b"").unwrap_err();
     assert!(matches!(error, ShareError::NotInserted(_)), "{error}");
     writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
@@ -202,12 +204,13 @@ fn parameters_that_fill_their_range_can_not_be_published() {
 
 #[test]
 fn what_blocks_live_in_is_not_cleared() {
-    let (daemon, _folder) = serve();
-    let (holder, other) = (worker(&daemon), worker(&daemon));
+    let (owner, _folder) = serve();
+    let (holder, other) = (worker(&owner), worker(&owner));
     holder.cache.insert_shared_cache(4 * GRANULE, GRANULE, StreamId::NULL).unwrap();
     let block = holder.memory.allocate(Request::new(3 * GRANULE, StreamId::NULL)).unwrap();
     let error = holder.cache.clear_shared_cache(StreamId::NULL).unwrap_err();
-    assert!(matches!(error, ShareError::Alloc(_)), "{error}");
+    let in_use = ShareError::RangeInUse { range: RangeUse::Computation, blocks: 1, bytes: 3 * GRANULE };
+    assert_eq!(error.to_string(), in_use.to_string());
     assert!(other.cache.insert_shared_cache(GRANULE, GRANULE, StreamId::NULL).is_err());
     holder.memory.free(block.address).unwrap();
     holder.cache.clear_shared_cache(StreamId::NULL).unwrap();
@@ -215,26 +218,127 @@ fn what_blocks_live_in_is_not_cleared() {
 }
 
 #[test]
+fn a_range_in_which_blocks_live_keeps_no_other() {
+    let (owner, _folder) = serve();
+    let (holder, other) = (worker(&owner), worker(&owner));
+    holder.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let block = holder.alloc(64);
+    holder.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    let error = holder.cache.clear_shared_cache(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::RangeInUse { range: RangeUse::Parameters, .. }), "{error}");
+    other.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    holder.memory.free(block).unwrap();
+    holder.cache.clear_shared_cache(StreamId::NULL).unwrap();
+}
+
+#[test]
+fn the_range_for_parameters_is_taken_out_under_a_computation() {
+    let (owner, _folder) = serve();
+    publish(&worker(&owner), b"");
+    let Worker { memory, cache, .. } = &worker(&owner);
+    let computation = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    let activation = memory.allocate(Request::new(GRANULE, StreamId::NULL)).unwrap();
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    cache.clear_parameters().unwrap();
+    cache.check_parameters().unwrap();
+    assert_eq!(activation.address, computation);
+    assert_eq!(memory.allocate(Request::new(GRANULE, StreamId::NULL)).unwrap().address, computation + GRANULE);
+}
+
+#[test]
+fn a_range_is_inserted_once_and_the_error_says_which() {
+    let (owner, _folder) = serve();
+    let Worker { cache, .. } = &worker(&owner);
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    for access in [Access::Read, Access::ReadWrite] {
+        let error = cache.insert_shared_cache_for_parameter(StreamId::NULL, access).unwrap_err();
+        assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Parameters)), "{error}");
+    }
+    let error = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Computation)), "{error}");
+    let error = cache.insert_shared_cache(GRANULE, GRANULE, StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Parameters)), "{error}");
+}
+
+#[test]
+fn other_parameters_than_expected_are_not_inserted() {
+    let (owner, _folder) = serve();
+    publish(&worker(&owner), b"a model");
+    let reader = worker(&owner);
+    let error = reader.cache.attach_parameters(StreamId::NULL, b"another").unwrap_err();
+    assert!(matches!(error, ShareError::OtherParameters { published } if published == b"a model"));
+    assert_eq!(reader.cache.streams(), []);
+    reader.alloc(64);
+    // The lease is given back too: the process can go on.
+    reader.cache.attach_parameters(StreamId::NULL, b"a model").unwrap();
+}
+
+#[test]
+fn whether_parameters_fit_is_known_before_any_is_written() {
+    let (owner, _folder) = serve();
+    let writer = worker(&owner);
+    let room = |bytes: u64| writer.cache.check_room(&[GRANULE, 3, bytes], b"about");
+    let fits = (0..SIZES.parameter_bytes).step_by(512).take_while(|&bytes| room(bytes).is_ok()).last().unwrap();
+    let error = room(fits + 512).unwrap_err();
+    let ShareError::ParametersTooLarge { needed, bytes } = error else { panic!("{error}") };
+    assert!(bytes == SIZES.parameter_bytes && needed > GRANULE + 512 + fits, "{needed}");
+    assert!(room(u64::MAX).is_err());
+    assert_eq!(writer.cache.streams(), []);
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let blocks = [GRANULE, 3, fits].map(|bytes| writer.alloc(bytes));
+    assert_eq!(blocks[0], writer.cache.pool().address());
+    writer.cache.publish_parameters(b"about").unwrap();
+}
+
+#[test]
+fn a_range_that_the_cache_was_received_without_is_told() {
+    let (owner, _folder) = serve();
+    let Worker { memory, .. } = worker(&owner);
+    let sizes = SharedCacheConfig { computation_bytes: 0, ..SIZES };
+    let cache = WorkerCache::recv_shared_cache(connect(&owner), memory, sizes).unwrap();
+    let error = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::NoRange(RangeUse::Computation)), "{error}");
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+}
+
+#[test]
+fn a_cache_that_could_not_be_sent_can_be_sent_elsewhere() {
+    let (folder, socket) = socket();
+    let mut first = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
+    let mut second = SharedCache::allocate_shared_cache(sim(), &SIZES).unwrap();
+    let at = |socket: &Path| DaemonConfig { socket: socket.into(), ..quick() };
+    first.send_shared_cache(at(&socket)).unwrap();
+    assert!(matches!(second.send_shared_cache(at(&socket)), Err(ShareError::AlreadyServed { .. })));
+    let elsewhere = folder.path().join("elsewhere.sock");
+    for _ in 0..2 {
+        second.send_shared_cache(at(&elsewhere)).unwrap();
+    }
+    assert!(matches!(second.send_shared_cache(at(&socket)), Err(ShareError::AlreadySent { .. })));
+    worker(&second).cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+}
+
+#[test]
 fn a_dropped_cache_keeps_what_blocks_live_in() {
-    let (daemon, _folder) = serve();
-    let worker = worker(&daemon);
+    let (owner, _folder) = serve();
+    let worker = worker(&owner);
     let stream = worker.driver.create_stream(tenure_device::Priority::Default).unwrap();
     worker.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     let block = worker.alloc(GRANULE);
     worker.cache.insert_shared_cache_for_computation(stream).unwrap();
     let Worker { driver, cache, .. } = worker;
     drop(cache);
-    let status = connect(&daemon).status().unwrap();
+    let status = connect(&owner).status().unwrap();
     assert_eq!(status.holdings.iter().map(|holding| holding.bytes).sum::<u64>(), SIZES.parameter_bytes);
     fill(&*driver, block, GRANULE, 1);
 }
 
 #[test]
 fn both_sides_must_be_configured_alike() {
-    let (daemon, _folder) = serve();
-    let Worker { memory, .. } = worker(&daemon);
+    let (owner, _folder) = serve();
+    let Worker { memory, .. } = worker(&owner);
     let config = SharedCacheConfig { pool_bytes: 13 * GRANULE, ..SIZES };
-    let error = WorkerCache::recv_shared_cache(connect(&daemon), memory, config).err().unwrap();
+    let error = WorkerCache::recv_shared_cache(connect(&owner), memory, config).err().unwrap();
     assert!(error.to_string().contains("configure both alike"), "{error}");
     assert_eq!(memory.allocator().statistics().all.reserved_bytes.current, 0);
 }
@@ -245,5 +349,7 @@ fn sizes_come_from_configuration_and_must_fit_together() {
     assert_eq!(config.chunks().unwrap(), [1 << 30, 11 << 30, 12 << 30]);
     assert_eq!(SharedCacheConfig::default().chunks().unwrap(), [1 << 30, 11 << 30]);
     assert!(SharedCacheConfig { pool_bytes: 1 << 30, ..config }.chunks().is_err());
+    assert!(SharedCacheConfig { parameter_bytes: 0, ..config }.chunks().is_err());
+    assert!(SharedCacheConfig { computation_bytes: 0, ..config }.chunks().is_err());
     assert!(serde_json::from_str::<SharedCacheConfig>(r#"{"pool": 1}"#).is_err());
 }

@@ -152,7 +152,7 @@ void *Allocator::allocate_on(DeviceIndex device, size_t bytes, cudaStream_t stre
     fail(status);
   }
   if (C10_UNLIKELY(any_thrown.load(std::memory_order_relaxed)) && thrown() != nullptr) {
-    // A pool's filter did not say where the block belongs.
+    // A pool's filter did not say where the block belongs, or whoever was asked for memory raised first.
     api->free(address, kNothing);
     fail(status);
   }

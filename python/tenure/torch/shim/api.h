@@ -21,7 +21,7 @@ std::exception_ptr &thrown();
 /// Whether any callback ever threw, on whatever thread.
 extern std::atomic<bool> any_thrown;
 
-/// What a callback of PyTorch's returns to Tenure; `otherwise` if it throws, which `fail` then throws again.
+/// What a callback returns to Tenure; `otherwise` if it throws, which `fail` then throws again.
 template <typename Callback, typename Result> Result shielded(Callback callback, Result otherwise) noexcept {
   try {
     return callback();
@@ -32,11 +32,33 @@ template <typename Callback, typename Result> Result shielded(Callback callback,
   }
 }
 
+template <typename Callback> void shielded(Callback callback) noexcept {
+  const auto call = [&] { return callback(), true; };
+  shielded(call, false);
+}
+
+/// A callback that nobody can be told of if it throws, since Tenure was about to free something: a warning says `what`.
+template <typename Callback> void warned(const char *what, Callback callback) noexcept {
+  try {
+    callback();
+  } catch (const std::exception &error) {
+    TORCH_WARN(what, ": ", error.what());
+  } catch (...) {
+    TORCH_WARN(what);
+  }
+}
+
 /// Throws what a callback threw, or else what a failed call is in PyTorch.
 [[noreturn]] void fail(tenure_status status);
 
 inline void check(tenure_status status) {
   if (C10_UNLIKELY(status != TENURE_OK))
+    fail(status);
+}
+
+/// The same for a call that called back: what was thrown there counts although the call did not fail.
+inline void check_told(tenure_status status) {
+  if (C10_UNLIKELY(status != TENURE_OK || (any_thrown.load(std::memory_order_relaxed) && thrown() != nullptr)))
     fail(status);
 }
 

@@ -92,11 +92,7 @@ void Allocator::cacheInfo(DeviceIndex device, size_t *largest) {
 void Allocator::attachOutOfMemoryObserver(caching::OutOfMemoryObserver observer) {
   const auto tell = [](void *user, const tenure_out_of_memory *error) {
     const auto &observe = value_of<caching::OutOfMemoryObserver>(user);
-    const auto call = [&] {
-      observe(error->device, error->requested, std::min(error->allowed, error->total), error->free);
-      return true;
-    };
-    shielded(call, false);
+    shielded([&] { observe(error->device, error->requested, std::min(error->allowed, error->total), error->free); });
   };
   check(api->add_out_of_memory_observer(tell, hand_over(std::move(observer))));
 }

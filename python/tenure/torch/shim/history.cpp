@@ -4,6 +4,8 @@
 
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <mutex>
+
 namespace tenure {
 
 namespace {
@@ -57,6 +59,9 @@ void Allocator::recordHistory(bool enabled, CreateContextFn create, size_t max_e
   for (const auto &action : skip_actions)
     skip.push_back(action_of(action));
   const tenure_recording what{std::max<size_t>(max_entries, 1), static_cast<int>(when), skip.data(), skip.size()};
+  // Of several threads, what one wants holds whole.
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
   // Gathering stops before keeping does, and begins after it.
   kept = RecordContext::NEVER;
   check(api->record_history(enabled ? &what : nullptr, clear));
@@ -99,12 +104,9 @@ std::string Allocator::getUserMetadata() { return user_metadata; }
 
 void Allocator::attachAllocatorTraceTracker(caching::AllocatorTraceTracker tracker) {
   const auto tell = [](void *user, const tenure_event *event) {
-    try {
-      value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime()));
-    } catch (const std::exception &error) {
-      // Events come of frees too, which cannot fail.
-      TORCH_WARN("a tracker of allocations failed: ", error.what());
-    }
+    // Events come of frees too, which cannot fail.
+    warned("a tracker of allocations failed",
+           [&] { value_of<caching::AllocatorTraceTracker>(user)(entry_of(*event, c10::getApproximateTime())); });
   };
   check(api->add_tracker(tell, hand_over(std::move(tracker))));
 }

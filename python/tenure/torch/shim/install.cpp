@@ -28,8 +28,12 @@ void install(const tenure_torch_api *table, const char *options) {
               "the shim and Tenure are of different versions: build the shim again");
   api = table;
   check(api->configure(options));
-  // Before anything is replaced, since PyTorch may refuse to parse its settings.
-  follow_settings();
+  // Before anything is replaced, since PyTorch may refuse its settings.
+  try {
+    follow_settings();
+  } catch (const c10::Error &error) {
+    TORCH_CHECK(false, "PyTorch refuses its own settings, PYTORCH_ALLOC_CONF: ", error.what_without_backtrace());
+  }
   // Never destroyed: blocks are freed until the process ends.
   static auto &allocator = *new auto(std::make_shared<Allocator>());
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(allocator);

@@ -23,20 +23,15 @@ struct Checkpoint final : caching::AllocatorState {
 
 /// A segment of a program's own allocator; NULL if that throws, which is how those run out of memory too.
 void *allocate_from(void *source, size_t bytes, void *stream) {
-  try {
+  const auto call = [&] {
     return value_of<Source>(source)->raw_alloc_with_stream(bytes, static_cast<cudaStream_t>(stream));
-  } catch (const std::exception &error) {
-    TORCH_WARN("the allocator of a private pool failed: ", error.what());
-    return nullptr;
-  }
+  };
+  return shielded(call, static_cast<void *>(nullptr));
 }
 
 void free_to(void *source, void *address, size_t, void *) {
-  try {
-    value_of<Source>(source)->raw_delete(address);
-  } catch (const std::exception &error) {
-    TORCH_WARN("the allocator of a private pool failed to free ", address, ": ", error.what());
-  }
+  warned("the allocator of a private pool failed to free a segment",
+         [&] { value_of<Source>(source)->raw_delete(address); });
 }
 
 } // namespace
@@ -95,8 +90,10 @@ bool Allocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool,
                                          const std::unordered_set<void *> &expected) {
   check_device(device);
   std::unordered_set<void *> live;
-  const auto add = [](void *live, void *address) { value_of<std::unordered_set<void *>>(live).insert(address); };
-  check(api->live_blocks(device, pool_of(pool), add, &live));
+  const auto add = [](void *live, void *address) {
+    shielded([&] { value_of<std::unordered_set<void *>>(live).insert(address); });
+  };
+  check_told(api->live_blocks(device, pool_of(pool), add, &live));
   return live == expected;
 }
 
@@ -116,12 +113,14 @@ caching::CheckpointDelta Allocator::setCheckpointPoolState(DeviceIndex device,
     caching::CheckpointDelta delta;
     c10::Device device;
   } told{{}, {c10::kCUDA, device}};
-  const auto freed = [](void *told, void *address) { value_of<Told>(told).delta.ptrs_freed.push_back(address); };
+  const auto freed = [](void *told, void *address) {
+    shielded([&] { value_of<Told>(told).delta.ptrs_freed.push_back(address); });
+  };
   const auto allocated = [](void *user, void *address) {
     auto &told = value_of<Told>(user);
-    told.delta.dataptrs_allocd.emplace_back(address, address, &release, told.device);
+    shielded([&] { told.delta.dataptrs_allocd.emplace_back(address, address, &release, told.device); });
   };
-  check(api->restore(device, checkpoint->it, freed, allocated, &told));
+  check_told(api->restore(device, checkpoint->it, freed, allocated, &told));
   return std::move(told.delta);
 }
 

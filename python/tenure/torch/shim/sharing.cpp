@@ -54,11 +54,11 @@ caching::ShareableHandle Allocator::shareIpcHandle(void *address) {
   std::string handle(1, kTenure);
   size_t offset = 0;
   const auto append = [](void *handle, const char *bytes, size_t count) {
-    value_of<std::string>(handle).append(bytes, count);
+    shielded([&] { value_of<std::string>(handle).append(bytes, count); });
   };
   const tenure_status status = api->share(address, &offset, append, &handle);
   if (status != TENURE_NOT_SHAREABLE) {
-    check(status);
+    check_told(status);
     return {static_cast<ptrdiff_t>(offset), handle};
   }
   // Not made of chunks: of cudaMalloc, under PyTorch's own policy.

@@ -76,15 +76,15 @@ caching::SnapshotInfo Allocator::snapshot(MempoolId_t pool, bool include_traces)
   Told told;
   const tenure_visitor visitor{
       &told,
-      [](void *told, const tenure_segment *segment) { value_of<Told>(told).segment(*segment); },
-      [](void *told, const tenure_segment_block *block) { value_of<Told>(told).block(*block); },
-      [](void *told, const tenure_event *event) { value_of<Told>(told).event(*event); },
-      [](void *told, const tenure_annotation *annotation) { value_of<Told>(told).annotation(*annotation); },
+      [](void *told, const tenure_segment *it) { shielded([&] { value_of<Told>(told).segment(*it); }); },
+      [](void *told, const tenure_segment_block *it) { shielded([&] { value_of<Told>(told).block(*it); }); },
+      [](void *told, const tenure_event *it) { shielded([&] { value_of<Told>(told).event(*it); }); },
+      [](void *told, const tenure_annotation *it) { shielded([&] { value_of<Told>(told).annotation(*it); }); },
   };
   for (int device = 0; device < device_count_; device++) {
     told.snapshot.device_traces.emplace_back();
     if (api->is_open(device))
-      check(api->snapshot(device, {pool.first, pool.second}, include_traces, &visitor));
+      check_told(api->snapshot(device, {pool.first, pool.second}, include_traces, &visitor));
   }
   told.snapshot.config_metadata = settings();
   return std::move(told.snapshot);

@@ -80,15 +80,15 @@ impl DonatedRanges {
         Ok(())
     }
 
-    /// Takes the memory given for `stream` out again; returns (address, bytes) of each range, by address. Work put on
-    /// the stream may still use it. Waits on the host for other streams that use a freed block.
+    /// Takes the range at `address` out again. Work put on its stream may still use it. Waits on the host for other
+    /// streams that use a freed block.
     ///
     /// # Errors
     /// [`AllocError::StillInUse`]: blocks live in it; free them first. A stream cannot be waited for in a capture, so
-    /// that there freed blocks of other streams count as live.
-    pub fn clear(&self, stream: StreamId) -> Result<Vec<(Address, u64)>, AllocError> {
+    /// that there freed blocks of other streams count as live. [`AllocError::UnknownAddress`]: there is no such range.
+    pub fn clear(&self, address: Address) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
-        let cleared = ranges.clear(stream, &*self.backing);
+        let cleared = ranges.clear(address, &*self.backing);
         self.least.store(ranges.least(), Ordering::Release);
         cleared
     }

@@ -1,5 +1,8 @@
 use crate::{Address, AllocError};
 
+/// Every block is a multiple of this.
+pub(super) const GRANULE: u64 = 512;
+
 /// Blocks of fewer bytes, or as many, are no blocks for a range that serves the large ones.
 const SMALL_LIMIT: u64 = 1 << 20;
 
@@ -23,6 +26,18 @@ pub struct Placed {
     pub offset: u64,
     /// Bytes requested.
     pub bytes: u64,
+}
+
+impl Placed {
+    /// Where [`Placement::InOrder`] puts these requests in an empty range that has room for all of them.
+    pub fn in_order(requests: &[u64]) -> Vec<Self> {
+        let place = |end: &mut u64, &bytes: &u64| {
+            let offset = *end;
+            *end = end.saturating_add(bytes.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX));
+            Some(Self { offset, bytes })
+        };
+        requests.iter().scan(0, place).collect()
+    }
 }
 
 /// A placement, and how far it has come.

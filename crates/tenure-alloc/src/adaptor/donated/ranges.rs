@@ -6,12 +6,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::placement::{Placed, Placement, Rule};
+use super::placement::{GRANULE, Placed, Placement, Rule};
 use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
 use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, PoolUse, Request, Statistics};
-
-/// Every block is a multiple of this.
-const GRANULE: u64 = 512;
 
 type Filter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
 
@@ -93,29 +90,22 @@ impl Ranges {
         Ok(())
     }
 
-    pub(super) fn clear(&mut self, stream: StreamId, backing: &dyn Backing) -> Result<Vec<(Address, u64)>, AllocError> {
-        self.settle(backing, Some(stream))?;
-        let ranges: Vec<(Address, u64)> = self
-            .ranges
-            .iter()
-            .filter(|(_, range)| range.stream == stream)
-            .map(|(&at, range)| (at, range.bytes))
-            .collect();
-        let pieces = ranges.iter().flat_map(|&(at, bytes)| self.pieces.range(at..at + bytes));
-        let (used, blocks) = (pieces.filter(|(_, piece)| !piece.is_free()))
-            .fold((0, 0), |(bytes, blocks), (_, piece)| (bytes + piece.bytes, blocks + 1));
+    pub(super) fn clear(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
+        self.settle(backing, Some(address))?;
+        let range = self.ranges.get(&address).ok_or(AllocError::UnknownAddress(address))?;
+        let (bytes, stream) = (range.bytes, range.stream);
+        let used = self.pieces.range(address..address + bytes).filter(|(_, piece)| !piece.is_free());
+        let (used, blocks) = used.fold((0, 0), |(bytes, blocks), (_, piece)| (bytes + piece.bytes, blocks + 1));
         if blocks > 0 {
             return Err(AllocError::StillInUse { bytes: used, blocks, stream });
         }
-        for &(address, bytes) in &ranges {
-            self.take_free(address);
-            self.ranges.remove(&address);
-            for pool in self.statistics.both(PoolKind::Large) {
-                pool.reserved_bytes.decrease(bytes);
-                pool.segment.decrease(1);
-            }
+        self.take_free(address);
+        self.ranges.remove(&address);
+        for pool in self.statistics.both(PoolKind::Large) {
+            pool.reserved_bytes.decrease(bytes);
+            pool.segment.decrease(1);
         }
-        Ok(ranges)
+        Ok(())
     }
 
     /// Whether an address lies in a range.
@@ -291,20 +281,20 @@ impl Ranges {
         })
     }
 
-    /// Completes the frees that every stream has passed; waits for those in memory of `awaited`, if given. A capture
+    /// Completes the frees that every stream has passed; waits for those in the range at `awaited`, if given. A capture
     /// allows neither. A piece that is not waited for and cannot be asked about stays pending: its failure is no reason
     /// to refuse another.
     ///
     /// # Errors
     /// Of those that are waited for.
-    fn settle(&mut self, backing: &dyn Backing, awaited: Option<StreamId>) -> Result<(), BackingError> {
+    fn settle(&mut self, backing: &dyn Backing, awaited: Option<Address>) -> Result<(), BackingError> {
         if self.is_capturing() {
             return Ok(());
         }
         let mut at = 0;
         while at < self.pending.len() {
             let address = self.pending[at].address;
-            let waits = awaited.is_some() && self.range_of(address).map(|(_, range)| range.stream) == awaited;
+            let waits = awaited.is_some() && self.range_of(address).map(|(&start, _)| start) == awaited;
             match self.pending[at].is_passed(backing, waits) {
                 Ok(true) => {
                     self.pending.swap_remove(at);

@@ -1,0 +1,389 @@
+"""Mistakes around the shared cache: each is one error that says what to do, and changes nothing."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+if os.environ.get("TENURE_TEST_ALLOCATOR", "tenure") != "tenure":
+    pytest.skip("Tenure's alone", allow_module_level=True)
+
+import torch
+from memory import MIB, tensor
+from torch import nn
+
+import tenure
+import tenure.torch as tt
+from tenure import _native
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where this process sends its own cache; another test file may have allocated it."""
+    socket = tmp_path_factory.mktemp("cache") / "own.sock"
+    if _native.owns_shared_cache(0):
+        return Path(str(tt.configure_shared_cache().socket))
+    tt.configure_shared_cache(
+        pool_bytes=64 * MIB, parameter_bytes=16 * MIB, computation_bytes=32 * MIB, socket=socket, wait=1.0
+    )
+    tt.allocate_shared_cache()
+    return socket
+
+
+@pytest.fixture(autouse=True)
+def cleared(own: Path) -> Iterator[None]:
+    tt.send_shared_cache()
+    tt.recv_shared_cache()
+    yield
+    gc.collect()
+    tt.clear_shared_cache()
+
+
+def model(width: int = 40, tied: bool = False) -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width))
+    if tied:
+        layers[2].weight = layers[0].weight
+    return layers
+
+
+def contents(module: nn.Module) -> list[int]:
+    """The tensors themselves."""
+    return [id(tensor) for tensor in (*module.parameters(), *module.buffers())]
+
+
+def refused(module: nn.Module, call: Callable[[nn.Module], object], error: type[BaseException], says: str) -> None:
+    """The call fails, the module is as it was, and no range for parameters is inserted."""
+    before = contents(module)
+    with pytest.raises(error, match=says):
+        call(module)
+    assert contents(module) == before
+    assert {parameter.device.type for parameter in module.parameters()} <= {"cpu", "meta"}
+    assert tt.shared_parameters() is None
+    tt.insert_shared_cache_for_parameter("write")
+    tt.clear_shared_cache()
+
+
+def publish(module: nn.Module) -> bytes:
+    """Shares a module, and leaves what was published."""
+    tt.share_module(module)
+    about = tt.shared_parameters()
+    assert about is not None
+    del module
+    gc.collect()
+    return about
+
+
+def test_another_module_is_refused_while_this_process_computes() -> None:
+    shared = tt.share_module(model())
+    del shared
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_computation()
+    computed = tensor(4 * MIB)
+    wrong = nn.Linear(3, 3)
+    before = contents(wrong)
+    with pytest.raises(tenure.Error, match="another module was shared"):
+        tt.attach_module(wrong)
+    assert contents(wrong) == before
+    # Small tensors are allocated as before, and large ones in the range that stays inserted.
+    tensor(5)
+    own_bytes = tt.own_bytes()
+    more = tensor(4 * MIB)
+    assert tt.own_bytes() == own_bytes
+    attached = tt.attach_module(model())
+    del computed, more, attached
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda: model(41),
+            r"it has 0.weight \(torch.float32, shape \[40, 40\], strides \[40, 1\]\) where this one has 0.weight "
+            r"\(torch.float32, shape \[41, 41\]",
+        ),
+        (lambda: model().half(), r"0.weight \(torch.float32, .* where this one has 0.weight \(torch.float16"),
+        (lambda: model()[:2], r"it has 2.weight .* where this one has nothing more"),
+        (lambda: nn.Sequential(*model(), nn.Linear(1, 1)), r"it has nothing more where this one has 3.weight"),
+        (lambda: model(tied=True), r"it has 2.weight .* where this one has 2.weight .*, the same as 0.weight\)"),
+    ],
+    ids=["shape", "dtype", "less", "more", "tied"],
+)
+def test_the_first_tensor_that_differs_is_named(made: Callable[[], nn.Module], says: str) -> None:
+    tt.share_module(model())
+    gc.collect()
+    tt.clear_shared_cache()
+    with torch.device("meta"):
+        module = made()
+    before = contents(module)
+    with pytest.raises(tenure.Error, match=says):
+        tt.attach_module(module)
+    assert contents(module) == before
+    assert tt.shared_parameters() is None
+
+
+def test_what_was_not_published_as_a_module_is_no_module() -> None:
+    for about in (b"", b"three"):
+        tt.insert_shared_cache_for_parameter("write")
+        tt.publish_shared_parameters(about)
+        tt.clear_shared_cache()
+        refused(model(), tt.attach_module, tenure.Error, r"not published by share_module\(\)")
+
+
+def test_a_module_whose_tensors_lie_elsewhere_is_left_as_it_was() -> None:
+    """Whoever published the description of a module need not have allocated the module."""
+    about = publish(model())
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("write")
+    first = torch.empty(40, 40, device="cuda")
+    second = tensor(17)
+    tt.publish_shared_parameters(about)
+    del first, second
+    tt.clear_shared_cache()
+    refused(model(), tt.attach_module, RuntimeError, "allocate the same tensors, in the same order")
+
+
+def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> None:
+    about = publish(model())
+    tt.clear_shared_cache()
+    large = nn.Sequential(nn.Linear(8, 8), nn.Linear(2048, 2048))
+    before = contents(large)
+    with pytest.raises(tenure.Error, match=r"need 1\d{7} bytes, and their range in the shared cache has 16777216"):
+        tt.share_module(large)
+    assert contents(large) == before
+    # What was published before is there for others.
+    tt.insert_shared_cache_for_parameter("read")
+    assert tt.shared_parameters() == about
+
+
+def test_a_copy_that_fails_leaves_the_module_as_it_was() -> None:
+    half = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
+    refused(half, tt.share_module, NotImplementedError, "Cannot copy out of meta tensor")
+
+
+@pytest.mark.parametrize("error", [tenure.Error, KeyboardInterrupt])
+def test_a_publication_that_fails_leaves_the_module_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fails(device: int, about: bytes) -> None:
+        raise error("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_native, "publish_shared_parameters", fails)
+        refused(model(), tt.share_module, error, "not now")
+    tt.share_module(model())
+
+
+def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    stray: list[torch.Tensor] = []
+
+    def fails(device: int, about: bytes) -> None:
+        stray.append(tensor(5))
+        raise tenure.Error("not now")
+
+    monkeypatch.setattr(_native, "publish_shared_parameters", fails)
+    with pytest.raises(tenure.Error, match="not now") as raised:
+        tt.share_module(model())
+    assert "1 blocks of 512 bytes still live in the range for parameters" in raised.value.__notes__[0]
+    stray.clear()
+
+
+@pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
+def test_modules_are_not_placed_where_a_pool_takes_their_tensors(call: Callable[[nn.Module], nn.Module]) -> None:
+    publish(model())
+    tt.clear_shared_cache()
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        refused(model(), call, tenure.Error, r"outside of torch.cuda.use_mem_pool\(\)")
+
+
+def test_recurrent_layers_use_what_was_shared() -> None:
+    """They keep a list of their parameters beside them."""
+    shared = tt.share_module(nn.LSTM(4, 4))
+    assert [id(weight) for weight in shared._flat_weights] == [id(weight) for weight in shared.parameters()]
+    del shared
+
+
+ALREADY = r"this process has inserted the range for {} already: use it, or call clear_shared_cache\(\) first"
+
+
+def test_a_range_is_inserted_once() -> None:
+    shared = tt.share_module(model())
+    for again in (
+        lambda: tt.share_module(model()),
+        lambda: tt.attach_module(model()),
+        lambda: tt.insert_shared_cache_for_parameter("read"),
+        lambda: tt.insert_shared_cache_for_parameter("write"),
+    ):
+        with pytest.raises(tenure.Error, match=ALREADY.format("parameters")):
+            again()
+    tt.insert_shared_cache_for_computation()
+    with pytest.raises(tenure.Error, match=ALREADY.format("computation")):
+        tt.insert_shared_cache_for_computation()
+    del shared
+    gc.collect()
+    for _ in range(2):
+        tt.clear_shared_cache()
+    tt.insert_shared_cache_for_computation()
+
+
+def test_a_live_model_keeps_its_own_range_only() -> None:
+    shared = tt.share_module(model())
+    tt.insert_shared_cache_for_computation()
+    with pytest.raises(tenure.Error, match=r"still live in the range for parameters: delete the tensors in them first"):
+        tt.clear_shared_cache()
+    tt.insert_shared_cache_for_computation()
+    del shared
+
+
+def test_only_reading_and_writing_are_accesses() -> None:
+    with pytest.raises(tenure.Error, match="access = 'Write': expected 'read' or 'write'"):
+        tt.insert_shared_cache_for_parameter("Write")  # type: ignore[arg-type]
+
+
+def test_nothing_is_published_that_was_not_inserted() -> None:
+    with pytest.raises(tenure.Error, match="no range for parameters is inserted"):
+        tt.publish_shared_parameters()
+
+
+def test_settings_are_set_together_or_not_at_all() -> None:
+    before = tt.configure_shared_cache()
+    with pytest.raises(tenure.Error, match="parameter_bytes = -1: expected 0 or more"):
+        tt.configure_shared_cache(pool_bytes=1, parameter_bytes=-1)
+    with pytest.raises(tenure.Error, match="wait = nan"):
+        tt.recv_shared_cache(wait=float("nan"))
+    assert tt.configure_shared_cache() == before
+
+
+def test_nobody_sends_where_it_is_received() -> None:
+    with pytest.raises(tenure.Error, match=r"no memory daemon at .*nobody.sock"):
+        tt.recv_shared_cache("nobody.sock", wait=0.1)
+    # What was received before is there.
+    tt.insert_shared_cache_for_computation()
+
+
+NEW_PROCESS = """
+import json, sys
+import tenure, torch
+import tenure.torch as tt
+
+def said(call):
+    try:
+        eval(call)
+        return "nothing"
+    except tenure.Error as error:
+        return str(error)
+
+before = said("tt.allocate_shared_cache()")
+tt.install()
+print(json.dumps([before, *map(said, json.loads(sys.argv[1]))]))
+"""
+
+ALLOCATE = "tt.allocate_shared_cache({}, {}, {})"
+#: What a process that has just started does, in order, and what it is told.
+ORDER = {
+    "tt.insert_shared_cache_for_parameter()": "there is no shared cache here: call recv_shared_cache() first",
+    "tt.insert_shared_cache_for_computation()": "there is no shared cache here: call recv_shared_cache() first",
+    "tt.attach_module(torch.nn.Linear(2, 2))": "there is no shared cache here: call recv_shared_cache() first",
+    "tt.clear_shared_cache()": "there is no shared cache here: call recv_shared_cache() first",
+    "tt.send_shared_cache()": "there is no shared cache to send: call allocate_shared_cache() first",
+    ALLOCATE.format(-1, 0, 0): "pool_bytes = -1: expected 0 or more",
+    ALLOCATE.format(2 * MIB, 2 * MIB, 2 * MIB): "pool_bytes = 2097152: room for parameter_bytes = 2097152 and",
+    ALLOCATE.format(4 * MIB, 1, 2 * MIB): "multiple",
+    ALLOCATE.format(1 << 50, 2 * MIB, 2 * MIB): "memory",
+    ALLOCATE.format(8 * MIB, 0, 8 * MIB): "parameter_bytes = 0: more than 0",
+    ALLOCATE.format(8 * MIB, 2 * MIB, 6 * MIB): "nothing",
+    "tt.send_shared_cache('/proc/cache.sock')": "/proc/cache.sock",
+    "tt.send_shared_cache('{folder}/a.sock')": "nothing",
+    "tt.send_shared_cache('{folder}/b.sock')": "is sent at {folder}/a.sock already",
+    "tt.share_module(torch.nn.Linear(2, 2))": "nothing",
+    ALLOCATE.format(8 * MIB, 2 * MIB, 2 * MIB): "already",
+}
+
+
+def test_calls_in_the_wrong_order_and_wrong_sizes(tmp_path: Path) -> None:
+    """Each is told, and a mistake spoils nothing for the calls after it."""
+    calls = [call.format(folder=tmp_path) for call in ORDER]
+    output = subprocess.run([sys.executable, "-c", NEW_PROCESS, json.dumps(calls)], check=True, capture_output=True)
+    first, *answers = json.loads(output.stdout)
+    assert "call tenure.torch.install() before" in first
+    for (call, says), answer in zip(ORDER.items(), answers, strict=True):
+        assert says.format(folder=tmp_path) in answer, call
+
+
+OWNER = """
+import sys
+import torch
+import tenure.torch as tt
+
+tt.install()
+tt.allocate_shared_cache(64 << 20, 16 << 20, 32 << 20)
+tt.send_shared_cache(sys.argv[1])
+shared = tt.share_module(torch.nn.Linear(40, 40))
+tt.insert_shared_cache_for_computation()
+print("shared", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Owner:
+    """Another process that owns a cache, has shared a layer in it, and computes."""
+
+    def __init__(self, socket: Path) -> None:
+        command = [sys.executable, "-c", OWNER, str(socket)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "shared\n"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    owner = Owner(tmp_path / "other.sock")
+    yield owner
+    owner.kill()
+
+
+def test_a_range_that_another_has_names_its_process(owner: Owner, tmp_path: Path) -> None:
+    tt.recv_shared_cache(tmp_path / "other.sock")
+    with pytest.raises(tenure.Error, match=f"leased to process {owner.process.pid} for writing"):
+        tt.insert_shared_cache_for_computation()
+    with pytest.raises(tenure.Error, match=f"leased to process {owner.process.pid} for reading"):
+        tt.share_module(nn.Linear(40, 40))
+
+
+def test_a_sender_that_dies_takes_nothing_along_and_another_is_received(owner: Owner, tmp_path: Path) -> None:
+    socket = tmp_path / "other.sock"
+    tt.recv_shared_cache(socket)
+    attached = tt.attach_module(nn.Linear(40, 40))
+    owner.kill()
+    before = attached.weight.cpu()
+    with pytest.raises(tenure.Error, match=r"the memory daemon at .*other.sock is gone"):
+        tt.insert_shared_cache_for_computation()
+    with pytest.raises(tenure.Error, match=r"ranges of another shared cache .* call clear_shared_cache\(\) first"):
+        tt.recv_shared_cache()
+    assert torch.equal(attached.weight.cpu(), before)
+    del attached
+    tt.clear_shared_cache()
+    another = Owner(socket)
+    tt.recv_shared_cache(socket)
+    tt.attach_module(nn.Linear(40, 40))
+    another.kill()
+
+
+def test_a_sender_that_dies_before_its_parameters_are_read(owner: Owner, tmp_path: Path) -> None:
+    tt.recv_shared_cache(tmp_path / "other.sock")
+    owner.kill()
+    layer = nn.Linear(40, 40)
+    before = contents(layer)
+    with pytest.raises(tenure.Error, match=r"the memory daemon at .*other.sock is gone"):
+        tt.attach_module(layer)
+    assert contents(layer) == before

@@ -1,0 +1,78 @@
+"""A process that has sent a tensor, and does not answer when the tensor is opened."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+if os.environ.get("TENURE_TEST_ALLOCATOR", "tenure") != "tenure":
+    pytest.skip("Tenure's alone", allow_module_level=True)
+
+import torch
+
+SENDER = """
+import pickle, sys
+import tenure.torch
+
+tenure.torch.install()
+import torch
+
+sent = torch.empty(1 << 20, device="cuda")
+print(pickle.dumps(sent.untyped_storage()._share_cuda_()).hex(), flush=True)
+sys.stdin.readline()
+"""
+
+
+class Opening(threading.Thread):
+    """Opens what a sender that was stopped has sent."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", SENDER]
+        self.sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self.sender.stdout is not None
+        self.handle = pickle.loads(bytes.fromhex(self.sender.stdout.readline()))
+        self.sender.send_signal(signal.SIGSTOP)
+        self.result: object = None
+        super().__init__()
+
+    def run(self) -> None:
+        try:
+            self.result = torch.UntypedStorage._new_shared_cuda(*self.handle).nbytes()
+        except RuntimeError as error:
+            self.result = str(error)
+
+
+@pytest.fixture
+def opening() -> Iterator[Opening]:
+    # What a device needs once is there before time is taken.
+    torch.empty(1, device="cuda")
+    opening = Opening()
+    start = time.monotonic()
+    opening.start()
+    time.sleep(0.2)
+    assert time.monotonic() - start < 5, "other Python threads had to wait too"
+    assert opening.result is None
+    yield opening
+    opening.sender.kill()
+    opening.sender.wait()
+    opening.join()
+
+
+def test_other_threads_run_until_it_answers(opening: Opening) -> None:
+    opening.sender.send_signal(signal.SIGCONT)
+    opening.join(30)
+    assert opening.result == 4 << 20
+
+
+def test_other_threads_run_until_it_dies(opening: Opening) -> None:
+    opening.sender.kill()
+    opening.join(30)
+    assert f"process {opening.sender.pid}, which shares the block, is gone" in str(opening.result)

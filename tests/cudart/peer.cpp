@@ -1,0 +1,37 @@
+// Devices that reach each other's memory: each can reach every other's, once it is told to.
+
+#include "device.h"
+
+using namespace simulated;
+
+namespace {
+
+/// Lets the current device use what others allocate, not what they map: that goes by `cuMemSetAccess`.
+CUresult enable_access_to(const Device *peer) {
+  Device *user = current_device();
+  if (!user || !peer || peer == user)
+    return CUDA_ERROR_INVALID_DEVICE;
+  std::lock_guard lock(state());
+  return user->peers.insert(peer->number).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+}
+
+} // namespace
+
+extern "C" {
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice ordinal, CUdevice peer) {
+  if (!device(ordinal) || !device(peer))
+    return CUDA_ERROR_INVALID_DEVICE;
+  *can = ordinal != peer;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned) { return enable_access_to(device_of(peer)); }
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int number, int peer) {
+  return noted(cuDeviceCanAccessPeer(can, number, peer));
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) { return noted(enable_access_to(device(peer))); }
+
+} // extern "C"
