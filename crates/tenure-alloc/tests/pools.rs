@@ -270,6 +270,24 @@ fn without_splits_every_block_is_a_segment() {
 }
 
 #[test]
+fn a_pool_s_segments_keep_the_numbers_that_they_were_made_with() {
+    each(GIB, |f| {
+        // Where they lie says nothing of their order.
+        f.backing.give_addresses([512 * MIB, 768 * MIB, 128 * MIB]);
+        let pools = [PoolId(0, 5), PoolId(0, 4), POOL];
+        let made = |pool| f.segments(pool).iter().map(|segment| segment.made).collect::<Vec<_>>();
+        let numbers = pools.map(|pool| {
+            f.within(pool, PoolUse::Eager, || f.free(f.alloc(30 * MIB)));
+            made(pool)
+        });
+        assert!(numbers.is_sorted() && numbers[0] != numbers[1] && numbers[1] != numbers[2], "{}: {numbers:?}", f.name);
+        f.allocator.release_pool(pools[0]).unwrap();
+        f.allocator.release_cached_in(pools[0]).unwrap();
+        assert_eq!(pools.map(made), [vec![], numbers[1].clone(), numbers[2].clone()], "{}", f.name);
+    });
+}
+
+#[test]
 fn live_blocks_are_those_of_the_pool() {
     each(GIB, |f| {
         f.alloc(512);

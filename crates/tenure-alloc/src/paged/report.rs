@@ -89,6 +89,7 @@ fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
                 address,
                 stream: StreamId::NULL,
                 kind: PoolKind::Large,
+                made: 0,
                 pool: PoolId::default(),
                 is_expandable: true,
                 is_external: false,
