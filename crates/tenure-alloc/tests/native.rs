@@ -187,6 +187,17 @@ fn garbage_collection_releases_segments_of_at_least_mean_age() {
 }
 
 #[test]
+fn segments_grow_old_only_while_less_than_the_device_may_be_held() {
+    let f = Fixture::new(Config { garbage_collection_threshold: 0.5, ..Config::default() });
+    f.allocator.set_memory_fraction(1.0).unwrap();
+    f.cache(&[30 * MIB, 40 * MIB]);
+    (0..10).for_each(|_| f.cache(&[60 * MIB]));
+    f.allocator.set_memory_fraction(0.25).unwrap();
+    f.alloc(70 * MIB);
+    assert_eq!((f.calls("free"), f.reserved()), (3, 70 * MIB));
+}
+
+#[test]
 fn a_memory_fraction_limits_what_is_held() {
     let f = Fixture::new(Config::default());
     f.allocator.set_memory_fraction(0.5).unwrap();

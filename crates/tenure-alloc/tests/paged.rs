@@ -380,6 +380,39 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn a_request_larger_than_the_device_is_an_out_of_memory_error() {
+    let f = Fixture::new(tight());
+    let told = Arc::new(AtomicU64::new(0));
+    let observer = Arc::clone(&told);
+    f.allocator.add_out_of_memory_observer(Box::new(move |_| {
+        observer.fetch_add(1, Ordering::Relaxed);
+    }));
+    for bytes in [GIB + 1, 1 << 47, 1 << 61] {
+        let error = f.try_alloc(bytes, A).unwrap_err();
+        assert!(matches!(error, AllocError::OutOfMemory { requested, .. } if requested == bytes), "{error}");
+    }
+    assert_eq!((told.load(Ordering::Relaxed), f.allocator.statistics().num_ooms), (3, 3));
+}
+
+#[test]
+fn a_streams_peaks_are_exact_though_its_pools_peak_apart() {
+    let f = Fixture::new(tight());
+    let peaks = || {
+        let all = f.allocator.statistics().all;
+        [all.requested_bytes, all.allocated_bytes, all.active_bytes].map(|stat| stat.peak)
+    };
+    f.free(f.alloc(MIB));
+    let large = f.alloc(3 * MIB);
+    assert_eq!(peaks(), [3 * MIB; 3]);
+    // While another stream uses it, a freed block is active.
+    f.backing.launch(B, large, MIB);
+    f.allocator.record_stream(large, B).unwrap();
+    f.free(large);
+    f.alloc(MIB);
+    assert_eq!(peaks(), [4 * MIB, 3 * MIB, 4 * MIB]);
+}
+
+#[test]
 fn free_memory_is_used_when_others_hold_the_rest_of_the_device() {
     let f = Fixture::new(Config { slack_bytes: 62 * MIB, ..tight() });
     let others = f.backing.create(512 * MIB).unwrap();

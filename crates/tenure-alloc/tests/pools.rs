@@ -175,6 +175,24 @@ fn releasing_one_pool_leaves_the_others_and_the_common_one() {
 }
 
 #[test]
+fn releasing_a_pool_waits_for_its_own_blocks_only() {
+    each(GIB, |f| {
+        f.backing.hold_streams();
+        let inside = f.within(POOL, PoolUse::Eager, || f.alloc(MIB));
+        for block in [f.alloc(MIB), inside] {
+            f.backing.launch(B, block, MIB);
+            f.allocator.record_stream(block, B).unwrap();
+            f.free(block);
+        }
+        f.allocator.release_pool(POOL).unwrap();
+        f.allocator.release_cached_in(POOL).unwrap();
+        let figures = f.allocator.statistics().all;
+        assert_eq!((figures.active.current, figures.requested_bytes.current), (1, MIB), "{}", f.name);
+        assert!(f.segments(POOL).is_empty(), "{}", f.name);
+    });
+}
+
+#[test]
 fn a_pool_that_graphs_share_lives_as_long_as_the_last() {
     each(GIB, |f| {
         let first = f.capture(|| f.alloc(12 * MIB));
@@ -248,6 +266,24 @@ fn without_splits_every_block_is_a_segment() {
         assert_eq!(segments.len(), 4);
         assert!(segments.iter().all(|segment| segment.blocks.len() == 1));
         assert_eq!(f.allocator.set_no_split(PoolId(9, 9)), Err(AllocError::UnknownPool(PoolId(9, 9))));
+    });
+}
+
+#[test]
+fn a_pool_s_segments_keep_the_numbers_that_they_were_made_with() {
+    each(GIB, |f| {
+        // Where they lie says nothing of their order.
+        f.backing.give_addresses([512 * MIB, 768 * MIB, 128 * MIB]);
+        let pools = [PoolId(0, 5), PoolId(0, 4), POOL];
+        let made = |pool| f.segments(pool).iter().map(|segment| segment.made).collect::<Vec<_>>();
+        let numbers = pools.map(|pool| {
+            f.within(pool, PoolUse::Eager, || f.free(f.alloc(30 * MIB)));
+            made(pool)
+        });
+        assert!(numbers.is_sorted() && numbers[0] != numbers[1] && numbers[1] != numbers[2], "{}: {numbers:?}", f.name);
+        f.allocator.release_pool(pools[0]).unwrap();
+        f.allocator.release_cached_in(pools[0]).unwrap();
+        assert_eq!(pools.map(made), [vec![], numbers[1].clone(), numbers[2].clone()], "{}", f.name);
     });
 }
 

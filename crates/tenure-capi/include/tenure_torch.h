@@ -70,6 +70,7 @@ typedef struct tenure_event {
 typedef struct tenure_segment {
     int device;
     bool is_large, is_expandable;
+    uint64_t made; /* its number in the order in which segments were made; 0 if it was not made as one */
     uint64_t address;
     void *stream;
     tenure_pool pool;

@@ -53,6 +53,8 @@ pub(super) struct Block {
     pub(super) next: Option<BlockId>,
     /// The expandable segment that it lies in, by index.
     pub(super) segment: Option<usize>,
+    /// The number of its segment, in the order in which segments were made.
+    pub(super) made: u64,
     pub(super) uses: Vec<Use>,
     /// The pool's count of lookups when it became free.
     pub(super) free_since: u64,
@@ -72,6 +74,7 @@ impl Block {
             prev: None,
             next: None,
             segment: None,
+            made: 0,
             uses: Vec::new(),
             free_since: 0,
             tag: Tag::Unknown,
@@ -128,6 +131,7 @@ impl Blocks {
             prev: Some(id),
             next: block.next,
             segment: block.segment,
+            made: block.made,
             ..Block::new(block.address + bytes, block.bytes - bytes, block.stream, block.pool, block.state)
         };
         block.bytes = bytes;

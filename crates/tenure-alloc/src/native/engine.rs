@@ -30,6 +30,8 @@ pub(crate) struct Engine {
     pub(super) pending: Pending,
     pub(crate) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,
+    /// Segments ever made.
+    pub(super) made: u64,
     pub(crate) limit: Limit,
 }
 
@@ -57,6 +59,7 @@ impl Engine {
             pending: Pending::default(),
             captures: Captures::default(),
             segments: Vec::new(),
+            made: 0,
             limit,
         })
     }

@@ -193,7 +193,8 @@ impl Engine {
             self.segments.len() - 1
         });
         let block = Block::new(segment.base, segment.bytes, wanted.request.stream, wanted.pool, State::Unmapped);
-        let id = self.blocks.insert(Block { segment: Some(index), ..block });
+        self.made += 1;
+        let id = self.blocks.insert(Block { segment: Some(index), made: self.made, ..block });
         self.pools.get_mut(wanted.pool).insert_unmapped(id, &self.blocks[id]);
         self.segments[index] = Some(segment);
         Ok(id)

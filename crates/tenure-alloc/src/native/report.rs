@@ -57,6 +57,7 @@ impl Engine {
             address: head.address,
             stream: head.stream,
             kind: head.pool.kind,
+            made: head.made,
             pool: self.pools.pair(head.pool.owner).id,
             is_expandable: head.segment.is_some(),
             is_external: false,

@@ -37,7 +37,9 @@ impl Engine {
 
     fn insert_segment(&mut self, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
         let Wanted { request, pool, .. } = *wanted;
-        let id = self.blocks.insert(Block::new(address, bytes, request.stream, pool, State::Free));
+        self.made += 1;
+        let block = Block::new(address, bytes, request.stream, pool, State::Free);
+        let id = self.blocks.insert(Block { made: self.made, ..block });
         self.pools.pair_mut(pool.owner).reserved += bytes;
         for pool in self.statistics.both(pool.kind) {
             pool.segment.increase(1);

@@ -15,21 +15,22 @@ use crate::{Address, PoolId, PoolKind, Snapshot};
 /// Everything that `allocator` holds.
 pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces: bool) -> Snapshot {
     // All heaps before the device lock, in order: nothing moves meanwhile.
-    let mut heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
-    let mut state = allocator.state.lock();
-    heaps.iter_mut().for_each(|(_, heap)| allocator.take_back(&mut state, heap.take_parked()));
+    let heaps: Vec<_> = allocator.heaps.all().map(|heap| (heap.stream, heap.lock())).collect();
+    let state = allocator.state.lock();
     let mut blocks = free_blocks(&state);
     for (address, block) in state.blocks.iter() {
         blocks.insert(address, large(address, block));
     }
     for (&address, (stream, loan)) in &state.loans {
         let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
-        let shown: Vec<SnapshotBlock> = match (loan.lent, heap.large().get(address)) {
-            (Lent::Slab, _) => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
-            (Lent::Range, Some(block)) => vec![large(address, block)],
-            // On its way to or from the heap.
-            (Lent::Range, None) => vec![free(address, loan.bytes)],
+        let mut shown: Vec<SnapshotBlock> = match loan.lent {
+            Lent::Slab => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
+            Lent::Range => heap.large().get(address).map(|block| large(address, block)).into_iter().collect(),
         };
+        if shown.is_empty() {
+            // Parked, or on its way to or from the heap.
+            shown.push(free(address, loan.bytes));
+        }
         blocks.extend(shown.into_iter().map(|block| (block.address, block)));
     }
     let mut segments = join(blocks, state.config.device);
@@ -88,6 +89,7 @@ fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
                 address,
                 stream: StreamId::NULL,
                 kind: PoolKind::Large,
+                made: 0,
                 pool: PoolId::default(),
                 is_expandable: true,
                 is_external: false,

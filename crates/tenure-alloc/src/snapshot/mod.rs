@@ -37,6 +37,9 @@ pub struct Segment {
     pub kind: PoolKind,
     /// The private pool it belongs to; (0, 0) is the common one.
     pub pool: PoolId,
+    /// Its number in the order in which the allocator made segments, the same in every process that does the same; 0 for
+    /// memory that was not made as one segment.
+    pub made: u64,
     /// Whether it is made of chunks mapped into reserved address space.
     pub is_expandable: bool,
     /// Whether the memory was given from outside ([`Donated`](crate::adaptor::Donated)); PyTorch's snapshots do not say.

@@ -13,7 +13,7 @@ struct Told {
   void segment(const tenure_segment &told) {
     caching::SegmentInfo segment;
     segment.device = static_cast<DeviceIndex>(told.device);
-    set_registration_counter(segment, snapshot.segments.size());
+    set_registration_counter(segment, told.made);
     segment.address = told.address;
     segment.stream = static_cast<cudaStream_t>(told.stream);
     segment.is_large = told.is_large;

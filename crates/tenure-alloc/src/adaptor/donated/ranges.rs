@@ -274,6 +274,7 @@ impl Ranges {
             stream: range.stream,
             kind: PoolKind::Large,
             pool: PoolId::default(),
+            made: 0,
             is_expandable: false,
             is_external: true,
             context: None,
