@@ -14,6 +14,7 @@ import os
 import re
 import runpy
 import sys
+import textwrap
 import time
 import types
 import unittest
@@ -137,16 +138,17 @@ class Lines(unittest.TestResult):
 
 
 def reason_of(err: Any) -> str:
-    """The first line that an error says, and the line of the test where it happened."""
+    """What an error says, and the line of the test where it happened."""
     kind, error, trace = err
-    text = next((line for line in str(error).splitlines() if line.strip()), "")
+    # What follows is how to run the test.
+    text = " ".join(str(error).partition("To execute this test")[0].split())
     where = ""
     while trace is not None:
         frame = trace.tb_frame
         if re.search(r"/test_\w+\.py$", frame.f_code.co_filename):
             where = f" (line {trace.tb_lineno})"
         trace = trace.tb_next
-    return f"{kind.__name__}: {text}{where}"
+    return f"{kind.__name__}: {textwrap.shorten(text, 300)}{where}"
 
 
 if __name__ == "__main__":
