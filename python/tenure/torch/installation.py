@@ -59,7 +59,8 @@ def installed() -> Installation | None:
 def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     """Puts Tenure's memory under PyTorch, for the rest of the process.
 
-    To be called before the program first uses CUDA. A second call with the same arguments does nothing.
+    To be called before the program first uses CUDA. A second call with the same arguments does nothing. Where
+    ``TENURE_TORCH`` is set, that is the first call, with what ``TENURE_TORCH_OPTIONS`` says.
 
     Parameters
     ----------
@@ -82,14 +83,17 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     """
     global _installed
     options = _checked(allocator, fraction)
+    # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.
+    torch = _torch()
     with _installing:
         if _installed is not None:
             if _installed.options != options:
                 raise InstallError(
-                    f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted"
+                    f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted "
+                    "(TENURE_TORCH_OPTIONS has them if TENURE_TORCH is set)"
                 )
             return status()
-        torch = _torch()
+        _check(torch)
         if reason := _reason_to_stand_aside(torch):
             warnings.warn(f"Tenure is not installed: {reason}", stacklevel=2)
             return status()
@@ -108,7 +112,7 @@ def _checked(allocator: Allocator, fraction: float) -> Options:
 
 
 def _torch() -> ModuleType:
-    """PyTorch, if Tenure can be put under it."""
+    """PyTorch."""
     try:
         import torch
     except ImportError as error:
@@ -116,6 +120,11 @@ def _torch() -> ModuleType:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InstallError(f"PyTorch cannot be imported ({reason}): install it again") from error
+    return torch
+
+
+def _check(torch: ModuleType) -> None:
+    """Raises if Tenure cannot be put under PyTorch."""
     if torch.version.hip:
         raise InstallError(f"PyTorch {torch.__version__} is built for ROCm: Tenure needs one built for CUDA")
     if torch.version.cuda is None:
@@ -136,7 +145,6 @@ def _torch() -> ModuleType:
         raise InstallError(
             "another allocator is under PyTorch already, and PyTorch takes only one: install Tenure instead of it"
         )
-    return torch
 
 
 def _reason_to_stand_aside(torch: ModuleType) -> str | None:
