@@ -278,3 +278,12 @@ def test_its_segments_are_not_expandable(source: Source) -> None:
     assert [segment["is_expandable"] for segment in segments(pool.id)] == [False]
     assert [segment["is_expandable"] for segment in outside] == [True]
     held.clear()
+
+
+def test_it_serves_a_pool_that_a_graph_is_captured_in(source: Source) -> None:
+    """What calls cudaMalloc breaks a capture, unless the thread's capture mode is relaxed meanwhile."""
+    pool, graph = source.pool(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        block = tensor(3 * MIB)
+    assert source.calls() == (1, 0)
+    del block, graph, pool
