@@ -50,7 +50,8 @@ void Allocator::emptyCache(MempoolId_t pool) {
 
 void Allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Source source) {
   check_device(device);
-  if (source == nullptr)
+  // A program may name the allocator that is installed: this one.
+  if (source == nullptr || source.get() == this)
     return check(api->create_pool(device, pool_of(pool), nullptr));
   const tenure_pool_source own{hand_over(std::move(source)), allocate_from, free_to};
   check(api->create_pool(device, pool_of(pool), &own));
