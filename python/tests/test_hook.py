@@ -49,14 +49,12 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(
-        self, program: str, *arguments: str, timeout: float | None = None, **variables: str
-    ) -> subprocess.CompletedProcess[str]:
+    def __call__(self, program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_TORCH")}
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         command = [sys.executable, "-c", STARTED.format(hook=os.fspath(HOOK), program=program), *arguments]
         environment = inherited | variables | {"PYTHONPATH": path}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=timeout)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
 
 def test_it_installs_once_torch_has_run(run: Run) -> None:
@@ -152,7 +150,7 @@ def test_a_program_may_install_it_too(run: Run, elsewhere: str) -> None:
         "import time, types\ntime.sleep(0.3)\n__version__ = '2.11.0'\nversion = types.SimpleNamespace(hip='6')\n"
     )
     program = REAL.replace("import tenure.torch\n", f"import tenure.torch\n{elsewhere}time.sleep(0.1)\n", 1)
-    done = run("import time\n" + program, TENURE_TORCH="1", timeout=20)
+    done = run("import time\n" + program, TENURE_TORCH="1")
     refusal = "PyTorch 2.11.0 is built for ROCm: Tenure needs one built for CUDA"
     assert done.stdout == f"{refusal}\n"
     assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {refusal}\n"
