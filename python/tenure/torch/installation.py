@@ -170,20 +170,20 @@ def _has_driver() -> bool:
 def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
     """Installs the shim, or where there cannot be one, the fallback."""
     try:
-        mode, library = _shim(torch)
+        mode, library, shim = _shim(torch)
     except build.BuildError as error:
         warnings.warn(
             f"{error}. Without the shim, PyTorch can do less on Tenure: tenure.torch.status() says what",
             stacklevel=3,
         )
-    else:
-        _load(library, options)
-        return mode, str(library)
-    fallback.install(str(options))
-    return "pluggable", None
+        fallback.install(str(options))
+        return "pluggable", None
+    _start(shim, options)
+    return mode, str(library)
 
 
-def _shim(torch: ModuleType) -> tuple[Mode, Path]:
+def _shim(torch: ModuleType) -> tuple[Mode, Path, ctypes.CDLL]:
+    """The shim that came with the package, or else one that is built here."""
     current = build.Torch.current()
     if current.release < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -191,12 +191,25 @@ def _shim(torch: ModuleType) -> tuple[Mode, Path]:
             f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for: upgrade it"
         )
     if found := build.prebuilt(current):
-        return "prebuilt shim", found
-    return "built shim", build.built(current)
+        try:
+            return "prebuilt shim", found, _load(found)
+        except OSError as error:
+            # As where the C++ library is older than that of the machine it was built on.
+            _LOG.warning("the shim that came with the package cannot be loaded (%s): one is built instead", error)
+    library = build.built(current)
+    try:
+        return "built shim", library, _load(library)
+    except OSError as error:
+        raise build.BuildError(
+            f"the shim cannot be loaded ({error}): set CXX to a compiler whose C++ library this Python finds"
+        ) from error
 
 
-def _load(library: Path, options: Options) -> None:
-    shim = ctypes.CDLL(str(library))
+def _load(library: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(library))
+
+
+def _start(shim: ctypes.CDLL, options: Options) -> None:
     shim.tenure_torch_install.restype = ctypes.c_bool
     message = ctypes.create_string_buffer(4096)
     table = ctypes.c_void_p(_native.torch_api())
