@@ -40,7 +40,7 @@ mod _native {
         recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure};
+    use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
 }

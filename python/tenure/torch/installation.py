@@ -68,7 +68,8 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
         Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
         ``expandable``).
     fraction
-        The part of each device, more than 0 and at most 1, that this process may hold, its context included.
+        The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
+        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it.
 
     Returns
     -------

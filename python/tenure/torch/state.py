@@ -48,7 +48,8 @@ class Status:
     allocator
         The allocator: Tenure's own (``paged``), or PyTorch's policy in Tenure (``native``, ``expandable``).
     fraction
-        The part of each device that this process may hold.
+        The part of each device that this process may hold: what was asked of `install` or, if that is less, of
+        ``PYTORCH_ALLOC_CONF``; or what the program has set since, the least if devices differ.
     library
         The file of the shim.
     devices
@@ -106,7 +107,7 @@ def status() -> Status:
         torch=active.torch,
         cuda=active.cuda,
         allocator=active.options.allocator,
-        fraction=active.options.fraction,
+        fraction=_native.torch_memory_fraction(),
         library=active.library,
         devices=tuple(_native.installed()),
         tested=release in _TESTED,

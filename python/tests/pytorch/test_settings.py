@@ -62,6 +62,29 @@ def test_settings_that_change_nothing_are_named_and_no_others() -> None:
     assert ("max_split_size_mb changes nothing" in done.stderr) == (ALLOCATOR == "tenure")
 
 
+FRACTIONS = """
+import torch, tenure.torch
+before = torch.cuda.get_per_process_memory_fraction(), tenure.torch.status().fraction
+torch.zeros(1, device="cuda")
+after = torch.cuda.get_per_process_memory_fraction(), tenure.torch.status().fraction
+torch.cuda.set_per_process_memory_fraction(0.75)
+print(*before, *after, tenure.torch.status().fraction)
+"""
+
+
+@pytest.mark.skipif(ALLOCATOR != "tenure", reason="of install()'s own limit")
+@pytest.mark.parametrize(
+    ("installed", "setting", "least"), [("0.25", "0.5", 0.25), ("0.5", "0.25", 0.25), ("0.25", "1.0", 0.25)]
+)
+def test_of_two_fractions_the_smaller_holds(installed: str, setting: str, least: float) -> None:
+    done = program(
+        FRACTIONS,
+        TENURE_TORCH_OPTIONS=f"fraction={installed}",
+        PYTORCH_ALLOC_CONF=f"per_process_memory_fraction:{setting}",
+    )
+    assert [float(word) for word in done.stdout.split()] == [least] * 4 + [0.75], done.stderr
+
+
 def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:
     """Covers TestCudaMallocAsync.test_max_split_expandable, TestCudaMallocAsync.test_garbage_collect_expandable."""
     limit(120 * MIB)

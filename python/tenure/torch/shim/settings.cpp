@@ -65,7 +65,10 @@ void apply_settings() {
 
 void follow_settings() {
   apply_settings();
-  if (const double fraction = process_fraction(); fraction < 1)
+  // Of two limits, the narrower holds.
+  double installed = 1;
+  check(api->memory_fraction(0, &installed));
+  if (const double fraction = process_fraction(); fraction < installed)
     check(api->set_memory_fraction(-1, fraction));
   follow_changes(apply_settings);
 }
