@@ -27,7 +27,9 @@ _PLUGGABLE_LIMITS = (
     "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing",
 )
 
-_OLD_SETTINGS = "allocator settings changed after install(): PyTorch tells of them since 2.10"
+_OLD_SETTINGS = (
+    "allocator settings changed after install(): PyTorch tells of them, and lets them name a backend, since 2.10"
+)
 
 
 @dataclass(frozen=True)

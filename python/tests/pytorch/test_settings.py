@@ -54,6 +54,15 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
         torch._C._accelerator_setAllocatorSettings(setting)
 
 
+def test_the_backend_that_is_there_may_be_named() -> None:
+    """Programs write it into the settings that they give."""
+    torch.cuda.memory._set_allocator_settings("backend:native,roundup_power2_divisions:4")
+    assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
+    with pytest.raises(RuntimeError, match="parsed at load time"):
+        torch.cuda.memory._set_allocator_settings("backend:cudaMallocAsync")
+    assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
+
+
 def test_settings_that_change_nothing_are_named_and_no_others() -> None:
     settings = "expandable_segments:True,max_split_size_mb:40"
     done = program("import torch; torch.zeros(1, device='cuda')", PYTORCH_ALLOC_CONF=settings)

@@ -188,8 +188,6 @@ void Allocator::enable(bool value) { enabled_ = value; }
 
 bool Allocator::isEnabled() const { return enabled_.load(std::memory_order_relaxed); }
 
-std::string Allocator::name() { return "tenure"; }
-
 void Allocator::check_device(DeviceIndex device) const {
   TORCH_CHECK(0 <= device && device < device_count_, "Invalid device argument ", static_cast<int>(device),
               ": did you call init?");
