@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -31,20 +32,25 @@ def arm() -> None:
 
 
 class _TorchFinder:
-    """Finds `torch` as the other finders do, and has it loaded with an afterword. Once it is loaded, this is gone."""
+    """Finds `torch` as the other finders do, and has it loaded with an afterword, once.
+
+    It stays where it is: other threads may be going through the list of finders, and would pass one over if it moved.
+    """
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._searching = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._is_done or getattr(self._searching, "here", False):
             return None
-        place = sys.meta_path.index(self)
-        del sys.meta_path[place]
+        self._searching.here = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # Whoever asks may only want to know whether there is one, or import it again after a failure.
-            sys.meta_path.insert(place, self)
+            self._searching.here = False
         if spec is None or spec.loader is None:
             return None
         loader = spec.loader
@@ -53,8 +59,8 @@ class _TorchFinder:
         def load_and_install(module: ModuleType) -> None:
             del loader.exec_module
             load(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            if not self._is_done:
+                self._is_done = True
                 _install()
 
         loader.exec_module = load_and_install  # type: ignore[method-assign]
