@@ -15,15 +15,26 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+#: What the variable may be, in any case.
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
+
+#: The options that there are, and what reads their values.
+_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float}
+
 
 def arm() -> None:
     """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises."""
-    if os.environ.get("TENURE_TORCH", "0") in ("", "0"):
+    wish = os.environ.get("TENURE_TORCH", "").lower()
+    if wish in _OFF:
+        return
+    if wish not in _ON:
+        _say(f"TENURE_TORCH={wish!r} is taken for 0: expected 1, for Tenure's allocator under PyTorch, or 0")
         return
     if "torch" in sys.modules:
         _install()
@@ -86,9 +97,13 @@ def _say(text: str) -> None:
 
 def _options(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for item in filter(None, text.split(",")):
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise ValueError(f'TENURE_TORCH_OPTIONS has {item!r}: expected "allocator=paged,fraction=0.9" or the like')
-        options[name.strip()] = float(value) if name.strip() == "fraction" else value.strip()
+    for item in filter(None, map(str.strip, text.split(","))):
+        name, _, value = (part.strip() for part in item.partition("="))
+        try:
+            options[name] = _READERS[name](value)
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, and fraction=0.9 "
+                "or the like, with a comma between"
+            ) from None
     return options

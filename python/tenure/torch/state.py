@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,6 +44,8 @@ class Status:
         ``CUDAPluggableAllocator``, which can do less; or not at all.
     tenure
         Tenure's version.
+    reason
+        Why it is not installed, if it was to be.
     torch
         PyTorch's version, if Tenure is installed under it.
     cuda
@@ -64,6 +67,7 @@ class Status:
 
     mode: Mode
     tenure: str
+    reason: str | None = None
     torch: str | None = None
     cuda: str | None = None
     allocator: Allocator | None = None
@@ -75,7 +79,8 @@ class Status:
 
     def __str__(self) -> str:
         if self.mode == "not installed":
-            return f"Tenure {self.tenure} is not installed under PyTorch: call tenure.torch.install()"
+            reason = self.reason or "call tenure.torch.install()"
+            return f"Tenure {self.tenure} is not installed under PyTorch: {reason}"
         devices = ", ".join(map(str, self.devices)) or "none yet"
         lines = [
             f"Tenure {self.tenure} under PyTorch {self.torch} (CUDA {self.cuda}), by way of: {self.mode}",
@@ -97,11 +102,13 @@ def status() -> Status:
         Printed, it is text for people.
     """
     from tenure import __version__, _native
-    from tenure.torch.installation import installed
+    from tenure.torch.installation import installed, stood_aside
 
     active = installed()
     if active is None:
-        return Status("not installed", __version__)
+        return Status("not installed", __version__, stood_aside())
+    if (backend := sys.modules["torch"].cuda.get_allocator_backend()) != active.backend:
+        return Status("not installed", __version__, f"the program has put another in its place since, {backend}")
     release = ".".join(active.torch.split(".")[:2])
     return Status(
         mode=active.mode,

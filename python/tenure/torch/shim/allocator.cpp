@@ -102,6 +102,7 @@ void fail(tenure_status status) {
     std::rethrow_exception(exception);
   const char *message = api->last_error();
   TORCH_CHECK_WITH(OutOfMemoryError, status != TENURE_OUT_OF_MEMORY, message);
+  TORCH_CHECK(status != TENURE_UNKNOWN_ADDRESS, "invalid device pointer: ", message); // PyTorch's words
   TORCH_CHECK(false, message);
 }
 
