@@ -56,10 +56,10 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
 
 def test_the_backend_that_is_there_may_be_named() -> None:
     """Programs write it into the settings that they give."""
-    torch.cuda.memory._set_allocator_settings("backend:native,roundup_power2_divisions:4")
+    torch._C._accelerator_setAllocatorSettings("backend:native,roundup_power2_divisions:4")
     assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
     with pytest.raises(RuntimeError, match="parsed at load time"):
-        torch.cuda.memory._set_allocator_settings("backend:cudaMallocAsync")
+        torch._C._accelerator_setAllocatorSettings("backend:cudaMallocAsync")
     assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
 
 
