@@ -40,6 +40,8 @@ class Opening(threading.Thread):
         assert self.sender.stdout is not None
         self.handle = pickle.loads(bytes.fromhex(self.sender.stdout.readline()))
         self.sender.send_signal(signal.SIGSTOP)
+        # The signal only asks for it.
+        os.waitpid(self.sender.pid, os.WUNTRACED)
         self.result: object = None
         super().__init__()
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, Uid, kill_process};
+use rustix::process::Uid;
 use tenure_alloc::{PoolId, PoolUse, Request, paged};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
@@ -169,7 +169,7 @@ fn a_silent_sender_holds_up_no_other_block() {
     let (silent, _, block) = sender(SMALL);
     let receiver = memory(driver());
     let opened = receiver.open(&known.handle).unwrap();
-    kill_process(Pid::from_raw(silent.id() as i32).unwrap(), Signal::STOP).unwrap();
+    silent.stop();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| receiver.open(&block.handle).err().unwrap());
         thread::sleep(Duration::from_millis(100));

@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
 /// The environment variable that says what a process does.
 pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
 
@@ -63,6 +65,14 @@ impl Process {
 
     pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Stops all its threads.
+    pub(crate) fn stop(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        // The signal only asks for it.
+        waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
     }
 
     /// Ends it as a crash would.
