@@ -166,12 +166,14 @@ def recv_shared_cache(
     socket, wait
         As in `SharedCacheSettings`.
     parameter_bytes, computation_bytes
-        Needed only where the sender's cache is not divided so: what `tenure memory daemon` serves as one chunk.
+        Needed only where the sender's cache has more chunks than one for each, as ``tenure memory daemon --chunks`` may
+        serve it. Parameters are whole chunks: what others may write of a chunk, they may write all of it.
 
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time; it can not be mapped; ranges of another are inserted.
+        Nobody has sent one in time; it can not be mapped; parameters would share a chunk with what others write; ranges
+        of another are inserted.
     """
     given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
