@@ -33,6 +33,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tenure import Error, _native
@@ -40,6 +41,10 @@ from tenure.torch.installation import installed
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Ten years, in seconds.
+_LONGEST_WAIT = 315_360_000
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,8 @@ class SharedCacheSettings:
     computation_bytes
         The next, for computation: 11 GiB.
     socket
-        Where the cache is sent and received; by default where `tenure memory daemon` serves the device.
+        Where the cache is sent and received; by default where `tenure memory daemon` serves the device. A relative path
+        is one from the folder that the process is in when it is given.
     wait
         Seconds to wait for a cache to be sent.
     """
@@ -67,10 +73,12 @@ class SharedCacheSettings:
     wait: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("pool_bytes", "parameter_bytes", "computation_bytes", "wait"):
+        for name in ("pool_bytes", "parameter_bytes", "computation_bytes"):
             value = getattr(self, name)
-            if not value >= 0:
-                raise Error(f"{name} = {value}: expected 0 or more")
+            if not (hasattr(value, "__index__") and 0 <= index(value) < 1 << 63):
+                raise Error(f"{name} = {value!r}: expected 0 or more whole bytes, and less than 2**63")
+        if not (isinstance(self.wait, (int, float)) and 0 <= self.wait <= _LONGEST_WAIT):
+            raise Error(f"wait = {self.wait!r}: expected 0 to {_LONGEST_WAIT} seconds")
 
 
 _settings = SharedCacheSettings()
@@ -99,14 +107,14 @@ def configure_shared_cache(
     Raises
     ------
     tenure.Error
-        One of them is negative. Nothing is set then.
+        One of them is negative, or no number. Nothing is set then.
     """
     global _settings
     _settings = _given(
         pool_bytes=pool_bytes,
         parameter_bytes=parameter_bytes,
         computation_bytes=computation_bytes,
-        socket=None if socket is None else os.fspath(socket),
+        socket=socket and os.path.abspath(socket),
         wait=wait,
     )
     return _settings
@@ -483,5 +491,6 @@ def _stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _socket(device: int, socket: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    return socket or _settings.socket or _native.shared_cache_socket(device)
+def _socket(device: int, socket: str | os.PathLike[str] | None) -> str:
+    """Where to send or receive, wherever the process goes later."""
+    return os.path.abspath(socket or _settings.socket or _native.shared_cache_socket(device))
