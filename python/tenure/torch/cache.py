@@ -30,7 +30,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import index
@@ -315,8 +316,9 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
     sizes = [layout.untyped_storage().nbytes() for layout in layouts]
     _native.check_room_for_parameters(device, [size for size in sizes if size > 0], about)
-    _native.insert_shared_parameters(device, _stream(device), True)
-    _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
+    with _alone(device) as stream:
+        _native.insert_shared_parameters(device, stream, True)
+        _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
     return module
 
 
@@ -344,11 +346,25 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     device, slots = _cache(), _slots(module)
     about = _described(slots)
-    published = _native.attach_shared_parameters(device, _stream(device), about)
-    if published is not None:
-        raise Error(_difference(published, about))
-    _place(device, slots, lambda: _native.check_shared_parameters(device), fill=False)
+    with _alone(device) as stream:
+        published = _native.attach_shared_parameters(device, stream, about)
+        if published is not None:
+            raise Error(_difference(published, about))
+        _place(device, slots, lambda: _native.check_shared_parameters(device), fill=False)
     return module
+
+
+@contextmanager
+def _alone(device: int) -> Iterator[int]:
+    """Allocates on a stream that no other thread allocates on, after what is on the current stream and before what
+    comes there next."""
+    import torch
+
+    current, alone = torch.cuda.current_stream(), torch.cuda.ExternalStream(_native.module_stream(device))
+    alone.wait_stream(current)
+    with torch.cuda.stream(alone):
+        yield int(alone.cuda_stream)
+    current.wait_stream(alone)
 
 
 class _Slot(NamedTuple):
