@@ -31,7 +31,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from operator import index
@@ -431,8 +431,12 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
     try:
         for tensor in _tensors(slots):
             placed[id(tensor)] = _placed(device, tensor, fill=fill)
+        for _, part, attribute, tensor in slots:
+            # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
+            setattr(part, attribute, placed[id(tensor)])
         finish()
     except BaseException as error:
+        _put_back(slots)
         # The range is taken out only if nothing lives in it, be it held by the frames of the error.
         placed.clear()
         traceback.clear_frames(error.__traceback__)
@@ -441,9 +445,14 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
         except Error as stays:
             error.add_note(f"the range for parameters stays inserted: {stays}")
         raise
+
+
+def _put_back(slots: list[_Slot]) -> None:
     for _, part, attribute, tensor in slots:
-        # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
-        setattr(part, attribute, placed[id(tensor)])
+        # One that does not let its tensors be set may have been what failed.
+        with suppress(Exception):
+            setattr(part, attribute, tensor)
+        (part._parameters if attribute in part._parameters else part._buffers)[attribute] = tensor
 
 
 def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:

@@ -181,6 +181,41 @@ def test_a_publication_that_fails_leaves_the_module_as_it_was(
     tt.share_module(model())
 
 
+class Choosy(nn.Module):
+    """Two tensors. When they are set again, this is what comes of it, in order: it is refused, or allowed (None)."""
+
+    def __init__(self, comes: list[BaseException | None]) -> None:
+        super().__init__()
+        self.one, self.two = nn.Buffer(torch.ones(3)), nn.Buffer(torch.ones(4))
+        self.comes = comes
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("one", "two") and self.__dict__.get("comes") and (refused := self.comes.pop(0)):
+            raise refused
+        super().__setattr__(name, value)
+
+
+NO = ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "comes",
+    [[NO], [None, NO], [None, NO, NO, NO], [None, KeyboardInterrupt("no")]],
+    ids=["first", "next", "ever", "^C"],
+)
+def test_a_module_is_put_in_place_whole_or_not_at_all(comes: list[BaseException | None]) -> None:
+    made = nn.Sequential(nn.LSTM(4, 4), Choosy([*comes]))
+    before, error = contents(made), type(comes[-1])
+    with pytest.raises(error, match="no"):
+        tt.share_module(made)
+    assert contents(made) == before
+    assert contents(made[0]) == [id(weight) for weight in made[0]._flat_weights]
+    refused(made, tt.attach_module, tenure.Error, "no parameters are published")
+    publish(nn.Sequential(nn.LSTM(4, 4), Choosy([])))
+    tt.clear_shared_cache()
+    refused(nn.Sequential(nn.LSTM(4, 4), Choosy([*comes])), tt.attach_module, error, "no")
+
+
 def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     stray: list[torch.Tensor] = []
 
