@@ -30,7 +30,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::purpose::{
-        current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
+        begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,
+        set_purpose, tags,
     };
     #[pymodule_export]
     use crate::sharing::{
