@@ -4,7 +4,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, Uid, kill_process};
+use rustix::process::Uid;
 use tenure_alloc::{PoolId, PoolUse, Request, paged};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
@@ -169,7 +169,7 @@ fn a_silent_sender_holds_up_no_other_block() {
     let (silent, _, block) = sender(SMALL);
     let receiver = memory(driver());
     let opened = receiver.open(&known.handle).unwrap();
-    kill_process(Pid::from_raw(silent.id() as i32).unwrap(), Signal::STOP).unwrap();
+    silent.stop();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| receiver.open(&block.handle).err().unwrap());
         thread::sleep(Duration::from_millis(100));
@@ -359,12 +359,10 @@ pub(crate) fn receive(rounds: u64) {
         memory.allocator().release_cached().unwrap();
     };
     round(0);
-    // The ends of a connection are closed one after the other.
-    let settled = || Footprint::now(&**memory.driver());
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    let before = settled();
+    let before = Footprint::now(&**memory.driver());
     (0..rounds).for_each(round);
-    eventually("nothing is left behind", || settled().is_like(&before));
+    // The ends of a connection are closed one after the other.
+    eventually("nothing is left behind", || Footprint::now(&**memory.driver()).is_no_more_than(&before));
     process.finish();
     tell("nothing leaked");
 }
