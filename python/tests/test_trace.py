@@ -164,28 +164,26 @@ def test_a_report_is_one_html_file(sample: Path, tmp_path: Path) -> None:
 
 def test_other_threads_run_meanwhile(sample: Path) -> None:
     trace = tenure.trace.load(sample)
-    done = threading.Event()
 
-    def replay() -> None:
-        tenure.trace.replay(trace, "paged", repeat=50)
-        done.set()
+    def turns_during(repeat: int) -> int:
+        replay = threading.Thread(target=tenure.trace.replay, args=(trace, "paged"), kwargs={"repeat": repeat})
+        replay.start()
+        turns = 0
+        while replay.is_alive():
+            turns += 1
+            time.sleep(0.001)
+        return turns
 
-    thread = threading.Thread(target=replay)
-    thread.start()
-    turns = 0
-    while not done.is_set():
-        turns += 1
-        time.sleep(0.001)
-    thread.join()
-    assert turns > 10
+    # On a busy machine it may take a longer replay to show it.
+    assert any(turns_during(repeat) > 10 for repeat in (50, 500, 5000))
 
 
 def test_ctrl_c_ends_a_replay_and_the_next_one_works(sample: Path) -> None:
     program = f"""
 import signal, sys, tenure
 trace = tenure.trace.load({os.fspath(sample)!r})
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     tenure.trace.replay(trace, "paged", repeat=1_000_000)
 except KeyboardInterrupt:
     print(tenure.trace.replay(trace, "paged").host_syncs)

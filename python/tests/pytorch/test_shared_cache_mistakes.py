@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,29 @@ def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: p
 
 
 @pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
+def test_what_other_threads_allocate_meanwhile_is_their_own(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[nn.Module], nn.Module]
+) -> None:
+    publish(model())
+    tt.clear_shared_cache()
+    placed, others = _native.shared_parameter_range, ThreadPoolExecutor(1)
+    allocated: list[torch.Tensor] = []
+
+    def beside(device: int) -> tuple[int, int]:
+        # On the stream that is current here too.
+        allocated.append(others.submit(tensor, 500).result())
+        return placed(device)
+
+    monkeypatch.setattr(_native, "shared_parameter_range", beside)
+    module = call(model())
+    start, size = placed(0)
+    assert len(allocated) == len(contents(module))
+    assert not any(start <= other.data_ptr() < start + size for other in allocated)
+    del module
+    allocated.clear()
+
+
+@pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
 def test_modules_are_not_placed_where_a_pool_takes_their_tensors(call: Callable[[nn.Module], nn.Module]) -> None:
     publish(model())
     tt.clear_shared_cache()
@@ -303,6 +327,10 @@ def test_settings_are_set_together_or_not_at_all() -> None:
         tt.configure_shared_cache(pool_bytes=1, parameter_bytes=-1)
     with pytest.raises(tenure.Error, match="wait = nan"):
         tt.recv_shared_cache(wait=float("nan"))
+    with pytest.raises(tenure.Error, match="wait = inf"):
+        tt.configure_shared_cache(wait=float("inf"))
+    with pytest.raises(tenure.Error, match="pool_bytes = 1000000000.0: expected 0 or more whole bytes"):
+        tt.configure_shared_cache(pool_bytes=1e9)  # type: ignore[arg-type]
     assert tt.configure_shared_cache() == before
 
 
@@ -311,6 +339,27 @@ def test_nobody_sends_where_it_is_received() -> None:
         tt.recv_shared_cache("nobody.sock", wait=0.1)
     # What was received before is there.
     tt.insert_shared_cache_for_computation()
+
+
+MOVED = """
+import os, sys
+import torch
+import tenure.torch as tt
+
+tt.install()
+os.chdir(sys.argv[1])
+tt.allocate_shared_cache(8 << 20, 2 << 20, 6 << 20)
+tt.configure_shared_cache(socket="configured.sock")
+tt.send_shared_cache(sys.argv[2] or None)
+os.chdir("/")
+tt.insert_shared_cache_for_parameter()
+"""
+
+
+@pytest.mark.parametrize("given", ["given.sock", ""])
+def test_a_socket_is_where_it_was_when_it_was_given(tmp_path: Path, given: str) -> None:
+    subprocess.run([sys.executable, "-c", MOVED, str(tmp_path), given], check=True)
+    assert not list(Path("/").glob("*.sock"))
 
 
 NEW_PROCESS = """
@@ -339,6 +388,7 @@ ORDER = {
     "tt.clear_shared_cache()": "there is no shared cache here: call recv_shared_cache() first",
     "tt.send_shared_cache()": "there is no shared cache to send: call allocate_shared_cache() first",
     ALLOCATE.format(-1, 0, 0): "pool_bytes = -1: expected 0 or more",
+    ALLOCATE.format(1 << 70, 0, 0): "pool_bytes = 1180591620717411303424: expected 0 or more whole",
     ALLOCATE.format(2 * MIB, 2 * MIB, 2 * MIB): "pool_bytes = 2097152: room for parameter_bytes = 2097152 and",
     ALLOCATE.format(4 * MIB, 1, 2 * MIB): "multiple",
     ALLOCATE.format(1 << 50, 2 * MIB, 2 * MIB): "memory",

@@ -298,8 +298,7 @@ fn another_user_is_refused() {
     }
     let ((sender, _), (receiver, _)) = (simulated(), simulated());
     let (_, block) = shared(&sender, SMALL, 1);
-    let open = || as_another_user(|| receiver.open(&block.handle).err().unwrap());
-    let error = thread::scope(|threads| threads.spawn(open).join().unwrap());
+    let error = as_another_user(|| receiver.open(&block.handle).err().unwrap());
     assert!(matches!(error, ShareError::ForeignSender), "{error}");
     receiver.open(&block.handle).unwrap();
 }
@@ -312,16 +311,18 @@ fn another_user_s_blocks_are_refused() {
     }
     let ((sender, _), (receiver, _)) = (simulated(), simulated());
     // Whoever starts to listen is who a receiver sees.
-    let share = || as_another_user(|| shared(&sender, SMALL, 1).1);
-    let block = thread::scope(|threads| threads.spawn(share).join().unwrap());
+    let (_, block) = as_another_user(|| shared(&sender, SMALL, 1));
     let error = receiver.open(&block.handle).err().unwrap();
     assert!(matches!(error, ShareError::ForeignSender), "{error}");
 }
 
-/// On a thread of its own, which stays another user's.
-fn as_another_user<T>(action: impl FnOnce() -> T) -> T {
-    rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
-    action()
+fn as_another_user<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    let action = || {
+        // Of this thread alone.
+        rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
+        action()
+    };
+    thread::scope(|threads| threads.spawn(action).join().unwrap())
 }
 
 #[test]
@@ -387,12 +388,10 @@ pub(crate) fn receive(rounds: u64) {
         memory.allocator().release_cached().unwrap();
     };
     round(0);
-    // The ends of a connection are closed one after the other.
-    let settled = || Footprint::now(&**memory.driver());
-    std::thread::sleep(std::time::Duration::from_millis(100));
-    let before = settled();
+    let before = Footprint::now(&**memory.driver());
     (0..rounds).for_each(round);
-    eventually("nothing is left behind", || settled().is_like(&before));
+    // The ends of a connection are closed one after the other.
+    eventually("nothing is left behind", || Footprint::now(&**memory.driver()).is_no_more_than(&before));
     process.finish();
     tell("nothing leaked");
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 /// The environment variable that says what a process does.
 pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
@@ -67,12 +67,11 @@ impl Process {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Stops all its threads.
+    /// Stops it: none of its threads runs any more when this returns, which a signal alone does not promise.
     pub(crate) fn stop(&self) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP).unwrap();
-        // The signal only asks for it.
-        waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap().unwrap();
     }
 
     /// Ends it as a crash would.
