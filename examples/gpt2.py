@@ -1,4 +1,4 @@
-"""A GPT-2, of the size that is called medium but for half its layers, which returns the keys and values of a prompt."""
+"""A GPT-2 as wide as the medium one, with half its layers, that also returns the keys and values of a prompt."""
 
 import torch
 import torch.nn.functional as F

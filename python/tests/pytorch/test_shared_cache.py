@@ -224,7 +224,6 @@ def test_a_cache_is_divided_as_its_receiver_says() -> None:
     tt.insert_shared_cache_for_computation()
     fits = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
     assert tt.own_bytes() == own
-    assert parameters.data_ptr() + 48 * MIB == fits.data_ptr()
     elsewhere = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
     assert tt.own_bytes() > own
     del parameters, fits, elsewhere
