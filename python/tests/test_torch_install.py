@@ -7,6 +7,7 @@ ever uninstalled.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,14 @@ def test_pytorch_is_missing(machine: Machine) -> None:
         "error: PyTorch cannot be imported (none here): pip install torch",
         "not installed",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["install()", "tag", "tagged", "tag_operations", "report", "clear_shared_cache()", "own_bytes()"]
+)
+def test_everything_says_that_pytorch_is_missing(machine: Machine, name: str) -> None:
+    said = machine.install(f"sys.modules['torch'] = None; tenure.torch.{name}")
+    assert re.match("error: (PyTorch cannot be imported .*: pip install torch|Tenure is not installed under)", said[0])
 
 
 def test_pytorch_is_broken(machine: Machine) -> None:
