@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from os import PathLike
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from tenure import _native
+from tenure._files import write_whole
 
 __all__ = ["report"]
 
@@ -62,18 +62,8 @@ def report(
             return figures
         path = f"memory-report-{device}.html"
     file = Path(path)
-    _write(file, content)
+    write_whole(file, content)
     return file
-
-
-def _write(file: Path, content: str) -> None:
-    """Writes a file that is there when it is whole: whoever looks sees the old one or the new."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _title(device: int) -> str:
