@@ -54,7 +54,7 @@ class Run:
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         command = [sys.executable, "-c", STARTED.format(hook=os.fspath(HOOK), program=program), *arguments]
         environment = inherited | variables | {"PYTHONPATH": path}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
 
 def test_it_installs_once_torch_has_run(run: Run) -> None:
@@ -129,6 +129,31 @@ def test_torch_looks_as_it_does_without_it(run: Run) -> None:
     program = "import torch; print(type(torch.__loader__).__name__, sorted(vars(torch.__loader__)), len(sys.meta_path))"
     without, under = (run(program, TENURE_TORCH=value).stdout.splitlines() for value in ("0", "1"))
     assert without[-1] == under[-1]
+
+
+# A program that has the real `install`, on a PyTorch that is refused once it is there.
+REAL = """
+del sys.modules["tenure.torch"], tenure.torch
+import threading
+import tenure.torch
+try:
+    tenure.torch.install()
+except tenure.Error as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("elsewhere", ["", "threading.Thread(target=__import__, args=['torch']).start(); "])
+def test_a_program_may_install_it_too(run: Run, elsewhere: str) -> None:
+    """Whichever imports PyTorch, neither waits for the other."""
+    (run.folder / "torch/__init__.py").write_text(
+        "import time, types\ntime.sleep(0.3)\n__version__ = '2.11.0'\nversion = types.SimpleNamespace(hip='6')\n"
+    )
+    program = REAL.replace("import tenure.torch\n", f"import tenure.torch\n{elsewhere}time.sleep(0.1)\n", 1)
+    done = run("import time\n" + program, TENURE_TORCH="1")
+    refusal = "PyTorch 2.11.0 is built for ROCm: Tenure needs one built for CUDA"
+    assert done.stdout == f"{refusal}\n"
+    assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {refusal}\n"
 
 
 def test_processes_that_the_program_starts_inherit_it(run: Run) -> None:

@@ -364,6 +364,45 @@ fn a_source_without_memory_is_an_out_of_memory_error_of_its_pool() {
     });
 }
 
+/// A source that keeps a block for each segment in the allocator that it is for.
+struct Nested {
+    allocator: Arc<dyn CachingAllocator>,
+    backing: Arc<FakeBacking>,
+    blocks: Mutex<Vec<Address>>,
+}
+
+impl PoolSource for Nested {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError> {
+        let block = self.allocator.allocate(Request::new(700, stream)).unwrap();
+        self.blocks.lock().push(block.address);
+        self.backing.malloc(bytes)
+    }
+
+    fn free(&self, address: Address, _: u64, _: StreamId) {
+        let block = self.blocks.lock().pop().unwrap();
+        self.allocator.free(block).unwrap();
+        self.backing.free(address).unwrap();
+    }
+}
+
+#[test]
+fn a_source_may_allocate_in_the_allocator_that_it_is_for() {
+    each(GIB, |f| {
+        let (allocator, backing) = (Arc::clone(&f.allocator), Arc::clone(&f.backing));
+        let source = Arc::new(Nested { allocator, backing, blocks: Mutex::default() });
+        f.allocator.create_pool(POOL, Some(Arc::clone(&source) as _)).unwrap();
+        let block = f.within(POOL, PoolUse::Eager, || f.alloc(3 * MIB));
+        assert_eq!(source.blocks.lock().len(), 1);
+        assert_eq!(f.allocator.live_blocks(POOL).unwrap(), [block], "its own block is outside the pool");
+        f.free(block);
+        (0..2).for_each(|_| f.allocator.release_pool(POOL).unwrap());
+        f.allocator.release_cached_in(POOL).unwrap();
+        assert!(source.blocks.lock().is_empty());
+        f.allocator.release_cached().unwrap();
+        assert_eq!(f.reserved(), 0);
+    });
+}
+
 #[test]
 fn a_pool_is_set_back_to_a_checkpoint() {
     each(GIB, |f| {

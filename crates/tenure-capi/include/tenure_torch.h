@@ -109,8 +109,8 @@ typedef struct tenure_recording {
     size_t skip_count;
 } tenure_recording;
 
-/* Where the segments of a private pool come from, if not from Tenure. Called with locks held: it must call nothing of
- * this table. */
+/* Where the segments of a private pool come from, if not from Tenure. Called with no lock held: it may allocate and free
+ * here. What it allocates goes to no private pool, and must not be handed on as a segment. */
 typedef struct tenure_pool_source {
     tenure_object user;
     void *(*allocate)(void *user, size_t bytes, void *stream); /* NULL: there is no memory */

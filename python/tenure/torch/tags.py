@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tenure import _native
+from tenure.torch.backward import tell_in_backward
 from tenure.torch.purpose import address_of, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.state import status
 
@@ -40,9 +41,6 @@ _ACTIVATION = number_of_tag("activation")
 _GRADIENT = number_of_tag("gradient")
 _OPTIMIZER_STATE = number_of_tag("optimizer_state")
 _WORKSPACE = number_of_tag("workspace")
-
-#: Marks a node of the graph that tells in backward whose it is.
-_TOLD = "tenure.told"
 
 #: Names that wrappers put into the paths of the modules that they wrap.
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
@@ -150,21 +148,12 @@ class _Calls:
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         if is_compiling():
             return
-        is_outermost = _native.leave_purpose(self._token) == 0
+        _native.leave_purpose(self._token)
         # Most modules return a tensor, and this is on the path of every call.
         for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
             # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
-            if tensor.is_cuda and (node := tensor.grad_fn) is not None:
-                # What a module returns may be what a module in it returned, whose it is then.
-                if _TOLD not in node.metadata:
-                    node.metadata[_TOLD] = True
-                    node.register_prehook(self.in_backward)
-                if is_outermost:
-                    node.register_prehook(_at_the_end_forget)
-
-    def in_backward(self, gradients: Any) -> None:
-        if not is_compiling():
-            _native.set_purpose(_GRADIENT, self._backward_key)
+            if tensor.is_cuda:
+                tell_in_backward(tensor, self._backward_key)
 
 
 class _ProgramCalls(_Calls):
@@ -268,13 +257,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-
-
-def _at_the_end_forget(gradients: Any) -> None:
-    """Lets the thread that completes the backward pass end without a purpose, as it began."""
-    if not is_compiling():
-        torch.autograd.Variable._execution_engine.queue_callback(_forget)
-
-
-def _forget() -> None:
-    _native.set_purpose(0, 0)

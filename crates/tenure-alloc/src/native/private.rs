@@ -8,6 +8,7 @@ use super::blocks::{BlockId, PoolRef, State};
 use super::config::invalid;
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
+use super::source;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
 
 /// Which private pools allocations go to.
@@ -54,7 +55,7 @@ impl Captures {
     #[inline]
     pub(super) fn owner_for(&self, stream: StreamId) -> usize {
         let latest = self.underway.iter().rev().find(|underway| (underway.filter)(stream));
-        latest.map_or(COMMON, |underway| underway.owner)
+        latest.filter(|_| !source::is_calling()).map_or(COMMON, |underway| underway.owner)
     }
 }
 

@@ -14,7 +14,7 @@ use tenure_device::share::{
 use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ErrorKind};
 
-use crate::common::{GRANULE, fill, quick, sim, socket, sum};
+use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 
 /// Sizes of a model's parameters, in bytes.
 const PARAMETERS: [u64; 4] = [3 << 20, 64, 4, 512];
@@ -341,6 +341,27 @@ fn both_sides_must_be_configured_alike() {
     let error = WorkerCache::recv_shared_cache(connect(&owner), memory, config).err().unwrap();
     assert!(error.to_string().contains("configure both alike"), "{error}");
     assert_eq!(memory.allocator().statistics().all.reserved_bytes.current, 0);
+}
+
+/// A device protects whole chunks.
+#[test]
+fn parameters_that_share_a_chunk_with_memory_that_others_write_are_refused() {
+    let Worker { memory, .. } = worker(&serve().0);
+    let received = |granules: &[u64], parameters: u64| {
+        let daemon = Daemon::with_pool(granules);
+        let parameter_bytes = parameters * GRANULE;
+        let pool_bytes = granules.iter().sum::<u64>() * GRANULE;
+        let config = SharedCacheConfig { pool_bytes, parameter_bytes, computation_bytes: 0 };
+        WorkerCache::recv_shared_cache(daemon.client(), memory, config).map(drop)
+    };
+    let error = received(&[12], 2).unwrap_err().to_string();
+    assert!(error.contains("--chunks 4194304,20971520"), "{error}");
+    for (granules, parameters) in [(&[4, 8][..], 2), (&[4, 8], 5), (&[1, 2, 9], 2)] {
+        assert!(received(granules, parameters).is_err(), "{granules:?}");
+    }
+    for (granules, parameters) in [(&[4, 8][..], 4), (&[1, 3, 8], 4), (&[12], 12)] {
+        received(granules, parameters).unwrap();
+    }
 }
 
 #[test]

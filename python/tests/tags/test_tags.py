@@ -1,16 +1,11 @@
 # mypy: disallow-subclassing-any=False
-"""What the hooks of `tenure.torch.tag` say that memory is for.
-
-The tests with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values,
-and use nothing of CUDA's libraries, since the simulated device runs no kernel and has no library.
-"""
+"""What the hooks of `tenure.torch.tag` say that memory is for."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,107 +13,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tagging import (  # noqa: E402
+    ACTIVATION,
+    BATCH,
+    NOTHING,
+    ROW,
+    WIDTH,
+    Failing,
+    Probe,
+    Scale,
+    figures,
+    held,
+    needs_device,
+    purpose,
+)
 from torch import Tensor, nn  # noqa: E402
-from torch.autograd import Function  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
-from tenure import _native  # noqa: E402
-
-WIDTH = 1024
-BATCH = 64
-ROW = WIDTH * 4
-ACTIVATION = BATCH * ROW
-
-TAGS = _native.tags()
-
-needs_device = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU under PyTorch, or the simulated CUDA of tests/cudart"
-)
-
-
-class Scale(nn.Module):
-    """Elementwise: an activation for each call, and two parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.bias = nn.Parameter(torch.ones(WIDTH))
-        self.register_buffer("mean", torch.zeros(WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight + self.bias
-
-
-class Probe(nn.Module):
-    """Notes what is allocated for when it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(purpose())
-        return x
-
-
-class Failing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("on purpose")
-
-
-def purpose() -> tuple[str, str]:
-    """The tag and the module that this thread allocates for."""
-    tag, key = _native.current_purpose()
-    return TAGS[tag], _native.module_of_key(key)
-
-
-NOTHING = ("unknown", "")
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    assert purpose() == NOTHING
-    yield
-    assert purpose() == NOTHING
-
-
-@pytest.fixture
-def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets hooks be made where there is no device to install anything on."""
-    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("built shim", "test"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
-    """Before any test makes PyTorch start CUDA."""
-    if torch.cuda.is_available():
-        tenure.torch.install()
-
-
-@pytest.fixture
-def device() -> str:
-    return "cuda"
-
-
-def figures(tag: str) -> int:
-    """Bytes asked for under a tag."""
-    count = tenure.memory.stats(0)[f"requested_bytes.{tag}.current"]
-    assert count is not None
-    return count
-
-
-def held(tag: str) -> dict[str, int]:
-    """Bytes by module of a tag, modules that hold none left out."""
-
-    def walk(module: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
-        yield path, module["tags"].get(tag, 0)
-        for child in module["children"]:
-            yield from walk(child, f"{path}.{child['name']}".lstrip("."))
-
-    modules = tenure.torch.report(format="json")["modules"]
-    return {path: count for path, count in walk(modules, "") if count}
-
 
 # Without a device: the hooks alone.
 
@@ -289,36 +201,6 @@ def test_everything_that_a_step_allocates_is_tagged(device: str) -> None:
             assert held("optimizer_state") == {"": 8 * ROW, "0": 4 * ROW, "1": 4 * ROW, "1.1": 4 * ROW}
             optimizer.zero_grad()
             assert (figures("gradient"), figures("activation"), figures("workspace")) == (0, 0, 0), step
-
-
-@needs_device
-def test_backward_works_for_modules_in_turn(device: str) -> None:
-    seen = []
-
-    class Noting(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            seen.append((*purpose(), threading.get_ident()))
-            return gradient.clone()
-
-    class Layer(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Noting.apply(Noting.apply(x))
-
-    model = nn.Sequential(Layer(), nn.Sequential(nn.ReLU(inplace=True), Layer())).to(device)
-    x = torch.ones(BATCH, WIDTH, device=device, requires_grad=True)
-    with tenure.torch.tag(model):
-        for _ in range(2):
-            seen.clear()
-            Noting.apply(model(x)).sum().backward()
-            modules = [(tag, module) for tag, module, _ in seen]
-            # The thread of the device has no purpose until backward is in the model, nor after it.
-            assert modules == [NOTHING, *[("gradient", "1.1")] * 2, *[("gradient", "0")] * 2]
-            assert all(thread != threading.get_ident() for *_, thread in seen)
 
 
 @needs_device
