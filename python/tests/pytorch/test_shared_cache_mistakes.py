@@ -150,6 +150,17 @@ def test_a_module_whose_tensors_lie_elsewhere_is_left_as_it_was() -> None:
     refused(model(), tt.attach_module, RuntimeError, "allocate the same tensors, in the same order")
 
 
+def test_a_module_that_is_not_all_that_was_published_is_refused() -> None:
+    about = publish(nn.Linear(40, 40))
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("write")
+    published = [torch.empty(size, device="cuda") for size in (1600, 40, 7)]
+    tt.publish_shared_parameters(about)
+    del published
+    tt.clear_shared_cache()
+    refused(nn.Linear(40, 40), tt.attach_module, tenure.Error, "1 of the published parameters were not allocated")
+
+
 def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> None:
     about = publish(model())
     tt.clear_shared_cache()

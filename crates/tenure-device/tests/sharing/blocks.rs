@@ -232,6 +232,20 @@ fn a_block_can_end_in_a_host_function() {
 }
 
 #[test]
+fn a_block_that_is_used_while_the_device_is_waited_for_stays() {
+    let ((sender, _), (receiver, driver)) = (simulated(), simulated());
+    let (receiver, (_, block)) = (&*Box::leak(Box::new(receiver)), shared(&sender, GRANULE, 1));
+    let opened = receiver.open(&block.handle).unwrap();
+    let handle = block.handle.clone();
+    driver.host_function(StreamId::NULL, Box::new(move || drop(receiver.open(&handle).unwrap()))).unwrap();
+    // Waits, and the function runs. Work that was put on the device under its use may not have been waited for.
+    drop(opened);
+    assert_eq!(driver.counters().unmap, 0);
+    drop(receiver.open(&block.handle).unwrap());
+    assert_eq!(driver.counters().unmap, 1);
+}
+
+#[test]
 fn a_process_can_open_what_it_shares() {
     let (memory, driver) = simulated();
     let (address, block) = shared(&memory, GRANULE, 1);
@@ -284,16 +298,31 @@ fn another_user_is_refused() {
     }
     let ((sender, _), (receiver, _)) = (simulated(), simulated());
     let (_, block) = shared(&sender, SMALL, 1);
-    let error = std::thread::scope(|threads| {
-        let open = || {
-            // Of this thread alone.
-            rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
-            receiver.open(&block.handle).err().unwrap()
-        };
-        threads.spawn(open).join().unwrap()
-    });
+    let error = as_another_user(|| receiver.open(&block.handle).err().unwrap());
     assert!(matches!(error, ShareError::ForeignSender), "{error}");
     receiver.open(&block.handle).unwrap();
+}
+
+#[test]
+fn another_user_s_blocks_are_refused() {
+    if !rustix::process::getuid().is_root() {
+        eprintln!("skipped: only root can be another user");
+        return;
+    }
+    let ((sender, _), (receiver, _)) = (simulated(), simulated());
+    // Whoever starts to listen is who a receiver sees.
+    let (_, block) = as_another_user(|| shared(&sender, SMALL, 1));
+    let error = receiver.open(&block.handle).err().unwrap();
+    assert!(matches!(error, ShareError::ForeignSender), "{error}");
+}
+
+fn as_another_user<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    let action = || {
+        // Of this thread alone.
+        rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(65534), Uid::ROOT).unwrap();
+        action()
+    };
+    thread::scope(|threads| threads.spawn(action).join().unwrap())
 }
 
 #[test]
