@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,16 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
+
+
+class Interrupted(nn.Module):
+    """Is interrupted when its input has two elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 2:
+            raise KeyboardInterrupt
+        return x
+
 
 # Without a device: the hooks alone.
 
@@ -64,12 +73,6 @@ def test_a_forward_call_that_fails_leaves_nothing_behind() -> None:
 
 @pytest.mark.usefixtures("untouched")
 def test_the_call_after_an_interrupted_one_begins_anew() -> None:
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.numel() == 2:
-                raise KeyboardInterrupt
-            return x
-
     model = nn.Sequential(Interrupted())
     with tenure.torch.tag(model):
         with pytest.raises(KeyboardInterrupt):
@@ -112,16 +115,68 @@ def test_a_tagging_ends() -> None:
     model(torch.ones(2))
     assert probe.seen == [NOTHING]
     assert not probe._forward_hooks and not probe._forward_pre_hooks
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert "step" not in vars(optimizer)
 
 
 @pytest.mark.usefixtures("untouched")
-def test_a_tagged_model_can_be_copied_and_pickled() -> None:
-    model = nn.Sequential(Probe())
-    with tenure.torch.tag(model):
-        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            other(torch.ones(2))
-            assert other[0].seen == [("activation", "0")]
+def test_a_tagging_ends_also_what_was_interrupted() -> None:
+    model = nn.Sequential(nn.Sequential(Interrupted()))
+    with tenure.torch.tagged("input", "batch"):
+        with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+            model(torch.ones(2))
+        assert purpose() == NOTHING
+        with tenure.torch.tagged("workspace"):
+            pass
+        assert purpose() == ("input", "")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_that_ends_in_a_call_ends_there() -> None:
+    class Ending(Probe):
+        def forward(self, x: Tensor) -> Tensor:
+            tagging.remove()
+            return super().forward(x)
+
+    model = nn.Sequential(Ending(), Probe())
+    tagging = tenure.torch.tag(model)
+    model(torch.ones(2))
+    assert model[0].seen == model[1].seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_ends_on_every_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    class Waiting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(10)
+            return x
+
+    def call() -> None:
+        model(torch.ones(2))
+        seen.append(purpose())
+
+    model = nn.Sequential(Waiting())
+    tagging = tenure.torch.tag(model)
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(10)
+    tagging.remove()
+    go_on.set()
+    thread.join()
+    assert seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_many_taggings_that_are_dropped_take_nothing_from_others() -> None:
+    for _ in range(1000):
+        tenure.torch.tag(nn.Identity())
+    model = nn.Sequential(Interrupted())
+    with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+        model(torch.ones(2))
+    assert purpose() == NOTHING
 
 
 @pytest.mark.usefixtures("untouched")
