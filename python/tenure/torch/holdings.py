@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -88,21 +89,25 @@ class OptimizerStates:
 
     def tag(self) -> None:
         """Tags them all."""
-        self._known = {}
-        self.tag_new()
+        self._known = self._tag_but({})
 
     def tag_new(self) -> None:
         """Tags those that were not there before."""
+        self._known = self._tag_but(self._known)
+
+    def _tag_but(self, known: dict[int, weakref.ref[Tensor]]) -> dict[int, weakref.ref[Tensor]]:
         optimizer = self._optimizer()
-        known, self._known = self._known, {}
-        for parameter, state in optimizer.state.items() if optimizer is not None else ():
-            for name, value in state.items():
+        found = {}
+        # Copies, since a report may be asked for by another thread than the one that trains.
+        for parameter, state in list(optimizer.state.items()) if optimizer is not None else ():
+            for name, value in list(state.items()):
                 for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
                     seen = known.get(id(tensor))
                     if seen is None or seen() is not tensor:
                         seen = weakref.ref(tensor)
                         retag(tensor, _OPTIMIZER_STATE, self._key(parameter, name))
-                    self._known[id(tensor)] = seen
+                    found[id(tensor)] = seen
+        return found
 
     def _key(self, parameter: Tensor, name: str) -> int:
         path, role = self._keys.get(id(parameter), ("", ""))
@@ -131,3 +136,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None))

@@ -59,6 +59,32 @@ class Tagging:
             self._hooks.pop().remove()
         self._span.end()
 
+    def _add_module(self, module: nn.Module, name: str) -> None:
+        parameters = Parameters(module, name)
+        for prefix, child in module.named_modules():
+            if not isinstance(child, torch.jit.ScriptModule):
+                token, path = new_token(), path_of(name, prefix)
+                before = _Before(token, path, self._span)
+                if child is module:
+                    before = _BeforeProgram(token, path, self._span, parameters)
+                self._hooks += [
+                    child.register_forward_pre_hook(before),
+                    child.register_forward_hook(_After(token, path), always_call=True),
+                ]
+        for path, role, parameter in named_parameters(module, name):
+            if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
+                accumulated = _Accumulated(number_of_key(path, "backward", role))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(accumulated))
+        parameters.tag()
+
+    def _add_optimizer(self, optimizer: Optimizer, module: nn.Module, name: str) -> None:
+        states = OptimizerStates(optimizer, module, name)
+        states.tag()
+        self._hooks += [
+            Steps(optimizer, states, self._span),
+            optimizer.register_load_state_dict_post_hook(lambda _: states.tag()),
+        ]
+
     def __enter__(self) -> Self:
         return self
 
@@ -71,15 +97,16 @@ class Tagging:
 def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Tagging:
     """Tags what a model allocates: parameters, activations, gradients, optimizer state.
 
-    Parameters and buffers are tagged at once, and again when a call finds that they have moved. A key is the path of a
-    module and the name of what it holds; `tenure.torch.report` adds memory up along these paths.
+    Parameters and buffers are tagged at once, and again when a call of the model finds that one has moved; optimizer
+    state when a step has made it. `tenure.torch.report` looks at all of them once more. A key is the path of a module
+    and the name of what it holds; the report adds memory up along these paths.
 
     Parameters
     ----------
     module
         The model. May be compiled, wrapped, or checkpointed.
     optimizer
-        Its optimizer.
+        Its optimizer; of several, call this for each.
     name
         What paths begin with, to tell several models apart.
 
@@ -88,8 +115,15 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
     Tagging
         Ends the tagging by ``remove()``, or as a context manager.
 
+    Raises
+    ------
+    TypeError
+        ``optimizer`` is none of PyTorch's.
+
     Notes
     -----
+    Copies of the model, also in files, are not tagged.
+
     If Tenure is not installed under PyTorch, nothing is done, and one line in the log says so.
 
     Examples
@@ -98,32 +132,20 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
     ...     train(model, optimizer)
     ...     tenure.torch.report("memory.html")
     """
+    if not isinstance(optimizer, Optimizer | None):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer is a {kind}: expected one torch.optim.Optimizer; call tag() for each of several")
     tagging = Tagging()
     if status().mode == "not installed":
         _LOG.warning("tags have no effect: call tenure.torch.install() before the program first uses CUDA")
         return tagging
-    span, parameters = tagging._span, Parameters(module, name)
-    for prefix, child in module.named_modules():
-        if not isinstance(child, torch.jit.ScriptModule):
-            token, path = new_token(), path_of(name, prefix)
-            is_program = child is module
-            before = _BeforeProgram(token, path, span, parameters) if is_program else _Before(token, path, span)
-            tagging._hooks += [
-                child.register_forward_pre_hook(before),
-                child.register_forward_hook(_After(token, path), always_call=True),
-            ]
-    for path, role, parameter in named_parameters(module, name):
-        if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
-            key = number_of_key(path, "backward", role)
-            tagging._hooks.append(parameter.register_post_accumulate_grad_hook(_Accumulated(key)))
-    parameters.tag()
-    if optimizer is not None:
-        states = OptimizerStates(optimizer, module, name)
-        states.tag()
-        tagging._hooks += [
-            Steps(optimizer, states, span),
-            optimizer.register_load_state_dict_post_hook(lambda _: states.tag()),
-        ]
+    try:
+        tagging._add_module(module, name)
+        if optimizer is not None:
+            tagging._add_optimizer(optimizer, module, name)
+    except BaseException:
+        tagging.remove()
+        raise
     return tagging
 
 
