@@ -12,6 +12,7 @@ import torch
 
 from tenure import _native
 from tenure._files import write_whole
+from tenure.torch.holdings import tag_holdings
 
 __all__ = ["report"]
 
@@ -55,6 +56,7 @@ def report(
         raise ValueError(f"format={format!r}: expected 'html' or 'json'")
     if device is None:
         device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    tag_holdings()
     content = _native.memory_report(device, _title(device), format == "json")
     if path is None:
         if format == "json":
