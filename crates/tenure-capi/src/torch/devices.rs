@@ -75,6 +75,16 @@ pub(super) fn tell_all(
     Ok(())
 }
 
+/// The memory fraction that devices are opened with.
+pub(super) fn fraction_at_first() -> f64 {
+    setup().options.as_ref().map_or(1.0, |options| options.memory.fraction)
+}
+
+/// Has devices opened with another one.
+pub(super) fn set_fraction_at_first(fraction: f64) {
+    setup().options.get_or_insert_default().memory.fraction = fraction;
+}
+
 /// Whether a setting means anything for the allocator that devices are opened with.
 pub(super) fn applies(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();

@@ -120,6 +120,11 @@ pub extern "C" fn tenure_torch_table() -> *const Table {
     &TABLE
 }
 
+/// The part of each device that this process may hold: the least of those in use, or what the first is to begin with.
+pub fn memory_fraction() -> f64 {
+    limits::least_memory_fraction()
+}
+
 /// Says how devices are opened: `tenure_torch_api.configure`, for Rust.
 ///
 /// # Errors
