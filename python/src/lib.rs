@@ -41,7 +41,7 @@ mod _native {
         publish_shared_parameters, recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure};
+    use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
 }

@@ -18,6 +18,8 @@ thread_local! {
 struct Scope {
     /// Chosen by who entered it, and told again when leaving.
     token: u64,
+    /// With it, the scope ends without being left.
+    span: Span,
     /// What was before.
     previous: (Tag, KeyId, Span),
 }
@@ -56,8 +58,15 @@ pub(crate) fn end_span(span: u64) {
 #[pyfunction]
 #[pyo3(signature = (token, tag, key, span = 0))]
 pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32, span: u64) {
-    let previous = Purpose::replace(tag_of(tag), KeyId::from_raw(key), Span::from_raw(span));
-    SCOPES.with_borrow_mut(|scopes| scopes.push(Scope { token, previous }));
+    let span = Span::from_raw(span);
+    SCOPES.with_borrow_mut(|scopes| {
+        while let Some(scope) = scopes.pop_if(|scope| scope.span.is_over()) {
+            let (tag, key, span) = scope.previous;
+            Purpose::replace(tag, key, span);
+        }
+        let previous = Purpose::replace(tag_of(tag), KeyId::from_raw(key), span);
+        scopes.push(Scope { token, span, previous });
+    });
 }
 
 /// Goes back to what was before the innermost scope of this token, and forgets those entered in it: whoever should have

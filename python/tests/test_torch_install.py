@@ -33,15 +33,20 @@ warnings.simplefilter("always")
 warnings.showwarning = lambda message, *_: print("warning:", message)
 import tenure.torch
 from tenure.torch import fallback, installation
-fallback.install = lambda options: print("fallback:", options)
+
+def reached(backend, *said):
+    print(*said)
+    sys.modules["torch"].cuda.get_allocator_backend = lambda: backend
+
+fallback.install = lambda options: reached("pluggable", "fallback:", options)
 installation._has_driver = lambda: {driver}
 installation._load = lambda library: {load}
-installation._start = lambda shim, options: print("shim:", shim, options)
+installation._start = lambda shim, options: reached("tenure", "shim:", shim, options)
 try:
     {call}
 except tenure.Error as error:
     print("error:", error)
-print(tenure.torch.status().mode)
+print({status})
 """
 
 
@@ -53,11 +58,17 @@ class Machine:
         self.has_driver = True
         self.log = ""
 
-    def install(self, call: str = "tenure.torch.install()", load: str = "library", **environment: str) -> list[str]:
+    def install(
+        self,
+        call: str = "tenure.torch.install()",
+        load: str = "library",
+        status: str = "tenure.torch.status().mode",
+        **environment: str,
+    ) -> list[str]:
         """The lines that a program says that installs Tenure; `load` stands for the loading of a library."""
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         variables = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache")} | environment
-        command = [sys.executable, "-c", PROGRAM.format(call=call, load=load, driver=self.has_driver)]
+        command = [sys.executable, "-c", PROGRAM.format(call=call, load=load, status=status, driver=self.has_driver)]
         result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
         self.log = result.stderr
@@ -107,6 +118,14 @@ def test_pytorch_is_missing(machine: Machine) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["install()", "tag", "tagged", "tag_operations", "report", "clear_shared_cache()", "own_bytes()"]
+)
+def test_everything_says_that_pytorch_is_missing(machine: Machine, name: str) -> None:
+    said = machine.install(f"sys.modules['torch'] = None; tenure.torch.{name}")
+    assert re.match("error: (PyTorch cannot be imported .*: pip install torch|Tenure is not installed under)", said[0])
+
+
 def test_pytorch_is_broken(machine: Machine) -> None:
     (machine.folder / "torch.py").write_text("raise OSError('libcudart.so.13:\\nno such file')")
     assert machine.install() == [
@@ -133,9 +152,10 @@ def test_cuda_has_started(machine: Machine) -> None:
 def test_there_is_no_gpu(machine: Machine) -> None:
     machine.have_torch()
     machine.has_driver = False
-    said = machine.install()
-    assert said[0].startswith("warning: Tenure is not installed: this machine has no driver for GPUs (libcuda.so.1)")
-    assert said[1:] == ["not installed"]
+    warning, status = machine.install(status="tenure.torch.status()")
+    reason = "this machine has no driver for GPUs (libcuda.so.1): check `nvidia-smi`"
+    assert warning == f"warning: Tenure is not installed: {reason}"
+    assert status.endswith(f" is not installed under PyTorch: {reason}")
 
 
 def test_the_program_chose_cuda_s_own_allocator(machine: Machine) -> None:
@@ -217,6 +237,15 @@ def test_installed_twice(machine: Machine) -> None:
     shim, error, mode = machine.install(twice, CXX=compiler)
     assert shim.startswith("shim:") and mode == "built shim"
     assert error.startswith("error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once")
+
+
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_program_puts_another_allocator_in_its_place(machine: Machine, compiler: bool) -> None:
+    machine.have_torch()
+    cxx = machine.have_compiler(WORKING) if compiler else "nowhere"
+    call = "tenure.torch.install(); sys.modules['torch'].cuda.get_allocator_backend = lambda: 'other'"
+    said = machine.install(call, status="tenure.torch.status()", CXX=cxx)
+    assert said[-1].endswith("is not installed under PyTorch: the program has put another in its place since, other")
 
 
 def test_there_is_no_compiler(machine: Machine) -> None:

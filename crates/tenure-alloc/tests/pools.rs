@@ -108,6 +108,8 @@ fn a_pool_is_begun_once_at_a_time_and_the_common_pool_never() {
     each(GIB, |f| {
         f.capture(|| {
             let again = f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|_| true));
+            let said = again.as_ref().unwrap_err().to_string();
+            assert_eq!(said, "pool = (0, 3): end allocating to the pool before beginning again");
             assert!(matches!(again, Err(AllocError::InvalidSetting { .. })));
             assert_eq!(f.allocator.pool_uses(POOL), 1, "a failing call counts nothing");
         });

@@ -168,6 +168,7 @@ typedef struct tenure_torch_api {
     /* Limits what the allocator may reserve, as PyTorch means it; the option `fraction` is on the whole process. Of
      * device -1: of all, those opened later too. */
     tenure_status (*set_memory_fraction)(int device, double fraction);
+    /* Of a device that is not open: what it is opened with. */
     tenure_status (*memory_fraction)(int device, double *fraction);
     /* The longest free range of the memory that is held. */
     tenure_status (*largest_free)(int device, size_t *bytes);

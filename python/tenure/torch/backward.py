@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from tenure import _native
-from tenure.torch.purpose import number_of_tag
+from tenure.torch.purpose import Span, number_of_tag
 
 __all__ = ["tell_in_backward"]
 
@@ -24,7 +24,7 @@ _GRADIENT = number_of_tag("gradient")
 #: Marks a node that tells whose it is.
 _TOLD = "tenure.told"
 
-#: The spans of the passes that run, by their numbers.
+#: The numbers of the spans of the passes that run, by the numbers of these.
 _spans: dict[int, int] = {}
 
 
@@ -59,19 +59,16 @@ class _Pass:
 
     def __init__(self, number: int, key: int) -> None:
         self._number = number
-        self._span = _spans[number] = _native.begin_span()
+        self._span = Span()
+        _spans[number] = self._span.number
         self._thread = get_ident()
-        self._before = _native.set_purpose(_GRADIENT, key, self._span)
+        self._before = _native.set_purpose(_GRADIENT, key, self._span.number)
 
     def __call__(self) -> None:
         # A pass may have begun inside a node of another, which goes on.
         if get_ident() == self._thread:
             _native.set_purpose(*self._before)
-        self._end()
+        self._span.end()
 
     def __del__(self) -> None:
-        self._end()
-
-    def _end(self) -> None:
         _spans.pop(self._number, None)
-        _native.end_span(self._span)

@@ -208,11 +208,11 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
         This process has inserted the range already. To be read: nothing is published yet, or somebody writes; or
         PyTorch is set to fill new tensors. To be written: somebody reads or writes.
     """
-    import torch
-
     if access not in (None, "read", "write"):
         raise Error(f"access = {access!r}: expected 'read' or 'write'")
     device = _cache()
+    import torch
+
     writes = _native.owns_shared_cache(device) if access is None else access == "write"
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
     if fills and not writes:
@@ -278,9 +278,9 @@ def clear_shared_cache() -> None:
     tenure.Error
         Tensors live in one of them: delete them first. That one stays inserted.
     """
+    cache = _cache()
     import torch
 
-    cache = _cache()
     # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
     torch._C._cuda_clearCublasWorkspaces()
     _native.clear_shared_cache(cache)
@@ -497,12 +497,12 @@ def _cache() -> int:
 
 def _device() -> int:
     """The current device, with Tenure's memory on it."""
-    import torch
-
     if installed() is None:
         raise Error(
             "Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU"
         )
+    import torch
+
     device = torch.cuda.current_device()
     if device not in _native.installed():
         # Opened with its first block.

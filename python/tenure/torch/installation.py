@@ -46,14 +46,25 @@ class Installation:
     cuda: str
     library: str | None
 
+    @property
+    def backend(self) -> str:
+        """What PyTorch calls the allocator."""
+        return "pluggable" if self.mode == "pluggable" else "tenure"
+
 
 _installed: Installation | None = None
+_stood_aside: str | None = None
 _installing = threading.Lock()
 
 
 def installed() -> Installation | None:
     """What was installed, if anything was."""
     return _installed
+
+
+def stood_aside() -> str | None:
+    """Why the last call of `install` left PyTorch as it is, if it did."""
+    return _stood_aside
 
 
 def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
@@ -68,7 +79,8 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
         Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
         ``expandable``).
     fraction
-        The part of each device, more than 0 and at most 1, that this process may hold, its context included.
+        The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
+        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it.
 
     Returns
     -------
@@ -81,7 +93,7 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     InstallError
         It cannot be installed; the message says what to do.
     """
-    global _installed
+    global _installed, _stood_aside
     options = _checked(allocator, fraction)
     # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.
     torch = _torch()
@@ -94,8 +106,9 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
                 )
             return status()
         _check(torch)
-        if reason := _reason_to_stand_aside(torch):
-            warnings.warn(f"Tenure is not installed: {reason}", stacklevel=2)
+        _stood_aside = _reason_to_stand_aside(torch)
+        if _stood_aside is not None:
+            warnings.warn(f"Tenure is not installed: {_stood_aside}", stacklevel=2)
             return status()
         mode, library = _put_under(torch, options)
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)

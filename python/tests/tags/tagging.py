@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -119,12 +120,18 @@ def figures(tag: str) -> int:
 
 
 def held(tag: str) -> dict[str, int]:
-    """Bytes by module of a tag, modules that hold none left out."""
+    """Bytes by module of a tag as hooks have said it, modules that hold none left out."""
 
     def walk(module: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
         yield path, module["tags"].get(tag, 0)
         for child in module["children"]:
             yield from walk(child, f"{path}.{child['name']}".lstrip("."))
 
-    modules = tenure.torch.report(format="json")["modules"]
+    modules = json.loads(_native.memory_report(0, "", True))["modules"]
     return {path: count for path, count in walk(modules, "") if count}
+
+
+def tagged_keys(tag: str) -> set[str]:
+    """The keys of live blocks of a tag."""
+    blocks = json.loads(_native.memory_report(0, "", True))["largest"]
+    return {block["key"] for block in blocks if block["tag"] == tag}

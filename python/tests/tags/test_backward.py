@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,18 @@ import tenure.torch  # noqa: E402
 pytestmark = needs_device
 
 
-@dataclass
 class Output:
+    def __init__(self, y: Tensor) -> None:
+        self.y = y
+
+
+@dataclass(slots=True)
+class Record:
     y: Tensor
 
 
 class OfUnknownType(nn.Module):
-    """A model whose output is no tensor, tuple or mapping."""
+    """A model in whose output no tensor is seen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,3 +169,27 @@ def test_a_pass_that_ends_on_the_callers_thread_leaves_its_purpose_alone() -> No
         model(batch()).sum().backward()
         assert model.start.grad is not None
         assert purpose() == ("workspace", "training")
+
+
+OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "tuple": (lambda y: (1, y), lambda output: output[1]),
+    "list": (lambda y: [y], lambda output: output[0]),
+    "mapping": (lambda y: {"y": y}, lambda output: output["y"]),
+    "nested": (lambda y: {"y": [(y,)]}, lambda output: output["y"][0][0]),
+    "dataclass": (Record, lambda output: output.y),
+}
+
+
+@pytest.mark.parametrize(("wrap", "unwrap"), OUTPUTS.values(), ids=OUTPUTS)
+def test_outputs_are_found_however_they_are_nested(
+    wrap: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor]
+) -> None:
+    class Wrapping(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return wrap(torch.ops.aten.clone(x))
+
+    reached = Noting()
+    model = nn.Sequential(Wrapping()).cuda()
+    with tenure.torch.tag(model):
+        unwrap(model(reached(batch(requires_grad=True)))).sum().backward()
+    assert reached.seen == [("gradient", "0")]

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,16 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
+
+
+class Interrupted(nn.Module):
+    """Is interrupted when its input has two elements."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == 2:
+            raise KeyboardInterrupt
+        return x
+
 
 # Without a device: the hooks alone.
 
@@ -64,12 +77,6 @@ def test_a_forward_call_that_fails_leaves_nothing_behind() -> None:
 
 @pytest.mark.usefixtures("untouched")
 def test_the_call_after_an_interrupted_one_begins_anew() -> None:
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.numel() == 2:
-                raise KeyboardInterrupt
-            return x
-
     model = nn.Sequential(Interrupted())
     with tenure.torch.tag(model):
         with pytest.raises(KeyboardInterrupt):
@@ -112,16 +119,100 @@ def test_a_tagging_ends() -> None:
     model(torch.ones(2))
     assert probe.seen == [NOTHING]
     assert not probe._forward_hooks and not probe._forward_pre_hooks
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert "step" not in vars(optimizer)
 
 
 @pytest.mark.usefixtures("untouched")
-def test_a_tagged_model_can_be_copied_and_pickled() -> None:
+def test_a_tagging_ends_also_what_was_interrupted() -> None:
+    model = nn.Sequential(nn.Sequential(Interrupted()))
+    with tenure.torch.tagged("input", "batch"):
+        with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+            model(torch.ones(2))
+        assert purpose() == NOTHING
+        with tenure.torch.tagged("workspace"):
+            pass
+        assert purpose() == ("input", "")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_that_ends_in_a_call_ends_there() -> None:
+    class Ending(Probe):
+        def forward(self, x: Tensor) -> Tensor:
+            tagging.remove()
+            return super().forward(x)
+
+    model = nn.Sequential(Ending(), Probe())
+    tagging = tenure.torch.tag(model)
+    model(torch.ones(2))
+    assert model[0].seen == model[1].seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_ends_on_every_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    class Waiting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(10)
+            return x
+
+    def call() -> None:
+        model(torch.ones(2))
+        seen.append(purpose())
+
+    model = nn.Sequential(Waiting())
+    tagging = tenure.torch.tag(model)
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(10)
+    tagging.remove()
+    go_on.set()
+    thread.join()
+    assert seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_many_taggings_that_are_dropped_take_nothing_from_others() -> None:
+    for _ in range(1000):
+        tenure.torch.tag(nn.Identity())
+    model = nn.Sequential(Interrupted())
+    with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+        model(torch.ones(2))
+    assert purpose() == NOTHING
+
+
+@pytest.mark.usefixtures("untouched")
+def test_copies_of_a_tagged_model_are_not_tagged() -> None:
     model = nn.Sequential(Probe())
     with tenure.torch.tag(model):
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            other(torch.ones(2))
-            assert other[0].seen == [("activation", "0")]
+            assert torch.equal(other(torch.ones(2)), torch.ones(2))
+            assert other[0].seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_copies_of_a_tagged_model_can_be_compiled() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(Scale())
+    with tenure.torch.tag(model):
+        compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2, WIDTH)), torch.full((2, WIDTH), 2.0))
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagged_model_can_be_loaded_without_tenure(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity())
+    with tenure.torch.tag(model):
+        torch.save(model, tmp_path / "model.pt")
+    program = """
+import sys
+sys.modules["tenure"] = None
+import torch
+assert torch.load("model.pt", weights_only=False)(torch.ones(1)) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=os.environ | {"TENURE_TORCH": "0"})
 
 
 @pytest.mark.usefixtures("untouched")
@@ -214,15 +305,57 @@ def test_parameters_that_move_are_tagged_again(device: str) -> None:
 
 
 @needs_device
-def test_a_loaded_optimizer_is_tagged(device: str) -> None:
+@pytest.mark.parametrize("name", ["weight", "bias", "mean"])
+def test_whatever_moves_is_tagged_again(device: str, name: str) -> None:
+    model = nn.Sequential(Scale(), Scale()).to(device)
+    with tenure.torch.tag(model):
+        model(torch.ones(BATCH, WIDTH, device=device))
+        tensor = getattr(model[1], name)
+        tensor.data = tensor.data.clone()
+        assert figures("weight") == 5 * ROW
+        model(torch.ones(BATCH, WIDTH, device=device))
+        assert held("weight") == {"": 6 * ROW, "0": 3 * ROW, "1": 3 * ROW}
+
+
+@needs_device
+def test_parameters_are_tagged_again_only_when_they_move(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Scale(), nn.Sequential(nn.LazyLinear(4))).to(device)
+    with tenure.torch.tag(model[0]), tenure.torch.tag(model):
+        model[0](torch.ones(BATCH, WIDTH, device=device))
+        monkeypatch.setattr("tenure.torch.holdings.Parameters.tag", lambda parameters: pytest.fail("tagged again"))
+        model[0](torch.ones(BATCH, WIDTH, device=device))
+
+
+@needs_device
+def test_gradients_that_are_there_are_tagged(device: str) -> None:
     model = nn.Sequential(Scale()).to(device)
-    optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(BATCH, WIDTH, device=device)).sum().backward()
-    optimizer.step()
+    with tenure.torch.tag(model):
+        assert held("gradient") == {"": 2 * ROW, "0": 2 * ROW}
+
+
+@needs_device
+def test_a_report_finds_what_no_hook_saw(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
     with tenure.torch.tag(model, optimizer):
-        assert held("optimizer_state")["0"] == 4 * ROW
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        assert held("optimizer_state")["0"] == 4 * ROW
+        model[0].weight.data = model[0].weight.data.clone()
+        model[0].weight.grad = torch.ones(WIDTH, device=device)
+        optimizer.state[model[0].bias]["buffer"] = torch.ones(WIDTH, device=device)
+        before = [figures(tag) for tag in ("weight", "gradient", "optimizer_state")]
+        tenure.torch.report(format="json")
+        after = [figures(tag) for tag in ("weight", "gradient", "optimizer_state")]
+        assert (before, after) == ([2 * ROW, 0, 0], [3 * ROW, ROW, ROW])
+
+
+@needs_device
+def test_a_tagging_keeps_no_memory(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    tagging = tenure.torch.tag(model, torch.optim.Adam(model.parameters()))
+    model(torch.ones(BATCH, WIDTH, device=device)).sum().backward()
+    del model
+    assert figures("weight") == figures("gradient") == 0
+    tagging.remove()
 
 
 @needs_device
