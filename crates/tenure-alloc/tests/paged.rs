@@ -389,6 +389,19 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
+fn what_no_block_lives_on_is_given_back_before_the_error() {
+    let f = Fixture::new(tight());
+    let held = f.alloc(100 * MIB);
+    let freed = f.alloc(200 * MIB);
+    f.free(freed);
+    f.try_alloc(2 * GIB, A).unwrap_err();
+    assert!(f.reserved() < 300 * MIB && f.reserved() >= 100 * MIB);
+    f.free(held);
+    f.try_alloc(2 * GIB, B).unwrap_err();
+    assert_eq!(f.reserved(), 0);
+}
+
+#[test]
 fn a_request_larger_than_the_device_is_an_out_of_memory_error() {
     let f = Fixture::new(tight());
     let told = Arc::new(AtomicU64::new(0));

@@ -68,6 +68,15 @@ def test_after_the_error_all_goes_on() -> None:
     assert tensor(half).numel() == half
 
 
+def test_cached_memory_is_given_back_before_the_error() -> None:
+    """Others may have a use for it."""
+    reserved = torch.cuda.memory_reserved()
+    tensor(200 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(1 << 42)
+    assert torch.cuda.memory_reserved() <= reserved
+
+
 def test_cached_memory_of_another_shape_is_given_up_for_a_request() -> None:
     """Covers TestCuda.test_out_of_memory_retry, TestCudaMallocAsync.test_max_split_expandable."""
     limit(120 * MIB)

@@ -247,6 +247,10 @@ impl PagedAllocator {
         if let Some(block) = state.borrow(request)? {
             return Ok(Found::Lent(block));
         }
+        // Libraries and other processes may have a use for what does not serve this request, as in PyTorch.
+        if !state.progress.is_capturing() {
+            state.release_whole()?;
+        }
         let free = self.backing.memory_info()?.free;
         let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
         let overhead = state.limit().counted_overhead(&*self.backing);
