@@ -163,7 +163,7 @@ def install() -> None:
 def serve() -> float:
     """Serves all prompts; returns a number that depends on every answer."""
     import torch
-    from gpt2 import VOCABULARY, Gpt2
+    from models.gpt2 import VOCABULARY, Gpt2
 
     chance = random.Random(11)
     torch.manual_seed(0)

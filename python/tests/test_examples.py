@@ -28,7 +28,7 @@ class Gpt2:
     item = lambda self: 1.0
     __call__ = lambda self, prompts: (self, self)
 
-sys.modules["gpt2"] = SimpleNamespace(Gpt2=Gpt2, VOCABULARY=1)
+sys.modules["models.gpt2"] = SimpleNamespace(Gpt2=Gpt2, VOCABULARY=1)
 expandable = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 cuda = MagicMock()
 cuda.get_allocator_backend = lambda: "tenure" if "tenure" in sys.modules else "native"
