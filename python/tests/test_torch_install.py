@@ -118,6 +118,14 @@ def test_pytorch_is_missing(machine: Machine) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["install()", "tag", "tagged", "tag_operations", "report", "clear_shared_cache()", "own_bytes()"]
+)
+def test_everything_says_that_pytorch_is_missing(machine: Machine, name: str) -> None:
+    said = machine.install(f"sys.modules['torch'] = None; tenure.torch.{name}")
+    assert re.match("error: (PyTorch cannot be imported .*: pip install torch|Tenure is not installed under)", said[0])
+
+
 def test_pytorch_is_broken(machine: Machine) -> None:
     (machine.folder / "torch.py").write_text("raise OSError('libcudart.so.13:\\nno such file')")
     assert machine.install() == [

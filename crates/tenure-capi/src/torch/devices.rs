@@ -48,6 +48,11 @@ pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether it was said how devices are opened.
+pub(super) fn is_configured() -> bool {
+    setup().options.is_some()
+}
+
 pub(super) extern "C" fn is_open(number: c_int) -> bool {
     Device::get(number).is_ok()
 }

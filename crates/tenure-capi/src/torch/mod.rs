@@ -132,3 +132,8 @@ pub fn memory_fraction() -> f64 {
 pub fn configure(options: &str) -> Result<(), String> {
     devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
 }
+
+/// Whether [`configure`] was called, from Rust or through the table: PyTorch is on Tenure, or soon will be.
+pub fn is_configured() -> bool {
+    devices::is_configured()
+}
