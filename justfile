@@ -46,7 +46,7 @@ test-torch *args: venv
         run python/tests/cudart
     fi
     TENURE_TEST_ALLOCATOR=native run python/tests/pytorch
-    run python/tests/pytorch python/tests/test_torch_tags.py
+    run python/tests/pytorch python/tests/tags
 
 # The Python package and what its tests need, in target/venv
 venv:

@@ -30,7 +30,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::purpose::{
-        current_purpose, enter_purpose, intern_key, leave_purpose, module_of_key, retag, set_purpose, tags,
+        begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,
+        set_purpose, tags,
     };
     #[pymodule_export]
     use crate::sharing::{
@@ -40,7 +41,7 @@ mod _native {
         publish_shared_parameters, recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure};
+    use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
 }

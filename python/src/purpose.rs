@@ -18,8 +18,10 @@ thread_local! {
 struct Scope {
     /// Chosen by who entered it, and told again when leaving.
     token: u64,
+    /// With it, the scope ends without being left.
+    span: Span,
     /// What was before.
-    previous: (Tag, KeyId),
+    previous: (Tag, KeyId, Span),
 }
 
 /// The names of tags; a tag's number is its place.
@@ -40,31 +42,52 @@ pub(crate) fn module_of_key(key: u32) -> String {
     KeyId::from_raw(key).key().map_or_else(String::new, |key| key.module.clone())
 }
 
-/// This thread allocates for that from now on, until the scope of this token is left.
+/// The number of a span that begins; 0 is the one that never ends.
 #[pyfunction]
-pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32) {
-    let previous = Purpose::replace(tag_of(tag), KeyId::from_raw(key));
-    SCOPES.with_borrow_mut(|scopes| scopes.push(Scope { token, previous }));
+pub(crate) fn begin_span() -> u64 {
+    Span::begin().to_raw()
+}
+
+/// Ends a span: no thread has a purpose any longer that it was given for the span.
+#[pyfunction]
+pub(crate) fn end_span(span: u64) {
+    Span::from_raw(span).end();
+}
+
+/// This thread allocates for that from now on, until the scope of this token is left or the span ends.
+#[pyfunction]
+#[pyo3(signature = (token, tag, key, span = 0))]
+pub(crate) fn enter_purpose(token: u64, tag: u8, key: u32, span: u64) {
+    let span = Span::from_raw(span);
+    SCOPES.with_borrow_mut(|scopes| {
+        while let Some(scope) = scopes.pop_if(|scope| scope.span.is_over()) {
+            let (tag, key, span) = scope.previous;
+            Purpose::replace(tag, key, span);
+        }
+        let previous = Purpose::replace(tag_of(tag), KeyId::from_raw(key), span);
+        scopes.push(Scope { token, span, previous });
+    });
 }
 
 /// Goes back to what was before the innermost scope of this token, and forgets those entered in it: whoever should have
-/// left them was interrupted. Without such a scope, nothing happens. Tells how many scopes are left.
+/// left them was interrupted. Without such a scope, nothing happens.
 #[pyfunction]
-pub(crate) fn leave_purpose(token: u64) -> usize {
+pub(crate) fn leave_purpose(token: u64) {
     SCOPES.with_borrow_mut(|scopes| {
         if let Some(at) = scopes.iter().rposition(|scope| scope.token == token) {
-            let (tag, key) = scopes[at].previous;
-            Purpose::replace(tag, key);
+            let (tag, key, span) = scopes[at].previous;
+            Purpose::replace(tag, key, span);
             scopes.truncate(at);
         }
-        scopes.len()
-    })
+    });
 }
 
-/// This thread allocates for that until something else is said: where nobody tells when it ends.
+/// This thread allocates for that until something else is said, or the span ends: where nobody tells when it ends.
+/// Returns what was before, to be set again.
 #[pyfunction]
-pub(crate) fn set_purpose(tag: u8, key: u32) {
-    Purpose::replace(tag_of(tag), KeyId::from_raw(key));
+pub(crate) fn set_purpose(tag: u8, key: u32, span: u64) -> (u8, u32, u64) {
+    let (tag, key, span) = Purpose::replace(tag_of(tag), KeyId::from_raw(key), Span::from_raw(span));
+    (tag as u8, key.to_raw(), span.to_raw())
 }
 
 /// The numbers of the tag and the key that this thread allocates for.

@@ -17,6 +17,7 @@ use tenure_device::share::{
 use tenure_device::{Access, Priority};
 
 use crate::errors::{complaint, device_complaint};
+use crate::memory::not_open;
 
 /// How often a daemon is looked for that is not there yet.
 const RETRY: Duration = Duration::from_millis(20);
@@ -281,12 +282,7 @@ fn caches(device: u8) -> PyResult<MutexGuard<'static, Caches>> {
 }
 
 fn opened(device: u8) -> PyResult<&'static DeviceMemory> {
-    memory::installed(device.into()).ok_or_else(|| {
-        complaint(format!(
-            "this process has no memory of Tenure's on device {device}: call tenure.torch.install() before the first \
-             CUDA allocation"
-        ))
-    })
+    memory::installed(device.into()).ok_or_else(|| not_open(device.into()))
 }
 
 fn exception(error: ShareError) -> PyErr {

@@ -33,6 +33,8 @@ mod error;
 mod layout;
 #[forbid(unsafe_code)]
 mod purpose;
+#[forbid(unsafe_code)]
+mod span;
 mod storage;
 #[forbid(unsafe_code)]
 mod stream;
@@ -48,6 +50,7 @@ pub use dtype::{DType, Operand, result_type};
 pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
 pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
 pub use purpose::Purpose;
+pub use span::Span;
 pub use storage::{Generation, Storage, StorageGuard};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};

@@ -1,10 +1,10 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::{KeyId, Tag};
+use crate::{KeyId, Span, Tag};
 
 thread_local! {
-    static CURRENT: Cell<(Tag, KeyId)> = const { Cell::new((Tag::Unknown, KeyId::NONE)) };
+    static CURRENT: Cell<(Tag, KeyId, Span)> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
 }
 
 /// Says what the calling thread's storages are for: those allocated while it lives have this tag and key. It goes back
@@ -21,7 +21,7 @@ thread_local! {
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct Purpose {
-    previous: (Tag, KeyId),
+    previous: (Tag, KeyId, Span),
     /// It belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -29,20 +29,21 @@ pub struct Purpose {
 impl Purpose {
     /// Allocations of this thread are for `tag`, and are `key`, from now on.
     pub fn enter(tag: Tag, key: KeyId) -> Self {
-        Self { previous: Self::replace(tag, key), thread: PhantomData }
+        Self { previous: Self::replace(tag, key, Span::ENDLESS), thread: PhantomData }
     }
 
-    /// The same for as long as nobody says otherwise: for callers whose scopes are not those of the language, such as
-    /// hooks around another program's calls. Returns what was before, to be set again.
+    /// The same until somebody says otherwise, or `span` ends: for callers whose scopes are not those of the language,
+    /// such as hooks around another program's calls. Returns what was before, to be set again.
     #[inline]
-    pub fn replace(tag: Tag, key: KeyId) -> (Tag, KeyId) {
-        CURRENT.replace((tag, key))
+    pub fn replace(tag: Tag, key: KeyId, span: Span) -> (Tag, KeyId, Span) {
+        CURRENT.replace((tag, key, span))
     }
 
     /// What this thread allocates for now.
     #[inline]
     pub fn current() -> (Tag, KeyId) {
-        CURRENT.get()
+        let (tag, key, span) = CURRENT.get();
+        if span.is_over() { (Tag::Unknown, KeyId::NONE) } else { (tag, key) }
     }
 }
 
@@ -54,6 +55,8 @@ impl Drop for Purpose {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
+
     use super::*;
 
     #[test]
@@ -73,5 +76,23 @@ mod tests {
         let _here = Purpose::enter(Tag::Input, KeyId::NONE);
         let there = std::thread::spawn(Purpose::current).join().unwrap();
         assert_eq!(there.0, Tag::Unknown);
+    }
+
+    #[test]
+    fn a_purpose_ends_with_its_span_on_every_thread() {
+        let span = Span::begin();
+        let (said, ended) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                Purpose::replace(Tag::Gradient, KeyId::NONE, span);
+                assert_eq!(Purpose::current().0, Tag::Gradient);
+                said.wait();
+                ended.wait();
+                assert_eq!(Purpose::current().0, Tag::Unknown);
+            });
+            said.wait();
+            span.end();
+            ended.wait();
+        });
     }
 }

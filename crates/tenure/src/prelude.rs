@@ -5,7 +5,7 @@ pub use tenure_alloc::{
     Statistics,
 };
 pub use tenure_core::{
-    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Purpose,
+    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Purpose, Span,
     Storage, StreamId, Tag, result_type,
 };
 pub use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};

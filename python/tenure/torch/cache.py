@@ -244,11 +244,11 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
         fill new tensors, which are to be read. With ``"read"``, nothing is published yet, or somebody writes. To be
         written: somebody reads or writes.
     """
-    import torch
-
     if access not in (None, "read", "write"):
         raise Error(f"access = {access!r}: expected 'read' or 'write'")
     device = _cache()
+    import torch
+
     purpose = access or ("transfer" if _native.owns_shared_cache(device) else "place")
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
     if fills and purpose in ("read", "place"):
@@ -264,6 +264,10 @@ def insert_shared_cache_for_computation() -> None:
 
     It is the stream's alone from the first of them, which waits for others to end, to the last. That one's deletion
     waits for the device: a program that keeps one alive between its steps saves the time.
+
+    What cuBLAS keeps for the stream, for as long as the process lives, is made before, in other memory. It keeps more
+    for each other thread that computes on the stream, as a backward pass does: then the range stays this process's
+    until `clear_shared_cache`.
 
     Raises
     ------
@@ -322,9 +326,9 @@ def clear_shared_cache() -> None:
     tenure.Error
         Tensors live in one of them: delete them first. That one stays inserted.
     """
+    cache = _cache()
     import torch
 
-    cache = _cache()
     # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
     torch._C._cuda_clearCublasWorkspaces()
     _native.clear_shared_cache(cache)
@@ -338,7 +342,8 @@ def own_bytes() -> int:
 def share_module(module: torch.nn.Module) -> torch.nn.Module:
     """Moves a module's parameters and buffers into the cache, and publishes them.
 
-    They can only be read after that, here too: the module is for inference.
+    They can only be read after that, here too: the module is for inference. They are allocated on a stream of their
+    own, so that what other threads allocate meanwhile is not taken for the module's.
 
     Parameters
     ----------
@@ -485,8 +490,12 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
     try:
         for tensor in _tensors(slots):
             placed[id(tensor)] = _placed(device, tensor, fill=fill)
+        for _, part, attribute, tensor in slots:
+            # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
+            setattr(part, attribute, placed[id(tensor)])
         finish()
     except BaseException as error:
+        _put_back(slots)
         # The range is taken out only if nothing lives in it, be it held by the frames of the error.
         placed.clear()
         traceback.clear_frames(error.__traceback__)
@@ -495,9 +504,14 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
         except Error as stays:
             error.add_note(f"the range for parameters stays inserted: {stays}")
         raise
+
+
+def _put_back(slots: list[_Slot]) -> None:
     for _, part, attribute, tensor in slots:
-        # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
-        setattr(part, attribute, placed[id(tensor)])
+        # One that does not let its tensors be set may have been what failed.
+        with suppress(Exception):
+            setattr(part, attribute, tensor)
+        (part._parameters if attribute in part._parameters else part._buffers)[attribute] = tensor
 
 
 def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:
@@ -542,12 +556,12 @@ def _cache() -> int:
 
 def _device() -> int:
     """The current device, with Tenure's memory on it."""
-    import torch
-
     if installed() is None:
         raise Error(
             "Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU"
         )
+    import torch
+
     device = torch.cuda.current_device()
     if device not in _native.installed():
         # Opened with its first block.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tenure import _native
 
-__all__ = ["TagName", "address_of", "new_token", "number_of_key", "number_of_tag", "retag", "tagged"]
+__all__ = ["Span", "TagName", "address_of", "new_token", "number_of_key", "number_of_tag", "retag", "tagged"]
 
 TagName = Literal["weight", "activation", "gradient", "optimizer_state", "input", "workspace"]
 
@@ -52,6 +52,22 @@ class tagged:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         _native.leave_purpose(self._purpose[0])
+
+
+class Span:
+    """A stretch of the program: what was said for its number ends with it, on all threads.
+
+    It ends by `end`, or when nobody has it any longer.
+    """
+
+    def __init__(self) -> None:
+        self.number = _native.begin_span()
+
+    def end(self) -> None:
+        _native.end_span(self.number)
+
+    def __del__(self) -> None:
+        self.end()
 
 
 def number_of_tag(name: TagName) -> int:

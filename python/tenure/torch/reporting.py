@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from os import PathLike
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any, Literal, overload
 import torch
 
 from tenure import _native
+from tenure._files import write_whole
+from tenure.torch.holdings import tag_holdings
 
 __all__ = ["report"]
 
@@ -55,6 +56,7 @@ def report(
         raise ValueError(f"format={format!r}: expected 'html' or 'json'")
     if device is None:
         device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    tag_holdings()
     content = _native.memory_report(device, _title(device), format == "json")
     if path is None:
         if format == "json":
@@ -62,18 +64,8 @@ def report(
             return figures
         path = f"memory-report-{device}.html"
     file = Path(path)
-    _write(file, content)
+    write_whole(file, content)
     return file
-
-
-def _write(file: Path, content: str) -> None:
-    """Writes a file that is there when it is whole: whoever looks sees the old one or the new."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _title(device: int) -> str:

@@ -17,7 +17,7 @@ What hooks cannot see:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -28,24 +28,18 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tenure import _native
-from tenure.torch.purpose import address_of, new_token, number_of_key, number_of_tag, retag
+from tenure.torch.backward import tell_in_backward
+from tenure.torch.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
+from tenure.torch.optimizers import Steps
+from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.state import status
 
 __all__ = ["Tagging", "tag"]
 
 _LOG = logging.getLogger("tenure")
 
-_WEIGHT = number_of_tag("weight")
 _ACTIVATION = number_of_tag("activation")
 _GRADIENT = number_of_tag("gradient")
-_OPTIMIZER_STATE = number_of_tag("optimizer_state")
-_WORKSPACE = number_of_tag("workspace")
-
-#: Marks a node of the graph that tells in backward whose it is.
-_TOLD = "tenure.told"
-
-#: Names that wrappers put into the paths of the modules that they wrap.
-_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
 class _Removable(Protocol):
@@ -57,11 +51,39 @@ class Tagging:
 
     def __init__(self) -> None:
         self._hooks: list[_Removable] = []
+        self._span = Span()
 
     def remove(self) -> None:
-        """Ends the tagging. What is tagged stays so."""
+        """Ends the tagging, also in calls that run. What is tagged stays so."""
         while self._hooks:
             self._hooks.pop().remove()
+        self._span.end()
+
+    def _add_module(self, module: nn.Module, name: str) -> None:
+        parameters = Parameters(module, name)
+        for prefix, child in module.named_modules():
+            if not isinstance(child, torch.jit.ScriptModule):
+                token, path = new_token(), path_of(name, prefix)
+                before = _Before(token, path, self._span)
+                if child is module:
+                    before = _BeforeProgram(token, path, self._span, parameters)
+                self._hooks += [
+                    child.register_forward_pre_hook(before),
+                    child.register_forward_hook(_After(token, path), always_call=True),
+                ]
+        for path, role, parameter in named_parameters(module, name):
+            if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
+                accumulated = _Accumulated(number_of_key(path, "backward", role))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(accumulated))
+        parameters.tag()
+
+    def _add_optimizer(self, optimizer: Optimizer, module: nn.Module, name: str) -> None:
+        states = OptimizerStates(optimizer, module, name)
+        states.tag()
+        self._hooks += [
+            Steps(optimizer, states, self._span),
+            optimizer.register_load_state_dict_post_hook(lambda _: states.tag()),
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -75,15 +97,16 @@ class Tagging:
 def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = "") -> Tagging:
     """Tags what a model allocates: parameters, activations, gradients, optimizer state.
 
-    Parameters and buffers are tagged at once, and again when a call finds that they have moved. A key is the path of a
-    module and the name of what it holds; `tenure.torch.report` adds memory up along these paths.
+    Parameters and buffers are tagged at once, and again when a call of the model finds that one has moved; optimizer
+    state when a step has made it. `tenure.torch.report` looks at all of them once more. A key is the path of a module
+    and the name of what it holds; the report adds memory up along these paths.
 
     Parameters
     ----------
     module
         The model. May be compiled, wrapped, or checkpointed.
     optimizer
-        Its optimizer.
+        Its optimizer; of several, call this for each.
     name
         What paths begin with, to tell several models apart.
 
@@ -92,8 +115,15 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
     Tagging
         Ends the tagging by ``remove()``, or as a context manager.
 
+    Raises
+    ------
+    TypeError
+        ``optimizer`` is none of PyTorch's.
+
     Notes
     -----
+    Copies of the model, also in files, are not tagged.
+
     If Tenure is not installed under PyTorch, nothing is done, and one line in the log says so.
 
     Examples
@@ -102,96 +132,80 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
     ...     train(model, optimizer)
     ...     tenure.torch.report("memory.html")
     """
+    if not isinstance(optimizer, Optimizer | None):
+        kind = type(optimizer).__name__
+        raise TypeError(f"optimizer is a {kind}: expected one torch.optim.Optimizer; call tag() for each of several")
     tagging = Tagging()
     if status().mode == "not installed":
         _LOG.warning("tags have no effect: call tenure.torch.install() before the program first uses CUDA")
         return tagging
-    paths = {child: _path(name, path) for path, child in module.named_modules()}
-    for child, path in paths.items():
-        if not isinstance(child, torch.jit.ScriptModule):
-            calls = _ProgramCalls(path, name) if child is module else _Calls(path)
-            tagging._hooks += [
-                child.register_forward_pre_hook(calls.before),
-                child.register_forward_hook(calls.after, always_call=True),
-            ]
-    for path, parameter_name, parameter in _parameters(module, name):
-        if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
-            key = number_of_key(path, "backward", parameter_name)
-            tagging._hooks.append(parameter.register_post_accumulate_grad_hook(_Accumulated(key)))
-    _tag_parameters(module, name)
-    if optimizer is not None:
-        keys = {id(parameter): (path, role) for path, role, parameter in _parameters(module, name)}
-        steps = _Steps(optimizer, keys)
-        steps.tag_states(optimizer)
-        tagging._hooks += [
-            optimizer.register_step_pre_hook(steps.before),
-            optimizer.register_step_post_hook(steps.after),
-            optimizer.register_load_state_dict_post_hook(steps.tag_states),
-        ]
+    try:
+        tagging._add_module(module, name)
+        if optimizer is not None:
+            tagging._add_optimizer(optimizer, module, name)
+    except BaseException:
+        tagging.remove()
+        raise
     return tagging
 
 
-class _Calls:
-    """What happens around the calls of one module. It can be pickled with the module."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._token = new_token()
-        self._forward_key = number_of_key(path, "forward", "out")
-        self._backward_key = number_of_key(path, "backward", "out")
+class _Hook:
+    """A hook of a module. In copies of the module, and in files that it is saved to, there is one that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path,)
+        # Takes anything, returns None, and can be loaded where there is no Tenure.
+        return getattr, (nullcontext(), "__exit__")
 
-    def before(self, module: nn.Module, args: Any) -> None:
+
+class _Before(_Hook):
+    """Is called before each call of a module."""
+
+    def __init__(self, token: int, path: str, span: Span) -> None:
+        self._token = token
+        self._span = span
+        self._key = number_of_key(path, "forward", "out")
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
         if not is_compiling():
-            _native.enter_purpose(self._token, _ACTIVATION, self._forward_key)
-
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if is_compiling():
-            return
-        is_outermost = _native.leave_purpose(self._token) == 0
-        # Most modules return a tensor, and this is on the path of every call.
-        for tensor in (output,) if isinstance(output, Tensor) else _tensors(output):
-            # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
-            if tensor.is_cuda and (node := tensor.grad_fn) is not None:
-                # What a module returns may be what a module in it returned, whose it is then.
-                if _TOLD not in node.metadata:
-                    node.metadata[_TOLD] = True
-                    node.register_prehook(self.in_backward)
-                if is_outermost:
-                    node.register_prehook(_at_the_end_forget)
-
-    def in_backward(self, gradients: Any) -> None:
-        if not is_compiling():
-            _native.set_purpose(_GRADIENT, self._backward_key)
+            _native.enter_purpose(self._token, _ACTIVATION, self._key, self._span.number)
 
 
-class _ProgramCalls(_Calls):
-    """The same around the calls of the model itself, which also watch over its parameters."""
+class _BeforeProgram(_Before):
+    """Is called before each call of the model itself, and watches over its parameters."""
 
-    def __init__(self, path: str, name: str) -> None:
-        super().__init__(path)
-        self._name = name
-        self._tagged_at: int | None = None
+    def __init__(self, token: int, path: str, span: Span, parameters: Parameters) -> None:
+        super().__init__(token, path, span)
+        self._parameters = parameters
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._path, self._name)
-
-    def before(self, module: nn.Module, args: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             return
         # A call that was interrupted has left its purpose behind.
         _native.leave_purpose(self._token)
-        first = next(module.parameters(), None)
-        if first is not None and (address := address_of(first)) != self._tagged_at:
-            self._tagged_at = address
-            _tag_parameters(module, self._name)
-        super().before(module, args)
+        self._parameters.tag_if_moved()
+        super().__call__(module, args)
+
+
+class _After(_Hook):
+    """Is called after each call of a module, also if it failed."""
+
+    def __init__(self, token: int, path: str) -> None:
+        self._token = token
+        self._backward_key = number_of_key(path, "backward", "out")
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if is_compiling():
+            return
+        _native.leave_purpose(self._token)
+        # Most modules return a tensor, and this is on the path of every call.
+        for tensor in (output,) if isinstance(output, Tensor) else tensors_in(output):
+            # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
+            if tensor.is_cuda:
+                tell_in_backward(tensor, self._backward_key)
 
 
 class _Accumulated:
-    """Tags a parameter's gradient when it is there."""
+    """Is called when a parameter's gradient is there, and tags it."""
 
     def __init__(self, key: int) -> None:
         self._key = key
@@ -199,82 +213,3 @@ class _Accumulated:
     def __call__(self, parameter: Tensor) -> None:
         if not is_compiling() and parameter.grad is not None:
             retag(parameter.grad, _GRADIENT, self._key)
-
-
-class _Steps:
-    """What happens around the steps of an optimizer."""
-
-    def __init__(self, optimizer: Optimizer, keys: Mapping[int, tuple[str, str]]) -> None:
-        self._token = new_token()
-        self._op = type(optimizer).__name__
-        self._key = number_of_key("", self._op, "")
-        self._keys = keys
-        self._known = 0
-
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling():
-            return
-        # A step that failed has left its purpose behind.
-        _native.leave_purpose(self._token)
-        # The first step makes the state; what later ones allocate, they give back.
-        _native.enter_purpose(self._token, _WORKSPACE if self._known else _OPTIMIZER_STATE, self._key)
-
-    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if is_compiling():
-            return
-        _native.leave_purpose(self._token)
-        if len(optimizer.state) != self._known:
-            self.tag_states(optimizer)
-
-    def tag_states(self, optimizer: Optimizer) -> None:
-        self._known = len(optimizer.state)
-        for parameter, state in optimizer.state.items():
-            path, parameter_name = self._keys.get(id(parameter), ("", ""))
-            for name, value in state.items():
-                for tensor in _tensors(value):
-                    role = f"{parameter_name}.{name}" if parameter_name else name
-                    retag(tensor, _OPTIMIZER_STATE, number_of_key(path, self._op, role))
-
-
-def _tag_parameters(module: nn.Module, name: str) -> None:
-    for path, role, parameter in _parameters(module, name):
-        retag(parameter, _WEIGHT, number_of_key(path, "parameter", role))
-        if parameter.grad is not None:
-            retag(parameter.grad, _GRADIENT, number_of_key(path, "backward", role))
-    for prefix, child in module.named_modules():
-        for role, buffer in child.named_buffers(recurse=False):
-            retag(buffer, _WEIGHT, number_of_key(_path(name, prefix), "buffer", role))
-
-
-def _parameters(module: nn.Module, name: str) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """The path of the module, the name in it, and the parameter: each parameter once."""
-    for full_name, parameter in module.named_parameters():
-        path, _, role = full_name.rpartition(".")
-        yield _path(name, path), role, parameter
-
-
-def _path(name: str, path: str) -> str:
-    """The path of a module, without the names of wrappers."""
-    return ".".join(part for part in (name, *path.split(".")) if part and part not in _WRAPPERS)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in an output or a state, however they are nested."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _at_the_end_forget(gradients: Any) -> None:
-    """Lets the thread that completes the backward pass end without a purpose, as it began."""
-    if not is_compiling():
-        torch.autograd.Variable._execution_engine.queue_callback(_forget)
-
-
-def _forget() -> None:
-    _native.set_purpose(0, 0)

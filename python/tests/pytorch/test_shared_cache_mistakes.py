@@ -150,6 +150,17 @@ def test_a_module_whose_tensors_lie_elsewhere_is_left_as_it_was() -> None:
     refused(model(), tt.attach_module, RuntimeError, "allocate the same tensors, in the same order")
 
 
+def test_a_module_that_is_not_all_that_was_published_is_refused() -> None:
+    about = publish(nn.Linear(40, 40))
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("write")
+    published = [torch.empty(size, device="cuda") for size in (1600, 40, 7)]
+    tt.publish_shared_parameters(about)
+    del published
+    tt.clear_shared_cache()
+    refused(nn.Linear(40, 40), tt.attach_module, tenure.Error, "1 of the published parameters were not allocated")
+
+
 def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> None:
     about = publish(model())
     tt.clear_shared_cache()
@@ -179,6 +190,41 @@ def test_a_publication_that_fails_leaves_the_module_as_it_was(
         patched.setattr(_native, "publish_shared_parameters", fails)
         refused(model(), tt.share_module, error, "not now")
     tt.share_module(model())
+
+
+class Choosy(nn.Module):
+    """Two tensors. When they are set again, this is what comes of it, in order: it is refused, or allowed (None)."""
+
+    def __init__(self, comes: list[BaseException | None]) -> None:
+        super().__init__()
+        self.one, self.two = nn.Buffer(torch.ones(3)), nn.Buffer(torch.ones(4))
+        self.comes = comes
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("one", "two") and self.__dict__.get("comes") and (refused := self.comes.pop(0)):
+            raise refused
+        super().__setattr__(name, value)
+
+
+NO = ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "comes",
+    [[NO], [None, NO], [None, NO, NO, NO], [None, KeyboardInterrupt("no")]],
+    ids=["first", "next", "ever", "^C"],
+)
+def test_a_module_is_put_in_place_whole_or_not_at_all(comes: list[BaseException | None]) -> None:
+    made = nn.Sequential(nn.LSTM(4, 4), Choosy([*comes]))
+    before, error = contents(made), type(comes[-1])
+    with pytest.raises(error, match="no"):
+        tt.share_module(made)
+    assert contents(made) == before
+    assert contents(made[0]) == [id(weight) for weight in made[0]._flat_weights]
+    refused(made, tt.attach_module, tenure.Error, "no parameters are published")
+    publish(nn.Sequential(nn.LSTM(4, 4), Choosy([])))
+    tt.clear_shared_cache()
+    refused(nn.Sequential(nn.LSTM(4, 4), Choosy([*comes])), tt.attach_module, error, "no")
 
 
 def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,14 @@
 # mypy: disallow-subclassing-any=False
-"""What the hooks of `tenure.torch.tag` say that memory is for.
-
-The tests with a device need one under PyTorch, real or simulated (tests/cudart). They look at memory and not at values,
-and use nothing of CUDA's libraries, since the simulated device runs no kernel and has no library.
-"""
+"""What the hooks of `tenure.torch.tag` say that memory is for."""
 
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,106 +16,33 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tagging import (  # noqa: E402
+    ACTIVATION,
+    BATCH,
+    NOTHING,
+    ROW,
+    WIDTH,
+    Failing,
+    Probe,
+    Scale,
+    figures,
+    held,
+    needs_device,
+    purpose,
+)
 from torch import Tensor, nn  # noqa: E402
-from torch.autograd import Function  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
-from tenure import _native  # noqa: E402
-
-WIDTH = 1024
-BATCH = 64
-ROW = WIDTH * 4
-ACTIVATION = BATCH * ROW
-
-TAGS = _native.tags()
-
-needs_device = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="needs a GPU under PyTorch, or the simulated CUDA of tests/cudart"
-)
 
 
-class Scale(nn.Module):
-    """Elementwise: an activation for each call, and two parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.bias = nn.Parameter(torch.ones(WIDTH))
-        self.register_buffer("mean", torch.zeros(WIDTH))
+class Interrupted(nn.Module):
+    """Is interrupted when its input has two elements."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight + self.bias
-
-
-class Probe(nn.Module):
-    """Notes what is allocated for when it is called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, str]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(purpose())
+        if x.numel() == 2:
+            raise KeyboardInterrupt
         return x
-
-
-class Failing(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("on purpose")
-
-
-def purpose() -> tuple[str, str]:
-    """The tag and the module that this thread allocates for."""
-    tag, key = _native.current_purpose()
-    return TAGS[tag], _native.module_of_key(key)
-
-
-NOTHING = ("unknown", "")
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    assert purpose() == NOTHING
-    yield
-    assert purpose() == NOTHING
-
-
-@pytest.fixture
-def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets hooks be made where there is no device to install anything on."""
-    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("built shim", "test"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed() -> None:
-    """Before any test makes PyTorch start CUDA."""
-    if torch.cuda.is_available():
-        tenure.torch.install()
-
-
-@pytest.fixture
-def device() -> str:
-    return "cuda"
-
-
-def figures(tag: str) -> int:
-    """Bytes asked for under a tag."""
-    count = tenure.memory.stats(0)[f"requested_bytes.{tag}.current"]
-    assert count is not None
-    return count
-
-
-def held(tag: str) -> dict[str, int]:
-    """Bytes by module of a tag, modules that hold none left out."""
-
-    def walk(module: dict[str, Any], path: str) -> Iterator[tuple[str, int]]:
-        yield path, module["tags"].get(tag, 0)
-        for child in module["children"]:
-            yield from walk(child, f"{path}.{child['name']}".lstrip("."))
-
-    modules = tenure.torch.report(format="json")["modules"]
-    return {path: count for path, count in walk(modules, "") if count}
 
 
 # Without a device: the hooks alone.
@@ -152,12 +77,6 @@ def test_a_forward_call_that_fails_leaves_nothing_behind() -> None:
 
 @pytest.mark.usefixtures("untouched")
 def test_the_call_after_an_interrupted_one_begins_anew() -> None:
-    class Interrupted(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            if x.numel() == 2:
-                raise KeyboardInterrupt
-            return x
-
     model = nn.Sequential(Interrupted())
     with tenure.torch.tag(model):
         with pytest.raises(KeyboardInterrupt):
@@ -200,16 +119,100 @@ def test_a_tagging_ends() -> None:
     model(torch.ones(2))
     assert probe.seen == [NOTHING]
     assert not probe._forward_hooks and not probe._forward_pre_hooks
-    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert "step" not in vars(optimizer)
 
 
 @pytest.mark.usefixtures("untouched")
-def test_a_tagged_model_can_be_copied_and_pickled() -> None:
+def test_a_tagging_ends_also_what_was_interrupted() -> None:
+    model = nn.Sequential(nn.Sequential(Interrupted()))
+    with tenure.torch.tagged("input", "batch"):
+        with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+            model(torch.ones(2))
+        assert purpose() == NOTHING
+        with tenure.torch.tagged("workspace"):
+            pass
+        assert purpose() == ("input", "")
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_that_ends_in_a_call_ends_there() -> None:
+    class Ending(Probe):
+        def forward(self, x: Tensor) -> Tensor:
+            tagging.remove()
+            return super().forward(x)
+
+    model = nn.Sequential(Ending(), Probe())
+    tagging = tenure.torch.tag(model)
+    model(torch.ones(2))
+    assert model[0].seen == model[1].seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagging_ends_on_every_thread() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    seen: list[tuple[str, str]] = []
+
+    class Waiting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            assert go_on.wait(10)
+            return x
+
+    def call() -> None:
+        model(torch.ones(2))
+        seen.append(purpose())
+
+    model = nn.Sequential(Waiting())
+    tagging = tenure.torch.tag(model)
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert inside.wait(10)
+    tagging.remove()
+    go_on.set()
+    thread.join()
+    assert seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_many_taggings_that_are_dropped_take_nothing_from_others() -> None:
+    for _ in range(1000):
+        tenure.torch.tag(nn.Identity())
+    model = nn.Sequential(Interrupted())
+    with pytest.raises(KeyboardInterrupt), tenure.torch.tag(model):
+        model(torch.ones(2))
+    assert purpose() == NOTHING
+
+
+@pytest.mark.usefixtures("untouched")
+def test_copies_of_a_tagged_model_are_not_tagged() -> None:
     model = nn.Sequential(Probe())
     with tenure.torch.tag(model):
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            other(torch.ones(2))
-            assert other[0].seen == [("activation", "0")]
+            assert torch.equal(other(torch.ones(2)), torch.ones(2))
+            assert other[0].seen == [NOTHING]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_copies_of_a_tagged_model_can_be_compiled() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(Scale())
+    with tenure.torch.tag(model):
+        compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
+        assert torch.equal(compiled(torch.ones(2, WIDTH)), torch.full((2, WIDTH), 2.0))
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_tagged_model_can_be_loaded_without_tenure(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Identity())
+    with tenure.torch.tag(model):
+        torch.save(model, tmp_path / "model.pt")
+    program = """
+import sys
+sys.modules["tenure"] = None
+import torch
+assert torch.load("model.pt", weights_only=False)(torch.ones(1)) == 1
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=os.environ | {"TENURE_TORCH": "0"})
 
 
 @pytest.mark.usefixtures("untouched")
@@ -292,36 +295,6 @@ def test_everything_that_a_step_allocates_is_tagged(device: str) -> None:
 
 
 @needs_device
-def test_backward_works_for_modules_in_turn(device: str) -> None:
-    seen = []
-
-    class Noting(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            seen.append((*purpose(), threading.get_ident()))
-            return gradient.clone()
-
-    class Layer(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return Noting.apply(Noting.apply(x))
-
-    model = nn.Sequential(Layer(), nn.Sequential(nn.ReLU(inplace=True), Layer())).to(device)
-    x = torch.ones(BATCH, WIDTH, device=device, requires_grad=True)
-    with tenure.torch.tag(model):
-        for _ in range(2):
-            seen.clear()
-            Noting.apply(model(x)).sum().backward()
-            modules = [(tag, module) for tag, module, _ in seen]
-            # The thread of the device has no purpose until backward is in the model, nor after it.
-            assert modules == [NOTHING, *[("gradient", "1.1")] * 2, *[("gradient", "0")] * 2]
-            assert all(thread != threading.get_ident() for *_, thread in seen)
-
-
-@needs_device
 def test_parameters_that_move_are_tagged_again(device: str) -> None:
     model = nn.Sequential(Scale())
     with tenure.torch.tag(model):
@@ -332,15 +305,57 @@ def test_parameters_that_move_are_tagged_again(device: str) -> None:
 
 
 @needs_device
-def test_a_loaded_optimizer_is_tagged(device: str) -> None:
+@pytest.mark.parametrize("name", ["weight", "bias", "mean"])
+def test_whatever_moves_is_tagged_again(device: str, name: str) -> None:
+    model = nn.Sequential(Scale(), Scale()).to(device)
+    with tenure.torch.tag(model):
+        model(torch.ones(BATCH, WIDTH, device=device))
+        tensor = getattr(model[1], name)
+        tensor.data = tensor.data.clone()
+        assert figures("weight") == 5 * ROW
+        model(torch.ones(BATCH, WIDTH, device=device))
+        assert held("weight") == {"": 6 * ROW, "0": 3 * ROW, "1": 3 * ROW}
+
+
+@needs_device
+def test_parameters_are_tagged_again_only_when_they_move(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(Scale(), nn.Sequential(nn.LazyLinear(4))).to(device)
+    with tenure.torch.tag(model[0]), tenure.torch.tag(model):
+        model[0](torch.ones(BATCH, WIDTH, device=device))
+        monkeypatch.setattr("tenure.torch.holdings.Parameters.tag", lambda parameters: pytest.fail("tagged again"))
+        model[0](torch.ones(BATCH, WIDTH, device=device))
+
+
+@needs_device
+def test_gradients_that_are_there_are_tagged(device: str) -> None:
     model = nn.Sequential(Scale()).to(device)
-    optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(BATCH, WIDTH, device=device)).sum().backward()
-    optimizer.step()
+    with tenure.torch.tag(model):
+        assert held("gradient") == {"": 2 * ROW, "0": 2 * ROW}
+
+
+@needs_device
+def test_a_report_finds_what_no_hook_saw(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
     with tenure.torch.tag(model, optimizer):
-        assert held("optimizer_state")["0"] == 4 * ROW
-        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        assert held("optimizer_state")["0"] == 4 * ROW
+        model[0].weight.data = model[0].weight.data.clone()
+        model[0].weight.grad = torch.ones(WIDTH, device=device)
+        optimizer.state[model[0].bias]["buffer"] = torch.ones(WIDTH, device=device)
+        before = [figures(tag) for tag in ("weight", "gradient", "optimizer_state")]
+        tenure.torch.report(format="json")
+        after = [figures(tag) for tag in ("weight", "gradient", "optimizer_state")]
+        assert (before, after) == ([2 * ROW, 0, 0], [3 * ROW, ROW, ROW])
+
+
+@needs_device
+def test_a_tagging_keeps_no_memory(device: str) -> None:
+    model = nn.Sequential(Scale()).to(device)
+    tagging = tenure.torch.tag(model, torch.optim.Adam(model.parameters()))
+    model(torch.ones(BATCH, WIDTH, device=device)).sum().backward()
+    del model
+    assert figures("weight") == figures("gradient") == 0
+    tagging.remove()
 
 
 @needs_device

@@ -1,0 +1,141 @@
+"""What a model and its optimizer hold for longer than a call: tagged where it lies, and again when it has moved."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
+
+__all__ = ["OptimizerStates", "Parameters", "named_parameters", "path_of", "tag_holdings", "tensors_in"]
+
+_WEIGHT = number_of_tag("weight")
+_GRADIENT = number_of_tag("gradient")
+_OPTIMIZER_STATE = number_of_tag("optimizer_state")
+
+#: Names that wrappers put into the paths of the modules that they wrap.
+_WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+class _Holdings(Protocol):
+    def tag(self) -> None: ...
+
+
+#: Those of all models that are tagged now.
+_holdings: weakref.WeakSet[_Holdings] = weakref.WeakSet()
+
+
+def tag_holdings() -> None:
+    """Tags all that tagged models and optimizers hold, also what no hook has seen."""
+    for holdings in list(_holdings):
+        holdings.tag()
+
+
+class Parameters:
+    """The parameters of a model with their gradients, and its buffers."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module = weakref.ref(module)
+        self._name = name
+        self._places: list[dict[str, Any]] = [
+            place for child in module.modules() for place in (child._parameters, child._buffers)
+        ]
+        self._addresses: list[int] = []
+        _holdings.add(self)
+
+    def tag(self) -> None:
+        """Tags them all."""
+        module = self._module()
+        if module is None:
+            return
+        for path, role, parameter in named_parameters(module, self._name):
+            retag(parameter, _WEIGHT, number_of_key(path, "parameter", role))
+            if parameter.grad is not None:
+                retag(parameter.grad, _GRADIENT, number_of_key(path, "backward", role))
+        for prefix, child in module.named_modules():
+            for role, buffer in child.named_buffers(recurse=False):
+                retag(buffer, _WEIGHT, number_of_key(path_of(self._name, prefix), "buffer", role))
+
+    def tag_if_moved(self) -> None:
+        """Tags them if one of them does not lie where it lay."""
+        tensors = [tensor for place in self._places for tensor in place.values() if tensor is not None]
+        try:
+            addresses = [tensor.data_ptr() for tensor in tensors]
+        except (RuntimeError, ValueError):
+            addresses = [address_of(tensor) for tensor in tensors]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self.tag()
+
+
+class OptimizerStates:
+    """The states of an optimizer."""
+
+    def __init__(self, optimizer: Optimizer, module: nn.Module, name: str) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._op = type(optimizer).__name__
+        self._keys = {id(parameter): (path, role) for path, role, parameter in named_parameters(module, name)}
+        self._known: dict[int, weakref.ref[Tensor]] = {}
+        _holdings.add(self)
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._known)
+
+    def tag(self) -> None:
+        """Tags them all."""
+        self._known = self._tag_but({})
+
+    def tag_new(self) -> None:
+        """Tags those that were not there before."""
+        self._known = self._tag_but(self._known)
+
+    def _tag_but(self, known: dict[int, weakref.ref[Tensor]]) -> dict[int, weakref.ref[Tensor]]:
+        optimizer = self._optimizer()
+        found = {}
+        # Copies, since a report may be asked for by another thread than the one that trains.
+        for parameter, state in list(optimizer.state.items()) if optimizer is not None else ():
+            for name, value in list(state.items()):
+                for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
+                    seen = known.get(id(tensor))
+                    if seen is None or seen() is not tensor:
+                        seen = weakref.ref(tensor)
+                        retag(tensor, _OPTIMIZER_STATE, self._key(parameter, name))
+                    found[id(tensor)] = seen
+        return found
+
+    def _key(self, parameter: Tensor, name: str) -> int:
+        path, role = self._keys.get(id(parameter), ("", ""))
+        return number_of_key(path, self._op, f"{role}.{name}" if role else name)
+
+
+def named_parameters(module: nn.Module, name: str) -> Iterator[tuple[str, str, nn.Parameter]]:
+    """The path of the module, the name in it, and the parameter: each parameter once."""
+    for full_name, parameter in module.named_parameters():
+        path, _, role = full_name.rpartition(".")
+        yield path_of(name, path), role, parameter
+
+
+def path_of(name: str, path: str) -> str:
+    """The path of a module of the model `name`, without the names of wrappers."""
+    return ".".join(part for part in (name, *path.split(".")) if part and part not in _WRAPPERS)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in an output or a state, however they are nested."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
