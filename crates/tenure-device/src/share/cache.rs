@@ -2,7 +2,7 @@
 //! allocator uses ranges of a cache that another process took, for a while.
 //!
 //! There, sizes and offsets stood in the code, a raw handle went over an open port, and every worker could write every
-//! range at any time. Here sizes are configured, and a range has one user at a time.
+//! range at any time. Here sizes are configured, and a range has one writer at a time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +12,9 @@ use tenure_alloc::adaptor::{Gate, Placed, Placement};
 use tenure_alloc::{Address, AllocError};
 use tenure_core::StreamId;
 
+use super::inserted::{Inserted, Right};
 use super::manifest::Manifest;
-use super::tenancy::{Awaited, Tenancy};
+use super::tenancy::Tenancy;
 use super::{Client, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
 use crate::Access;
 use crate::memory::DeviceMemory;
@@ -42,31 +43,6 @@ pub struct WorkerCache {
     config: SharedCacheConfig,
     patience: Duration,
     inserted: Mutex<Vec<Inserted>>,
-}
-
-/// A range that the allocator has.
-struct Inserted {
-    /// The mapping that it lies in. Each has one of its own, if several have the same range.
-    view: Arc<SharedPool>,
-    offset: u64,
-    bytes: u64,
-    range: RangeUse,
-    stream: StreamId,
-    right: Right,
-    /// What is said of the parameters in it, once they are published.
-    about: Option<Vec<u8>>,
-}
-
-/// By what right a range is used.
-enum Right {
-    /// A lease from when it is inserted.
-    Leased(PoolLease),
-    /// That too. What was written is told to readers when it is taken out.
-    Transferring(PoolLease),
-    /// A lease while blocks are in it.
-    WhileUsed(Arc<Tenancy>),
-    /// None: others may write the parameters that are read there.
-    Awaiting,
 }
 
 impl WorkerCache {
@@ -421,25 +397,6 @@ impl WorkerCache {
     fn check_outstanding(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
         let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.address())).sum();
         if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
-    }
-}
-
-impl Inserted {
-    fn address(&self) -> Address {
-        self.view.address() + self.offset
-    }
-
-    fn overlaps(&self, offset: u64, bytes: u64) -> bool {
-        self.offset < offset.saturating_add(bytes) && offset < self.offset + self.bytes
-    }
-
-    fn writes_parameters(&self) -> bool {
-        let (Right::Leased(lease) | Right::Transferring(lease)) = &self.right else { return false };
-        self.range == RangeUse::Parameters && lease.access() == Access::ReadWrite
-    }
-
-    fn awaited(&self) -> Awaited {
-        Awaited { view: Arc::clone(&self.view), bytes: self.bytes }
     }
 }
 

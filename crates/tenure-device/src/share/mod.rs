@@ -54,6 +54,7 @@ mod error;
 mod export;
 mod handle;
 mod import;
+mod inserted;
 mod lease;
 mod listener;
 mod liveness;
