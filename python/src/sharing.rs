@@ -23,12 +23,14 @@ use crate::memory::not_open;
 const RETRY: Duration = Duration::from_millis(20);
 
 static CACHES: [Mutex<Caches>; MAX_DEVICES] =
-    [const { Mutex::new(Caches { owned: None, joined: None, stream: None }) }; MAX_DEVICES];
+    [const { Mutex::new(Caches { owned: None, joined: None, is_own: false, stream: None }) }; MAX_DEVICES];
 
 /// What a process has of shared caches on a device.
 struct Caches {
     owned: Option<SharedCache>,
     joined: Option<WorkerCache>,
+    /// Whether that is the owned one.
+    is_own: bool,
     /// On which modules are placed, and nobody else allocates.
     stream: Option<StreamId>,
 }
@@ -41,11 +43,13 @@ impl Caches {
         client: Client,
         parameter_bytes: Option<u64>,
         computation_bytes: Option<u64>,
+        patience: Duration,
     ) -> PyResult<()> {
         if self.joined.as_ref().is_some_and(|joined| !joined.streams().is_empty()) {
             let text = "ranges of another shared cache are inserted in this process: call clear_shared_cache() first";
             return Err(complaint(text.to_owned()));
         }
+        let is_own = self.owned.as_ref().and_then(SharedCache::socket) == Some(client.path());
         let pool = &client.terms().pool;
         let size = |given: Option<u64>, part: usize| given.or_else(|| pool.get(part).copied()).unwrap_or(0);
         let config = SharedCacheConfig {
@@ -54,7 +58,8 @@ impl Caches {
             computation_bytes: size(computation_bytes, 1),
         };
         let cache = WorkerCache::recv_shared_cache(Arc::new(client), opened(device)?, config);
-        self.joined = Some(cache.map_err(exception)?);
+        self.joined = Some(cache.map_err(exception)?.with_patience(patience));
+        self.is_own = is_own;
         Ok(())
     }
 }
@@ -99,16 +104,17 @@ pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> 
     })
 }
 
-/// Whether this process owns a cache of a device.
+/// Whether the cache that this process works on is its own.
 #[pyfunction]
 pub(crate) fn owns_shared_cache(py: Python<'_>, device: u8) -> PyResult<bool> {
-    py.detach(|| Ok(caches(device)?.owned.is_some()))
+    py.detach(|| Ok(caches(device)?.is_own))
 }
 
 /// Maps this process's own cache in it, if it has one and has mapped none yet; serves it at a socket first, if it is not
-/// served yet.
+/// served yet. `wait_s` as of [`recv_shared_cache`].
 #[pyfunction]
-pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
+pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf, wait_s: f64) -> PyResult<()> {
+    let patience = seconds(wait_s)?;
     py.detach(|| {
         let caches = &mut *caches(device)?;
         let (Some(owned), None) = (&mut caches.owned, &caches.joined) else { return Ok(()) };
@@ -116,12 +122,12 @@ pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf)
         owned
             .send_shared_cache(DaemonConfig { socket: socket.clone(), ..DaemonConfig::default() })
             .map_err(exception)?;
-        caches.join(device, Client::connect(&socket).map_err(exception)?, None, None)
+        caches.join(device, Client::connect(&socket).map_err(exception)?, None, None, patience)
     })
 }
 
-/// Maps the cache that is served at a socket; waits so many seconds for it to be served. Sizes that are not given are
-/// those that it was made with.
+/// Maps the cache that is served at a socket; waits so many seconds for it to be served, and later for others who compute
+/// in it. Sizes that are not given are those that it was made with.
 #[pyfunction]
 pub(crate) fn recv_shared_cache(
     py: Python<'_>,
@@ -131,17 +137,22 @@ pub(crate) fn recv_shared_cache(
     parameter_bytes: Option<u64>,
     computation_bytes: Option<u64>,
 ) -> PyResult<()> {
-    let wait = Duration::try_from_secs_f64(wait_s)
-        .map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))?;
+    let wait = seconds(wait_s)?;
     let client = connect(py, &socket, wait)?;
-    py.detach(|| caches(device)?.join(device, client, parameter_bytes, computation_bytes))
+    py.detach(|| caches(device)?.join(device, client, parameter_bytes, computation_bytes, wait))
 }
 
 /// Lets a stream allocate parameters in the cache.
 #[pyfunction]
-pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, writes: bool) -> PyResult<()> {
-    let access = if writes { Access::ReadWrite } else { Access::Read };
-    with_cache(py, device, |cache| cache.insert_shared_cache_for_parameter(StreamId(stream), access).map(drop))
+pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, purpose: &str) -> PyResult<()> {
+    let stream = StreamId(stream);
+    with_cache(py, device, |cache| match purpose {
+        "read" => cache.insert_shared_cache_for_parameter(stream, Access::Read),
+        "write" => cache.insert_shared_cache_for_parameter(stream, Access::ReadWrite),
+        "transfer" => cache.transfer_parameters(stream),
+        _ => cache.place_parameters(stream),
+    })?;
+    Ok(())
 }
 
 /// Lets a stream read the parameters of which `about` was said. If others are published, nothing is inserted: returns
@@ -259,6 +270,10 @@ fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<Client> {
             connected => return connected.map_err(exception),
         }
     }
+}
+
+fn seconds(wait_s: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(wait_s).map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))
 }
 
 fn caches(device: u8) -> PyResult<MutexGuard<'static, Caches>> {

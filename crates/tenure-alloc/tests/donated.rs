@@ -4,14 +4,15 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use common::{FakeBacking, GIB, MIB};
 use proptest::prelude::*;
-use tenure_alloc::adaptor::{Donated, Placed, Placement};
+use tenure_alloc::adaptor::{Donated, Gate, Placed, Placement};
 use tenure_alloc::native::{self, NativeAllocator};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Resource};
+use tenure_alloc::{AllocError, Backing, BackingError, CachingAllocator, PoolId, PoolUse, Request, Resource};
 use tenure_core::{StreamId, Tag};
 
 const A: StreamId = StreamId(1);
@@ -432,4 +433,116 @@ fn parameters_come_before_computation_on_the_same_stream() {
     assert_eq!(f.alloc(2 * MIB, A), parameters);
     f.donated.donated().close(parameters).unwrap();
     assert_eq!(f.alloc(2 * MIB, A), computation);
+}
+
+/// Counts who is in, or lets nobody in.
+#[derive(Default)]
+struct Counting {
+    inside: AtomicI64,
+    is_closed: AtomicBool,
+    is_over: AtomicBool,
+    /// What is freed while somebody waits to get in.
+    frees: Mutex<Option<(Arc<Donated<NativeAllocator>>, u64)>>,
+}
+
+impl Gate for Counting {
+    fn enter(&self) -> Result<bool, BackingError> {
+        if let Some((donated, block)) = self.frees.lock().unwrap().take() {
+            donated.free(block).unwrap();
+        }
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(BackingError::Failed { call: "gate", reason: "closed".into() });
+        }
+        if self.is_over.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        self.inside.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    fn leave(&self) {
+        self.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A gate, and the range behind it.
+fn behind_gate(f: &Fixture, bytes: u64) -> (Arc<Counting>, u64) {
+    let (gate, address) = (Arc::new(Counting::default()), f.backing.malloc(bytes).unwrap());
+    f.donated.donated().insert_behind(Arc::clone(&gate) as _, address, bytes, A).unwrap();
+    (gate, address)
+}
+
+#[test]
+fn a_gate_is_entered_for_each_block_and_left_with_it() {
+    let f = Fixture::new();
+    let (gate, range) = behind_gate(&f, 8 * MIB);
+    let inside = || gate.inside.load(Ordering::Relaxed);
+    let blocks = [3 * MIB, 4 * MIB].map(|bytes| f.alloc(bytes, A));
+    assert_eq!((blocks[0], inside()), (range, 2));
+    // Neither a small block, nor one for which there is no room, is placed there.
+    let elsewhere = [MIB, 4 * MIB].map(|bytes| f.alloc(bytes, A));
+    assert_eq!(inside(), 2);
+    elsewhere.into_iter().for_each(|block| f.free(block));
+    f.donated.record_stream(blocks[0], B).unwrap();
+    f.backing.launch(B, blocks[0], MIB);
+    f.free(blocks[0]);
+    assert_eq!(inside(), 1, "whoever leaves waits for the other stream");
+    f.free(blocks[1]);
+    assert_eq!(inside(), 0);
+    assert!(f.donated.free(blocks[1]).is_err());
+    assert_eq!(inside(), 0);
+}
+
+#[test]
+fn nothing_is_placed_behind_a_gate_that_is_closed() {
+    let f = Fixture::new();
+    let (gate, range) = behind_gate(&f, 8 * MIB);
+    gate.is_closed.store(true, Ordering::Relaxed);
+    assert!(matches!(f.donated.allocate(Request::new(2 * MIB, A)), Err(AllocError::Backing(_))), "nor elsewhere");
+    gate.is_closed.store(false, Ordering::Relaxed);
+    assert_eq!(f.alloc(8 * MIB, A), range);
+}
+
+#[test]
+fn behind_a_gate_that_says_so_requests_are_served_from_elsewhere() {
+    let f = Fixture::new();
+    let (gate, range) = behind_gate(&f, 8 * MIB);
+    let block = f.alloc(2 * MIB, A);
+    gate.is_over.store(true, Ordering::Relaxed);
+    assert!(!(range..range + 8 * MIB).contains(&f.alloc(2 * MIB, A)));
+    f.free(block);
+    assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
+}
+
+/// It may wait for whoever frees.
+#[test]
+fn a_gate_is_entered_under_no_lock_and_the_place_found_again() {
+    let f = Fixture::new();
+    let other = f.insert(4 * MIB, A);
+    let block = f.alloc(4 * MIB, A);
+    let (gate, range) = behind_gate(&f, 8 * MIB);
+    let donated = Arc::new(f.donated);
+    *gate.frees.lock().unwrap() = Some((Arc::clone(&donated), block));
+    let placed = donated.allocate(Request::new(3 * MIB, A)).unwrap().address;
+    assert_eq!(placed, other, "the smaller piece, which was freed meanwhile");
+    assert_eq!(gate.inside.load(Ordering::Relaxed), 0);
+    assert_eq!(donated.allocate(Request::new(8 * MIB, A)).unwrap().address, range);
+}
+
+#[test]
+fn what_was_placed_in_order_is_remembered_until_it_is_overlapped() {
+    let f = Fixture::new();
+    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let donated = f.donated.donated();
+    let sizes = |placed: Vec<Placed>| placed.into_iter().map(|placed| placed.bytes).collect::<Vec<_>>();
+    let blocks = [1000, 2000, 3000].map(|bytes| f.alloc(bytes, A));
+    f.free(blocks[0]);
+    f.free(blocks[1]);
+    assert_eq!(sizes(donated.live(range).unwrap()), [3000]);
+    assert_eq!(sizes(donated.placed(range).unwrap()), [1000, 2000, 3000]);
+    assert_eq!(f.alloc(1500, A), range);
+    assert_eq!(sizes(donated.live(range).unwrap()), [3000, 1500]);
+    assert_eq!(sizes(donated.placed(range).unwrap()), [3000, 1500]);
+    let other = f.insert(8 * MIB, A);
+    assert_eq!(donated.live(other), Err(AllocError::UnknownAddress(other)));
 }

@@ -3,26 +3,55 @@
 One process takes a cache of device memory and sends it; others receive it. Each inserts ranges of it into the allocator
 under its PyTorch, for the current stream:
 
-- the range for *parameters* takes every tensor of the stream, one behind the other. One process writes it and publishes
-  what lies where. Any number of others read it, mapped for reading only: they allocate the same tensors in the same
-  order and find them filled, at no copy. Any other allocation there is an error, so that nobody computes with somebody
-  else's weights.
-- the range for *computation* takes the large tensors of the stream, of one process alone.
+- the range for *parameters* takes every tensor of the stream, one behind the other. One process writes them; any number
+  of others read them, mapped for reading only: they allocate the same tensors in the same order, at no copy.
+- the range for *computation* takes the large tensors of the stream. Any number of processes and streams have it
+  inserted; it is used by one at a time, from its first large tensor to its last. Who allocates meanwhile waits, and
+  gets an error that names the process after `SharedCacheSettings.wait` seconds.
 
-What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
-among them. New processes can receive the cache while its owner lives. With the owner in a process of its own (`tenure
-memory daemon`), parameters outlive the process that wrote them for new readers too.
+There are two orders of calls. In **Tenure's own** parameters are published once and then read:
 
 ========================================  ======================================================
 in the owner                              `allocate_shared_cache`, `send_shared_cache`
 in a worker                               `recv_shared_cache`
 in whoever writes parameters              `share_module`; or `insert_shared_cache_for_parameter`,
                                           allocate and fill, `publish_shared_parameters`
-in whoever reads them                     `attach_module`; or `insert_shared_cache_for_parameter`,
-                                          allocate
+in whoever reads them                     `attach_module`; or `insert_shared_cache_for_parameter`
+                                          ``("read")``, allocate
 in both, then                             `insert_shared_cache_for_computation`
 at the end                                `clear_shared_cache`
 ========================================  ======================================================
+
+Only what was published can be read, any other allocation there is an error, and nobody writes while anybody reads:
+nobody computes with somebody else's weights.
+
+In **PipeSwitch's** they come and go, request by request; it runs with its calls as they are:
+
+========================================  ======================================================
+in the owner, who schedules               `allocate_shared_cache`; for each worker `send_shared_cache`
+in a worker                               `recv_shared_cache`; then for each model, on two streams of
+                                          its own: `insert_shared_cache_for_parameter` on the one,
+                                          `insert_shared_cache_for_computation` on the other, and
+                                          its parameters allocated on the first
+in the owner, for each request            `insert_shared_cache_for_parameter`, the model's parameters
+                                          ``.cuda()`` in the same order, `clear_shared_cache`
+in the worker that it is for, told by     computes on the model's second stream; deletes what it
+the owner through a pipe of the program   computed
+========================================  ======================================================
+
+Workers have allocated before anything is written, and may compute with the first layers while the last are on their
+way. So there it is for the program to say who computes when with what, and Tenure can not see it if a worker computes
+too early or too long. What it sees to: a worker writes no parameters by mistake. Two never compute in the same memory.
+And a computation, with its first large tensor, waits until its parameters are transferred or being so, and fails if
+what was transferred last is not laid out as the parameters for which its process inserted the range last before that
+for the computation; one that began during a transfer is checked with its first large tensor after it. Two models of the
+same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the owner transfers many
+parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at all.
+
+What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
+among them. New processes can receive the cache while its owner lives. Who computes when the owner has died does so in
+memory of its own. With the owner in a process of its own (`tenure memory daemon`), published parameters outlive the
+process that wrote them for new readers too.
 """
 
 from __future__ import annotations
@@ -64,7 +93,8 @@ class SharedCacheSettings:
         Where the cache is sent and received; by default where `tenure memory daemon` serves the device. A relative path
         is one from the folder that the process is in when it is given.
     wait
-        Seconds to wait for a cache to be sent.
+        Seconds to wait for a cache to be sent; and with a tensor, for others to end their computation, or for
+        parameters to be transferred. A cache keeps what was set when it was received.
     """
 
     pool_bytes: int = 12 << 30
@@ -192,47 +222,60 @@ def recv_shared_cache(
 def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = None) -> None:
     """Places every tensor that the current stream allocates from now on in the cache's range for parameters.
 
-    For writing, until `publish_shared_parameters` or `insert_shared_cache_for_computation`; ``module.cuda()`` writes.
-    For reading, until all that was published is allocated, in the order in which it was published. What is read can not
-    be written: ``module.cuda()`` would copy to it, and so lose the process its device. What allocates alone is
-    ``module.to_empty(device="cuda")``; `attach_module` also compares the modules, and knows tied parameters.
+    For writing, until `publish_shared_parameters`, `clear_shared_cache` or `insert_shared_cache_for_computation`;
+    ``module.cuda()`` writes. For reading, until all that was published is allocated, in the order in which it was
+    published. What is read can not be written: ``module.cuda()`` would copy to it, and so lose the process its device.
+    What allocates alone is ``module.to_empty(device="cuda")``; `attach_module` also compares the modules, and knows
+    tied parameters.
 
     Parameters
     ----------
     access
-        By default, the cache's owner writes and others read.
+        By default as in PipeSwitch. The cache's owner writes; if it publishes nothing, `clear_shared_cache` tells
+        readers what it wrote. Others read what is published; if nothing is, they place their tensors for what the owner
+        is to write later, on any number of streams, until `insert_shared_cache_for_computation` on the same stream if
+        that is called. ``"write"`` says nothing to readers before it is published, and ``"read"`` reads what is
+        published only.
 
     Raises
     ------
     tenure.Error
-        This process has inserted the range already. To be read: nothing is published yet, or somebody writes; or
-        PyTorch is set to fill new tensors. To be written: somebody reads or writes.
+        The stream has the range already; or this process has, unless it placed tensors for later. PyTorch is set to
+        fill new tensors, which are to be read. With ``"read"``, nothing is published yet, or somebody writes. To be
+        written: somebody reads or writes.
     """
     if access not in (None, "read", "write"):
         raise Error(f"access = {access!r}: expected 'read' or 'write'")
     device = _cache()
     import torch
 
-    writes = _native.owns_shared_cache(device) if access is None else access == "write"
+    purpose = access or ("transfer" if _native.owns_shared_cache(device) else "place")
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
-    if fills and not writes:
+    if fills and purpose in ("read", "place"):
         raise Error(
             "shared parameters can only be read, and under deterministic algorithms torch.empty() writes: use "
             "attach_module(), or set torch.utils.deterministic.fill_uninitialized_memory = False"
         )
-    _native.insert_shared_parameters(device, _stream(device), writes)
+    _native.insert_shared_parameters(device, _stream(device), purpose)
 
 
 def insert_shared_cache_for_computation() -> None:
     """Places the large tensors that the current stream allocates from now on in the cache's range for computation.
 
+    It is the stream's alone from the first of them, which waits for others to end, to the last. That one's deletion
+    waits for the device: a program that keeps one alive between its steps saves the time.
+
+    What cuBLAS keeps for the stream, for as long as the process lives, is made before, in other memory. It keeps more
+    for each other thread that computes on the stream, as a backward pass does: then the range stays this process's
+    until `clear_shared_cache`.
+
     Raises
     ------
     tenure.Error
-        This process has inserted the range already, or another computes in it; or parameters are read that were not
-        all allocated.
+        The stream has the range already; or published parameters are read that were not all allocated.
     """
     device = _cache()
+    _make_workspaces()
     _native.insert_shared_computation(device, _stream(device))
 
 
@@ -262,16 +305,21 @@ def shared_parameters() -> bytes | None:
 def check_shared_parameters() -> None:
     """Makes sure that all published parameters were allocated here, and so are where the model looks for them.
 
+    Of parameters that were placed before they were transferred, that those of one stream lie as what was transferred
+    last. While a transfer goes on, that is not known, and no error.
+
     Raises
     ------
     tenure.Error
-        Some were not.
+        Some were not, or the first that differs; nothing was transferred.
     """
     _native.check_shared_parameters(_cache())
 
 
 def clear_shared_cache() -> None:
     """Takes the ranges out of the allocator again and gives them back, for others to insert. Waits for the device.
+
+    What the owner wrote and did not publish is told to those who have placed their parameters for it.
 
     Raises
     ------
@@ -294,7 +342,8 @@ def own_bytes() -> int:
 def share_module(module: torch.nn.Module) -> torch.nn.Module:
     """Moves a module's parameters and buffers into the cache, and publishes them.
 
-    They can only be read after that, here too: the module is for inference.
+    They can only be read after that, here too: the module is for inference. They are allocated on a stream of their
+    own, so that what other threads allocate meanwhile is not taken for the module's.
 
     Parameters
     ----------
@@ -317,7 +366,7 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     sizes = [layout.untyped_storage().nbytes() for layout in layouts]
     _native.check_room_for_parameters(device, [size for size in sizes if size > 0], about)
     with _alone(device) as stream:
-        _native.insert_shared_parameters(device, stream, True)
+        _native.insert_shared_parameters(device, stream, "write")
         _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
     return module
 
@@ -365,6 +414,16 @@ def _alone(device: int) -> Iterator[int]:
     with torch.cuda.stream(alone):
         yield int(alone.cuda_stream)
     current.wait_stream(alone)
+
+
+def _make_workspaces() -> None:
+    """Lets cuBLAS have now what it keeps for this thread and the current stream, outside of every inserted range."""
+    import torch
+
+    # Without cuBLAS, as on a simulated device, there is nothing to keep.
+    with suppress(RuntimeError), torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        matrix = torch.zeros(8, 8, device="cuda")
+        torch.addmm(matrix[0], matrix, matrix)
 
 
 class _Slot(NamedTuple):
@@ -491,7 +550,7 @@ def _given(**changes: Any) -> SharedCacheSettings:
 def _cache() -> int:
     """The current device; its cache is this process's own, if it has one and has received none."""
     device = _device()
-    _native.join_own_shared_cache(device, _socket(device, None))
+    _native.join_own_shared_cache(device, _socket(device, None), _settings.wait)
     return device
 
 

@@ -1,4 +1,5 @@
-"""The shared cache: PipeSwitch's calls in one process. `examples/shared_weights.py` shows them between two."""
+"""The shared cache: what each call does, in one process; and between processes, in Tenure's order of calls
+(`examples/shared_weights.py`) and in PipeSwitch's (`pipeswitch.py`)."""
 
 from __future__ import annotations
 
@@ -129,8 +130,8 @@ def test_nothing_is_written_where_deterministic_algorithms_fill_new_tensors() ->
     assert equal(values(attached), before)
 
 
-def test_a_module_is_shared_by_calls_of_pytorch_alone() -> None:
-    """PipeSwitch's flow: each process moves its model to the device, between the calls."""
+def test_a_published_module_is_read_by_calls_of_pytorch_alone() -> None:
+    """One process moves its model to the device, between the calls; another allocates the same."""
 
     def made() -> torch.nn.Module:
         torch.manual_seed(3)
@@ -147,8 +148,8 @@ def test_a_module_is_shared_by_calls_of_pytorch_alone() -> None:
     tt.insert_shared_cache_for_parameter("read")
     own = tt.own_bytes()
     read = made().to_empty(device="cuda")
-    tt.insert_shared_cache_for_computation()
     assert tt.own_bytes() == own
+    tt.insert_shared_cache_for_computation()
     assert equal(values(read), before)
     del read
     tt.clear_shared_cache()
@@ -220,8 +221,10 @@ def test_a_cache_is_divided_as_its_receiver_says() -> None:
     own = tt.own_bytes()
     tt.insert_shared_cache_for_parameter("write")
     parameters = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    assert tt.own_bytes() == own
     tt.publish_shared_parameters()
     tt.insert_shared_cache_for_computation()
+    own = tt.own_bytes()
     fits = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
     assert tt.own_bytes() == own
     elsewhere = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
@@ -279,6 +282,12 @@ def test_nothing_is_read_that_was_not_published() -> None:
 def test_a_second_cache_is_refused() -> None:
     with pytest.raises(tenure.Error, match="already"):
         tt.allocate_shared_cache()
+
+
+def test_two_workers_compute_in_pipeswitch_s_order_of_calls(tmp_path: Path) -> None:
+    """Everything is inserted and allocated first, by each worker for each model; then parameters come and go."""
+    program = [sys.executable, str(Path(__file__).with_name("pipeswitch.py")), str(tmp_path / "cache.sock")]
+    subprocess.run(program, check=True, timeout=300)
 
 
 @pytest.mark.parametrize("made", ["small", "resnet18"])

@@ -422,6 +422,7 @@ tt.allocate_shared_cache(64 << 20, 16 << 20, 32 << 20)
 tt.send_shared_cache(sys.argv[1])
 shared = tt.share_module(torch.nn.Linear(40, 40))
 tt.insert_shared_cache_for_computation()
+computed = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
 print("shared", flush=True)
 sys.stdin.readline()
 """
@@ -449,11 +450,61 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
 
 
 def test_a_range_that_another_has_names_its_process(owner: Owner, tmp_path: Path) -> None:
-    tt.recv_shared_cache(tmp_path / "other.sock")
-    with pytest.raises(tenure.Error, match=f"leased to process {owner.process.pid} for writing"):
-        tt.insert_shared_cache_for_computation()
+    tt.recv_shared_cache(tmp_path / "other.sock", wait=0.2)
+    tt.insert_shared_cache_for_computation()
+    with pytest.raises(RuntimeError, match=f"leased to process {owner.process.pid} for writing"):
+        tensor(4 * MIB)
     with pytest.raises(tenure.Error, match=f"leased to process {owner.process.pid} for reading"):
         tt.share_module(nn.Linear(40, 40))
+
+
+SCHEDULER = """
+import sys
+import torch
+import tenure.torch as tt
+
+tt.install()
+tt.allocate_shared_cache(64 << 20, 16 << 20, 32 << 20)
+tt.send_shared_cache(sys.argv[1])
+print("sent", flush=True)
+for size in sys.stdin:
+    tt.insert_shared_cache_for_parameter()
+    torch.ones(int(size)).cuda()
+    tt.clear_shared_cache()
+    print("transferred", flush=True)
+"""
+
+
+def test_nothing_is_computed_with_parameters_that_are_not_those_that_were_placed(tmp_path: Path) -> None:
+    socket = tmp_path / "scheduler.sock"
+    command = [sys.executable, "-c", SCHEDULER, str(socket)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as scheduler:
+        assert scheduler.stdin is not None
+        assert scheduler.stdout is not None
+        assert scheduler.stdout.readline() == "sent\n"
+        tt.recv_shared_cache(socket, wait=0.2)
+        parameters, computation = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(parameters):
+            tt.insert_shared_cache_for_parameter()
+            placed = torch.empty(2000, device="cuda")
+        with torch.cuda.stream(computation):
+            tt.insert_shared_cache_for_computation()
+        differs = "tensor 0 of the parameters .* has 8000 bytes, and what was transferred last .* has 4000 there"
+        for says, size in (("no parameters are published", 1000), (differs, 2000)):
+            with torch.cuda.stream(computation), pytest.raises(RuntimeError, match=says):
+                tensor(4 * MIB)
+            with pytest.raises(tenure.Error, match=says):
+                tt.check_shared_parameters()
+            scheduler.stdin.write(f"{size}\n")
+            scheduler.stdin.flush()
+            assert scheduler.stdout.readline() == "transferred\n"
+        tt.check_shared_parameters()
+        with torch.cuda.stream(computation):
+            computed = tensor(4 * MIB)
+        assert placed.tolist() == [1.0] * 2000
+        del placed, computed
+        scheduler.stdin.close()
+    assert scheduler.returncode == 0
 
 
 def test_a_sender_that_dies_takes_nothing_along_and_another_is_received(owner: Owner, tmp_path: Path) -> None:
@@ -462,12 +513,15 @@ def test_a_sender_that_dies_takes_nothing_along_and_another_is_received(owner: O
     attached = tt.attach_module(nn.Linear(40, 40))
     owner.kill()
     before = attached.weight.cpu()
-    with pytest.raises(tenure.Error, match=r"the memory daemon at .*other.sock is gone"):
-        tt.insert_shared_cache_for_computation()
+    # Computed is in this process's own memory.
+    tt.insert_shared_cache_for_computation()
+    own_bytes = tt.own_bytes()
+    computed = tensor(4 * MIB)
+    assert tt.own_bytes() > own_bytes
     with pytest.raises(tenure.Error, match=r"ranges of another shared cache .* call clear_shared_cache\(\) first"):
         tt.recv_shared_cache()
     assert torch.equal(attached.weight.cpu(), before)
-    del attached
+    del attached, computed
     tt.clear_shared_cache()
     another = Owner(socket)
     tt.recv_shared_cache(socket)

@@ -1,144 +1,39 @@
-//! PipeSwitch's five calls (its patch of PyTorch 1.3: `CUDACachingAllocator.cpp`, `Module.cpp`), by name: one process
-//! takes a cache of device memory and hands it to its workers, whose allocators use ranges of it for a while.
+//! PipeSwitch's calls in a worker (its patch of PyTorch 1.3: `CUDACachingAllocator.cpp`, `Module.cpp`), by name: its
+//! allocator uses ranges of a cache that another process took, for a while.
 //!
 //! There, sizes and offsets stood in the code, a raw handle went over an open port, and every worker could write every
-//! range. Here sizes are configured, and a range has one user at a time.
+//! range at any time. Here sizes are configured, and a range has one writer at a time.
 
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
-use tenure_alloc::adaptor::{Placed, Placement};
+use tenure_alloc::adaptor::{Gate, Placed, Placement};
 use tenure_alloc::{Address, AllocError};
 use tenure_core::StreamId;
 
-use super::listener::Listener;
+use super::inserted::{Inserted, Right};
 use super::manifest::Manifest;
-use super::store::Store;
-use super::{Client, DaemonConfig, MemoryDaemon, PoolLease, RangeUse, ShareError, SharedPool};
+use super::tenancy::Tenancy;
+use super::{Client, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
+use crate::Access;
 use crate::memory::DeviceMemory;
-use crate::{Access, Driver};
 
-/// Sizes of a shared cache, in bytes.
-///
-/// Parameters come first, then the memory for computation, then the rest. Each is a chunk of its own, so that who may
-/// write one can not write another by mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct SharedCacheConfig {
-    /// In all.
-    pub pool_bytes: u64,
-    /// For parameters.
-    pub parameter_bytes: u64,
-    /// For computation.
-    pub computation_bytes: u64,
-}
-
-impl Default for SharedCacheConfig {
-    /// PipeSwitch's: 1 GiB for parameters, 11 GiB for computation.
-    fn default() -> Self {
-        Self { pool_bytes: 12 << 30, parameter_bytes: 1 << 30, computation_bytes: 11 << 30 }
-    }
-}
-
-impl SharedCacheConfig {
-    /// The chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
-    ///
-    /// # Errors
-    /// The parts are larger than the whole, or one of them is nothing.
-    pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
-        for (setting, bytes) in
-            [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
-        {
-            if bytes == 0 {
-                let expected = "more than 0: a cache has a range for both".to_owned();
-                return Err(ShareError::InvalidSetting { setting, value: bytes.to_string(), expected });
-            }
-        }
-        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest()?];
-        Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
-    }
-
-    /// That the parameters end where a chunk does. A device protects whole chunks: who writes the range for computation
-    /// could write the parameters in a chunk of both.
-    fn check_border(&self, chunks: &[u64]) -> Result<(), ShareError> {
-        let mut ends = chunks.iter().scan(0, |end, bytes| {
-            *end += bytes;
-            Some(*end)
-        });
-        if ends.any(|end| end == self.parameter_bytes) {
-            return Ok(());
-        }
-        let (parameters, others) = (self.parameter_bytes, self.pool_bytes - self.parameter_bytes);
-        let expected = format!(
-            "one of the daemon's chunks would hold parameters and memory that others write: serve them as chunks of their \
-             own, with `tenure memory daemon --chunks {parameters},{others}`"
-        );
-        Err(ShareError::InvalidSetting { setting: "parameter_bytes", value: parameters.to_string(), expected })
-    }
-
-    /// What is left for neither.
-    fn rest(&self) -> Result<u64, ShareError> {
-        let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
-        rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
-            setting: "pool_bytes",
-            value: self.pool_bytes.to_string(),
-            expected: format!(
-                "room for parameter_bytes = {} and computation_bytes = {}",
-                self.parameter_bytes, self.computation_bytes
-            ),
-        })
-    }
-}
-
-/// Device memory taken for workers, in the process that owns it. Dropped, it goes back to the device as soon as nobody
-/// maps it.
-pub struct SharedCache {
-    /// Until it is sent.
-    store: Option<Store>,
-    /// From then on.
-    daemon: Option<MemoryDaemon>,
-}
-
-impl SharedCache {
-    /// Takes the memory.
-    ///
-    /// # Errors
-    /// The sizes do not fit together, or are no multiples of the device's granularity; the device has not enough.
-    pub fn allocate_shared_cache(driver: Arc<dyn Driver>, config: &SharedCacheConfig) -> Result<Self, ShareError> {
-        Ok(Self { store: Some(Store::new(driver, &config.chunks()?)?), daemon: None })
-    }
-
-    /// Hands it to whoever asks at `config`'s socket, now and later. `config`'s pool is not used. Once is enough for all
-    /// workers; calls after the first change nothing.
-    ///
-    /// # Errors
-    /// The socket is served already, or can not be made: then the cache can be sent at another. The cache is sent at
-    /// another socket already.
-    pub fn send_shared_cache(&mut self, config: DaemonConfig) -> Result<(), ShareError> {
-        if let Some(socket) = self.socket() {
-            let same = socket == config.socket;
-            return if same { Ok(()) } else { Err(ShareError::AlreadySent { socket: socket.into() }) };
-        }
-        let listener = Listener::bind(&config.socket, config.uid)?;
-        let store = self.store.take().ok_or_else(|| ShareError::NoPool { socket: config.socket.clone() })?;
-        self.daemon = Some(MemoryDaemon::spawn(listener, store, config)?);
-        Ok(())
-    }
-
-    /// Where it is sent, if it is.
-    pub fn socket(&self) -> Option<&Path> {
-        self.daemon.as_ref().map(MemoryDaemon::socket)
-    }
-}
+/// How long others' ranges are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A shared cache in a worker: in another process than its owner's, or in the same.
 ///
-/// A range for *computation* is this worker's alone. One for *parameters* is written by one worker, which then
-/// [publishes](Self::publish_parameters) them, and read by any number: a reader that allocates the same tensors in the same
-/// order finds them filled, at no copy. What was published says which these are; anything else is refused, so that no
-/// tensor ever stands on bytes that were not written for it. Readers have the range mapped for reading only.
+/// A range for *computation* is one worker's alone, for as long as it has blocks there; any number of workers, and of
+/// streams in each, may have it inserted. One for *parameters* is written by one worker, and read by any number, who have
+/// it mapped for reading only. There are two ways to it:
+///
+/// - *Published.* The writer [publishes](Self::publish_parameters) what it wrote. Readers find the same tensors filled, if
+///   they allocate them in the same order; what was published says which these are, and anything else is refused, so that
+///   no tensor ever stands on bytes that were not written for it. Nobody writes while anybody reads.
+/// - *Transferred*, as PipeSwitch does it. Readers [place](Self::place_parameters) their tensors first, and a writer
+///   [transfers](Self::transfer_parameters) them later, and again and again. It is for the program to say when; what can be
+///   checked is whether a computation uses tensors that lie as they were transferred last.
 ///
 /// Dropped, it takes its ranges out of the allocator and gives them back, but for those in which blocks live: these
 /// stay with the process until it exits.
@@ -146,16 +41,8 @@ pub struct WorkerCache {
     pool: Arc<SharedPool>,
     memory: &'static DeviceMemory,
     config: SharedCacheConfig,
+    patience: Duration,
     inserted: Mutex<Vec<Inserted>>,
-}
-
-/// A range that the allocator has.
-struct Inserted {
-    lease: PoolLease,
-    range: RangeUse,
-    stream: StreamId,
-    /// What is said of the parameters in it, once they are published.
-    about: Option<Vec<u8>>,
 }
 
 impl WorkerCache {
@@ -180,7 +67,14 @@ impl WorkerCache {
         }
         config.check_border(&client.terms().pool)?;
         let pool = SharedPool::attach(client, Arc::clone(memory.driver()))?;
-        Ok(Self { pool, memory, config, inserted: Mutex::default() })
+        Ok(Self { pool, memory, config, patience: PATIENCE, inserted: Mutex::default() })
+    }
+
+    /// Waits so long for the range for computation while others use it: 10 s unless told.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// Its sizes.
@@ -198,13 +92,18 @@ impl WorkerCache {
         (self.pool.address(), self.config.parameter_bytes)
     }
 
-    /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`. Returns their address.
+    /// Gives `bytes` bytes from `offset` to this process's allocator, for large blocks on `stream`, until they are cleared.
+    /// Returns their address.
     ///
     /// # Errors
     /// This process or another uses a part of the range; it is none of the cache; the daemon is gone.
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
-        self.insert_for_computation(&mut inserted, bytes, offset, stream)
+        let range = RangeUse::Computation;
+        let right = Right::Leased(self.lease(&inserted, range, bytes, offset, Access::ReadWrite)?);
+        let view = Arc::clone(&self.pool);
+        let one = Inserted { view, offset, bytes, range, stream, right, about: None };
+        self.insert(&mut inserted, one, Placement::BestFit)
     }
 
     /// Gives the part for parameters to every allocation on `stream`, whatever its size. For writing, each gets the first
@@ -217,7 +116,7 @@ impl WorkerCache {
     pub fn insert_shared_cache_for_parameter(&self, stream: StreamId, access: Access) -> Result<Address, ShareError> {
         match access {
             Access::Read => self.read_parameters(stream, |_| true),
-            Access::ReadWrite => self.write_parameters(stream),
+            Access::ReadWrite => self.write_parameters(stream, Right::Leased),
         }
     }
 
@@ -230,18 +129,60 @@ impl WorkerCache {
         self.read_parameters(stream, |published| published == about)
     }
 
-    /// [`insert_shared_cache`](Self::insert_shared_cache) of the part for computation. No more parameters are allocated
-    /// after that.
+    /// Gives the part for parameters to `stream` for writing, until it is cleared or [published](Self::publish_parameters).
+    /// What was allocated until it is cleared, freed since or not, is what those find who have
+    /// [placed](Self::place_parameters) theirs.
     ///
     /// # Errors
-    /// As there, and as [`check_parameters`](Self::check_parameters).
+    /// As [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
+    pub fn transfer_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
+        self.write_parameters(stream, Right::Transferring)
+    }
+
+    /// Gives the part for parameters, mapped for reading, to every allocation on `stream`, each in the first place that is
+    /// free, before anything is written there: for parameters that others [transfer](Self::transfer_parameters) later.
+    /// Nobody is kept from writing. Each stream may have it, at addresses of its own. If parameters are published, they are
+    /// read as by [`insert_shared_cache_for_parameter`](Self::insert_shared_cache_for_parameter).
+    ///
+    /// # Errors
+    /// It is inserted for `stream` already; the daemon is gone; a driver call failed.
+    pub fn place_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
+        let (range, (address, bytes)) = (RangeUse::Parameters, self.parameters());
+        if Manifest::read(&**self.memory.driver(), address, bytes).is_ok() {
+            return self.read_parameters(stream, |_| true);
+        }
+        let mut inserted = self.inserted.lock();
+        let view = self.view(&inserted, range, stream, 0, bytes)?;
+        let one = Inserted { view, offset: 0, bytes, range, stream, right: Right::Awaiting, about: None };
+        self.insert(&mut inserted, one, Placement::InOrder)
+    }
+
+    /// Gives the part for computation to large blocks on `stream`. It is this stream's alone while blocks are in it: leased
+    /// when the first is placed there, and given back when the last is freed, once the device has done its work. Who
+    /// allocates while another has it waits; who does when the daemon is gone gets other memory. If parameters were [placed](Self::place_parameters), a block is placed only
+    /// once those that were inserted last before it, by this process, are transferred or being so.
+    ///
+    /// No more parameters are written after that.
+    ///
+    /// # Errors
+    /// It is inserted for `stream` already; published parameters are [outstanding](ShareError::Outstanding); the daemon is
+    /// gone; a driver call failed.
     pub fn insert_shared_cache_for_computation(&self, stream: StreamId) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
-        self.check(&inserted)?;
+        self.check_outstanding(&inserted)?;
+        let range = RangeUse::Computation;
         let (bytes, offset) = (self.config.computation_bytes, self.config.parameter_bytes);
-        let address = self.insert_for_computation(&mut inserted, bytes, offset, stream)?;
-        if let Some(written) = inserted.iter().find(|one| one.writes_parameters()) {
-            self.memory.donated().close(written.lease.address())?;
+        let view = self.view(&inserted, range, stream, offset, bytes)?;
+        let awaited = inserted.iter().rev().find(|one| matches!(one.right, Right::Awaiting)).map(Inserted::awaited);
+        let tenancy = Tenancy::new(Arc::clone(&view), (offset, bytes), self.memory, awaited, self.patience);
+        let right = Right::WhileUsed(Arc::new(tenancy));
+        let one = Inserted { view, offset, bytes, range, stream, right, about: None };
+        let address = self.insert(&mut inserted, one, Placement::BestFit)?;
+        for one in inserted.iter() {
+            let awaits = matches!(one.right, Right::Awaiting) && one.stream == stream;
+            if awaits || one.writes_parameters() {
+                self.memory.donated().close(one.address())?;
+            }
         }
         Ok(address)
     }
@@ -252,7 +193,7 @@ impl WorkerCache {
     /// # Errors
     /// [`ShareError::ParametersTooLarge`], with the figures.
     pub fn check_room(&self, requests: &[u64], about: &[u8]) -> Result<(), ShareError> {
-        Manifest::new(&Placed::in_order(requests), about).encode(self.config.parameter_bytes).map(drop)
+        Manifest::new(&Placed::in_order(requests), Some(about)).encode(self.config.parameter_bytes).map(drop)
     }
 
     /// Ends the writing of parameters: from now on other workers can read what was allocated for them here and still
@@ -265,10 +206,12 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         let parameters = inserted.iter_mut().find(|one| one.writes_parameters());
         let parameters = parameters.ok_or(ShareError::NotInserted("published"))?;
-        let (address, bytes) = (parameters.lease.address(), parameters.lease.bytes());
+        let (address, bytes) = (parameters.address(), parameters.bytes);
         let layout = self.memory.donated().close(address)?;
-        Manifest::new(&layout, about).write(&**self.memory.driver(), address, bytes)?;
-        parameters.lease.lower()?;
+        Manifest::new(&layout, Some(about)).write(&**self.memory.driver(), address, bytes)?;
+        if let Right::Leased(lease) | Right::Transferring(lease) = &mut parameters.right {
+            lease.lower()?;
+        }
         parameters.about = Some(about.to_vec());
         Ok(())
     }
@@ -278,12 +221,22 @@ impl WorkerCache {
         self.inserted.lock().iter().find_map(|inserted| inserted.about.clone())
     }
 
-    /// That all parameters inserted for reading were allocated.
+    /// That all published parameters that are inserted were allocated, and that those that were
+    /// [placed](Self::place_parameters) on one of the streams, if any were, lie as they were transferred last. While they are
+    /// being transferred, that can not be known.
     ///
     /// # Errors
     /// [`ShareError::Outstanding`]: some were not, and would be computed with as something else.
+    /// [`ShareError::PlacedOtherwise`], of the stream that was inserted last; [`ShareError::NothingPublished`].
     pub fn check_parameters(&self) -> Result<(), ShareError> {
-        self.check(&self.inserted.lock())
+        let inserted = self.inserted.lock();
+        self.check_outstanding(&inserted)?;
+        let placed = inserted.iter().filter(|one| matches!(one.right, Right::Awaiting));
+        let checked: Vec<_> = placed.map(|one| one.awaited().check(self.memory)).collect();
+        if checked.iter().any(Result::is_ok) {
+            return Ok(());
+        }
+        checked.into_iter().next_back().map_or(Ok(()), |last| last.map(drop))
     }
 
     /// The streams that something is inserted for.
@@ -295,7 +248,7 @@ impl WorkerCache {
     }
 
     /// Takes what was inserted for `stream` out of the allocator, waits for the device, and gives it back, if anybody is
-    /// there to take it.
+    /// there to take it. What was [transferred](Self::transfer_parameters) is told to those who read it.
     ///
     /// # Errors
     /// Blocks live in a range: free them first; that range stays, and the others are taken out. The context is lost:
@@ -315,58 +268,76 @@ impl WorkerCache {
     fn clear(&self, chosen: impl Fn(&Inserted) -> bool) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
         let mut results = Vec::new();
-        let taken = inserted.extract_if(.., |one| {
-            let taken = chosen(one).then(|| self.take_out(one));
-            let is_out = matches!(taken, Some(Ok(())));
-            results.extend(taken);
-            is_out
-        });
-        let leases: Vec<_> = taken.map(|one| one.lease).collect();
-        results.extend(leases.into_iter().map(|lease| match lease.release() {
+        let mut taken = Vec::new();
+        for index in (0..inserted.len()).rev().filter(|&index| chosen(&inserted[index])).collect::<Vec<_>>() {
+            match self.take_out(&inserted[index]) {
+                Ok(written) => taken.push((inserted.remove(index), written)),
+                Err(error) => results.push(Err(error)),
+            }
+        }
+        results.extend(taken.into_iter().map(|(one, written)| match self.give_back(one, &written) {
             Err(ShareError::DaemonGone { .. }) => Ok(()),
-            released => released,
+            given => given,
         }));
         // The first error counts, and the others were tried all the same.
         results.into_iter().collect()
     }
 
-    fn take_out(&self, one: &Inserted) -> Result<(), ShareError> {
-        self.memory.donated().clear(one.lease.address()).map_err(|error| match error {
+    /// Returns what was transferred there.
+    fn take_out(&self, one: &Inserted) -> Result<Vec<Placed>, ShareError> {
+        let donated = self.memory.donated();
+        let written = match one.right {
+            Right::Transferring(_) => donated.placed(one.address())?,
+            _ => Vec::new(),
+        };
+        donated.clear(one.address()).map_err(|error| match error {
             AllocError::StillInUse { bytes, blocks, .. } => ShareError::RangeInUse { range: one.range, blocks, bytes },
             error => error.into(),
-        })
+        })?;
+        Ok(written)
     }
 
-    fn write_parameters(&self, stream: StreamId) -> Result<Address, ShareError> {
+    /// Ends the right to a range that was taken out, in which these blocks were transferred.
+    fn give_back(&self, one: Inserted, written: &[Placed]) -> Result<(), ShareError> {
+        let (driver, address, bytes) = (&**self.memory.driver(), one.address(), one.bytes);
+        let told = match one.writes_parameters() {
+            true if written.is_empty() => Manifest::wipe(driver, address, bytes),
+            true => Manifest::new(written, None).write(driver, address, bytes),
+            false => Ok(()),
+        };
+        let ended = match one.right {
+            Right::Leased(lease) | Right::Transferring(lease) => lease.release(),
+            Right::WhileUsed(tenancy) => tenancy.end(),
+            Right::Awaiting => Ok(()),
+        };
+        told.and(ended)
+    }
+
+    fn write_parameters(
+        &self,
+        stream: StreamId,
+        right: impl FnOnce(PoolLease) -> Right,
+    ) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
         let lease = self.lease(&inserted, range, bytes, 0, Access::ReadWrite)?;
-        Manifest::wipe(&**self.memory.driver(), lease.address(), bytes)?;
-        self.insert(&mut inserted, Inserted { lease, range, stream, about: None }, Placement::InOrder)
+        Manifest::begin(&**self.memory.driver(), lease.address(), bytes)?;
+        let (view, right) = (Arc::clone(&self.pool), right(lease));
+        let one = Inserted { view, offset: 0, bytes, range, stream, right, about: None };
+        self.insert(&mut inserted, one, Placement::InOrder)
     }
 
     fn read_parameters(&self, stream: StreamId, wanted: impl Fn(&[u8]) -> bool) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
         let lease = self.lease(&inserted, range, bytes, 0, Access::Read)?;
-        let published = Manifest::read(&**self.memory.driver(), lease.address(), bytes)?;
-        if !wanted(&published.about) {
-            return Err(ShareError::OtherParameters { published: published.about });
+        let (layout, about) = Manifest::read(&**self.memory.driver(), lease.address(), bytes)?;
+        if !wanted(&about) {
+            return Err(ShareError::OtherParameters { published: about });
         }
-        let placement = Placement::Recorded(published.layout());
-        self.insert(&mut inserted, Inserted { lease, range, stream, about: Some(published.about) }, placement)
-    }
-
-    fn insert_for_computation(
-        &self,
-        inserted: &mut Vec<Inserted>,
-        bytes: u64,
-        offset: u64,
-        stream: StreamId,
-    ) -> Result<Address, ShareError> {
-        let range = RangeUse::Computation;
-        let lease = self.lease(inserted, range, bytes, offset, Access::ReadWrite)?;
-        self.insert(inserted, Inserted { lease, range, stream, about: None }, Placement::BestFit)
+        let (view, right) = (Arc::clone(&self.pool), Right::Leased(lease));
+        let one = Inserted { view, offset: 0, bytes, range, stream, right, about: Some(about) };
+        self.insert(&mut inserted, one, Placement::Recorded(layout))
     }
 
     fn lease(
@@ -380,43 +351,63 @@ impl WorkerCache {
         if bytes == 0 {
             return Err(ShareError::NoRange(range));
         }
-        let overlaps = |own: &&Inserted| {
-            let (start, end) = (own.lease.offset(), own.lease.offset() + own.lease.bytes());
-            start < offset.saturating_add(bytes) && offset < end
-        };
-        match inserted.iter().find(overlaps) {
+        match inserted.iter().find(|one| one.overlaps(offset, bytes)) {
             Some(own) => Err(ShareError::AlreadyInserted(own.range)),
             None => self.pool.lease(offset, bytes, access),
+        }
+    }
+
+    /// A mapping of the cache in which this range is not inserted yet, for a stream that does not have it yet.
+    fn view(
+        &self,
+        inserted: &[Inserted],
+        range: RangeUse,
+        stream: StreamId,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Arc<SharedPool>, ShareError> {
+        if bytes == 0 {
+            return Err(ShareError::NoRange(range));
+        }
+        let own: Vec<_> = inserted.iter().filter(|one| one.overlaps(offset, bytes)).collect();
+        match own
+            .iter()
+            .find(|one| one.stream == stream || matches!(one.right, Right::Leased(_) | Right::Transferring(_)))
+        {
+            Some(own) => Err(ShareError::AlreadyInserted(own.range)),
+            None if own.iter().any(|one| Arc::ptr_eq(&one.view, &self.pool)) => self.pool.again(),
+            None => Ok(Arc::clone(&self.pool)),
         }
     }
 
     /// Gives a range to the allocator. `inserted` is locked from before it is leased, so that whoever else inserts or
     /// clears finds all of it or nothing.
     fn insert(&self, inserted: &mut Vec<Inserted>, one: Inserted, placement: Placement) -> Result<Address, ShareError> {
-        let address = one.lease.address();
-        self.memory.donated().insert(address, one.lease.bytes(), one.stream, placement)?;
+        let (address, donated) = (one.address(), self.memory.donated());
+        match &one.right {
+            Right::WhileUsed(tenancy) => {
+                donated.insert_behind(Arc::clone(tenancy) as Arc<dyn Gate>, address, one.bytes, one.stream)?;
+            }
+            _ => donated.insert(address, one.bytes, one.stream, placement)?,
+        }
         inserted.push(one);
         Ok(address)
     }
 
-    fn check(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
-        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.lease.address())).sum();
+    fn check_outstanding(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
+        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.address())).sum();
         if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
-    }
-}
-
-impl Inserted {
-    fn writes_parameters(&self) -> bool {
-        self.range == RangeUse::Parameters && self.lease.access() == Access::ReadWrite
     }
 }
 
 impl Drop for WorkerCache {
     fn drop(&mut self) {
-        for Inserted { lease, .. } in self.inserted.get_mut().drain(..) {
-            match self.memory.donated().clear(lease.address()) {
-                Ok(()) => drop(lease),
-                Err(_) => lease.keep(),
+        for one in std::mem::take(self.inserted.get_mut()) {
+            match self.memory.donated().clear(one.address()) {
+                // Who wants to know why not clears it first.
+                Ok(()) => drop(self.give_back(one, &[])),
+                // Mapped and leased until the process exits.
+                Err(_) => std::mem::forget(one),
             }
         }
     }

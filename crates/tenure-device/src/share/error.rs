@@ -182,8 +182,8 @@ pub enum ShareError {
     },
     /// Nobody has published parameters in the range.
     #[error(
-        "no parameters are published in the shared cache: the process that writes them must publish them, after it has \
-         inserted the cache for writing and allocated them there"
+        "no parameters are published in the shared cache: the process that writes them must publish them, or clear the \
+         cache, after it has inserted the cache for writing and allocated them there"
     )]
     NothingPublished,
     /// What was published can not be read.
@@ -236,6 +236,21 @@ pub enum ShareError {
     Outstanding {
         /// How many.
         outstanding: usize,
+    },
+    /// Parameters that were placed before they were written are not what was written.
+    #[error(
+        "tensor {index} of the parameters that were placed here {}, and what was transferred last to the shared cache {}: \
+         allocate the same tensors in the same order on both sides, and insert the ranges for a model's parameters and for \
+         its computation one after the other",
+        placed_as(.placed), written_as(.written)
+    )]
+    PlacedOtherwise {
+        /// Which tensor, from 0.
+        index: usize,
+        /// Its bytes; none if there are no more.
+        placed: Option<u64>,
+        /// What was written in its place, in bytes; none if that lies elsewhere.
+        written: Option<u64>,
     },
     /// No parameters were inserted for what is asked.
     #[error("no range for parameters is inserted in this process that could be {0}")]
@@ -377,6 +392,14 @@ pub enum Refusal {
     /// The daemon's driver failed.
     #[error("its driver failed: {0}")]
     Driver(String),
+}
+
+fn placed_as(bytes: &Option<u64>) -> String {
+    bytes.map_or_else(|| "is missing".to_owned(), |bytes| format!("has {bytes} bytes"))
+}
+
+fn written_as(bytes: &Option<u64>) -> String {
+    bytes.map_or_else(|| "ends before it".to_owned(), |bytes| format!("has {bytes} there"))
 }
 
 fn holder(pid: &Option<u32>) -> String {

@@ -1,7 +1,7 @@
 //! What lies where in a range of parameters, written behind them by who wrote them.
 //!
 //! It lies in the same memory, so that it lives as long as they do, whichever process dies. A footer ends the range; before
-//! it stands the body, whose length and checksum the footer has. Who begins to write parameters wipes the footer out first.
+//! it stands the body, whose length and checksum the footer has. Who begins to write parameters says so in the footer first.
 
 use serde::{Deserialize, Serialize};
 use tenure_alloc::Address;
@@ -12,6 +12,12 @@ use super::ShareError;
 use crate::Driver;
 
 const MAGIC: [u8; 16] = *b"tenure published";
+
+/// What the footer begins with while parameters are written.
+const UNFINISHED: [u8; 16] = *b"tenure unwritten";
+
+/// Blocks begin at multiples of this.
+const GRANULE: u64 = 512;
 
 /// The version of the body.
 const VERSION: u32 = 1;
@@ -24,17 +30,50 @@ const FOOTER: u64 = 32;
 pub(super) struct Manifest {
     /// (offset, bytes requested).
     layout: Vec<(u64, u64)>,
-    /// What the one who wrote them says of them.
-    pub(super) about: Vec<u8>,
+    /// What the one who published them says of them; none if they were transferred.
+    about: Option<Vec<u8>>,
+}
+
+/// What a range of parameters holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// No parameters, or some that were given up.
+    Nothing,
+    /// Parameters that are being written, or were when their writer died.
+    Unfinished,
+    Parameters(Manifest),
 }
 
 impl Manifest {
-    pub(super) fn new(layout: &[Placed], about: &[u8]) -> Self {
-        Self { layout: layout.iter().map(|placed| (placed.offset, placed.bytes)).collect(), about: about.to_vec() }
+    pub(super) fn new(layout: &[Placed], about: Option<&[u8]>) -> Self {
+        Self {
+            layout: layout.iter().map(|placed| (placed.offset, placed.bytes)).collect(),
+            about: about.map(<[u8]>::to_vec),
+        }
     }
 
-    pub(super) fn layout(&self) -> Vec<Placed> {
-        self.layout.iter().map(|&(offset, bytes)| Placed { offset, bytes }).collect()
+    /// Why these tensors are not what was written, if they are not.
+    ///
+    /// PipeSwitch writes many at once, as one block in which each is filled up to 512 bytes: tensors may divide a block.
+    pub(super) fn difference(&self, placed: &[Placed]) -> Option<ShareError> {
+        let mut blocks = self.layout.iter();
+        // What is left of a block.
+        let mut rest = 0..0;
+        for (index, tensor) in placed.iter().enumerate() {
+            if rest.is_empty() {
+                rest = blocks.next().map_or(0..0, |&(offset, bytes)| offset..offset + bytes);
+            }
+            let end = tensor.offset + tensor.bytes;
+            let next = end.next_multiple_of(GRANULE);
+            let is_filled = if rest.end.is_multiple_of(GRANULE) { next <= rest.end } else { end == rest.end };
+            if tensor.offset != rest.start || !is_filled {
+                let written = (!rest.is_empty()).then_some(rest.end - rest.start);
+                return Some(ShareError::PlacedOtherwise { index, placed: Some(tensor.bytes), written });
+            }
+            rest.start = next.min(rest.end);
+        }
+        let left = if rest.is_empty() { blocks.next().map(|&(_, bytes)| bytes) } else { Some(rest.end - rest.start) };
+        left.map(|bytes| ShareError::PlacedOtherwise { index: placed.len(), placed: None, written: Some(bytes) })
     }
 
     /// What is written to the end of a range of `bytes` bytes, if there is room for it behind the blocks.
@@ -55,15 +94,33 @@ impl Manifest {
         Ok(driver.copy_to_device(address + bytes - encoded.len() as u64, &encoded, StreamId::NULL)?)
     }
 
-    /// Reads it from the end of a range.
-    pub(super) fn read(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Self, ShareError> {
+    /// What was published in a range: the blocks, and what was said of them.
+    pub(super) fn read(
+        driver: &dyn Driver,
+        address: Address,
+        bytes: u64,
+    ) -> Result<(Vec<Placed>, Vec<u8>), ShareError> {
+        match Self::look(driver, address, bytes)? {
+            Content::Parameters(Self { layout, about: Some(about) }) => {
+                Ok((layout.into_iter().map(|(offset, bytes)| Placed { offset, bytes }).collect(), about))
+            }
+            _ => Err(ShareError::NothingPublished),
+        }
+    }
+
+    /// What a range holds.
+    pub(super) fn look(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Content, ShareError> {
         let read = |target: &mut [u8], behind: u64| {
             let from = address + bytes - behind - target.len() as u64;
             driver.copy_from_device(target, from, StreamId::NULL)
         };
         let mut footer = [0; FOOTER as usize];
         read(&mut footer, 0)?;
-        let (length, sum) = parse(&footer)?;
+        let (magic, rest) = footer.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Ok(if magic == UNFINISHED { Content::Unfinished } else { Content::Nothing });
+        }
+        let (length, sum) = parse(rest)?;
         if length > bytes - FOOTER {
             return Err(ShareError::PublishedUnreadable("it is longer than its range"));
         }
@@ -72,22 +129,30 @@ impl Manifest {
         if checksum(&body) != sum {
             return Err(ShareError::PublishedUnreadable("its checksum is wrong"));
         }
-        postcard::from_bytes(&body).map_err(|_| ShareError::PublishedUnreadable("it has another form"))
+        let parsed = postcard::from_bytes(&body).map(Content::Parameters);
+        parsed.map_err(|_| ShareError::PublishedUnreadable("it has another form"))
     }
 
-    /// Makes a range one in which nothing is published.
+    /// Makes a range one in which parameters are being written.
+    pub(super) fn begin(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
+        Self::mark(driver, address, bytes, UNFINISHED)
+    }
+
+    /// Makes a range one in which nothing is.
     pub(super) fn wipe(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
-        Ok(driver.copy_to_device(address + bytes - FOOTER, &[0; FOOTER as usize], StreamId::NULL)?)
+        Self::mark(driver, address, bytes, [0; 16])
+    }
+
+    fn mark(driver: &dyn Driver, address: Address, bytes: u64, magic: [u8; 16]) -> Result<(), ShareError> {
+        let mut footer = [0; FOOTER as usize];
+        footer[..magic.len()].copy_from_slice(&magic);
+        Ok(driver.copy_to_device(address + bytes - FOOTER, &footer, StreamId::NULL)?)
     }
 }
 
-/// Length and checksum of the body.
-fn parse(footer: &[u8; FOOTER as usize]) -> Result<(u64, u32), ShareError> {
-    let (magic, rest) = footer.split_at(MAGIC.len());
-    if magic != MAGIC {
-        return Err(ShareError::NothingPublished);
-    }
-    let number = |at: usize| u32::from_le_bytes([rest[at], rest[at + 1], rest[at + 2], rest[at + 3]]);
+/// Length and checksum of the body, from what follows the magic.
+fn parse(footer: &[u8]) -> Result<(u64, u32), ShareError> {
+    let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
     if number(0) != VERSION {
         return Err(ShareError::PublishedUnreadable("another release of Tenure wrote it"));
     }
@@ -115,18 +180,25 @@ mod tests {
     #[test]
     fn what_was_written_is_read_until_it_is_wiped_out() {
         let (driver, address) = range();
-        assert!(matches!(Manifest::read(&driver, address, BYTES), Err(ShareError::NothingPublished)));
-        let manifest = Manifest::new(&[Placed { offset: 512, bytes: 4 }], b"weights");
-        manifest.write(&driver, address, BYTES).unwrap();
-        assert_eq!(Manifest::read(&driver, address, BYTES).unwrap(), manifest);
+        let holds = || Manifest::look(&driver, address, BYTES).unwrap();
+        assert_eq!(holds(), Content::Nothing);
+        Manifest::begin(&driver, address, BYTES).unwrap();
+        assert_eq!(holds(), Content::Unfinished);
+        for about in [Some(&b"weights"[..]), None] {
+            let manifest = || Manifest::new(&[Placed { offset: 512, bytes: 4 }], about);
+            manifest().write(&driver, address, BYTES).unwrap();
+            assert_eq!(holds(), Content::Parameters(manifest()));
+            let read = Manifest::read(&driver, address, BYTES).ok();
+            assert_eq!(read, about.map(|about| (vec![Placed { offset: 512, bytes: 4 }], about.to_vec())));
+        }
         Manifest::wipe(&driver, address, BYTES).unwrap();
-        assert!(matches!(Manifest::read(&driver, address, BYTES), Err(ShareError::NothingPublished)));
+        assert_eq!(holds(), Content::Nothing);
     }
 
     #[test]
     fn what_was_overwritten_in_part_is_not_believed() {
         let (driver, address) = range();
-        let manifest = Manifest::new(&[Placed { offset: 0, bytes: 4 }; 20], b"weights");
+        let manifest = Manifest::new(&[Placed { offset: 0, bytes: 4 }; 20], Some(b"weights"));
         manifest.write(&driver, address, BYTES).unwrap();
         let mut whole = vec![0; 256];
         driver.copy_from_device(&mut whole, address + BYTES - 256, StreamId::NULL).unwrap();
@@ -142,8 +214,39 @@ mod tests {
     #[test]
     fn blocks_are_not_written_over() {
         let (driver, address) = range();
-        let manifest = Manifest::new(&[Placed { offset: 0, bytes: BYTES - 16 }], b"");
+        let manifest = Manifest::new(&[Placed { offset: 0, bytes: BYTES - 16 }], None);
         let error = manifest.write(&driver, address, BYTES).unwrap_err();
         assert!(matches!(error, ShareError::ParametersTooLarge { bytes: BYTES, .. }), "{error}");
+    }
+
+    #[test]
+    fn tensors_that_divide_what_was_written_are_the_same_and_others_are_not() {
+        let placed = |tensors: &[u64]| Placed::in_order(tensors);
+        let differs = |written: &[u64], tensors: &[u64]| match Manifest::new(&placed(written), None)
+            .difference(&placed(tensors))
+        {
+            Some(ShareError::PlacedOtherwise { index, .. }) => Some(index),
+            None => None,
+            Some(error) => panic!("{error}"),
+        };
+        for (written, tensors) in [
+            (&[3000, 4, 512][..], &[3000, 4, 512][..]),
+            // Filled up to 512 bytes, and written at once.
+            (&[3072 + 512 + 512, 1024], &[3000, 4, 512, 700]),
+            (&[], &[]),
+        ] {
+            assert_eq!(differs(written, tensors), None, "{written:?}, {tensors:?}");
+        }
+        for (written, tensors, index) in [
+            (&[3000, 4, 512][..], &[3000, 8, 512][..], 1),
+            (&[3000, 4, 512], &[2000, 4, 512], 0),
+            (&[3000, 4, 512], &[3000, 4], 2),
+            (&[3000, 4], &[3000, 4, 512], 2),
+            (&[4096], &[3000, 500], 2),
+            (&[4096, 512], &[3000, 1600], 1),
+            (&[], &[1], 0),
+        ] {
+            assert_eq!(differs(written, tensors), Some(index), "{written:?}, {tensors:?}");
+        }
     }
 }

@@ -60,6 +60,11 @@ impl SharedPool {
         Ok(Arc::new(pool))
     }
 
+    /// The same pool, mapped once more, at another address.
+    pub(super) fn again(&self) -> Result<Arc<Self>, ShareError> {
+        Self::attach(Arc::clone(&self.client), Arc::clone(&self.driver))
+    }
+
     /// Its first byte, in this process.
     pub fn address(&self) -> Address {
         self.address
@@ -203,11 +208,6 @@ impl PoolLease {
             self.pool.client.lower(self.id)?;
         }
         Ok(())
-    }
-
-    /// Keeps the range for this process until it exits, mapped where it is.
-    pub(super) fn keep(self) {
-        std::mem::forget(self);
     }
 
     fn end(&mut self) -> Result<(), ShareError> {

@@ -15,6 +15,7 @@ mod faults;
 mod pool;
 mod process;
 mod roles;
+mod transfers;
 mod wire;
 
 /// What other processes of these tests run. On its own it does nothing.

@@ -1,6 +1,7 @@
 //! Memory that an allocator was given from outside, such as a shared pool's: PipeSwitch's `insertSharedCache` and
 //! `clearSharedCache` (its patch of PyTorch 1.3).
 
+mod gate;
 mod placement;
 mod ranges;
 
@@ -15,6 +16,8 @@ use crate::{
     OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
     Statistics, StreamFilter, Tuning,
 };
+use gate::Entered;
+pub use gate::Gate;
 pub use placement::{Placed, Placement};
 use ranges::Ranges;
 
@@ -72,8 +75,33 @@ impl DonatedRanges {
         stream: StreamId,
         placement: Placement,
     ) -> Result<(), AllocError> {
+        self.insert_range(address, bytes, stream, placement, None)
+    }
+
+    /// As [`insert`](Self::insert), with [`Placement::BestFit`], for memory that may be used only while `gate` is entered.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn insert_behind(
+        &self,
+        gate: Arc<dyn Gate>,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), AllocError> {
+        self.insert_range(address, bytes, stream, Placement::BestFit, Some(gate))
+    }
+
+    fn insert_range(
+        &self,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+        placement: Placement,
+        gate: Option<Arc<dyn Gate>>,
+    ) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
-        ranges.insert(address, bytes, stream, placement)?;
+        ranges.insert(address, bytes, stream, placement, gate)?;
         self.least.store(ranges.least(), Ordering::Release);
         self.lowest.fetch_min(address, Ordering::Release);
         self.highest.fetch_max(address + bytes, Ordering::Release);
@@ -106,6 +134,29 @@ impl DonatedRanges {
         placed
     }
 
+    /// The live blocks of the range at `address`, which was given with [`Placement::InOrder`], in the order in which they
+    /// were allocated.
+    ///
+    /// # Errors
+    /// [`AllocError::UnknownAddress`]: there is no such range.
+    pub fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        self.ranges.lock().live(address)
+    }
+
+    /// As [`live`](Self::live), and with them the freed blocks that no later one overlaps: what was written last to each
+    /// byte.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        self.ranges.lock().placed(address)
+    }
+
+    /// Whether a stream is captured, so that the device can not be waited for.
+    pub fn is_capturing(&self) -> bool {
+        self.ranges.lock().is_capturing()
+    }
+
     /// How many of its recorded requests the range at `address` has yet to serve; 0 if it records none.
     pub fn outstanding(&self, address: Address) -> usize {
         self.ranges.lock().outstanding(address)
@@ -128,10 +179,41 @@ impl DonatedRanges {
 
     #[cold]
     fn allocate_in_range(&self, request: Request) -> Result<Option<Block>, AllocError> {
-        let mut ranges = self.ranges.lock();
-        let allocated = ranges.allocate(request, &*self.backing);
-        self.least.store(ranges.least(), Ordering::Release);
-        allocated
+        let mut entered: Option<Entered> = None;
+        loop {
+            let mut ranges = self.ranges.lock();
+            let Some(place) = ranges.find(request, &*self.backing)? else { return Ok(None) };
+            match ranges.gate(&place) {
+                // What was found may be gone once the gate is entered, which is done under no lock.
+                Some(gate) if entered.as_ref().is_none_or(|entered| !entered.is_of(&gate)) => {
+                    drop(ranges);
+                    drop(entered.take());
+                    entered = Entered::new(gate)?;
+                    if entered.is_none() {
+                        return Ok(None);
+                    }
+                }
+                gate => {
+                    let block = ranges.put(request, place);
+                    self.least.store(ranges.least(), Ordering::Release);
+                    drop(ranges);
+                    if let Some(entered) = entered.filter(|_| gate.is_some()) {
+                        entered.keep();
+                    }
+                    return Ok(Some(block));
+                }
+            }
+        }
+    }
+
+    #[cold]
+    fn free(&self, mut ranges: MutexGuard<'_, Ranges>, address: Address) -> Result<(), AllocError> {
+        let gate = ranges.free(address, &*self.backing)?;
+        drop(ranges);
+        if let Some(gate) = gate {
+            gate.leave();
+        }
+        Ok(())
     }
 
     /// The ranges, if an address lies in one.
@@ -155,8 +237,8 @@ impl<A: Resource> Resource for Donated<A> {
 
     #[inline]
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        if let Some(mut ranges) = self.donated.of(address) {
-            return ranges.free(address, &*self.donated.backing);
+        if let Some(ranges) = self.donated.of(address) {
+            return self.donated.free(ranges, address);
         }
         self.inner.free(address)
     }

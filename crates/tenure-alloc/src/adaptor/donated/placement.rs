@@ -44,8 +44,8 @@ impl Placed {
 pub(super) enum Rule {
     BestFit,
     InOrder {
-        /// The live blocks, in the order in which they were allocated.
-        live: Vec<Address>,
+        /// Where what was requested was placed, in that order: live blocks, and freed ones that no later one overlaps.
+        placed: Vec<(Address, u64)>,
         is_open: bool,
     },
     Recorded {
@@ -58,7 +58,7 @@ impl Rule {
     pub(super) fn new(placement: Placement) -> Self {
         match placement {
             Placement::BestFit => Self::BestFit,
-            Placement::InOrder => Self::InOrder { live: Vec::new(), is_open: true },
+            Placement::InOrder => Self::InOrder { placed: Vec::new(), is_open: true },
             Placement::Recorded(requests) => Self::Recorded { requests, served: 0 },
         }
     }
@@ -98,17 +98,15 @@ impl Rule {
         }
     }
 
-    pub(super) fn note_allocated(&mut self, address: Address) {
+    pub(super) fn note_allocated(&mut self, address: Address, requested: u64) {
         match self {
-            Self::InOrder { live, .. } => live.push(address),
+            Self::InOrder { placed, .. } => {
+                let end = |address: Address, bytes: u64| address + bytes.next_multiple_of(GRANULE);
+                placed.retain(|&(at, bytes)| end(at, bytes) <= address || end(address, requested) <= at);
+                placed.push((address, requested));
+            }
             Self::Recorded { served, .. } => *served += 1,
             Self::BestFit => {}
-        }
-    }
-
-    pub(super) fn note_freed(&mut self, address: Address) {
-        if let Self::InOrder { live, .. } = self {
-            live.retain(|&other| other != address);
         }
     }
 }

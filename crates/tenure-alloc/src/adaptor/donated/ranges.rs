@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
+use super::gate::Gate;
 use super::placement::{GRANULE, Placed, Placement, Rule};
 use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
 use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, PoolUse, Request, Statistics};
@@ -31,6 +32,15 @@ struct Range {
     bytes: u64,
     stream: StreamId,
     rule: Rule,
+    gate: Option<Arc<dyn Gate>>,
+}
+
+/// Where a request has its place.
+pub(super) struct Place {
+    /// The free piece that it is in.
+    piece: Address,
+    address: Address,
+    bytes: u64,
 }
 
 struct Piece {
@@ -58,6 +68,7 @@ impl Ranges {
         bytes: u64,
         stream: StreamId,
         placement: Placement,
+        gate: Option<Arc<dyn Gate>>,
     ) -> Result<(), AllocError> {
         let refuse = |expected| {
             let value = format!("{bytes} bytes at {address:#x}");
@@ -81,7 +92,7 @@ impl Ranges {
         if placement != Placement::BestFit && self.ranges.values().any(|range| range.takes_all_of(stream)) {
             return refuse("one range of a stream takes every request: close or clear that first");
         }
-        self.ranges.insert(address, Range { bytes, stream, rule: Rule::new(placement) });
+        self.ranges.insert(address, Range { bytes, stream, rule: Rule::new(placement), gate });
         self.put_free(address, bytes);
         for pool in self.statistics.both(PoolKind::Large) {
             pool.reserved_bytes.increase(bytes);
@@ -127,13 +138,26 @@ impl Ranges {
     /// Ends the allocation in a range that is filled in order; returns its live blocks.
     pub(super) fn close(&mut self, address: Address) -> Result<Vec<Placed>, AllocError> {
         let range = self.ranges.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
-        let Rule::InOrder { live, is_open } = &mut range.rule else { return Err(AllocError::UnknownAddress(address)) };
+        let Rule::InOrder { is_open, .. } = &mut range.rule else { return Err(AllocError::UnknownAddress(address)) };
         *is_open = false;
-        let placed = live.iter().filter_map(|at| match &self.pieces.get(at)?.state {
-            PieceState::Live { request, .. } => Some(Placed { offset: at - address, bytes: request.bytes }),
-            PieceState::Free | PieceState::Pending { .. } => None,
-        });
-        Ok(placed.collect())
+        self.live(address)
+    }
+
+    /// The live blocks of a range that is filled in order.
+    pub(super) fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        let mut placed = self.placed(address)?;
+        placed.retain(|placed| self.live_bytes(address + placed.offset).is_some());
+        Ok(placed)
+    }
+
+    /// The live blocks of a range that is filled in order, and the freed ones that no later one overlaps.
+    pub(super) fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+        match self.ranges.get(&address).map(|range| &range.rule) {
+            Some(Rule::InOrder { placed, .. }) => {
+                Ok(placed.iter().map(|&(at, bytes)| Placed { offset: at - address, bytes }).collect())
+            }
+            _ => Err(AllocError::UnknownAddress(address)),
+        }
     }
 
     /// Recorded requests that the range at an address has yet to serve.
@@ -141,8 +165,8 @@ impl Ranges {
         self.ranges.get(&address).map_or(0, |range| range.rule.outstanding())
     }
 
-    /// A block for the request, where a range of its stream serves it.
-    pub(super) fn allocate(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Block>, AllocError> {
+    /// Where a range of its stream serves the request, if one does. Holds as long as nothing else happens.
+    pub(super) fn find(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Place>, AllocError> {
         let stream = request.stream;
         if self.pools.iter().any(|(.., filter)| filter(stream)) {
             return Ok(None);
@@ -155,7 +179,16 @@ impl Ranges {
             None if request.bytes < Rule::BestFit.least() => None,
             None => self.best_fit(stream, bytes),
         };
-        let Some((piece, address)) = found else { return Ok(None) };
+        Ok(found.map(|(piece, address)| Place { piece, address, bytes }))
+    }
+
+    /// What must be entered before a block is placed there.
+    pub(super) fn gate(&self, place: &Place) -> Option<Arc<dyn Gate>> {
+        self.range_of(place.address)?.1.gate.clone()
+    }
+
+    /// The block for the request in a place that was just found for it.
+    pub(super) fn put(&mut self, request: Request, Place { piece, address, bytes }: Place) -> Block {
         let whole = self.take_free(piece);
         let behind = piece + whole - (address + bytes);
         for (address, bytes) in [(piece, address - piece), (address + bytes, behind)] {
@@ -165,9 +198,11 @@ impl Ranges {
         }
         let state = PieceState::Live { request, users: SmallVec::new() };
         self.pieces.insert(address, Piece { bytes, state });
-        self.note(address, Rule::note_allocated);
+        if let Some((_, range)) = self.ranges.range_mut(..=address).next_back() {
+            range.rule.note_allocated(address, request.bytes);
+        }
         self.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
-        Ok(Some(Block { address, bytes }))
+        Block { address, bytes }
     }
 
     /// The smallest free piece of a stream that fits, and its start.
@@ -191,7 +226,12 @@ impl Ranges {
         })
     }
 
-    pub(super) fn free(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
+    /// Returns what is to be left, once no lock is held.
+    pub(super) fn free(
+        &mut self,
+        address: Address,
+        backing: &dyn Backing,
+    ) -> Result<Option<Arc<dyn Gate>>, AllocError> {
         let can_mark = !self.is_capturing();
         let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let PieceState::Live { request, users } = &piece.state else { return Err(AllocError::UnknownAddress(address)) };
@@ -202,13 +242,13 @@ impl Ranges {
         let is_used_elsewhere = !pending.users.is_empty() || !pending.marks.is_empty();
         piece.state = PieceState::Pending { request };
         self.statistics.block_freed(PoolKind::Large, request.tag, piece.bytes);
-        self.note(address, Rule::note_freed);
+        let gate = self.range_of(address).and_then(|(_, range)| range.gate.clone());
         if is_used_elsewhere {
             self.pending.push(pending);
         } else {
             self.complete(address);
         }
-        Ok(())
+        Ok(gate)
     }
 
     pub(super) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
@@ -244,7 +284,7 @@ impl Ranges {
         }
     }
 
-    fn is_capturing(&self) -> bool {
+    pub(super) fn is_capturing(&self) -> bool {
         self.pools.iter().any(|(_, purpose, _)| *purpose == PoolUse::Capture)
     }
 
@@ -347,13 +387,6 @@ impl Ranges {
     fn best_fit_stream(&self, address: Address) -> Option<StreamId> {
         let (_, range) = self.range_of(address)?;
         matches!(range.rule, Rule::BestFit).then_some(range.stream)
-    }
-
-    /// Tells the rule of the range that a block lies in.
-    fn note(&mut self, address: Address, what: fn(&mut Rule, Address)) {
-        if let Some((_, range)) = self.ranges.range_mut(..=address).next_back() {
-            what(&mut range.rule, address);
-        }
     }
 
     fn range_of(&self, address: Address) -> Option<(&Address, &Range)> {

@@ -1,0 +1,313 @@
+//! PipeSwitch's order of calls: everything is inserted and placed first, by every worker and for every model, and then
+//! parameters come and go.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tenure_alloc::{Address, BackingError, PoolId, PoolUse, Request};
+use tenure_core::StreamId;
+use tenure_device::memory::{DeviceMemory, MemoryError};
+use tenure_device::share::{RangeUse, ShareError, SharedCache};
+use tenure_device::{Access, Driver, ErrorKind, Priority};
+
+use crate::cache::{SIZES, Worker, connect, serve, worker};
+use crate::common::{GRANULE, PATIENCE, fill};
+
+/// The tensors of two models, in bytes.
+const MODELS: [&[u64]; 2] = [&[3_000_000, 64, 512], &[4096, 1 << 20]];
+
+/// Not long.
+const SHORT: Duration = Duration::from_millis(60);
+
+fn allocate(memory: &DeviceMemory, bytes: u64, stream: StreamId) -> Result<Address, MemoryError> {
+    memory.allocate(Request::new(bytes, stream)).map(|block| block.address)
+}
+
+/// Why a block is refused.
+fn refused(memory: &DeviceMemory, bytes: u64, stream: StreamId) -> String {
+    match memory.allocate(Request::new(bytes, stream)).unwrap_err() {
+        MemoryError::Allocator(tenure_alloc::AllocError::Backing(BackingError::Failed { reason, .. })) => reason,
+        other => panic!("{other}"),
+    }
+}
+
+/// A model in a worker.
+struct Model {
+    tensors: Vec<Address>,
+    computation: StreamId,
+}
+
+/// A worker that has placed these models, each on streams of its own.
+fn placed(owner: &SharedCache, patience: Duration, models: &[&[u64]]) -> (Worker, Vec<Model>) {
+    let Worker { driver, memory, cache } = worker(owner);
+    let cache = cache.with_patience(patience);
+    let place = |sizes: &&[u64]| {
+        let [parameters, computation] = [(); 2].map(|()| driver.create_stream(Priority::Default).unwrap());
+        cache.place_parameters(parameters).unwrap();
+        cache.insert_shared_cache_for_computation(computation).unwrap();
+        let tensors = sizes.iter().map(|&bytes| allocate(memory, bytes, parameters).unwrap()).collect();
+        Model { tensors, computation }
+    };
+    let models = models.iter().map(place).collect();
+    (Worker { driver, memory, cache }, models)
+}
+
+/// Puts a model's tensors onto the device, with values that depend on `seed`; `meanwhile` they are being written.
+fn transfer_while(scheduler: &Worker, sizes: &[u64], seed: u64, meanwhile: impl FnOnce()) {
+    let Worker { driver, memory, cache } = scheduler;
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    cache.transfer_parameters(stream).unwrap();
+    let blocks: Vec<_> = sizes.iter().map(|&bytes| allocate(memory, bytes, stream).unwrap()).collect();
+    for (&block, &bytes) in blocks.iter().zip(sizes) {
+        fill(&**driver, block, bytes, seed + bytes);
+    }
+    meanwhile();
+    blocks.into_iter().for_each(|block| memory.free(block).unwrap());
+    cache.clear_shared_cache(stream).unwrap();
+}
+
+fn transfer(scheduler: &Worker, sizes: &[u64], seed: u64) {
+    transfer_while(scheduler, sizes, seed, || ());
+}
+
+/// Whether a model's tensors have the values of `seed`.
+fn holds(worker: &Worker, model: &Model, sizes: &[u64], seed: u64) -> bool {
+    let other = worker.memory.allocate(Request::new(4 << 20, StreamId::NULL)).unwrap().address;
+    model.tensors.iter().zip(sizes).all(|(&tensor, &bytes)| {
+        fill(&*worker.driver, other, bytes, seed + bytes);
+        worker.sum(tensor, bytes) == worker.sum(other, bytes)
+    })
+}
+
+#[test]
+fn models_that_were_placed_first_find_what_is_transferred_then() {
+    let (owner, _folder) = serve();
+    let workers = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS));
+    let scheduler = worker(&owner);
+    for (request, which) in [0, 1, 1, 0].into_iter().enumerate() {
+        let seed = request as u64;
+        transfer(&scheduler, MODELS[which], seed);
+        for (worker, models) in &workers {
+            let model = &models[which];
+            let activation = allocate(worker.memory, 3 * GRANULE, model.computation).unwrap();
+            assert!(holds(worker, model, MODELS[which], seed), "{request}");
+            fill(&*worker.driver, activation, 3 * GRANULE, 1);
+            worker.memory.free(activation).unwrap();
+            worker.cache.check_parameters().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_placed_can_not_be_written() {
+    let (owner, _folder) = serve();
+    let (Worker { driver, .. }, models) = placed(&owner, SHORT, &MODELS);
+    let tensor = models[1].tensors[0];
+    let error = driver.memset(tensor, 1, 1, StreamId::NULL).and_then(|()| driver.synchronize());
+    assert!(matches!(error.unwrap_err().kind, ErrorKind::ReadOnly { .. }));
+}
+
+#[test]
+fn nothing_is_computed_with_parameters_of_another_model() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, cache, .. }, models) = &placed(&owner, SHORT, &MODELS);
+    let scheduler = worker(&owner);
+    transfer(&scheduler, MODELS[0], 1);
+    let reason = refused(memory, GRANULE, models[1].computation);
+    assert!(reason.starts_with("tensor 0 of the parameters that were placed here has 4096 bytes"), "{reason}");
+    allocate(memory, GRANULE, models[0].computation).unwrap();
+    transfer(&scheduler, &[3_000_000, 64], 1);
+    let error = cache.check_parameters().unwrap_err();
+    assert!(matches!(error, ShareError::PlacedOtherwise { index: 0, .. }), "of the model placed last: {error}");
+}
+
+#[test]
+fn nothing_is_computed_before_anything_is_transferred() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, cache, .. }, models) = &placed(&owner, SHORT, &MODELS);
+    let reason = refused(memory, GRANULE, models[0].computation);
+    assert!(reason.starts_with("no parameters are published"), "{reason}");
+    assert!(matches!(cache.check_parameters(), Err(ShareError::NothingPublished)));
+    // Neither is what was written in part and given up.
+    let writer = worker(&owner);
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.cache.clear_shared_cache(StreamId::NULL).unwrap();
+    refused(memory, GRANULE, models[0].computation);
+    allocate(memory, GRANULE, StreamId::NULL).unwrap();
+}
+
+#[test]
+fn a_computation_waits_for_its_parameters() {
+    let (owner, _folder) = serve();
+    let (worker_, models) = &placed(&owner, PATIENCE, &MODELS);
+    let scheduler = worker(&owner);
+    transfer(&scheduler, MODELS[1], 1);
+    thread::scope(|scope| {
+        scope.spawn(|| allocate(worker_.memory, GRANULE, models[0].computation).unwrap());
+        thread::sleep(SHORT);
+        transfer(&scheduler, MODELS[0], 2);
+    });
+    assert!(holds(worker_, &models[0], MODELS[0], 2));
+}
+
+/// PipeSwitch computes with the first layers while the last are on their way.
+#[test]
+fn a_computation_that_begins_during_the_transfer_is_checked_after_it() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, .. }, models) = &placed(&owner, SHORT, &MODELS);
+    let scheduler = worker(&owner);
+    let compute = || allocate(memory, GRANULE, models[0].computation);
+    transfer_while(&scheduler, MODELS[0], 1, || _ = compute().unwrap());
+    compute().unwrap();
+    // It was found to be right: from then on it is for the program to say when its parameters may go.
+    transfer(&scheduler, MODELS[1], 1);
+    compute().unwrap();
+}
+
+#[test]
+fn another_model_than_the_one_being_transferred_is_found_out() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, .. }, models) = &placed(&owner, SHORT, &MODELS);
+    let scheduler = worker(&owner);
+    transfer_while(&scheduler, MODELS[1], 1, || _ = allocate(memory, GRANULE, models[0].computation).unwrap());
+    let reason = refused(memory, GRANULE, models[0].computation);
+    assert!(reason.starts_with("tensor 0 of the parameters that were placed here has 3000000 bytes"), "{reason}");
+}
+
+#[test]
+fn computation_is_one_stream_s_while_it_has_blocks_there() {
+    let (owner, _folder) = serve();
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, SHORT, &[&[], &[]]));
+    let held = [GRANULE, 2 * GRANULE].map(|bytes| allocate(first.memory, bytes, one[0].computation).unwrap());
+    let own = format!("of the pool from {} are leased to process {}", SIZES.parameter_bytes, std::process::id());
+    for (memory, stream) in [(first.memory, one[1].computation), (second.memory, other[0].computation)] {
+        let reason = refused(memory, GRANULE, stream);
+        assert!(reason.contains(&own), "{reason}");
+    }
+    first.memory.free(held[0]).unwrap();
+    refused(second.memory, GRANULE, other[0].computation);
+    first.memory.free(held[1]).unwrap();
+    assert_eq!(connect(&owner).status().unwrap().holdings, []);
+    allocate(second.memory, GRANULE, other[0].computation).unwrap();
+    refused(first.memory, GRANULE, one[1].computation);
+}
+
+#[test]
+fn who_computes_is_waited_for() {
+    let (owner, _folder) = serve();
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[]]));
+    let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
+    fill(&*first.driver, held, GRANULE, 5);
+    let written = first.sum(held, GRANULE);
+    let found = thread::scope(|scope| {
+        let waiting = scope.spawn(|| allocate(second.memory, GRANULE, other[0].computation).unwrap());
+        thread::sleep(SHORT);
+        assert!(!waiting.is_finished());
+        first.memory.free(held).unwrap();
+        waiting.join().unwrap()
+    });
+    assert_eq!(second.sum(found, GRANULE), written, "the same memory");
+}
+
+#[test]
+fn computations_of_many_threads_keep_each_other_out() {
+    let (owner, _folder) = serve();
+    let workers = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[], &[]]));
+    let computing = AtomicUsize::new(0);
+    let compute = |memory: &DeviceMemory, stream| {
+        for bytes in (1..=20).map(|round| (1 + round % 3) * GRANULE) {
+            let blocks = [bytes, GRANULE].map(|bytes| allocate(memory, bytes, stream).unwrap());
+            assert_eq!(computing.fetch_add(1, Ordering::SeqCst), 0);
+            memory.free(blocks[0]).unwrap();
+            thread::yield_now();
+            assert_eq!(computing.fetch_sub(1, Ordering::SeqCst), 1);
+            memory.free(blocks[1]).unwrap();
+        }
+    };
+    thread::scope(|scope| {
+        for (worker, models) in &workers {
+            for model in models {
+                scope.spawn(|| compute(worker.memory, model.computation));
+            }
+        }
+    });
+    assert_eq!(connect(&owner).status().unwrap().holdings, []);
+}
+
+#[test]
+fn a_computation_goes_on_in_other_memory_when_the_daemon_is_gone() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, cache, .. }, models) = placed(&owner, SHORT, &[&[]]);
+    let stream = models[0].computation;
+    let shared = cache.pool().address()..cache.pool().address() + cache.pool().bytes();
+    let first = allocate(memory, GRANULE, stream).unwrap();
+    drop(owner);
+    let second = allocate(memory, GRANULE, stream).unwrap();
+    assert!(shared.contains(&first) && shared.contains(&second), "it has the range for as long as blocks are there");
+    [first, second].into_iter().for_each(|block| memory.free(block).unwrap());
+    assert!(!shared.contains(&allocate(memory, GRANULE, stream).unwrap()));
+    cache.clear_shared_cache(stream).unwrap();
+}
+
+#[test]
+fn what_is_freed_in_a_capture_is_given_back_after_it() {
+    let (owner, _folder) = serve();
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, SHORT, &[&[]]));
+    let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
+    let captured = first.driver.create_stream(Priority::Default).unwrap();
+    let (allocator, pool) = (first.memory.allocator(), PoolId(0, 7));
+    allocator.begin_pool(pool, PoolUse::Capture, Box::new(move |stream| stream == captured)).unwrap();
+    first.memory.free(held).unwrap();
+    refused(second.memory, GRANULE, other[0].computation);
+    allocator.end_pool(pool).unwrap();
+    first.cache.clear_shared_cache(one[0].computation).unwrap();
+    allocate(second.memory, GRANULE, other[0].computation).unwrap();
+}
+
+#[test]
+fn published_parameters_are_read_as_they_were_published() {
+    let (owner, _folder) = serve();
+    let writer = worker(&owner);
+    writer.cache.transfer_parameters(StreamId::NULL).unwrap();
+    allocate(writer.memory, 4096, StreamId::NULL).unwrap();
+    writer.cache.publish_parameters(b"one").unwrap();
+    let reader = worker(&owner);
+    reader.cache.place_parameters(StreamId::NULL).unwrap();
+    assert_eq!(reader.cache.about_parameters().as_deref(), Some(&b"one"[..]));
+    assert!(matches!(reader.cache.check_parameters(), Err(ShareError::Outstanding { outstanding: 1 })));
+    assert!(allocate(reader.memory, 8192, StreamId::NULL).is_err());
+}
+
+#[test]
+fn what_was_transferred_is_not_published() {
+    let (owner, _folder) = serve();
+    transfer(&worker(&owner), MODELS[0], 1);
+    let read = worker(&owner).cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    assert!(matches!(read, Err(ShareError::NothingPublished)));
+}
+
+#[test]
+fn a_transfer_that_is_dropped_is_none() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, .. }, models) = &placed(&owner, SHORT, &MODELS);
+    let writer = worker(&owner);
+    writer.cache.transfer_parameters(StreamId::NULL).unwrap();
+    drop(writer);
+    let reason = refused(memory, GRANULE, models[0].computation);
+    assert!(reason.starts_with("no parameters are published"), "{reason}");
+}
+
+#[test]
+fn a_stream_has_each_range_once() {
+    let (owner, _folder) = serve();
+    let Worker { cache, memory, .. } = &worker(&owner);
+    cache.place_parameters(StreamId::NULL).unwrap();
+    let error = cache.place_parameters(StreamId::NULL).unwrap_err();
+    assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Parameters)), "{error}");
+    allocate(memory, 64, StreamId::NULL).unwrap();
+    // From here on the stream's tensors are no parameters.
+    cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
+    let (parameters, bytes) = cache.parameters();
+    assert!(!(parameters..parameters + bytes).contains(&allocate(memory, 64, StreamId::NULL).unwrap()));
+}
