@@ -379,16 +379,3 @@ def test_tensors_without_memory_of_their_own_are_left_alone(device: str) -> None
     before = figures("weight")
     with tenure.torch.tag(nn.Sequential(nn.LazyLinear(4)).to(device)):
         assert figures("weight") == before
-
-
-@needs_device
-def test_a_report_is_a_file(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kept = torch.ones(WIDTH, device=device)
-    page = tenure.torch.report()
-    assert (page, tenure.torch.report("other.html")) == (Path("memory-report-0.html"), Path("other.html"))
-    assert "No history was recorded" in page.read_text()
-    assert tenure.torch.report("figures.json", format="json").read_text().startswith("{")
-    with pytest.raises(ValueError, match="format='pdf'"):
-        tenure.torch.report(format="pdf")  # type: ignore[call-overload]
-    del kept
