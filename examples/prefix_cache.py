@@ -11,63 +11,160 @@ Tenure puts the pieces together for whoever asks.
 
     prefix_cache.py                 # all three, each in a process of its own, and what became of them
     prefix_cache.py --headroom 0.5  # with half as much again as is asked for at once
+
+It needs a GPU with 8 GiB free.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import subprocess
 import sys
+import warnings
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor
 
-MODELS, LAYERS, WIDTH, HEADS, VOCABULARY = 4, 12, 1024, 16, 50257
-BATCH, LENGTHS = 16, (16, 160)
+ALLOCATORS = ("native", "expandable", "tenure")
+MIB = 1 << 20
+
+MODELS, BATCH, LENGTHS = 4, 16, (16, 160)
 # Traffic goes to each model this many times, and lasts until its cache has so many bytes.
 TURNS, CACHE_BYTES, KEPT = 3, 2 << 30, 0.2
 
 
-class Block(nn.Module):
-    """A block of GPT-2, which also returns its keys and values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        batch, length, _ = x.shape
-        mixed = self.mix(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(mixed[0], mixed[1], mixed[2], is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh")), mixed[1:]
+class Failed(Exception):
+    """Something is missing, or there is nothing to compare. Its text is the program's last line."""
 
 
-class Gpt2(nn.Module):
-    """GPT-2: the next word's logits, and the keys and values of a prompt (layers, 2, batch, heads, length, width)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(1024, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
-        kept = []
-        for block in self.blocks:
-            x, keys_and_values = block(x)
-            kept.append(keys_and_values)
-        return self.norm(x[:, -1]) @ self.words.weight.T, torch.stack(kept)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--headroom", type=part, default=0.15, help="part of what is asked for at once (default 0.15)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS)
+    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    try:
+        if arguments.allocator:
+            print(json.dumps(run(arguments.allocator, arguments.limit)))
+        else:
+            compare(arguments.headroom, arguments.json)
+    except Failed as failed:
+        parser.exit(1, f"{parser.prog}: {failed}\n")
 
 
-@torch.inference_mode()
+def part(text: str) -> float:
+    """A number of 0 or more."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(text)
+    return number
+
+
+def compare(headroom: float, as_json: bool) -> None:
+    """Serves on each allocator, and prints what became of it."""
+    first = child("tenure", None)
+    if first["error"] is not None:
+        raise Failed(f"the device is too small, even without a limit: {first['error']}")
+    needed, total = first["peak"]["requested"], first["total"]
+    limit = int(needed * (1 + headroom))
+    if limit > total:
+        raise Failed(
+            f"the device has {total / MIB:.0f} MiB, and {limit / MIB:.0f} MiB are {headroom:.0%} more than is asked "
+            "for at once: choose a smaller --headroom"
+        )
+    outcomes = {allocator: child(allocator, limit) for allocator in ALLOCATORS}
+    if as_json:
+        print(json.dumps({"needed": needed, "limit": limit, "outcomes": outcomes}))
+        return
+    print(f"asked for at once, at most: {needed / MIB:.0f} MiB; limit: {limit / MIB:.0f} MiB\n")
+    for outcome in outcomes.values():
+        now, end = outcome["now"], "completed" if outcome["error"] is None else "OUT OF MEMORY"
+        print(
+            f"{outcome['served_by']:11} {end:14} asked for {now['requested'] / MIB:6.0f} MiB, held "
+            f"{now['reserved'] / MIB:6.0f} MiB, emptied its cache {outcome['retries']} times"
+        )
+
+
+def child(allocator: str, limit: int | None) -> dict[str, Any]:
+    """Serves on an allocator, in a process of its own. One that ends with an error has said why."""
+    environment = {key: value for key, value in os.environ.items() if not key.endswith("_ALLOC_CONF")}
+    environment["TENURE_TORCH"] = "0"
+    if allocator == "expandable":
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    command = [sys.executable, os.path.abspath(__file__), "--allocator", allocator]
+    command += [] if limit is None else ["--limit", str(limit)]
+    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if ended.returncode < 0:
+        raise Failed(f"the process on the allocator {allocator} was killed, by signal {-ended.returncode}")
+    if ended.returncode > 0:
+        sys.exit(ended.returncode)
+    outcome: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return outcome
+
+
+def run(allocator: str, limit: int | None) -> dict[str, Any]:
+    """Serves within `limit` bytes of the device."""
+    begin(allocator)
+    import torch
+
+    total = torch.cuda.get_device_properties(0).total_memory
+    if limit is not None:
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        outcome = {"answers": serve(), "error": None}
+    except torch.OutOfMemoryError as error:
+        outcome = {"answers": None, "error": str(error).splitlines()[0]}
+    figures = torch.cuda.memory_stats()
+    now = {name: figures[f"{name}_bytes.all.current"] for name in ["requested", "reserved"]}
+    peak = {name: figures[f"{name}_bytes.all.peak"] for name in ["requested", "reserved"]}
+    retries = figures["num_alloc_retries"]
+    return outcome | {"served_by": allocator, "total": total, "now": now, "peak": peak, "retries": retries}
+
+
+def begin(allocator: str) -> None:
+    """Makes sure that this allocator is under PyTorch, and no other."""
+    try:
+        import torch
+    except Exception as error:
+        raise Failed(f"torch cannot be imported ({error}): install it (https://pytorch.org)") from error
+    if not torch.cuda.is_available():
+        raise Failed("PyTorch finds no GPU: check `nvidia-smi`, and that PyTorch is built for CUDA")
+    if allocator == "tenure":
+        install()
+    torch.empty(1, device="cuda")
+    found = torch.cuda.get_allocator_backend()
+    if found == "native" and any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot()):
+        found = "expandable"
+    if found != allocator:
+        raise Failed(f"PyTorch's memory is that of the allocator {found}, where {allocator} was to be measured")
+
+
+def install() -> None:
+    """Puts Tenure under PyTorch."""
+    try:
+        import tenure.torch
+    except Exception as error:
+        raise Failed(f"tenure.torch cannot be imported ({error}): install it (pip install .)") from error
+    with warnings.catch_warnings(record=True) as told:
+        try:
+            mode = tenure.torch.install().mode
+        except tenure.Error as error:
+            raise Failed(str(error)) from error
+    if mode in ("not installed", "pluggable"):
+        raise Failed(" ".join(str(warning.message) for warning in told))
+
+
 def serve() -> float:
     """Serves all prompts; returns a number that depends on every answer."""
+    import torch
+    from models.gpt2 import VOCABULARY, Gpt2
+
     chance = random.Random(11)
     torch.manual_seed(0)
     models = [Gpt2().to("cuda", torch.bfloat16) for _ in range(MODELS)]
@@ -80,7 +177,7 @@ def serve() -> float:
             chance.shuffle(cache)
             del cache[int(len(cache) * KEPT) :]
         current = turn % MODELS
-        with torch.cuda.stream(streams[current]):
+        with torch.inference_mode(), torch.cuda.stream(streams[current]):
             while sum(entry.nbytes for entry in caches[current]) < CACHE_BYTES:
                 lengths = [chance.randint(*LENGTHS) for _ in range(BATCH)]
                 prompts = torch.randint(VOCABULARY, (BATCH, max(lengths)), device="cuda")
@@ -89,56 +186,6 @@ def serve() -> float:
                     caches[current].append(keys_and_values[:, :, number, :, :length].clone())
                 answers += logits.argmax(-1).sum().item()
     return answers
-
-
-def run(limit: int) -> dict:
-    """Serves within `limit` bytes of the device, if that is not 0."""
-    if limit:
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(limit / total)
-    try:
-        outcome = {"answers": serve(), "error": None}
-    except torch.OutOfMemoryError as error:
-        outcome = {"answers": None, "error": str(error).splitlines()[0]}
-    figures = torch.cuda.memory_stats()
-    now = {name: figures[f"{name}_bytes.all.current"] for name in ["requested", "reserved"]}
-    peak = {name: figures[f"{name}_bytes.all.peak"] for name in ["requested", "reserved"]}
-    return outcome | {"now": now, "peak": peak, "retries": figures["num_alloc_retries"]}
-
-
-def child(allocator: str, limit: int) -> dict:
-    environment = {key: value for key, value in os.environ.items() if not key.endswith("_ALLOC_CONF")}
-    environment["TENURE_TORCH"] = "1" if allocator == "tenure" else "0"
-    if allocator == "expandable":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    command = [sys.executable, os.path.abspath(__file__), "--limit", str(limit)]
-    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(ended.stdout.splitlines()[-1])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--headroom", type=float, default=0.15, help="part of what is asked for at once (default 0.15)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.limit is not None:
-        print(json.dumps(run(arguments.limit)))
-        return
-    needed = child("tenure", 0)["peak"]["requested"]
-    limit = int(needed * (1 + arguments.headroom))
-    outcomes = {allocator: child(allocator, limit) for allocator in ["native", "expandable", "tenure"]}
-    if arguments.json:
-        print(json.dumps({"needed": needed, "limit": limit, "outcomes": outcomes}))
-        return
-    mib = 1 << 20
-    print(f"asked for at once, at most: {needed / mib:.0f} MiB; limit: {limit / mib:.0f} MiB\n")
-    for allocator, outcome in outcomes.items():
-        now, end = outcome["now"], "completed" if outcome["error"] is None else "OUT OF MEMORY"
-        print(
-            f"{allocator:11} {end:14} asked for {now['requested'] / mib:6.0f} MiB, held {now['reserved'] / mib:6.0f}"
-            f" MiB, emptied its cache {outcome['retries']} times"
-        )
 
 
 if __name__ == "__main__":

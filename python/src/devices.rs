@@ -43,14 +43,14 @@ impl DriverKind {
     }
 
     /// The driver of device number `device`.
-    pub(crate) fn open(self, device: u8) -> PyResult<Arc<dyn Driver>> {
+    pub(crate) fn open(self, device: u32) -> PyResult<Arc<dyn Driver>> {
         let platform = self.platform();
         let count = platform.device_count().map_err(|error| device_complaint(error.kind.to_string()))?;
-        if u32::from(device) >= count {
+        let Some(device) = u8::try_from(device).ok().filter(|_| device < count) else {
             return Err(device_complaint(format!(
                 "there is no device {device}: `tenure.devices()` lists what there is, numbered from 0"
             )));
-        }
+        };
         platform.driver(device).map_err(|error| device_complaint(format!("device {device}: {}", error.kind)))
     }
 }

@@ -37,11 +37,11 @@ mod _native {
     use crate::sharing::{
         about_shared_parameters, allocate_shared_cache, attach_shared_parameters, check_room_for_parameters,
         check_shared_parameters, clear_shared_cache, clear_shared_parameters, insert_shared_computation,
-        insert_shared_parameters, join_own_shared_cache, own_bytes, owns_shared_cache, publish_shared_parameters,
-        recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
+        insert_shared_parameters, join_own_shared_cache, module_stream, own_bytes, owns_shared_cache,
+        publish_shared_parameters, recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
     #[pymodule_export]
-    use crate::torch::{torch_api, torch_configure};
+    use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
 }

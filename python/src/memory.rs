@@ -1,5 +1,6 @@
 //! Memory of this process on its devices, whoever opened it: PyTorch's allocator shim or a caller of the C interface.
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use tenure::prelude::*;
@@ -17,8 +18,8 @@ pub(crate) fn installed() -> Vec<usize> {
 
 /// Counters by PyTorch's names, and what the process holds beside the allocator's memory.
 #[pyfunction]
-pub(crate) fn memory_stats(py: Python<'_>, device: usize) -> PyResult<Bound<'_, PyDict>> {
-    let memory = opened(device)?;
+pub(crate) fn memory_stats(py: Python<'_>, device: Opened) -> PyResult<Bound<'_, PyDict>> {
+    let Opened(memory) = device;
     let (figures, overhead) =
         py.detach(|| (memory.allocator().statistics().flat(), memory.backing().known_overhead_bytes()));
     let stats = PyDict::new(py);
@@ -30,16 +31,16 @@ pub(crate) fn memory_stats(py: Python<'_>, device: usize) -> PyResult<Bound<'_, 
 
 /// Starts every peak again from the current value.
 #[pyfunction]
-pub(crate) fn reset_peak_stats(py: Python<'_>, device: usize) -> PyResult<()> {
-    let memory = opened(device)?;
+pub(crate) fn reset_peak_stats(py: Python<'_>, device: Opened) -> PyResult<()> {
+    let Opened(memory) = device;
     py.detach(|| memory.allocator().reset_peak_statistics());
     Ok(())
 }
 
 /// A pickle of plain data.
 #[pyfunction]
-pub(crate) fn memory_snapshot(py: Python<'_>, device: usize) -> PyResult<Bound<'_, PyBytes>> {
-    let memory = opened(device)?;
+pub(crate) fn memory_snapshot(py: Python<'_>, device: Opened) -> PyResult<Bound<'_, PyBytes>> {
+    let Opened(memory) = device;
     let mut pickle = Vec::new();
     py.detach(|| memory.allocator().snapshot().write_pickle(&mut pickle))?;
     Ok(PyBytes::new(py, &pickle))
@@ -47,8 +48,8 @@ pub(crate) fn memory_snapshot(py: Python<'_>, device: usize) -> PyResult<Bound<'
 
 /// What memory is for, by tag and module: a page, or figures as JSON.
 #[pyfunction]
-pub(crate) fn memory_report(py: Python<'_>, device: usize, title: String, as_json: bool) -> PyResult<String> {
-    let memory = opened(device)?;
+pub(crate) fn memory_report(py: Python<'_>, device: Opened, title: String, as_json: bool) -> PyResult<String> {
+    let Opened(memory) = device;
     py.detach(|| {
         let allocator = memory.allocator();
         let report = MemoryReport::new(title, &allocator.snapshot(), &allocator.statistics());
@@ -60,23 +61,47 @@ pub(crate) fn memory_report(py: Python<'_>, device: usize, title: String, as_jso
 
 /// Gives cached memory back to the device.
 #[pyfunction]
-pub(crate) fn empty_cache(py: Python<'_>, device: usize) -> PyResult<()> {
-    let memory = opened(device)?;
+pub(crate) fn empty_cache(py: Python<'_>, device: Opened) -> PyResult<()> {
+    let Opened(memory) = device;
     py.detach(|| memory.allocator().release_cached()).map_err(exception)
 }
 
 /// Limits what this process may hold.
 #[pyfunction]
-pub(crate) fn set_memory_fraction(py: Python<'_>, device: usize, fraction: f64) -> PyResult<()> {
-    let memory = opened(device)?;
+pub(crate) fn set_memory_fraction(py: Python<'_>, device: Opened, fraction: f64) -> PyResult<()> {
+    let Opened(memory) = device;
     py.detach(|| memory.allocator().set_memory_fraction(fraction)).map_err(exception)
 }
 
-fn opened(device: usize) -> PyResult<&'static DeviceMemory> {
-    memory::installed(device).ok_or_else(|| {
-        complaint(format!(
+/// The memory of a device, which Python gives by its number.
+pub(crate) struct Opened(&'static DeviceMemory);
+
+impl<'py> FromPyObject<'_, 'py> for Opened {
+    type Error = PyErr;
+
+    fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let device = number.extract().map_err(|error: PyErr| {
+            if error.is_instance_of::<PyOverflowError>(number.py()) {
+                complaint(format!("there is no device {}: devices are numbered from 0", &*number))
+            } else {
+                error
+            }
+        })?;
+        memory::installed(device).map(Self).ok_or_else(|| not_open(device))
+    }
+}
+
+/// Says why there is no memory of a device, and how to get it.
+pub(crate) fn not_open(device: usize) -> PyErr {
+    complaint(if tenure_capi::torch::is_configured() {
+        format!(
+            "PyTorch has not used device {device} yet, so that it has no memory there: ask after its first tensor on \
+             it, such as torch.empty(1, device=\"cuda:{device}\")"
+        )
+    } else {
+        format!(
             "this process has no memory of Tenure's on device {device}: call tenure.torch.install() before the first \
              CUDA allocation, or open the device through the C interface"
-        ))
+        )
     })
 }

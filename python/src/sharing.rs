@@ -10,23 +10,27 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use tenure::prelude::StreamId;
 
-use tenure_device::Access;
 use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
 use tenure_device::share::{
     Client, DaemonConfig, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
 };
+use tenure_device::{Access, Priority};
 
 use crate::errors::{complaint, device_complaint};
+use crate::memory::not_open;
 
 /// How often a daemon is looked for that is not there yet.
 const RETRY: Duration = Duration::from_millis(20);
 
-static CACHES: [Mutex<Caches>; MAX_DEVICES] = [const { Mutex::new(Caches { owned: None, joined: None }) }; MAX_DEVICES];
+static CACHES: [Mutex<Caches>; MAX_DEVICES] =
+    [const { Mutex::new(Caches { owned: None, joined: None, stream: None }) }; MAX_DEVICES];
 
 /// What a process has of shared caches on a device.
 struct Caches {
     owned: Option<SharedCache>,
     joined: Option<WorkerCache>,
+    /// On which modules are placed, and nobody else allocates.
+    stream: Option<StreamId>,
 }
 
 impl Caches {
@@ -162,6 +166,22 @@ pub(crate) fn check_room_for_parameters(py: Python<'_>, device: u8, requests: Ve
     with_cache(py, device, |cache| cache.check_room(&requests, about))
 }
 
+/// The stream on which modules are placed: the allocations of no other thread are taken for theirs.
+#[pyfunction]
+pub(crate) fn module_stream(py: Python<'_>, device: u8) -> PyResult<u64> {
+    py.detach(|| {
+        let caches = &mut *caches(device)?;
+        let stream = match caches.stream {
+            Some(stream) => stream,
+            None => {
+                opened(device)?.driver().create_stream(Priority::Default).map_err(|error| exception(error.into()))?
+            }
+        };
+        caches.stream = Some(stream);
+        Ok(stream.0)
+    })
+}
+
 /// The range for parameters: its first byte, and its bytes.
 #[pyfunction]
 pub(crate) fn shared_parameter_range(py: Python<'_>, device: u8) -> PyResult<(u64, u64)> {
@@ -247,12 +267,7 @@ fn caches(device: u8) -> PyResult<MutexGuard<'static, Caches>> {
 }
 
 fn opened(device: u8) -> PyResult<&'static DeviceMemory> {
-    memory::installed(device.into()).ok_or_else(|| {
-        complaint(format!(
-            "this process has no memory of Tenure's on device {device}: call tenure.torch.install() before the first \
-             CUDA allocation"
-        ))
-    })
+    memory::installed(device.into()).ok_or_else(|| not_open(device.into()))
 }
 
 fn exception(error: ShareError) -> PyErr {

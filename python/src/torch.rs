@@ -23,3 +23,9 @@ fn without_lock(wait: &mut (dyn FnMut() + Send)) {
 pub(crate) fn torch_configure(py: Python<'_>, options: &str) -> PyResult<()> {
     py.detach(|| tenure_capi::torch::configure(options)).map_err(complaint)
 }
+
+/// The part of each device that this process may hold.
+#[pyfunction]
+pub(crate) fn torch_memory_fraction(py: Python<'_>) -> f64 {
+    py.detach(tenure_capi::torch::memory_fraction)
+}

@@ -58,13 +58,13 @@ impl Trace {
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let events = self.0.events();
         PyBytes::new_with(py, events.len() * EVENT_BYTES, |bytes| {
-            for (bytes, event) in bytes.chunks_exact_mut(EVENT_BYTES).zip(events) {
-                let words = [event.time_us, event.address, event.bytes, event.stream.0, event.action as u64];
-                bytes
-                    .chunks_exact_mut(8)
-                    .zip(words)
-                    .for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
-            }
+            py.detach(|| {
+                for (bytes, event) in bytes.chunks_exact_mut(EVENT_BYTES).zip(events) {
+                    let words = [event.time_us, event.address, event.bytes, event.stream.0, event.action as u64];
+                    let places = bytes.chunks_exact_mut(8);
+                    places.zip(words).for_each(|(bytes, word)| bytes.copy_from_slice(&word.to_le_bytes()));
+                }
+            });
             Ok(())
         })
     }
@@ -87,13 +87,16 @@ impl Trace {
         repeat: u32,
         lag_us: u64,
         driver: &str,
-        device: u8,
+        device: u32,
     ) -> PyResult<String> {
         let replay = Replay { allocator: allocator_named(allocator)?, repeat, lag_us };
         let driver = DriverKind::named(driver)?;
         if matches!(driver, DriverKind::Cuda) && lag_us != 0 {
             let text = "lag_us is for driver=\"sim\": the work of a real device ends when it ends";
             return Err(PyValueError::new_err(text));
+        }
+        if matches!(driver, DriverKind::Sim) && device != 0 {
+            return Err(PyValueError::new_err("device is for driver=\"cuda\": there is one simulated device, 0"));
         }
         let mut interrupt = Interrupt::new();
         let outcome = py.detach(|| {

@@ -35,6 +35,6 @@ class OutOfMemoryError(Error):
 
 
 class TraceError(Error):
-    """A trace can not be read or written. The text names the file, and the byte or the event."""
+    """A trace can not be read or written, or a report on one. The text names the file, and the byte or the event."""
 
     __module__ = "tenure"

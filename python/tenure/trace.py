@@ -18,12 +18,16 @@ True
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from tenure import _native
+from tenure._arguments import whole_number
+from tenure._errors import TraceError
+from tenure._files import write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,7 +48,10 @@ __all__ = [
 ]
 
 Allocator: TypeAlias = Literal["native", "expandable", "paged"]
-StrPath: TypeAlias = str | PathLike[str]
+FilePath: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+
+#: The largest numbers that the extension module takes, of 32 and 64 bits.
+_MOST_32, _MOST_64 = 2**32 - 1, 2**64 - 1
 
 ALLOCATORS: tuple[Allocator, ...] = ("native", "expandable", "paged")
 """What a trace can be replayed on: PyTorch's default, its ``expandable_segments:True``, and Tenure's own."""
@@ -164,7 +171,7 @@ class Trace:
         dtype = np.dtype([*((word, "<u8") for word in words), ("action", "u1")], align=True)
         return np.frombuffer(self._native.events(), dtype)
 
-    def save(self, path: StrPath) -> None:
+    def save(self, path: FilePath) -> None:
         """Writes the trace to a file, which appears whole or not at all.
 
         Parameters
@@ -180,7 +187,7 @@ class Trace:
         tenure.TraceError
             The file can not be written.
         """
-        self._native.save(path)
+        self._native.save(os.fsdecode(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +343,7 @@ class Outcome:
     device: OnDevice | None = None
 
 
-def load(path: StrPath, device: int | None = None) -> Trace:
+def load(path: FilePath, device: int | None = None) -> Trace:
     """Reads a trace: a PyTorch memory snapshot or Tenure's compact format, plain, xz or gzip, told by its content.
 
     Snapshots are pickles; nothing in them is ever executed. Ctrl-C ends a long read.
@@ -346,7 +353,7 @@ def load(path: StrPath, device: int | None = None) -> Trace:
     path
         The file.
     device
-        Which device of the file; None takes the first that has events.
+        Which device of the file, from 0; None takes the first that has events.
 
     Returns
     -------
@@ -356,13 +363,17 @@ def load(path: StrPath, device: int | None = None) -> Trace:
     ------
     tenure.TraceError
         The file can not be read, or is no trace. The text names the byte or the event.
+    ValueError
+        The device is below 0.
     """
-    return Trace(_native.Trace.load(path, device))
+    if device is not None:
+        device = whole_number("device", device, 0, _MOST_32)
+    return Trace(_native.Trace.load(os.fsdecode(path), device))
 
 
 @overload
 def replay(
-    trace: Trace | StrPath,
+    trace: Trace | FilePath,
     allocator: Allocator,
     *,
     repeat: int = 1,
@@ -372,7 +383,7 @@ def replay(
 ) -> Outcome: ...
 @overload
 def replay(
-    trace: Trace | StrPath,
+    trace: Trace | FilePath,
     allocator: list[Allocator] | tuple[Allocator, ...] = ALLOCATORS,
     *,
     repeat: int = 1,
@@ -381,7 +392,7 @@ def replay(
     device: int = 0,
 ) -> list[Outcome]: ...
 def replay(
-    trace: Trace | StrPath,
+    trace: Trace | FilePath,
     allocator: Allocator | list[Allocator] | tuple[Allocator, ...] = ALLOCATORS,
     *,
     repeat: int = 1,
@@ -400,14 +411,14 @@ def replay(
     allocator
         One of `ALLOCATORS`, or several of them.
     repeat
-        How many times the trace is played, one after the other.
+        How many times the trace is played, one after the other; at least once.
     lag_us
         How long after a block's free the simulated device completes its work on the block, in µs of the trace.
     driver
         ``"sim"`` for a device in software with the costs of an H200; ``"cuda"`` for real memory, beside which stands
         what the driver took and the device's own figures.
     device
-        With ``"cuda"``, the device's number.
+        With ``"cuda"``, the device's number. There is one simulated device, 0.
 
     Returns
     -------
@@ -421,7 +432,8 @@ def replay(
     tenure.DeviceError
         There is no such device, or one of its driver's calls failed.
     ValueError
-        There is no such allocator or driver.
+        There is no such allocator or driver; a number is below its least; or ``lag_us`` or ``device`` is given to a
+        driver that has none.
 
     Examples
     --------
@@ -432,6 +444,9 @@ def replay(
     """
     if not isinstance(trace, Trace):
         trace = load(trace)
+    repeat = whole_number("repeat", repeat, 1, _MOST_32)
+    lag_us = whole_number("lag_us", lag_us, 0, _MOST_64)
+    device = whole_number("device", device, 0, _MOST_32)
 
     def play(allocator: str) -> Outcome:
         return _outcome(trace._native.replay(allocator, repeat, lag_us, driver, device))
@@ -439,7 +454,7 @@ def replay(
     return play(allocator) if isinstance(allocator, str) else [play(each) for each in allocator]
 
 
-def report(trace: Trace | StrPath, path: StrPath) -> None:
+def report(trace: Trace | FilePath, path: FilePath) -> None:
     """Writes a report on a trace: one HTML file, which needs no network and no script.
 
     It shows memory over time, what was live at the peak, fragmentation, and what each allocator would have made of
@@ -450,11 +465,21 @@ def report(trace: Trace | StrPath, path: StrPath) -> None:
     trace
         A trace, or a file to load.
     path
-        The HTML file.
+        The HTML file, which appears whole or not at all.
+
+    Raises
+    ------
+    tenure.TraceError
+        The trace can not be read, or the report can not be written.
     """
     if not isinstance(trace, Trace):
         trace = load(trace)
-    Path(path).write_text(trace._native.report(), encoding="utf-8")
+    file = Path(os.fsdecode(path))
+    page = trace._native.report()
+    try:
+        write_whole(file, page)
+    except OSError as error:
+        raise TraceError(f"{file}: {error.strerror} (os error {error.errno})") from error
 
 
 def _outcome(text: str) -> Outcome:

@@ -54,7 +54,7 @@ class Run:
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         command = [sys.executable, "-c", STARTED.format(hook=os.fspath(HOOK), program=program), *arguments]
         environment = inherited | variables | {"PYTHONPATH": path}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
 
 
 def test_it_installs_once_torch_has_run(run: Run) -> None:
@@ -76,7 +76,9 @@ def test_an_import_that_failed_can_be_tried_again(run: Run) -> None:
     assert run(program, TENURE_TORCH="1").stdout.splitlines() == ["torch runs", "installed {} True"]
 
 
-@pytest.mark.parametrize("variables", [{}, {"TENURE_TORCH": "0"}, {"TENURE_TORCH": ""}])
+@pytest.mark.parametrize(
+    "variables", [{}, {"TENURE_TORCH": "0"}, {"TENURE_TORCH": ""}, {"TENURE_TORCH": "False"}, {"TENURE_TORCH": "off"}]
+)
 def test_it_is_off_by_default(run: Run, variables: dict[str, str]) -> None:
     finders = run("print(len(sys.meta_path))").stdout.strip()
     done = run("print(len(sys.meta_path))\nimport torch", **variables)
@@ -92,10 +94,19 @@ def test_options_are_given_on(run: Run) -> None:
     assert "installed {'allocator': 'native', 'fraction': 0.5} True" in done.stdout
 
 
-def test_options_that_make_no_sense_are_one_line(run: Run) -> None:
-    done = run("import torch; print(torch.version)", TENURE_TORCH="1", TENURE_TORCH_OPTIONS="native")
+def test_a_word_that_says_neither_on_nor_off_is_told_and_off(run: Run) -> None:
+    done = run("import torch", TENURE_TORCH="paged")
+    assert done.stdout == "torch runs\n"
+    assert done.stderr.startswith("tenure: TENURE_TORCH='paged' is taken for 0: expected 1,")
+
+
+@pytest.mark.parametrize("options", ["native", "fraction=abc", "foo=1", "allocator=paged,fraction"])
+def test_options_that_make_no_sense_are_one_line(run: Run, options: str) -> None:
+    done = run("import torch; print(torch.version)", TENURE_TORCH="1", TENURE_TORCH_OPTIONS=options)
     assert done.stdout == "torch runs\n2.11\n"
-    assert done.stderr.startswith("tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: TENURE_TORCH_OPT")
+    item = options.split(",")[-1]
+    refused = f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, and fraction=0.9"
+    assert done.stderr.startswith(f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {refused}")
     assert done.stderr.count("\n") == 1
 
 
@@ -125,10 +136,54 @@ import torch
     assert done.stdout == "No module named 'torch'\n" * 2 + "torch runs\ninstalled {} True\n"
 
 
+def test_the_finders_stay_where_they_are(run: Run) -> None:
+    """Other threads may be going through them."""
+    program = """
+def names():
+    return [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path]
+
+class Watching:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(names() == before)
+
+sys.meta_path.insert(1, Watching())
+before = names()
+import torch
+print(names() == before)
+"""
+    assert run(program, TENURE_TORCH="1").stdout.splitlines() == ["True", "torch runs", "installed {} True", "True"]
+
+
 def test_torch_looks_as_it_does_without_it(run: Run) -> None:
-    program = "import torch; print(type(torch.__loader__).__name__, sorted(vars(torch.__loader__)), len(sys.meta_path))"
+    program = "import torch; print(type(torch.__loader__).__name__, sorted(vars(torch.__loader__)))"
     without, under = (run(program, TENURE_TORCH=value).stdout.splitlines() for value in ("0", "1"))
     assert without[-1] == under[-1]
+
+
+# A program that has the real `install`, on a PyTorch that is refused once it is there.
+REAL = """
+del sys.modules["tenure.torch"], tenure.torch
+import threading
+import tenure.torch
+try:
+    tenure.torch.install()
+except tenure.Error as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("elsewhere", ["", "threading.Thread(target=__import__, args=['torch']).start(); "])
+def test_a_program_may_install_it_too(run: Run, elsewhere: str) -> None:
+    """Whichever imports PyTorch, neither waits for the other."""
+    (run.folder / "torch/__init__.py").write_text(
+        "import time, types\ntime.sleep(0.3)\n__version__ = '2.11.0'\nversion = types.SimpleNamespace(hip='6')\n"
+    )
+    program = REAL.replace("import tenure.torch\n", f"import tenure.torch\n{elsewhere}time.sleep(0.1)\n", 1)
+    done = run("import time\n" + program, TENURE_TORCH="1")
+    refusal = "PyTorch 2.11.0 is built for ROCm: Tenure needs one built for CUDA"
+    assert done.stdout == f"{refusal}\n"
+    assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {refusal}\n"
 
 
 def test_processes_that_the_program_starts_inherit_it(run: Run) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def block(library: Library) -> Iterator[ctypes.c_void_p]:
     library.free(block)
 
 
-@pytest.mark.parametrize(
+CALLS = pytest.mark.parametrize(
     "call",
     [
         tenure.memory.stats,
@@ -60,10 +62,37 @@ def block(library: Library) -> Iterator[ctypes.c_void_p]:
         lambda device: tenure.memory.set_memory_fraction(0.5, device),
     ],
 )
+
+
+@CALLS
 def test_a_device_that_was_not_opened_says_how_to_open_it(call: Callable[[int], object]) -> None:
     with pytest.raises(tenure.Error, match=r"device 100: call tenure.torch.install\(\) before"):
         call(ABSENT)
     assert ABSENT not in tenure.memory.installed()
+
+
+@CALLS
+@pytest.mark.parametrize("device", [-1, 1 << 70])
+def test_a_number_that_no_device_has(call: Callable[[int], object], device: int) -> None:
+    with pytest.raises(tenure.Error, match=f"there is no device {device}: devices are numbered from 0"):
+        call(device)
+
+
+def test_a_device_that_pytorch_has_not_used_yet_says_so() -> None:
+    """`install()` was called, and is not asked for again."""
+    program = """
+import tenure
+tenure._native.torch_configure("allocator=paged,fraction=1.0")
+try:
+    tenure.memory.stats(1)
+except tenure.Error as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said == (
+        "PyTorch has not used device 1 yet, so that it has no memory there: ask after its first tensor on it, "
+        'such as torch.empty(1, device="cuda:1")\n'
+    )
 
 
 def test_what_c_allocates_is_counted(block: ctypes.c_void_p) -> None:

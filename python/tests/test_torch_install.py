@@ -7,6 +7,7 @@ ever uninstalled.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,14 +33,20 @@ warnings.simplefilter("always")
 warnings.showwarning = lambda message, *_: print("warning:", message)
 import tenure.torch
 from tenure.torch import fallback, installation
-fallback.install = lambda options: print("fallback:", options)
+
+def reached(backend, *said):
+    print(*said)
+    sys.modules["torch"].cuda.get_allocator_backend = lambda: backend
+
+fallback.install = lambda options: reached("pluggable", "fallback:", options)
 installation._has_driver = lambda: {driver}
-installation._load = lambda library, options: print("shim:", library, options)
+installation._load = lambda library: {load}
+installation._start = lambda shim, options: reached("tenure", "shim:", shim, options)
 try:
     {call}
 except tenure.Error as error:
     print("error:", error)
-print(tenure.torch.status().mode)
+print({status})
 """
 
 
@@ -49,14 +56,22 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.has_driver = True
+        self.log = ""
 
-    def install(self, call: str = "tenure.torch.install()", **environment: str) -> list[str]:
-        """The lines that a program says that installs Tenure."""
+    def install(
+        self,
+        call: str = "tenure.torch.install()",
+        load: str = "library",
+        status: str = "tenure.torch.status().mode",
+        **environment: str,
+    ) -> list[str]:
+        """The lines that a program says that installs Tenure; `load` stands for the loading of a library."""
         path = os.pathsep.join([str(self.folder), *filter(None, sys.path)])
         variables = os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(self.folder / "cache")} | environment
-        command = [sys.executable, "-c", PROGRAM.format(call=call, driver=self.has_driver)]
+        command = [sys.executable, "-c", PROGRAM.format(call=call, load=load, status=status, driver=self.has_driver)]
         result = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         assert result.returncode == 0, result.stderr
+        self.log = result.stderr
         return result.stdout.splitlines()
 
     def have_torch(
@@ -92,7 +107,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 # A compiler that writes a file where it is told to.
-WORKING = 'for file; do case "$before" in -o) echo built >"$file";; esac; before=$file; done'
+WORKING = 'for file; do case "$before" in -o) printf "\\177ELF" >"$file";; esac; before=$file; done'
 
 
 def test_pytorch_is_missing(machine: Machine) -> None:
@@ -101,6 +116,14 @@ def test_pytorch_is_missing(machine: Machine) -> None:
         "error: PyTorch cannot be imported (none here): pip install torch",
         "not installed",
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["install()", "tag", "tagged", "tag_operations", "report", "clear_shared_cache()", "own_bytes()"]
+)
+def test_everything_says_that_pytorch_is_missing(machine: Machine, name: str) -> None:
+    said = machine.install(f"sys.modules['torch'] = None; tenure.torch.{name}")
+    assert re.match("error: (PyTorch cannot be imported .*: pip install torch|Tenure is not installed under)", said[0])
 
 
 def test_pytorch_is_broken(machine: Machine) -> None:
@@ -129,9 +152,10 @@ def test_cuda_has_started(machine: Machine) -> None:
 def test_there_is_no_gpu(machine: Machine) -> None:
     machine.have_torch()
     machine.has_driver = False
-    said = machine.install()
-    assert said[0].startswith("warning: Tenure is not installed: this machine has no driver for GPUs (libcuda.so.1)")
-    assert said[1:] == ["not installed"]
+    warning, status = machine.install(status="tenure.torch.status()")
+    reason = "this machine has no driver for GPUs (libcuda.so.1): check `nvidia-smi`"
+    assert warning == f"warning: Tenure is not installed: {reason}"
+    assert status.endswith(f" is not installed under PyTorch: {reason}")
 
 
 def test_the_program_chose_cuda_s_own_allocator(machine: Machine) -> None:
@@ -168,10 +192,16 @@ def test_a_shim_is_built_once(machine: Machine) -> None:
     said = machine.install(CXX=compiler)
     assert said[0].startswith(f"shim: {machine.folder}/cache/tenure/shims/2.11.0+cu130-")
     assert said[0].endswith(".so allocator=paged,fraction=1.0") and said[1] == "built shim"
+    assert machine.log == "building the allocator shim for PyTorch 2.11.0+cu130: this takes some seconds, once\n"
     runs = (machine.folder / "runs").read_text()
     assert machine.install(CXX=compiler) == said
+    assert machine.log == ""
     # It was asked for its version again, and nothing else.
     assert (machine.folder / "runs").read_text() == runs + "run\n"
+
+
+# The shim that would come with the package.
+PREBUILT = "build._PREBUILT / build.Torch.current().prebuilt_name"
 
 
 def test_a_shim_of_other_sources_is_not_taken(machine: Machine) -> None:
@@ -184,7 +214,7 @@ def test_a_shim_of_other_sources_is_not_taken(machine: Machine) -> None:
         "from pathlib import Path; from tenure.torch import build; "
         f"build._PREBUILT, build._SOURCES = Path({str(prebuilt)!r}), Path({str(sources)!r}); "
     )
-    machine.install(f"{folders}(build._PREBUILT / build.Torch.current().prebuilt_name).touch()")
+    machine.install(f"{folders}build.compile_shim(build.Torch.current(), {PREBUILT})", CXX=compiler)
 
     def library(mode: str) -> str:
         shim, *rest = machine.install(f"{folders}tenure.torch.install()", CXX=compiler)
@@ -209,6 +239,15 @@ def test_installed_twice(machine: Machine) -> None:
     assert error.startswith("error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once")
 
 
+@pytest.mark.parametrize("compiler", [True, False])
+def test_the_program_puts_another_allocator_in_its_place(machine: Machine, compiler: bool) -> None:
+    machine.have_torch()
+    cxx = machine.have_compiler(WORKING) if compiler else "nowhere"
+    call = "tenure.torch.install(); sys.modules['torch'].cuda.get_allocator_backend = lambda: 'other'"
+    said = machine.install(call, status="tenure.torch.status()", CXX=cxx)
+    assert said[-1].endswith("is not installed under PyTorch: the program has put another in its place since, other")
+
+
 def test_there_is_no_compiler(machine: Machine) -> None:
     machine.have_torch()
     warning, *rest = machine.install(PATH="/nowhere", CXX="")
@@ -217,16 +256,110 @@ def test_there_is_no_compiler(machine: Machine) -> None:
     assert rest == ["fallback: allocator=paged,fraction=1.0", "pluggable"]
 
 
-def test_the_compiler_refuses(machine: Machine) -> None:
+@pytest.mark.parametrize("cache", ["cache", "torch/__init__.py"])
+def test_the_compiler_refuses(machine: Machine, cache: str) -> None:
+    """What it said can be read afterwards, also where there is no cache."""
     machine.have_torch()
     compiler = machine.have_compiler(
         'case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac'
     )
-    warning, *rest = machine.install(CXX=compiler)
+    folders = {"XDG_CACHE_HOME": str(machine.folder / cache), "TMPDIR": str(machine.folder)}
+    *_, warning, fallback, mode = machine.install(CXX=compiler, **folders)
     assert warning.startswith("warning: the compiler refused: x.h:1: error: no such thing (all of it is in ")
     log = Path(warning.split("(all of it is in ")[1].split(")")[0])
     assert "no such thing" in log.read_text()
-    assert rest[-1] == "pluggable"
+    assert fallback.startswith("fallback:") and mode == "pluggable"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "says"),
+    [
+        ('"c++', "CXX='\"c++' is no command (No closing quotation): set it to that of a compiler"),
+        ("/bin/true", "the compiler wrote no library, and says no more: set CXX to another one"),
+        ("{folder}/torch/__init__.py", "the compiler does not run ("),
+    ],
+)
+def test_what_cxx_names_is_no_compiler(machine: Machine, compiler: str, says: str) -> None:
+    machine.have_torch()
+    (machine.folder / "torch/__init__.py").chmod(0o755)
+    warning, *rest = machine.install(CXX=compiler.format(folder=machine.folder))
+    assert warning.startswith(f"warning: {says}")
+    assert rest == ["fallback: allocator=paged,fraction=1.0", "pluggable"]
+    assert not list((machine.folder / "cache").glob("**/*.so"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fEL"])
+def test_a_shim_that_was_cut_short_is_built_again(machine: Machine, damage: bytes) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    said = machine.install(CXX=compiler)
+    (library,) = (machine.folder / "cache").glob("**/*.so")
+    whole = library.read_bytes()
+    library.write_bytes(damage)
+    assert machine.install(CXX=compiler) == said
+    assert library.read_bytes() == whole
+
+
+def test_a_build_that_was_killed_leaves_nothing(machine: Machine) -> None:
+    machine.have_torch()
+    killed = machine.have_compiler(f'{WORKING}; case "$1" in --version) ;; *) kill -9 $PPID;; esac')
+    with pytest.raises(AssertionError):
+        machine.install(CXX=killed)
+    compiler = machine.have_compiler(WORKING)
+    machine.install(CXX=compiler)
+    files = sorted(path.suffix for path in (machine.folder / "cache/tenure/shims").iterdir())
+    assert files == [".lock", ".so"]
+
+
+def test_shims_that_nobody_used_for_long_are_removed(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    shims = machine.folder / "cache/tenure/shims"
+
+    def build(version: str) -> Path:
+        torch = machine.folder / "torch/__init__.py"
+        torch.write_text(re.sub(r"2\.11\.\d", version, torch.read_text()))
+        machine.install(CXX=compiler)
+        return next(shims.glob(f"{version}*.so"))
+
+    first, second = build("2.11.0"), build("2.11.1")
+    for library in (first, second):
+        os.utime(library, (0, 0))
+    build("2.11.1")  # which was used, by that
+    build("2.11.2")
+    assert not first.exists() and second.exists()
+
+
+def test_a_shim_that_came_with_the_package_and_cannot_be_loaded_is_built(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    call = (
+        "from pathlib import Path; from tenure.torch import build; "
+        f"build._PREBUILT = Path({str(machine.folder)!r}); build.compile_shim(build.Torch.current(), {PREBUILT}); "
+        "tenure.torch.install()"
+    )
+    load = "library if 'cache' in str(library) else ctypes.CDLL('no/such.so')"
+    shim, mode = machine.install(call, f"(lambda ctypes: {load})(__import__('ctypes'))", CXX=compiler)
+    assert "/cache/" in shim and mode == "built shim"
+
+
+def test_a_shim_that_cannot_be_loaded_is_done_without(machine: Machine) -> None:
+    machine.have_torch()
+    warning, *rest = machine.install(load="__import__('ctypes').CDLL(str(library))", CXX=machine.have_compiler(WORKING))
+    assert warning.startswith("warning: the shim cannot be loaded (") and "set CXX to a compiler" in warning
+    assert rest == ["fallback: allocator=paged,fraction=1.0", "pluggable"]
+
+
+def test_a_lock_that_cannot_be_opened_is_done_without(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    machine.install(CXX=compiler)
+    (library,) = (machine.folder / "cache").glob("**/*.so")
+    library.unlink()
+    library.with_suffix(".lock").unlink()
+    library.with_suffix(".lock").mkdir()
+    said = machine.install(CXX=compiler)
+    assert said[0].startswith("warning: the shim is built again by every process") and said[-1] == "built shim"
 
 
 def test_pytorch_is_too_old_for_the_shim(machine: Machine) -> None:

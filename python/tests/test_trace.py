@@ -7,12 +7,15 @@ import json
 import lzma
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,6 +84,29 @@ def test_the_format_is_told_by_the_content(sample: Path, tmp_path: Path) -> None
     assert len(tenure.trace.load(path)) == 2914
 
 
+def test_paths_are_bytes_too(sample: Path, tmp_path: Path) -> None:
+    trace = tenure.trace.load(os.fsencode(sample))
+    trace.save(os.fsencode(tmp_path / "a.ttrace"))
+    tenure.trace.report(trace, os.fsencode(tmp_path / "a.html"))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.ttrace", "a.html"}
+
+
+@pytest.mark.parametrize("write", [tenure.trace.Trace.save, tenure.trace.report])
+def test_a_file_that_can_not_be_written_is_named_and_nothing_is_left(
+    sample: Path, tmp_path: Path, write: Callable[[tenure.trace.Trace, Path], None]
+) -> None:
+    trace, folder = tenure.trace.load(sample), tmp_path / "folder.ttrace"
+    folder.mkdir()
+    reasons = {
+        tmp_path / "missing/a.ttrace": "No such file or directory (os error 2)",
+        folder: "Is a directory (os error 21)",
+    }
+    for path, reason in reasons.items():
+        with pytest.raises(tenure.TraceError, match=f"^{re.escape(f'{path}: {reason}')}$"):
+            write(trace, path)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_name_without_a_format_is_refused(sample: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must end in one of .ttrace, .pickle, .pickle.xz, .pickle.gz"):
         tenure.trace.load(sample).save(tmp_path / "trace")
@@ -132,6 +158,32 @@ def test_an_allocator_that_is_not_known_is_named(sample: Path) -> None:
         tenure.trace.replay(sample, "best")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"repeat": 0}, "repeat=0: expected a whole number from 1 to 4294967295"),
+        ({"repeat": -1}, "repeat=-1: expected a whole number from 1"),
+        ({"lag_us": -1}, "lag_us=-1: expected a whole number from 0"),
+        ({"lag_us": 1 << 64}, "lag_us=18446744073709551616: expected a whole number from 0"),
+        ({"device": -1}, "device=-1: expected a whole number from 0"),
+        ({"device": 1}, 'device is for driver="cuda"'),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_named(sample: Path, wrong: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        tenure.trace.replay(sample, "paged", **wrong)
+
+
+def test_a_device_below_0_is_no_device_of_a_file(sample: Path) -> None:
+    with pytest.raises(ValueError, match="device=-1: expected a whole number from 0"):
+        tenure.trace.load(sample, device=-1)
+
+
+def test_what_is_no_number_is_named(sample: Path) -> None:
+    with pytest.raises(TypeError, match="repeat=1.5: expected a whole number"):
+        tenure.trace.replay(sample, "paged", repeat=1.5)  # type: ignore[call-overload]
+
+
 def test_a_real_device_has_no_lag(sample: Path) -> None:
     with pytest.raises(ValueError, match="the work of a real device ends when it ends"):
         tenure.trace.replay(sample, "paged", driver="cuda", lag_us=1)
@@ -139,9 +191,10 @@ def test_a_real_device_has_no_lag(sample: Path) -> None:
 
 def test_a_device_that_is_not_there_is_named(sample: Path) -> None:
     devices = tenure.devices()
-    with pytest.raises(tenure.DeviceError) as caught:
-        tenure.trace.replay(sample, "paged", driver="cuda", device=len(devices))
-    assert str(caught.value) == devices.unavailable or f"no device {len(devices)}" in str(caught.value)
+    for device in (len(devices), 300):
+        with pytest.raises(tenure.DeviceError) as caught:
+            tenure.trace.replay(sample, "paged", driver="cuda", device=device)
+        assert str(caught.value) == devices.unavailable or f"no device {device}:" in str(caught.value)
 
 
 def test_a_replay_on_the_gpu_says_what_the_device_counts(sample: Path) -> None:
@@ -162,30 +215,55 @@ def test_a_report_is_one_html_file(sample: Path, tmp_path: Path) -> None:
     assert "<script" not in text
 
 
-def test_other_threads_run_meanwhile(sample: Path) -> None:
-    trace = tenure.trace.load(sample)
-    done = threading.Event()
+@pytest.fixture
+def nobody_is_asked_to_yield() -> Iterator[None]:
+    """Python's lock changes hands only where whoever has it gives it up."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(interval)
 
-    def replay() -> None:
-        tenure.trace.replay(trace, "paged", repeat=50)
-        done.set()
 
-    thread = threading.Thread(target=replay)
+@pytest.mark.parametrize("call", ["load", "facts", "events", "save", "replay", "report"])
+def test_other_threads_run_meanwhile(sample: Path, tmp_path: Path, nobody_is_asked_to_yield: None, call: str) -> None:
+    trace = tenure.trace.load(sample)._native
+    calls: dict[str, Callable[[], object]] = {
+        "load": lambda: type(trace).load(sample, None),
+        "facts": trace.facts,
+        "events": trace.events,
+        "save": lambda: trace.save(tmp_path / "a.pickle"),
+        "replay": lambda: trace.replay("paged", 1, 0, "sim", 0),
+        "report": trace.report,
+    }
+    turns, over = 0, False
+
+    def other() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+            time.sleep(0)
+
+    def had_a_turn() -> bool:
+        before = turns
+        calls[call]()
+        return turns > before
+
+    thread = threading.Thread(target=other)
     thread.start()
-    turns = 0
-    while not done.is_set():
-        turns += 1
-        time.sleep(0.001)
-    thread.join()
-    assert turns > 10
+    try:
+        # Who waits for the lock may wake too late for a short call.
+        assert any(had_a_turn() for _ in range(1000))
+    finally:
+        over = True
+        thread.join()
 
 
 def test_ctrl_c_ends_a_replay_and_the_next_one_works(sample: Path) -> None:
     program = f"""
 import signal, sys, tenure
 trace = tenure.trace.load({os.fspath(sample)!r})
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     tenure.trace.replay(trace, "paged", repeat=1_000_000)
 except KeyboardInterrupt:
     print(tenure.trace.replay(trace, "paged").host_syncs)

@@ -41,7 +41,8 @@ bool is_virtual() {
   return it;
 }
 
-std::atomic<Time> virtual_now{0};
+// An event whose time is 0 was never recorded.
+std::atomic<Time> virtual_now{1};
 
 } // namespace
 

@@ -9,7 +9,8 @@ use crate::{Address, BackingError, PoolId, PoolKind};
 pub type StreamFilter = Box<dyn Fn(StreamId) -> bool + Send + Sync>;
 
 /// Where the segments of a private pool come from, if not from the backing: a program's own allocator
-/// (`torch.cuda.MemPool(allocator)`). Called with the allocator's lock held: it must not call the allocator.
+/// (`torch.cuda.MemPool(allocator)`). Called with no lock held, so that it may allocate here itself; what it allocates
+/// goes to no private pool, and must not be handed on as a segment.
 pub trait PoolSource: Send + Sync {
     /// A segment of `bytes` bytes, readable and writable, for work on `stream`.
     ///

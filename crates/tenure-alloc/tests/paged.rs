@@ -110,6 +110,15 @@ fn what_repeats_itself_makes_no_driver_call() {
 }
 
 #[test]
+fn blocks_made_in_a_row_are_kept_together_and_a_slab_fills_a_hole() {
+    let f = Fixture::new(Config { slack_bytes: GIB, min_chunk_bytes: 64 * MIB, max_chunk_bytes: 64 * MIB, ..tight() });
+    let (hole, _) = (f.alloc(4 * MIB), f.alloc(3 * MIB));
+    f.free(hole);
+    let last = (0..9).map(|_| f.alloc(5 * MIB)).next_back().unwrap();
+    assert_eq!((f.alloc(3 * MIB), f.alloc(512)), (last + 5 * MIB, hole));
+}
+
+#[test]
 fn another_streams_memory_is_used_behind_a_wait_on_the_device() {
     let f = Fixture::new(tight());
     let block = f.alloc(32 * MIB);
@@ -377,6 +386,19 @@ fn settings_that_make_no_sense_are_refused() {
     }
     let f = Fixture::new(tight());
     assert_eq!(f.try_alloc(u64::MAX, A), Err(AllocError::TooLarge(u64::MAX)));
+}
+
+#[test]
+fn what_no_block_lives_on_is_given_back_before_the_error() {
+    let f = Fixture::new(tight());
+    let held = f.alloc(100 * MIB);
+    let freed = f.alloc(200 * MIB);
+    f.free(freed);
+    f.try_alloc(2 * GIB, A).unwrap_err();
+    assert!(f.reserved() < 300 * MIB && f.reserved() >= 100 * MIB);
+    f.free(held);
+    f.try_alloc(2 * GIB, B).unwrap_err();
+    assert_eq!(f.reserved(), 0);
 }
 
 #[test]

@@ -108,6 +108,8 @@ fn a_pool_is_begun_once_at_a_time_and_the_common_pool_never() {
     each(GIB, |f| {
         f.capture(|| {
             let again = f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|_| true));
+            let said = again.as_ref().unwrap_err().to_string();
+            assert_eq!(said, "pool = (0, 3): end allocating to the pool before beginning again");
             assert!(matches!(again, Err(AllocError::InvalidSetting { .. })));
             assert_eq!(f.allocator.pool_uses(POOL), 1, "a failing call counts nothing");
         });
@@ -361,6 +363,45 @@ fn a_source_without_memory_is_an_out_of_memory_error_of_its_pool() {
         let inside = f.within(POOL, PoolUse::Eager, || f.try_alloc(MIB, A));
         assert!(matches!(inside, Err(AllocError::OutOfMemory { .. })));
         f.alloc(MIB);
+    });
+}
+
+/// A source that keeps a block for each segment in the allocator that it is for.
+struct Nested {
+    allocator: Arc<dyn CachingAllocator>,
+    backing: Arc<FakeBacking>,
+    blocks: Mutex<Vec<Address>>,
+}
+
+impl PoolSource for Nested {
+    fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError> {
+        let block = self.allocator.allocate(Request::new(700, stream)).unwrap();
+        self.blocks.lock().push(block.address);
+        self.backing.malloc(bytes)
+    }
+
+    fn free(&self, address: Address, _: u64, _: StreamId) {
+        let block = self.blocks.lock().pop().unwrap();
+        self.allocator.free(block).unwrap();
+        self.backing.free(address).unwrap();
+    }
+}
+
+#[test]
+fn a_source_may_allocate_in_the_allocator_that_it_is_for() {
+    each(GIB, |f| {
+        let (allocator, backing) = (Arc::clone(&f.allocator), Arc::clone(&f.backing));
+        let source = Arc::new(Nested { allocator, backing, blocks: Mutex::default() });
+        f.allocator.create_pool(POOL, Some(Arc::clone(&source) as _)).unwrap();
+        let block = f.within(POOL, PoolUse::Eager, || f.alloc(3 * MIB));
+        assert_eq!(source.blocks.lock().len(), 1);
+        assert_eq!(f.allocator.live_blocks(POOL).unwrap(), [block], "its own block is outside the pool");
+        f.free(block);
+        (0..2).for_each(|_| f.allocator.release_pool(POOL).unwrap());
+        f.allocator.release_cached_in(POOL).unwrap();
+        assert!(source.blocks.lock().is_empty());
+        f.allocator.release_cached().unwrap();
+        assert_eq!(f.reserved(), 0);
     });
 }
 

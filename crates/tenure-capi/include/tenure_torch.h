@@ -109,8 +109,8 @@ typedef struct tenure_recording {
     size_t skip_count;
 } tenure_recording;
 
-/* Where the segments of a private pool come from, if not from Tenure. Called with locks held: it must call nothing of
- * this table. */
+/* Where the segments of a private pool come from, if not from Tenure. Called with no lock held: it may allocate and free
+ * here. What it allocates goes to no private pool, and must not be handed on as a segment. */
 typedef struct tenure_pool_source {
     tenure_object user;
     void *(*allocate)(void *user, size_t bytes, void *stream); /* NULL: there is no memory */
@@ -168,6 +168,7 @@ typedef struct tenure_torch_api {
     /* Limits what the allocator may reserve, as PyTorch means it; the option `fraction` is on the whole process. Of
      * device -1: of all, those opened later too. */
     tenure_status (*set_memory_fraction)(int device, double fraction);
+    /* Of a device that is not open: what it is opened with. */
     tenure_status (*memory_fraction)(int device, double *fraction);
     /* The longest free range of the memory that is held. */
     tenure_status (*largest_free)(int device, size_t *bytes);

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tenure_alloc::AllocError;
 use tenure_device::CallError;
-use tenure_device::memory::MemoryError;
+use tenure_device::memory::{MemoryError, OutOfMemoryReport};
 use tenure_device::share::ShareError;
 
 /// `tenure_status` of `tenure.h`.
@@ -42,6 +42,8 @@ pub(crate) enum Failure {
     Invalid(String),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error("{}", .0.in_pytorch())]
+    OutOfMemoryInPytorch(Box<OutOfMemoryReport>),
     #[error(transparent)]
     Call(#[from] CallError),
     #[error(transparent)]
@@ -63,6 +65,7 @@ impl Failure {
         match self {
             Self::NotOpen { .. } => Status::NotOpen,
             Self::Invalid(_) => Status::Invalid,
+            Self::OutOfMemoryInPytorch(_) => Status::OutOfMemory,
             Self::Call(_) => Status::DriverFailed,
             Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
             Self::Share(_) => Status::DriverFailed,

@@ -108,6 +108,10 @@ static void no_memory(void) {
     OK(api->set_memory_fraction(-1, 1)); /* of every device */
     OK(api->memory_fraction(0, &fraction));
     CHECK(fraction == 1);
+    OK(api->set_memory_fraction(-1, 0.75));
+    OK(api->memory_fraction(3, &fraction)); /* which is not open, nor opened by this */
+    CHECK(fraction == 0.75 && !api->is_open(3));
+    OK(api->set_memory_fraction(-1, 1));
     OK(api->tune(TENURE_ROUNDUP_POWER2_DIVISIONS, divisions, 16, &applies));
     CHECK(applies);
     OK(api->tune(TENURE_MAX_SPLIT_BYTES, &split, 1, &applies));

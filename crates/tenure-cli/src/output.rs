@@ -48,13 +48,10 @@ pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Res
 /// A temporary file beside `path`.
 fn begin(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tenure-");
-    // Not only for the owner's eyes, as temporary files are by default: what the umask lets through.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
+    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
     let mut unfinished = unfinished();
-    let file = builder.tempfile_in(folder)?;
+    let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder, make)?;
     *unfinished = Some(file.path().into());
     Ok(file)
 }

@@ -75,6 +75,16 @@ fn a_format_that_the_name_does_not_say_is_an_error() {
 }
 
 #[test]
+fn a_file_that_can_not_be_written_is_named_as_it_was_given() {
+    for (command, path) in [("convert", "missing/a.ttrace"), ("report", "missing/a.html")] {
+        let output = tenure(here().path(), &["trace", command, SAMPLE, "-o", path]);
+        assert!(!output.status.success());
+        let said = stderr(&output);
+        assert!(said.contains(path) && !said.contains(".tenure-"), "{said}");
+    }
+}
+
+#[test]
 fn replay_prints_one_json_object_for_each_allocator() {
     let args = ["replay", SAMPLE, "--repeat", "2", "--lag-us", "100", "--driver", "sim", "--json"];
     let output = tenure(here().path(), &args);

@@ -13,16 +13,28 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+#: What the variable may be, in any case.
+_ON = ("1", "true", "yes", "on")
+_OFF = ("", "0", "false", "no", "off")
+
+#: The options that there are, and what reads their values.
+_READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float}
+
 
 def arm() -> None:
     """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises."""
-    if os.environ.get("TENURE_TORCH", "0") in ("", "0"):
+    wish = os.environ.get("TENURE_TORCH", "").lower()
+    if wish in _OFF:
+        return
+    if wish not in _ON:
+        _say(f"TENURE_TORCH={wish!r} is taken for 0: expected 1, for Tenure's allocator under PyTorch, or 0")
         return
     if "torch" in sys.modules:
         _install()
@@ -31,20 +43,25 @@ def arm() -> None:
 
 
 class _TorchFinder:
-    """Finds `torch` as the other finders do, and has it loaded with an afterword. Once it is loaded, this is gone."""
+    """Finds `torch` as the other finders do, and has it loaded with an afterword, once.
+
+    It stays where it is: other threads may be going through the list of finders, and would pass one over if it moved.
+    """
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._searching = threading.local()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name != "torch" or self._is_done or getattr(self._searching, "here", False):
             return None
-        place = sys.meta_path.index(self)
-        del sys.meta_path[place]
+        self._searching.here = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            # Whoever asks may only want to know whether there is one, or import it again after a failure.
-            sys.meta_path.insert(place, self)
+            self._searching.here = False
         if spec is None or spec.loader is None:
             return None
         loader = spec.loader
@@ -53,8 +70,8 @@ class _TorchFinder:
         def load_and_install(module: ModuleType) -> None:
             del loader.exec_module
             load(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            if not self._is_done:
+                self._is_done = True
                 _install()
 
         loader.exec_module = load_and_install  # type: ignore[method-assign]
@@ -80,9 +97,13 @@ def _say(text: str) -> None:
 
 def _options(text: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    for item in filter(None, text.split(",")):
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise ValueError(f'TENURE_TORCH_OPTIONS has {item!r}: expected "allocator=paged,fraction=0.9" or the like')
-        options[name.strip()] = float(value) if name.strip() == "fraction" else value.strip()
+    for item in filter(None, map(str.strip, text.split(","))):
+        name, _, value = (part.strip() for part in item.partition("="))
+        try:
+            options[name] = _READERS[name](value)
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"TENURE_TORCH_OPTIONS has {item!r}: expected allocator=paged, native or expandable, and fraction=0.9 "
+                "or the like, with a comma between"
+            ) from None
     return options

@@ -93,7 +93,15 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from tenure.torch.installation import InstallError
+
+        raise InstallError(f"PyTorch cannot be imported ({error}): pip install torch") from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

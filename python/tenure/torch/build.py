@@ -29,6 +29,9 @@ _PREBUILT = _HERE / "prebuilt"
 #: Headers that the shim needs and PyTorch does not have: one of the CUDA runtime's, one of the CUDA compiler's.
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 
+#: How long a shim is kept that nobody uses, in seconds.
+_KEPT_S = 90 * 24 * 3600
+
 
 class BuildError(Exception):
     """The shim cannot be built: why, in one line."""
@@ -87,7 +90,7 @@ def sources_digest() -> str:
 def prebuilt(torch: Torch) -> Path | None:
     """The shim for `torch` that came with the package."""
     path = _PREBUILT / torch.prebuilt_name
-    return path if path.is_file() else None
+    return path if _is_whole(path) else None
 
 
 def built(torch: Torch) -> Path:
@@ -102,15 +105,19 @@ def built(torch: Torch) -> Path:
     includes = _includes(torch)
     key = _key(torch, compiler)
     # Also where the folder cannot be written to, as in an image that was made with the shim in it.
-    if (shipped := _folder() / f"{key}.so").is_file():
+    if _is_whole(shipped := _folder() / f"{key}.so"):
+        with contextlib.suppress(OSError):
+            os.utime(shipped)
         return shipped
-    with _cache() as folder, _locked(folder / f"{key}.lock"):
+    with _cache(key) as folder:
         library = folder / f"{key}.so"
-        if not library.exists():
+        if not _is_whole(library):
+            _LOG.warning("building the allocator shim for PyTorch %s: this takes some seconds, once", torch.version)
             began = time.monotonic()
             compile_shim(torch, library, compiler=compiler, includes=includes)
             took = time.monotonic() - began
-            _LOG.info("built the allocator shim for PyTorch %s in %.1f s: %s", torch.version, took, library)
+            _LOG.info("built the allocator shim in %.1f s: %s", took, library)
+            _remove_unused(folder)
         return library
 
 
@@ -118,6 +125,8 @@ def compile_shim(
     torch: Torch, library: Path, *, compiler: list[str] | None = None, includes: list[Path] | None = None
 ) -> None:
     """Compiles the shim for `torch` into the file `library`, which appears when it is whole.
+
+    Nobody else may do so at the same time: then what is left of one that was killed is overwritten by the next.
 
     Raises
     ------
@@ -128,37 +137,69 @@ def compile_shim(
     own, *foreign = [_SOURCES, *(includes or _includes(torch))]
     # The compiler's own standard headers come before any that a package has beside CUDA's.
     paths = [f"-I{own}", *(flag for path in foreign for flag in ("-idirafter", str(path)))]
-    descriptor, unfinished = tempfile.mkstemp(suffix=".so", dir=library.parent)
-    os.close(descriptor)
+    unfinished = library.with_suffix(".unfinished")
     command = [
         *compiler,
         *(f"-std={torch.cxx_standard}", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
         *paths,
-        *("-x", "c++", "-", "-o", unfinished),
+        *("-x", "c++", "-", "-o", str(unfinished)),
         *(f"-L{torch.root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda"),
     ]
     # As one file: PyTorch's headers are most of the work, and are read once.
     source = "".join(f'#include "{path.name}"\n' for path in sorted(_SOURCES.glob("*.cpp")))
     try:
-        result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        unfinished.unlink(missing_ok=True)
+        result = _run(command, source)
         if result.returncode != 0:
-            log = library.with_suffix(".log")
+            log = _log_beside(library)
             log.write_text(f"{shlex.join(command)}\n{result.stderr}")
             error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
             raise BuildError(f"the compiler refused: {error} (all of it is in {log}): set CXX to another one")
-        os.chmod(unfinished, 0o755)  # Temporary files are their owner's alone.
+        _seal(unfinished)
         os.replace(unfinished, library)
     except OSError as error:
-        raise BuildError(f"the compiler did not run: {error}") from error
+        raise BuildError(f"the shim cannot be written ({error}): set XDG_CACHE_HOME to a folder that can be") from error
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unfinished)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
+def _run(command: list[str], source: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, input=source, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise BuildError(f"the compiler does not run ({error}): set CXX to another one") from error
+
+
+def _seal(library: Path) -> None:
+    """Ends a library with a digest of it, which the loader of libraries does not look at."""
+    code = library.read_bytes() if library.is_file() else b""
+    if not code.startswith(b"\x7fELF"):
+        raise BuildError("the compiler wrote no library, and says no more: set CXX to another one")
+    with open(library, "ab") as file:
+        file.write(hashlib.sha256(code).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there as it was sealed: one that was cut short can end the process that loads it."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
 
 
 def _compiler() -> list[str]:
     """The command that compiles C++: `$CXX`, or the first that is found."""
-    if command := shlex.split(os.environ.get("CXX", "")):
+    try:
+        command = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX={os.environ['CXX']!r} is no command ({error}): set it to that of a compiler") from error
+    if command:
         if shutil.which(command[0]) is None:
             raise BuildError(f"there is no program {command[0]!r}, which CXX names")
         return command
@@ -199,7 +240,7 @@ def _cuda_includes(cuda: str) -> Iterator[Path]:
 
 def _key(torch: Torch, compiler: list[str]) -> str:
     """A name for everything that the shim's bytes depend on, `sources_digest` last."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    version = _run([*compiler, "--version"]).stdout
     parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{torch.version}-{digest[:12]}-{sources_digest()}"
@@ -219,28 +260,36 @@ def _own_folder() -> Path:
     return Path(folder)
 
 
+def _log_beside(library: Path) -> Path:
+    """Where to write what the compiler says: where it is found after this process too."""
+    folder = Path(tempfile.gettempdir()) if library.parent == _own_folder() else library.parent
+    return folder / f"{library.stem}.log"
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes what was not used for long: shims of other versions, and what builds left that were killed."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_S:
+                path.unlink()
+
+
 @contextlib.contextmanager
-def _cache() -> Iterator[Path]:
-    """The folder of shims that were built here."""
+def _cache(key: str) -> Iterator[Path]:
+    """The folder of shims built here. Of several processes that want `key`, one has it and the others wait."""
     folder = _folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        warnings.warn(
-            f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): set "
-            "XDG_CACHE_HOME to a folder that can",
-            stacklevel=7,  # whoever calls install()
-        )
-        yield _own_folder()
-    else:
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            # Another user's, where several share a folder, cannot be opened.
+            fcntl.flock(held.enter_context(open(folder / f"{key}.lock", "w")), fcntl.LOCK_EX)
+        except OSError as error:
+            warnings.warn(
+                f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): "
+                "set XDG_CACHE_HOME to a folder that can",
+                stacklevel=7,  # whoever calls install()
+            )
+            folder = _own_folder()
         yield folder
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock of the file `path`, so that of several processes one builds and the others wait."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -30,9 +30,11 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tenure import Error, _native
@@ -40,6 +42,10 @@ from tenure.torch.installation import installed
 
 if TYPE_CHECKING:
     import torch
+
+
+#: Ten years, in seconds.
+_LONGEST_WAIT = 315_360_000
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,8 @@ class SharedCacheSettings:
     computation_bytes
         The next, for computation: 11 GiB.
     socket
-        Where the cache is sent and received; by default where `tenure memory daemon` serves the device.
+        Where the cache is sent and received; by default where `tenure memory daemon` serves the device. A relative path
+        is one from the folder that the process is in when it is given.
     wait
         Seconds to wait for a cache to be sent.
     """
@@ -67,10 +74,12 @@ class SharedCacheSettings:
     wait: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("pool_bytes", "parameter_bytes", "computation_bytes", "wait"):
+        for name in ("pool_bytes", "parameter_bytes", "computation_bytes"):
             value = getattr(self, name)
-            if not value >= 0:
-                raise Error(f"{name} = {value}: expected 0 or more")
+            if not (hasattr(value, "__index__") and 0 <= index(value) < 1 << 63):
+                raise Error(f"{name} = {value!r}: expected 0 or more whole bytes, and less than 2**63")
+        if not (isinstance(self.wait, (int, float)) and 0 <= self.wait <= _LONGEST_WAIT):
+            raise Error(f"wait = {self.wait!r}: expected 0 to {_LONGEST_WAIT} seconds")
 
 
 _settings = SharedCacheSettings()
@@ -99,14 +108,14 @@ def configure_shared_cache(
     Raises
     ------
     tenure.Error
-        One of them is negative. Nothing is set then.
+        One of them is negative, or no number. Nothing is set then.
     """
     global _settings
     _settings = _given(
         pool_bytes=pool_bytes,
         parameter_bytes=parameter_bytes,
         computation_bytes=computation_bytes,
-        socket=None if socket is None else os.fspath(socket),
+        socket=socket and os.path.abspath(socket),
         wait=wait,
     )
     return _settings
@@ -166,12 +175,14 @@ def recv_shared_cache(
     socket, wait
         As in `SharedCacheSettings`.
     parameter_bytes, computation_bytes
-        Needed only where the sender's cache is not divided so: what `tenure memory daemon` serves as one chunk.
+        Needed only where the sender's cache has more chunks than one for each, as ``tenure memory daemon --chunks`` may
+        serve it. Parameters are whole chunks: what others may write of a chunk, they may write all of it.
 
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time; it can not be mapped; ranges of another are inserted.
+        Nobody has sent one in time; it can not be mapped; parameters would share a chunk with what others write; ranges
+        of another are inserted.
     """
     given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
@@ -197,11 +208,11 @@ def insert_shared_cache_for_parameter(access: Literal["read", "write"] | None = 
         This process has inserted the range already. To be read: nothing is published yet, or somebody writes; or
         PyTorch is set to fill new tensors. To be written: somebody reads or writes.
     """
-    import torch
-
     if access not in (None, "read", "write"):
         raise Error(f"access = {access!r}: expected 'read' or 'write'")
     device = _cache()
+    import torch
+
     writes = _native.owns_shared_cache(device) if access is None else access == "write"
     fills = torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
     if fills and not writes:
@@ -267,9 +278,9 @@ def clear_shared_cache() -> None:
     tenure.Error
         Tensors live in one of them: delete them first. That one stays inserted.
     """
+    cache = _cache()
     import torch
 
-    cache = _cache()
     # What cuBLAS keeps for itself may lie there; it gets more when it next needs it.
     torch._C._cuda_clearCublasWorkspaces()
     _native.clear_shared_cache(cache)
@@ -305,8 +316,9 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
     sizes = [layout.untyped_storage().nbytes() for layout in layouts]
     _native.check_room_for_parameters(device, [size for size in sizes if size > 0], about)
-    _native.insert_shared_parameters(device, _stream(device), True)
-    _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
+    with _alone(device) as stream:
+        _native.insert_shared_parameters(device, stream, True)
+        _place(device, slots, lambda: _native.publish_shared_parameters(device, about), fill=True)
     return module
 
 
@@ -334,11 +346,25 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     """
     device, slots = _cache(), _slots(module)
     about = _described(slots)
-    published = _native.attach_shared_parameters(device, _stream(device), about)
-    if published is not None:
-        raise Error(_difference(published, about))
-    _place(device, slots, lambda: _native.check_shared_parameters(device), fill=False)
+    with _alone(device) as stream:
+        published = _native.attach_shared_parameters(device, stream, about)
+        if published is not None:
+            raise Error(_difference(published, about))
+        _place(device, slots, lambda: _native.check_shared_parameters(device), fill=False)
     return module
+
+
+@contextmanager
+def _alone(device: int) -> Iterator[int]:
+    """Allocates on a stream that no other thread allocates on, after what is on the current stream and before what
+    comes there next."""
+    import torch
+
+    current, alone = torch.cuda.current_stream(), torch.cuda.ExternalStream(_native.module_stream(device))
+    alone.wait_stream(current)
+    with torch.cuda.stream(alone):
+        yield int(alone.cuda_stream)
+    current.wait_stream(alone)
 
 
 class _Slot(NamedTuple):
@@ -405,8 +431,12 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
     try:
         for tensor in _tensors(slots):
             placed[id(tensor)] = _placed(device, tensor, fill=fill)
+        for _, part, attribute, tensor in slots:
+            # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
+            setattr(part, attribute, placed[id(tensor)])
         finish()
     except BaseException as error:
+        _put_back(slots)
         # The range is taken out only if nothing lives in it, be it held by the frames of the error.
         placed.clear()
         traceback.clear_frames(error.__traceback__)
@@ -415,9 +445,14 @@ def _place(device: int, slots: list[_Slot], finish: Callable[[], None], *, fill:
         except Error as stays:
             error.add_note(f"the range for parameters stays inserted: {stays}")
         raise
+
+
+def _put_back(slots: list[_Slot]) -> None:
     for _, part, attribute, tensor in slots:
-        # Not past the module: some keep lists of their parameters, as those of recurrent layers do.
-        setattr(part, attribute, placed[id(tensor)])
+        # One that does not let its tensors be set may have been what failed.
+        with suppress(Exception):
+            setattr(part, attribute, tensor)
+        (part._parameters if attribute in part._parameters else part._buffers)[attribute] = tensor
 
 
 def _placed(device: int, tensor: torch.Tensor, *, fill: bool) -> torch.Tensor:
@@ -462,12 +497,12 @@ def _cache() -> int:
 
 def _device() -> int:
     """The current device, with Tenure's memory on it."""
-    import torch
-
     if installed() is None:
         raise Error(
             "Tenure is not installed under PyTorch: call tenure.torch.install() before the first tensor on a GPU"
         )
+    import torch
+
     device = torch.cuda.current_device()
     if device not in _native.installed():
         # Opened with its first block.
@@ -481,5 +516,6 @@ def _stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _socket(device: int, socket: str | os.PathLike[str] | None) -> str | os.PathLike[str]:
-    return socket or _settings.socket or _native.shared_cache_socket(device)
+def _socket(device: int, socket: str | os.PathLike[str] | None) -> str:
+    """Where to send or receive, wherever the process goes later."""
+    return os.path.abspath(socket or _settings.socket or _native.shared_cache_socket(device))

@@ -46,8 +46,14 @@ class Installation:
     cuda: str
     library: str | None
 
+    @property
+    def backend(self) -> str:
+        """What PyTorch calls the allocator."""
+        return "pluggable" if self.mode == "pluggable" else "tenure"
+
 
 _installed: Installation | None = None
+_stood_aside: str | None = None
 _installing = threading.Lock()
 
 
@@ -56,10 +62,16 @@ def installed() -> Installation | None:
     return _installed
 
 
+def stood_aside() -> str | None:
+    """Why the last call of `install` left PyTorch as it is, if it did."""
+    return _stood_aside
+
+
 def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     """Puts Tenure's memory under PyTorch, for the rest of the process.
 
-    To be called before the program first uses CUDA. A second call with the same arguments does nothing.
+    To be called before the program first uses CUDA. A second call with the same arguments does nothing. Where
+    ``TENURE_TORCH`` is set, that is the first call, with what ``TENURE_TORCH_OPTIONS`` says.
 
     Parameters
     ----------
@@ -67,7 +79,8 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
         Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
         ``expandable``).
     fraction
-        The part of each device, more than 0 and at most 1, that this process may hold, its context included.
+        The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
+        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it.
 
     Returns
     -------
@@ -80,18 +93,22 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
     InstallError
         It cannot be installed; the message says what to do.
     """
-    global _installed
+    global _installed, _stood_aside
     options = _checked(allocator, fraction)
+    # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.
+    torch = _torch()
     with _installing:
         if _installed is not None:
             if _installed.options != options:
                 raise InstallError(
-                    f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted"
+                    f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted "
+                    "(TENURE_TORCH_OPTIONS has them if TENURE_TORCH is set)"
                 )
             return status()
-        torch = _torch()
-        if reason := _reason_to_stand_aside(torch):
-            warnings.warn(f"Tenure is not installed: {reason}", stacklevel=2)
+        _check(torch)
+        _stood_aside = _reason_to_stand_aside(torch)
+        if _stood_aside is not None:
+            warnings.warn(f"Tenure is not installed: {_stood_aside}", stacklevel=2)
             return status()
         mode, library = _put_under(torch, options)
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
@@ -108,7 +125,7 @@ def _checked(allocator: Allocator, fraction: float) -> Options:
 
 
 def _torch() -> ModuleType:
-    """PyTorch, if Tenure can be put under it."""
+    """PyTorch."""
     try:
         import torch
     except ImportError as error:
@@ -116,6 +133,11 @@ def _torch() -> ModuleType:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InstallError(f"PyTorch cannot be imported ({reason}): install it again") from error
+    return torch
+
+
+def _check(torch: ModuleType) -> None:
+    """Raises if Tenure cannot be put under PyTorch."""
     if torch.version.hip:
         raise InstallError(f"PyTorch {torch.__version__} is built for ROCm: Tenure needs one built for CUDA")
     if torch.version.cuda is None:
@@ -136,7 +158,6 @@ def _torch() -> ModuleType:
         raise InstallError(
             "another allocator is under PyTorch already, and PyTorch takes only one: install Tenure instead of it"
         )
-    return torch
 
 
 def _reason_to_stand_aside(torch: ModuleType) -> str | None:
@@ -162,20 +183,20 @@ def _has_driver() -> bool:
 def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
     """Installs the shim, or where there cannot be one, the fallback."""
     try:
-        mode, library = _shim(torch)
+        mode, library, shim = _shim(torch)
     except build.BuildError as error:
         warnings.warn(
             f"{error}. Without the shim, PyTorch can do less on Tenure: tenure.torch.status() says what",
             stacklevel=3,
         )
-    else:
-        _load(library, options)
-        return mode, str(library)
-    fallback.install(str(options))
-    return "pluggable", None
+        fallback.install(str(options))
+        return "pluggable", None
+    _start(shim, options)
+    return mode, str(library)
 
 
-def _shim(torch: ModuleType) -> tuple[Mode, Path]:
+def _shim(torch: ModuleType) -> tuple[Mode, Path, ctypes.CDLL]:
+    """The shim that came with the package, or else one that is built here."""
     current = build.Torch.current()
     if current.release < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -183,12 +204,25 @@ def _shim(torch: ModuleType) -> tuple[Mode, Path]:
             f"PyTorch {torch.__version__} is older than {oldest}, which the shim is written for: upgrade it"
         )
     if found := build.prebuilt(current):
-        return "prebuilt shim", found
-    return "built shim", build.built(current)
+        try:
+            return "prebuilt shim", found, _load(found)
+        except OSError as error:
+            # As where the C++ library is older than that of the machine it was built on.
+            _LOG.warning("the shim that came with the package cannot be loaded (%s): one is built instead", error)
+    library = build.built(current)
+    try:
+        return "built shim", library, _load(library)
+    except OSError as error:
+        raise build.BuildError(
+            f"the shim cannot be loaded ({error}): set CXX to a compiler whose C++ library this Python finds"
+        ) from error
 
 
-def _load(library: Path, options: Options) -> None:
-    shim = ctypes.CDLL(str(library))
+def _load(library: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(library))
+
+
+def _start(shim: ctypes.CDLL, options: Options) -> None:
     shim.tenure_torch_install.restype = ctypes.c_bool
     message = ctypes.create_string_buffer(4096)
     table = ctypes.c_void_p(_native.torch_api())

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
-from uuid import uuid4
 
 import torch
 
 from tenure import Error, _native
+from tenure._files import write_whole
 from tenure.torch.holdings import tag_holdings
 from tenure.torch.installation import installed
 
@@ -76,7 +75,7 @@ def report(
             return figures
         path = f"memory-report-{number}.html"
     file = Path(path)
-    _write(file, content)
+    write_whole(file, content)
     return file
 
 
@@ -100,27 +99,6 @@ def _number_of(device: Device) -> int:
         # Opened with its first block.
         torch.empty(1, device=f"cuda:{number}")
     return number
-
-
-def _write(file: Path, content: str) -> None:
-    """Writes a file that is there when it is whole: whoever looks sees the old one or the new."""
-    target = Path(os.path.realpath(file))
-    is_there = os.path.exists(file)
-    if is_there and not target.is_file():
-        # A pipe or a terminal; or a folder, which the error is about.
-        file.write_text(content, encoding="utf-8")
-        return
-    unfinished = target.with_name(f".memory-report-{uuid4().hex}")
-    try:
-        with unfinished.open("x", encoding="utf-8") as stream:
-            stream.write(content)
-        if is_there:
-            shutil.copymode(target, unfinished)
-        unfinished.replace(target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _title(device: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +28,9 @@ _PLUGGABLE_LIMITS = (
     "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing",
 )
 
-_OLD_SETTINGS = "allocator settings changed after install(): PyTorch tells of them since 2.10"
+_OLD_SETTINGS = (
+    "allocator settings changed after install(): PyTorch tells of them, and lets them name a backend, since 2.10"
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Status:
         ``CUDAPluggableAllocator``, which can do less; or not at all.
     tenure
         Tenure's version.
+    reason
+        Why it is not installed, if it was to be.
     torch
         PyTorch's version, if Tenure is installed under it.
     cuda
@@ -48,7 +53,8 @@ class Status:
     allocator
         The allocator: Tenure's own (``paged``), or PyTorch's policy in Tenure (``native``, ``expandable``).
     fraction
-        The part of each device that this process may hold.
+        The part of each device that this process may hold: what was asked of `install` or, if that is less, of
+        ``PYTORCH_ALLOC_CONF``; or what the program has set since, the least if devices differ.
     library
         The file of the shim.
     devices
@@ -61,6 +67,7 @@ class Status:
 
     mode: Mode
     tenure: str
+    reason: str | None = None
     torch: str | None = None
     cuda: str | None = None
     allocator: Allocator | None = None
@@ -72,7 +79,8 @@ class Status:
 
     def __str__(self) -> str:
         if self.mode == "not installed":
-            return f"Tenure {self.tenure} is not installed under PyTorch: call tenure.torch.install()"
+            reason = self.reason or "call tenure.torch.install()"
+            return f"Tenure {self.tenure} is not installed under PyTorch: {reason}"
         devices = ", ".join(map(str, self.devices)) or "none yet"
         lines = [
             f"Tenure {self.tenure} under PyTorch {self.torch} (CUDA {self.cuda}), by way of: {self.mode}",
@@ -94,11 +102,13 @@ def status() -> Status:
         Printed, it is text for people.
     """
     from tenure import __version__, _native
-    from tenure.torch.installation import installed
+    from tenure.torch.installation import installed, stood_aside
 
     active = installed()
     if active is None:
-        return Status("not installed", __version__)
+        return Status("not installed", __version__, stood_aside())
+    if (backend := sys.modules["torch"].cuda.get_allocator_backend()) != active.backend:
+        return Status("not installed", __version__, f"the program has put another in its place since, {backend}")
     release = ".".join(active.torch.split(".")[:2])
     return Status(
         mode=active.mode,
@@ -106,7 +116,7 @@ def status() -> Status:
         torch=active.torch,
         cuda=active.cuda,
         allocator=active.options.allocator,
-        fraction=active.options.fraction,
+        fraction=_native.torch_memory_fraction(),
         library=active.library,
         devices=tuple(_native.installed()),
         tested=release in _TESTED,

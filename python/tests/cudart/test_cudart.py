@@ -55,6 +55,7 @@ def test_pages_are_taken_when_they_are_written() -> None:
 
 
 def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
+    os.environ["TENURE_CUDART_CLOCK"] = "virtual"
     side, before, after = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(side):
         before.record()
@@ -63,11 +64,16 @@ def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
     assert (side.query(), before.query(), after.query()) == (False, True, False)
     torch.cuda.current_stream().wait_stream(side)
     assert not torch.cuda.current_stream().query()
-    began = time.monotonic()
     torch.cuda.synchronize()
     assert side.query() and after.query()
-    assert time.monotonic() - began < 5
-    assert 50 <= before.elapsed_time(after) < 60
+    assert before.elapsed_time(after) == 50
+
+
+def test_whoever_waits_for_a_stream_that_sleeps_waits_as_long() -> None:
+    began = time.monotonic()
+    torch.cuda._sleep(50_000_000)
+    torch.cuda.synchronize()
+    assert time.monotonic() - began >= 0.05
 
 
 def test_a_block_that_a_busy_stream_uses_is_not_given_again() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from memory import MIB, capture, limit, tensor
@@ -13,6 +15,39 @@ def test_the_error_says_what_was_asked_for_and_what_there_is() -> None:
         torch.OutOfMemoryError, match=r"Tried to allocate 800000000\.00 GiB\. GPU 0 has a total capacity of"
     ):
         tensor(800_000_000 << 30)
+
+
+def size(name: str) -> str:
+    return rf"(?P<{name}>[\d.]+ (?:bytes|KiB|MiB|GiB))"
+
+
+WORDS = (
+    rf"^CUDA out of memory\. Tried to allocate {size('requested')}\. GPU 0 has a total capacity of {size('total')} of "
+    rf"which {size('free')} is free\. "
+    r"(?:(?:Including non-PyTorch memory, this process|Process \d+) has [\d.]+ \w+ memory in use\. )*"
+    rf"{size('allowed')} allowed; Of the allocated memory {size('allocated')} is allocated by PyTorch, "
+    rf"(?:with {size('pools')} allocated in private pools \(e\.g\., CUDA Graphs\), )?"
+    rf"and {size('unallocated')} is reserved by PyTorch but unallocated\. "
+    r"If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+    r"avoid fragmentation\.  See documentation for Memory Management  \(https://docs\.pytorch\.org/docs/stable/notes/cuda\.html#"
+    r"optimizing-memory-usage-with-pytorch-cuda-alloc-conf\)"
+)
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.11."), reason="these are the words of 2.11")
+def test_the_error_has_all_of_pytorch_s_words() -> None:
+    limit(200 * MIB)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        tensor(40 * MIB)
+    held = tensor(80 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        tensor(160 * MIB)
+    said = re.match(WORDS, str(error.value))
+    assert said is not None, error.value
+    assert (said["requested"], said["pools"], said["unallocated"]) == ("160.00 MiB", "40.00 MiB", "0 bytes")
+    assert said["allocated"] == f"{torch.cuda.memory_allocated() / MIB + 40:.2f} MiB"
+    del held, pool
 
 
 def test_no_device_has_an_exbibyte() -> None:
@@ -31,6 +66,15 @@ def test_after_the_error_all_goes_on() -> None:
     assert torch.cuda.memory_reserved() >= reserved + half
     del first
     assert tensor(half).numel() == half
+
+
+def test_cached_memory_is_given_back_before_the_error() -> None:
+    """Others may have a use for it."""
+    reserved = torch.cuda.memory_reserved()
+    tensor(200 * MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        tensor(1 << 42)
+    assert torch.cuda.memory_reserved() <= reserved
 
 
 def test_cached_memory_of_another_shape_is_given_up_for_a_request() -> None:

@@ -7,6 +7,7 @@ import gc
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,24 @@ SOURCE = """
 #include <stddef.h>
 extern "C" {
 int allocations = 0, frees = 0;
+void (*inside)() = nullptr; // what each call does beside
+static void call_inside() {
+  if (inside)
+    inside();
+}
 static void *runtime(const char *name) {
   void *library = dlopen("libcudart.so.13", RTLD_NOW | RTLD_NOLOAD);
   return dlsym(library ? library : RTLD_DEFAULT, name);
 }
 void *allocate(size_t bytes, int, void *) {
   void *address = nullptr;
+  call_inside();
   auto call = reinterpret_cast<int (*)(void **, size_t)>(runtime("cudaMalloc"));
   allocations += call && call(&address, bytes) == 0;
   return address;
 }
 void release(void *address, size_t, int, void *) {
+  call_inside();
   auto call = reinterpret_cast<int (*)(void *)>(runtime("cudaFree"));
   frees += call && call(address) == 0;
 }
@@ -51,6 +59,11 @@ class Source:
 
     def pool(self, **settings: bool) -> torch.cuda.MemPool:
         return torch.cuda.MemPool(self.allocator.allocator(), **settings)
+
+    def does(self, inside: Callable[[], None] | None) -> None:
+        """Has each call do something beside."""
+        self.inside = ctypes.CFUNCTYPE(None)(inside) if inside else None  # must outlive the calls
+        ctypes.c_void_p.in_dll(self.library, "inside").value = ctypes.cast(self.inside, ctypes.c_void_p).value
 
     def calls(self) -> tuple[int, int]:
         counters = (ctypes.c_int.in_dll(self.library, name).value for name in ("allocations", "frees"))
@@ -278,3 +291,40 @@ def test_its_segments_are_not_expandable(source: Source) -> None:
     assert [segment["is_expandable"] for segment in segments(pool.id)] == [False]
     assert [segment["is_expandable"] for segment in outside] == [True]
     held.clear()
+
+
+def test_it_serves_a_pool_that_a_graph_is_captured_in(source: Source) -> None:
+    """What calls cudaMalloc breaks a capture, unless the thread's capture mode is relaxed meanwhile."""
+    pool, graph = source.pool(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        block = tensor(3 * MIB)
+    assert source.calls() == (1, 0)
+    del block, graph, pool
+
+
+def test_it_may_allocate_and_free_tensors_itself(source: Source) -> None:
+    nested: list[int] = []
+
+    def inside() -> None:
+        if len(nested) % 2 == 0:
+            nested.append(0)
+            nested.append(tensor(3 * MIB).numel())
+
+    pool = source.pool()
+    source.does(inside)
+    with torch.cuda.use_mem_pool(pool):
+        block = tensor(12 * MIB)
+    assert nested[1::2] == [3 * MIB]
+    del block, pool
+    torch.cuda.empty_cache()
+    assert len(nested) > 2
+    source.does(None)
+    assert source.calls()[0] == source.calls()[1]
+
+
+def test_a_pool_of_the_allocator_that_is_installed_is_like_any_other() -> None:
+    pool = torch.cuda.MemPool(torch._C._cuda_getAllocator())
+    with torch.cuda.use_mem_pool(pool):
+        block = tensor(3 * MIB)
+    assert [segment["address"] for segment in pool.snapshot()] == [block.data_ptr()]
+    del block, pool

@@ -54,12 +54,44 @@ def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
         torch._C._accelerator_setAllocatorSettings(setting)
 
 
+def test_the_backend_that_is_there_may_be_named() -> None:
+    """Programs write it into the settings that they give."""
+    torch.cuda.memory._set_allocator_settings("backend:native,roundup_power2_divisions:4")
+    assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
+    with pytest.raises(RuntimeError, match="parsed at load time"):
+        torch.cuda.memory._set_allocator_settings("backend:cudaMallocAsync")
+    assert torch.cuda.get_allocator_backend() == ("tenure" if ALLOCATOR == "tenure" else "native")
+
+
 def test_settings_that_change_nothing_are_named_and_no_others() -> None:
     settings = "expandable_segments:True,max_split_size_mb:40"
     done = program("import torch; torch.zeros(1, device='cuda')", PYTORCH_ALLOC_CONF=settings)
     assert done.returncode == 0, done.stderr
     assert "expandable_segments changes nothing" not in done.stderr, "private pools are made of them"
     assert ("max_split_size_mb changes nothing" in done.stderr) == (ALLOCATOR == "tenure")
+
+
+FRACTIONS = """
+import torch, tenure.torch
+before = torch.cuda.get_per_process_memory_fraction(), tenure.torch.status().fraction
+torch.zeros(1, device="cuda")
+after = torch.cuda.get_per_process_memory_fraction(), tenure.torch.status().fraction
+torch.cuda.set_per_process_memory_fraction(0.75)
+print(*before, *after, tenure.torch.status().fraction)
+"""
+
+
+@pytest.mark.skipif(ALLOCATOR != "tenure", reason="of install()'s own limit")
+@pytest.mark.parametrize(
+    ("installed", "setting", "least"), [("0.25", "0.5", 0.25), ("0.5", "0.25", 0.25), ("0.25", "1.0", 0.25)]
+)
+def test_of_two_fractions_the_smaller_holds(installed: str, setting: str, least: float) -> None:
+    done = program(
+        FRACTIONS,
+        TENURE_TORCH_OPTIONS=f"fraction={installed}",
+        PYTORCH_ALLOC_CONF=f"per_process_memory_fraction:{setting}",
+    )
+    assert [float(word) for word in done.stdout.split()] == [least] * 4 + [0.75], done.stderr
 
 
 def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:

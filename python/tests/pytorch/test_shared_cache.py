@@ -82,6 +82,32 @@ def test_a_module_is_attached_to_what_was_shared_without_a_copy() -> None:
     assert attached[0].weight is attached[2].weight
 
 
+def laid_out() -> torch.nn.Module:
+    """Tensors that lie in other ways than one row behind the other, and one that lies nowhere."""
+    torch.manual_seed(3)
+    layer = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    layer.turned = torch.nn.Parameter(torch.rand(4, 3).T)
+    layer.nothing = torch.nn.Buffer(torch.empty(0, 5))
+    return layer
+
+
+def layouts(module: torch.nn.Module) -> dict[str, tuple[torch.Size, tuple[int, ...]]]:
+    return {name: (tensor.shape, tensor.stride()) for name, tensor in module.state_dict().items()}
+
+
+def test_tensors_keep_their_layout() -> None:
+    before, described = values(laid_out()), layouts(laid_out())
+    shared = tt.share_module(laid_out())
+    assert layouts(shared) == described
+    assert equal(values(shared), before)
+    assert shared.nothing.device.type == "cuda"
+    del shared
+    tt.clear_shared_cache()
+    attached = tt.attach_module(laid_out())
+    assert layouts(attached) == described
+    assert equal(values(attached), before)
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -128,6 +154,30 @@ def test_a_module_is_shared_by_calls_of_pytorch_alone() -> None:
     tt.clear_shared_cache()
 
 
+READER = """
+import sys
+import torch
+import tenure.torch as tt
+
+tt.install()
+tt.recv_shared_cache(sys.argv[1])
+tt.insert_shared_cache_for_parameter()
+assert torch.empty(3, device="cuda").tolist() == [1.0, 2.0, 3.0]
+print(tt.shared_parameters())
+tt.clear_shared_cache()
+"""
+
+
+def test_another_process_than_the_owner_reads_by_default() -> None:
+    tt.insert_shared_cache_for_parameter()
+    written = torch.tensor([1.0, 2.0, 3.0], device="cuda")
+    tt.publish_shared_parameters(b"three")
+    command = [sys.executable, "-c", READER, str(tt.configure_shared_cache().socket)]
+    read = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    assert read.stdout == "b'three'\n"
+    del written
+
+
 def test_tensors_are_allocated_as_they_were_published() -> None:
     tt.insert_shared_cache_for_parameter("write")
     written = [torch.empty(size, device="cuda") for size in (1000, 3, 70_000)]
@@ -154,6 +204,31 @@ def test_parameters_that_do_not_fit_are_refused() -> None:
         torch.empty(17 * MIB, dtype=torch.uint8, device="cuda")
 
 
+@pytest.fixture
+def divided() -> Iterator[None]:
+    """The cache, with other ranges than it was made with."""
+    tt.send_shared_cache()
+    tt.recv_shared_cache(parameter_bytes=48 * MIB, computation_bytes=16 * MIB)
+    yield
+    gc.collect()
+    tt.clear_shared_cache()
+    tt.recv_shared_cache()
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_cache_is_divided_as_its_receiver_says() -> None:
+    own = tt.own_bytes()
+    tt.insert_shared_cache_for_parameter("write")
+    parameters = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+    tt.publish_shared_parameters()
+    tt.insert_shared_cache_for_computation()
+    fits = torch.empty(16 * MIB, dtype=torch.uint8, device="cuda")
+    assert tt.own_bytes() == own
+    elsewhere = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    assert tt.own_bytes() > own
+    del parameters, fits, elsewhere
+
+
 def test_computation_takes_large_tensors_of_its_stream() -> None:
     tt.insert_shared_cache_for_computation()
     own = tt.own_bytes()
@@ -177,6 +252,23 @@ def test_a_range_in_which_tensors_live_is_not_cleared() -> None:
     del large
 
 
+def test_what_a_library_keeps_in_a_range_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tt.insert_shared_cache_for_computation()
+    workspaces = [torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")]
+    with monkeypatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_clearCublasWorkspaces", workspaces.clear)
+        tt.clear_shared_cache()
+
+
+@pytest.mark.values
+def test_a_range_is_cleared_after_a_product_of_matrices() -> None:
+    tt.insert_shared_cache_for_computation()
+    ones = torch.ones(1024, 1024, device="cuda")
+    assert (ones @ ones).sum().item() == 1024.0**3
+    del ones
+    tt.clear_shared_cache()
+
+
 def test_nothing_is_read_that_was_not_published() -> None:
     tt.insert_shared_cache_for_parameter("write")
     tt.clear_shared_cache()
@@ -189,7 +281,8 @@ def test_a_second_cache_is_refused() -> None:
         tt.allocate_shared_cache()
 
 
-def test_two_processes_share_weights_and_either_may_die() -> None:
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
-    command = [sys.executable, str(EXAMPLE), "--model", "resnet18", "--json"]
-    subprocess.run(command, check=True, timeout=300)
+@pytest.mark.parametrize("made", ["small", "resnet18"])
+def test_two_processes_share_weights_and_either_may_die(made: str) -> None:
+    if made != "small":
+        pytest.importorskip("torchvision", reason="torchvision is not installed")
+    subprocess.run([sys.executable, str(EXAMPLE), "--model", made], check=True, timeout=300)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,17 @@ def test_a_module_whose_tensors_lie_elsewhere_is_left_as_it_was() -> None:
     refused(model(), tt.attach_module, RuntimeError, "allocate the same tensors, in the same order")
 
 
+def test_a_module_that_is_not_all_that_was_published_is_refused() -> None:
+    about = publish(nn.Linear(40, 40))
+    tt.clear_shared_cache()
+    tt.insert_shared_cache_for_parameter("write")
+    published = [torch.empty(size, device="cuda") for size in (1600, 40, 7)]
+    tt.publish_shared_parameters(about)
+    del published
+    tt.clear_shared_cache()
+    refused(nn.Linear(40, 40), tt.attach_module, tenure.Error, "1 of the published parameters were not allocated")
+
+
 def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> None:
     about = publish(model())
     tt.clear_shared_cache()
@@ -180,6 +192,41 @@ def test_a_publication_that_fails_leaves_the_module_as_it_was(
     tt.share_module(model())
 
 
+class Choosy(nn.Module):
+    """Two tensors. When they are set again, this is what comes of it, in order: it is refused, or allowed (None)."""
+
+    def __init__(self, comes: list[BaseException | None]) -> None:
+        super().__init__()
+        self.one, self.two = nn.Buffer(torch.ones(3)), nn.Buffer(torch.ones(4))
+        self.comes = comes
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("one", "two") and self.__dict__.get("comes") and (refused := self.comes.pop(0)):
+            raise refused
+        super().__setattr__(name, value)
+
+
+NO = ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "comes",
+    [[NO], [None, NO], [None, NO, NO, NO], [None, KeyboardInterrupt("no")]],
+    ids=["first", "next", "ever", "^C"],
+)
+def test_a_module_is_put_in_place_whole_or_not_at_all(comes: list[BaseException | None]) -> None:
+    made = nn.Sequential(nn.LSTM(4, 4), Choosy([*comes]))
+    before, error = contents(made), type(comes[-1])
+    with pytest.raises(error, match="no"):
+        tt.share_module(made)
+    assert contents(made) == before
+    assert contents(made[0]) == [id(weight) for weight in made[0]._flat_weights]
+    refused(made, tt.attach_module, tenure.Error, "no parameters are published")
+    publish(nn.Sequential(nn.LSTM(4, 4), Choosy([])))
+    tt.clear_shared_cache()
+    refused(nn.Sequential(nn.LSTM(4, 4), Choosy([*comes])), tt.attach_module, error, "no")
+
+
 def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     stray: list[torch.Tensor] = []
 
@@ -192,6 +239,29 @@ def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: p
         tt.share_module(model())
     assert "1 blocks of 512 bytes still live in the range for parameters" in raised.value.__notes__[0]
     stray.clear()
+
+
+@pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
+def test_what_other_threads_allocate_meanwhile_is_their_own(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[nn.Module], nn.Module]
+) -> None:
+    publish(model())
+    tt.clear_shared_cache()
+    placed, others = _native.shared_parameter_range, ThreadPoolExecutor(1)
+    allocated: list[torch.Tensor] = []
+
+    def beside(device: int) -> tuple[int, int]:
+        # On the stream that is current here too.
+        allocated.append(others.submit(tensor, 500).result())
+        return placed(device)
+
+    monkeypatch.setattr(_native, "shared_parameter_range", beside)
+    module = call(model())
+    start, size = placed(0)
+    assert len(allocated) == len(contents(module))
+    assert not any(start <= other.data_ptr() < start + size for other in allocated)
+    del module
+    allocated.clear()
 
 
 @pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
@@ -257,6 +327,10 @@ def test_settings_are_set_together_or_not_at_all() -> None:
         tt.configure_shared_cache(pool_bytes=1, parameter_bytes=-1)
     with pytest.raises(tenure.Error, match="wait = nan"):
         tt.recv_shared_cache(wait=float("nan"))
+    with pytest.raises(tenure.Error, match="wait = inf"):
+        tt.configure_shared_cache(wait=float("inf"))
+    with pytest.raises(tenure.Error, match="pool_bytes = 1000000000.0: expected 0 or more whole bytes"):
+        tt.configure_shared_cache(pool_bytes=1e9)  # type: ignore[arg-type]
     assert tt.configure_shared_cache() == before
 
 
@@ -265,6 +339,27 @@ def test_nobody_sends_where_it_is_received() -> None:
         tt.recv_shared_cache("nobody.sock", wait=0.1)
     # What was received before is there.
     tt.insert_shared_cache_for_computation()
+
+
+MOVED = """
+import os, sys
+import torch
+import tenure.torch as tt
+
+tt.install()
+os.chdir(sys.argv[1])
+tt.allocate_shared_cache(8 << 20, 2 << 20, 6 << 20)
+tt.configure_shared_cache(socket="configured.sock")
+tt.send_shared_cache(sys.argv[2] or None)
+os.chdir("/")
+tt.insert_shared_cache_for_parameter()
+"""
+
+
+@pytest.mark.parametrize("given", ["given.sock", ""])
+def test_a_socket_is_where_it_was_when_it_was_given(tmp_path: Path, given: str) -> None:
+    subprocess.run([sys.executable, "-c", MOVED, str(tmp_path), given], check=True)
+    assert not list(Path("/").glob("*.sock"))
 
 
 NEW_PROCESS = """
@@ -293,6 +388,7 @@ ORDER = {
     "tt.clear_shared_cache()": "there is no shared cache here: call recv_shared_cache() first",
     "tt.send_shared_cache()": "there is no shared cache to send: call allocate_shared_cache() first",
     ALLOCATE.format(-1, 0, 0): "pool_bytes = -1: expected 0 or more",
+    ALLOCATE.format(1 << 70, 0, 0): "pool_bytes = 1180591620717411303424: expected 0 or more whole",
     ALLOCATE.format(2 * MIB, 2 * MIB, 2 * MIB): "pool_bytes = 2097152: room for parameter_bytes = 2097152 and",
     ALLOCATE.format(4 * MIB, 1, 2 * MIB): "multiple",
     ALLOCATE.format(1 << 50, 2 * MIB, 2 * MIB): "memory",

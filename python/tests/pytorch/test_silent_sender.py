@@ -40,6 +40,8 @@ class Opening(threading.Thread):
         assert self.sender.stdout is not None
         self.handle = pickle.loads(bytes.fromhex(self.sender.stdout.readline()))
         self.sender.send_signal(signal.SIGSTOP)
+        # The signal alone does not promise that it answers nothing more.
+        os.waitid(os.P_PID, self.sender.pid, os.WSTOPPED)
         self.result: object = None
         super().__init__()
 

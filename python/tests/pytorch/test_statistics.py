@@ -13,6 +13,8 @@ def test_a_byte_takes_a_block_of_512() -> None:
     address = torch.cuda.caching_allocator_alloc(1)
     assert torch.cuda.memory_allocated() == before + 512
     torch.cuda.caching_allocator_delete(address)
+    with pytest.raises(RuntimeError, match="invalid device pointer: "):
+        torch.cuda.caching_allocator_delete(address)
     assert torch.cuda.memory_allocated() == before
 
 

@@ -7,7 +7,7 @@ from memory import tensor
 
 
 def busy(stream: torch.cuda.Stream) -> None:
-    """Keeps a stream at work for some tenths of a second."""
+    """Keeps a stream at work for some tenths of a second: on a busy machine it may end before the test looks."""
     with torch.cuda.stream(stream):
         torch.cuda._sleep(400_000_000)
 
@@ -31,7 +31,7 @@ def test_memory_is_not_reused_before_another_stream_has_passed() -> None:
     address = block.data_ptr()
     del block
     with torch.cuda.stream(owner):
-        assert tensor(512).data_ptr() != address
+        assert tensor(512).data_ptr() != address or user.query()
 
 
 def test_memory_is_reused_when_the_other_stream_has_passed() -> None:
@@ -58,7 +58,7 @@ def test_a_view_s_use_keeps_the_block() -> None:
     address = block.data_ptr()
     del block, view
     with torch.cuda.stream(owner):
-        assert tensor(512).data_ptr() != address
+        assert tensor(512).data_ptr() != address or user.query()
 
 
 def test_a_copy_on_another_stream_is_whole() -> None:

@@ -11,6 +11,7 @@ use super::expandable::ExpandableSegment;
 use super::pending::Pending;
 use super::pool::Pools;
 use super::private::Captures;
+use super::source::{self, Locked, Returned};
 use crate::limit::Limit;
 use crate::{
     Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Stat,
@@ -32,6 +33,8 @@ pub(crate) struct Engine {
     pub(super) segments: Vec<Option<ExpandableSegment>>,
     /// Segments ever made.
     pub(super) made: u64,
+    /// What is to go back to the sources of pools once the lock can be let go of.
+    pub(super) returned: Vec<Returned>,
     pub(crate) limit: Limit,
 }
 
@@ -60,6 +63,7 @@ impl Engine {
             captures: Captures::default(),
             segments: Vec::new(),
             made: 0,
+            returned: Vec::new(),
             limit,
         })
     }
@@ -72,36 +76,46 @@ impl Engine {
     }
 
     /// A block for `request` in new memory, or in memory that can still be reclaimed; `None` if there is none.
-    pub(crate) fn allocate_new(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = self.want(request)?;
-        if self.collects_garbage() {
-            self.collect_garbage()?;
-        }
-        let mut found = self.add_segment(&wanted)?;
-        if found.is_none() {
-            if let Some((wanted, id)) = self.take_from_private_pools(&wanted) {
-                return Ok(Some(self.hand_out(&wanted, id)));
-            }
-            if self.release_oversize(&wanted)? {
-                found = self.add_segment(&wanted)?;
-            }
-        }
-        if found.is_none() && !self.captures.any() {
-            self.release_cached()?;
-            self.statistics.num_alloc_retries += 1;
-            found = self.add_segment(&wanted)?;
-        }
-        if found.is_none() {
-            found = self.add_small_segment(&wanted)?;
-        }
-        Ok(found.map(|id| self.hand_out(&wanted, id)))
+    pub(crate) fn allocate_new(locked: &mut impl Locked, request: Request) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = locked.engine().want(request)?;
+        source::keeping_pool(locked, &wanted, |locked| Self::search(locked, wanted))
     }
 
     /// A block for `request` in a new segment; `None` if memory is out.
-    pub(crate) fn allocate_segment(&mut self, request: Request) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = self.want(request)?;
-        let found = self.add_segment(&wanted)?;
-        Ok(found.map(|id| self.hand_out(&wanted, id)))
+    pub(crate) fn allocate_segment(
+        locked: &mut impl Locked,
+        request: Request,
+    ) -> Result<Option<crate::Block>, AllocError> {
+        let wanted = locked.engine().want(request)?;
+        let found = source::keeping_pool(locked, &wanted, |locked| Self::add_segment(locked, &wanted))?;
+        Ok(found.map(|id| locked.engine().hand_out(&wanted, id)))
+    }
+
+    fn search(locked: &mut impl Locked, wanted: Wanted) -> Result<Option<crate::Block>, AllocError> {
+        let engine = locked.engine();
+        if engine.collects_garbage() {
+            engine.collect_garbage()?;
+        }
+        let mut found = Self::add_segment(locked, &wanted)?;
+        if found.is_none() {
+            let engine = locked.engine();
+            if let Some((wanted, id)) = engine.take_from_private_pools(&wanted) {
+                return Ok(Some(engine.hand_out(&wanted, id)));
+            }
+            if engine.release_oversize(&wanted)? {
+                found = Self::add_segment(locked, &wanted)?;
+            }
+        }
+        let engine = locked.engine();
+        if found.is_none() && !engine.captures.any() {
+            engine.release_cached()?;
+            engine.statistics.num_alloc_retries += 1;
+            found = Self::add_segment(locked, &wanted)?;
+        }
+        if found.is_none() {
+            found = Self::add_small_segment(locked, &wanted)?;
+        }
+        Ok(found.map(|id| locked.engine().hand_out(&wanted, id)))
     }
 
     /// A free block for `request` in a private pool that is open to others.

@@ -15,6 +15,7 @@ mod private;
 mod reclaim;
 mod report;
 mod segments;
+mod source;
 
 use std::sync::Arc;
 
@@ -30,8 +31,10 @@ use crate::{
     Statistics, StreamFilter, Tuning,
 };
 pub(crate) use engine::Engine;
+pub(crate) use source::{Locked, give_back};
 
-/// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks and observers run without it.
+/// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks, observers and the sources of pools run
+/// without it.
 ///
 /// A failing call of the backing fails the request that it was made for and nothing else: what was reclaimed before
 /// stays reclaimed, everything else is as before, and every counter is exact.
@@ -66,13 +69,20 @@ impl NativeAllocator {
                 return Ok(block);
             }
         }
-        if let Some(block) = engine.allocate_new(request)? {
+        if let Some(block) = Engine::allocate_new(&mut engine, request)? {
             return Ok(block);
         }
         let (error, seen) = engine.out_of_memory(request)?;
         drop(engine);
         self.hooks.out_of_memory(&seen);
         Err(error)
+    }
+
+    fn release(&self, release: impl FnOnce(&mut Engine) -> Result<(), AllocError>) -> Result<(), AllocError> {
+        let mut engine = self.engine.lock();
+        let released = release(&mut engine);
+        give_back(&mut engine);
+        released
     }
 }
 
@@ -108,7 +118,7 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn release_cached(&self) -> Result<(), AllocError> {
-        self.engine.lock().release_cached()
+        self.release(Engine::release_cached)
     }
 
     fn statistics(&self) -> Statistics {
@@ -189,8 +199,11 @@ impl CachingAllocator for NativeAllocator {
     }
 
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
-        let mut engine = self.engine.lock();
-        if pool == PoolId::default() { engine.release_cached() } else { engine.release_cached_in(pool) }
+        self.release(
+            |engine| {
+                if pool == PoolId::default() { engine.release_cached() } else { engine.release_cached_in(pool) }
+            },
+        )
     }
 
     fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {

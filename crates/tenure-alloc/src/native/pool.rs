@@ -56,6 +56,8 @@ pub(super) struct PoolPair {
     large: Pool,
     /// Captures and owners that use a private pool; with none, its free memory may be released.
     pub(super) uses: usize,
+    /// Searches for memory underway, which may let go of the lock.
+    pub(super) searches: usize,
     /// Where its segments come from, if not from the backing.
     pub(super) source: Option<Arc<dyn PoolSource>>,
     /// Whether each of its blocks is a segment of its own.
@@ -65,9 +67,9 @@ pub(super) struct PoolPair {
 }
 
 impl PoolPair {
-    /// Whether it holds neither memory nor address space.
+    /// Whether it holds neither memory nor address space, and is not to.
     pub(super) fn is_empty(&self) -> bool {
-        self.reserved == 0 && self.small.unmapped.is_empty() && self.large.unmapped.is_empty()
+        self.searches == 0 && self.reserved == 0 && self.small.unmapped.is_empty() && self.large.unmapped.is_empty()
     }
 }
 

@@ -8,6 +8,7 @@ use super::blocks::{BlockId, PoolRef, State};
 use super::config::invalid;
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
+use super::source;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
 
 /// Which private pools allocations go to.
@@ -54,7 +55,7 @@ impl Captures {
     #[inline]
     pub(super) fn owner_for(&self, stream: StreamId) -> usize {
         let latest = self.underway.iter().rev().find(|underway| (underway.filter)(stream));
-        latest.map_or(COMMON, |underway| underway.owner)
+        latest.filter(|_| !source::is_calling()).map_or(COMMON, |underway| underway.owner)
     }
 }
 
@@ -62,7 +63,11 @@ impl Engine {
     pub(crate) fn create_pool(&mut self, id: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
         check_private(id)?;
         if source.is_some() && self.pools.find(id).is_some() {
-            return Err(invalid("pool source", format!("{id:?}"), "a pool's source is given when the pool is made"));
+            return Err(invalid(
+                "pool source",
+                format!("({}, {})", id.0, id.1),
+                "a pool's source is given when the pool is made",
+            ));
         }
         let owner = self.pools.find_or_insert(id);
         let pair = self.pools.pair_mut(owner);
@@ -78,7 +83,11 @@ impl Engine {
     pub(crate) fn begin_pool(&mut self, id: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
         check_private(id)?;
         if self.pools.find(id).is_some_and(|owner| self.captures.is_underway(owner)) {
-            return Err(invalid("pool", format!("{id:?}"), "end allocating to the pool before beginning again"));
+            return Err(invalid(
+                "pool",
+                format!("({}, {})", id.0, id.1),
+                "end allocating to the pool before beginning again",
+            ));
         }
         let owner = self.pools.find_or_insert(id);
         self.pools.pair_mut(owner).uses += 1;

@@ -3,36 +3,40 @@
 use super::blocks::{Block, BlockId, State};
 use super::config::segment_size;
 use super::engine::{Engine, Wanted};
+use super::source::{self, Locked, Returned};
 use crate::{Action, Address, AllocError, BackingError, PoolKind};
 
 impl Engine {
     /// A new segment, or a larger one, with a block for `wanted` that is in no set. `None` if memory is out.
-    pub(super) fn add_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        self.add_segment_of(segment_size(wanted.bytes), wanted)
+    pub(super) fn add_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        Self::add_segment_of(locked, segment_size(wanted.bytes), wanted)
     }
 
     /// The same, with no more memory than `wanted` needs, where the settings allow that.
-    pub(super) fn add_small_segment(&mut self, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let allowed = self.config.shrink_segments && !self.config.expandable_segments;
+    pub(super) fn add_small_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        let config = &locked.engine().config;
+        let allowed = config.shrink_segments && !config.expandable_segments;
         if allowed && wanted.pool.kind == PoolKind::Large && wanted.bytes < segment_size(wanted.bytes) {
-            self.add_segment_of(wanted.bytes, wanted)
+            Self::add_segment_of(locked, wanted.bytes, wanted)
         } else {
             Ok(None)
         }
     }
 
-    fn add_segment_of(&mut self, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let (limit, total) = (self.limit.bytes(), self.limit.total);
-        let held = |bytes| self.reserved() + self.limit.overhead(&*self.backing) + bytes;
+    fn add_segment_of(locked: &mut impl Locked, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
+        source::give_back(locked);
+        let engine = locked.engine();
+        let (limit, total) = (engine.limit.bytes(), engine.limit.total);
+        let held = |bytes| engine.reserved() + engine.limit.overhead(&*engine.backing) + bytes;
         if limit < total && held(bytes) > limit || wanted.bytes > total {
             return Ok(None);
         }
-        let added = match self.pools.pair(wanted.pool.owner).source.as_deref() {
-            Some(source) => source.allocate(bytes, wanted.request.stream),
-            None if self.config.expandable_segments => return none_if_full(self.map_for(wanted)),
-            None => self.backing.malloc(bytes),
+        let added = match engine.pools.pair(wanted.pool.owner).source.clone() {
+            Some(source) => source::allocate(locked, &*source, bytes, wanted),
+            None if engine.config.expandable_segments => return none_if_full(engine.map_for(wanted)),
+            None => engine.backing.malloc(bytes),
         };
-        none_if_full(added.map(|address| self.insert_segment(wanted, address, bytes)))
+        none_if_full(added.map(|address| locked.engine().insert_segment(wanted, address, bytes)))
     }
 
     fn insert_segment(&mut self, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
@@ -59,11 +63,11 @@ impl Engine {
         block.segment.is_none() && !block.is_split()
     }
 
-    /// Gives a free block that is a whole segment back to the backing.
+    /// Gives a free block that is a whole segment back to the backing, or [back](source::give_back) to its source.
     pub(super) fn release_segment(&mut self, id: BlockId) -> Result<(), AllocError> {
         let Block { address, bytes, stream, pool, .. } = self.blocks[id];
-        match self.pools.pair(pool.owner).source.as_deref() {
-            Some(source) => source.free(address, bytes, stream),
+        match self.pools.pair(pool.owner).source.clone() {
+            Some(source) => self.returned.push(Returned { source, address, bytes, stream }),
             None => self.backing.free(address)?,
         }
         self.remove_free(id);

@@ -58,7 +58,14 @@ impl Config {
     /// times the modelled driver time of `cudaMalloc`, a fifth of a second in all for the largest recorded program; and
     /// every one stays within 1 % or 64 MiB of what it asks for. For programs that run long, such as PyTorch's.
     pub fn fine() -> Self {
-        Self { slack: 0.006, min_chunk_bytes: 2 << 20, chunk_share: 1.0 / 2048.0, block_chunks: 192, ..Self::default() }
+        Self {
+            slack: 0.006,
+            slack_bytes: 56 << 20,
+            min_chunk_bytes: 2 << 20,
+            chunk_share: 1.0 / 2560.0,
+            block_chunks: 192,
+            ..Self::default()
+        }
     }
 
     pub(super) fn validate(&self) -> Result<(), AllocError> {

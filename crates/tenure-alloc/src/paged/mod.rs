@@ -34,12 +34,13 @@ mod windows;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tenure_core::StreamId;
 
 pub use config::Config;
 
 use crate::hooks::Hooks;
+use crate::native::give_back;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
     Address, AllocError, Backing, Block, CachingAllocator, Divisions, History, OutOfMemory, PoolId, Request, Resource,
@@ -57,7 +58,8 @@ use state::{Effort, Refusal, State};
 
 /// Tenure's allocator of a device.
 ///
-/// A heap's lock is taken before the device lock, never after it. Callbacks and observers run without any.
+/// A heap's lock is taken before the device lock, never after it. Callbacks, observers and the sources of pools run
+/// without any.
 ///
 /// A failing call of the backing fails the request that it was made for and nothing else.
 pub struct PagedAllocator {
@@ -142,8 +144,9 @@ impl PagedAllocator {
             let (parked, reused) = (blocks.take_parked(), blocks.take_reused());
             drop(blocks);
             self.catch_up(heap, parked, reused);
-            let lend =
-                |state: &mut State, requested, effort| state.lend(request.stream, bytes, lent, requested, effort);
+            let lend = |state: &mut MutexGuard<'_, State>, requested, effort| {
+                state.lend(request.stream, bytes, lent, requested, effort)
+            };
             let loan = match self.obtain(request, lend)? {
                 Found::Lent(block) => return Ok(block),
                 Found::Sought(loan) => loan,
@@ -174,9 +177,9 @@ impl PagedAllocator {
     /// A block of a private pool, or of a stream that has no heap.
     fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = self.round(request.bytes)?;
-        let attempt = |state: &mut State, requested, effort| {
+        let attempt = |state: &mut MutexGuard<'_, State>, requested, effort| {
             if state.private.engine.captures.diverts(request.stream) {
-                return state.allocate_private(request, effort);
+                return State::allocate_private(state, request, effort);
             }
             let address = state.allocate(request, bytes, requested, effort)?;
             Ok(Block { address, bytes })
@@ -191,9 +194,9 @@ impl PagedAllocator {
     fn obtain<T>(
         &self,
         request: Request,
-        attempt: impl Fn(&mut State, u64, Effort) -> Result<T, Refusal>,
+        attempt: impl Fn(&mut MutexGuard<'_, State>, u64, Effort) -> Result<T, Refusal>,
     ) -> Result<Found<T>, AllocError> {
-        let try_once = |state: &mut State, effort| match attempt(
+        let try_once = |state: &mut MutexGuard<'_, State>, effort| match attempt(
             state,
             self.heaps.requested() + state.requested + request.bytes,
             effort,
@@ -223,19 +226,19 @@ impl PagedAllocator {
     fn obtain_at_last<T>(
         &self,
         request: Request,
-        try_once: impl Fn(&mut State) -> Result<Option<Found<T>>, AllocError>,
+        try_once: impl Fn(&mut MutexGuard<'_, State>) -> Result<Option<Found<T>>, AllocError>,
     ) -> Result<Found<T>, AllocError> {
         // The host cannot wait for a stream that is being captured.
         if !self.state.lock().progress.is_capturing() {
             self.settle_all()?;
             self.release_given_up(None)?;
-            let state = &mut *self.state.lock();
+            let mut state = self.state.lock();
             state.statistics_mut().num_alloc_retries += 1;
             // A private pool's segments are not made of the common space's chunks.
             if state.private.engine.captures.diverts(request.stream) {
                 state.release_whole()?;
             }
-            if let Some(found) = try_once(state)? {
+            if let Some(found) = try_once(&mut state)? {
                 return Ok(found);
             }
         }
@@ -243,6 +246,10 @@ impl PagedAllocator {
         let bytes = self.round(request.bytes)?;
         if let Some(block) = state.borrow(request)? {
             return Ok(Found::Lent(block));
+        }
+        // Libraries and other processes may have a use for what does not serve this request, as in PyTorch.
+        if !state.progress.is_capturing() {
+            state.release_whole()?;
         }
         let free = self.backing.memory_info()?.free;
         let (allowed, reserved, total) = (state.limit().bytes(), state.reserved(), self.total);
@@ -292,7 +299,10 @@ impl PagedAllocator {
     /// Gives back what private pools hold that nobody uses any more: `pool`, or all.
     fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let streams: Vec<StreamId> = self.heaps.all().map(|heap| heap.stream).collect();
-        self.state.lock().release_given_up(pool, &streams)
+        let mut state = self.state.lock();
+        let released = state.release_given_up(pool, &streams);
+        give_back(&mut state);
+        released
     }
 
     /// Takes back what every heap has parked.

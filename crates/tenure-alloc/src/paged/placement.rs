@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::compose::{Need, Plan, Source, Start};
+use super::config::SLAB_BYTES;
 use super::state::{Effort, Refusal, State};
 use crate::{Address, BackingError};
 
@@ -60,15 +61,16 @@ impl State {
         // 1. The first free range, by address, that fits and that the stream may touch. No driver call. In a streak of
         //    allocations without a free the range behind the last block comes first, and then the first range that
         //    holds several such blocks: what is made in a streak (parameters, optimizer state) tends to live long, and
-        //    is better kept together than spread over holes between blocks that do not.
+        //    is better kept together than spread over holes between blocks that do not. Not so a slab, whose blocks
+        //    come and go: it fills a hole as soon as there is one.
         // 2. New chunks, while what is reserved stays within the slack of the most that was ever requested.
         // 3. A new window of free memory that the stream may touch, completed by new chunks within the slack.
         // 4. The same two with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as can be.
-        let in_streak = self.in_streak();
+        let keeps_together = self.in_streak() && bytes != SLAB_BYTES;
         let (space, progress) = (&mut self.space, &mut self.progress);
         let mut found = None;
-        if in_streak {
+        if keeps_together {
             found = space.behind_last(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;

@@ -9,11 +9,12 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use tenure_core::StreamId;
 
 use super::segments::Segments;
 use super::state::{Effort, Refusal, State};
-use crate::native::{Config, Engine};
+use crate::native::{Config, Engine, Locked};
 use crate::{
     Address, AllocError, Backing, Block, History, MappedChunk, PoolId, PoolKind, PoolUse, Request, StreamFilter,
 };
@@ -51,6 +52,16 @@ impl Private {
     }
 }
 
+impl Locked for MutexGuard<'_, State> {
+    fn engine(&mut self) -> &mut Engine {
+        &mut self.private.engine
+    }
+
+    fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        MutexGuard::unlocked(self, call)
+    }
+}
+
 impl State {
     pub(super) fn begin_pool(
         &mut self,
@@ -70,15 +81,19 @@ impl State {
     }
 
     /// A block of the private pool that allocations on the request's stream go to.
-    pub(super) fn allocate_private(&mut self, request: Request, effort: Effort) -> Result<Block, Refusal> {
-        let engine = &mut self.private.engine;
+    pub(super) fn allocate_private(
+        state: &mut MutexGuard<'_, Self>,
+        request: Request,
+        effort: Effort,
+    ) -> Result<Block, Refusal> {
+        let engine = &mut state.private.engine;
         engine.finish_completed()?;
         let found = engine.allocate_free(request)?;
         if found.is_some() || effort == Effort::Free {
             return found.ok_or(Refusal::Full);
         }
-        let made = engine.allocate_segment(request);
-        self.private.count_leftovers();
+        let made = Engine::allocate_segment(state, request);
+        state.private.count_leftovers();
         made?.ok_or(Refusal::Full)
     }
 

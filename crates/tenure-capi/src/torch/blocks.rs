@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn allocate(
         let (tag, key) = Purpose::current();
         let request = Request::new(bytes as u64, stream).with_tag(tag).with_key(key);
         let _context = context.enter();
-        let block = device.memory.allocate(request)?;
+        let block = device.memory.allocate(request).map_err(in_pytorch)?;
         // SAFETY: by the header, a place to write to.
         unsafe { address.write(ptr::without_provenance_mut(block.address as usize)) };
         Ok(())
@@ -82,6 +82,14 @@ pub(super) unsafe extern "C" fn extent(address: *mut c_void, first: *mut *mut c_
             Ok(())
         })
     })
+}
+
+#[cold]
+fn in_pytorch(error: MemoryError) -> Failure {
+    match error {
+        MemoryError::OutOfMemory(report) => Failure::OutOfMemoryInPytorch(report),
+        other => other.into(),
+    }
 }
 
 /// What `call` does on the device that `address` lies on, which is known by its range of addresses, or else asked for.

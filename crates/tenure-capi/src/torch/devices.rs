@@ -48,6 +48,11 @@ pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether it was said how devices are opened.
+pub(super) fn is_configured() -> bool {
+    setup().options.is_some()
+}
+
 pub(super) extern "C" fn is_open(number: c_int) -> bool {
     Device::get(number).is_ok()
 }
@@ -68,6 +73,16 @@ pub(super) fn tell_all(
     setup.wishes.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
     setup.wishes.push((topic, Box::new(wish)));
     Ok(())
+}
+
+/// The memory fraction that devices are opened with.
+pub(super) fn fraction_at_first() -> f64 {
+    setup().options.as_ref().map_or(1.0, |options| options.memory.fraction)
+}
+
+/// Has devices opened with another one.
+pub(super) fn set_fraction_at_first(fraction: f64) {
+    setup().options.get_or_insert_default().memory.fraction = fraction;
 }
 
 /// Whether a setting means anything for the allocator that devices are opened with.

@@ -5,7 +5,8 @@ use std::slice;
 
 use tenure_alloc::{CachingAllocator, Divisions, Tuning};
 
-use super::devices::{Topic, applies, device, tell_all};
+use super::devices::{Topic, applies, device, fraction_at_first, set_fraction_at_first, tell_all};
+use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
 
 /// Stands for every device.
@@ -18,18 +19,31 @@ pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> St
         Ok(())
     };
     guarded(|| match number {
-        ALL_DEVICES => tell_all(Some(Topic::MemoryFraction), set),
+        ALL_DEVICES => {
+            tell_all(Some(Topic::MemoryFraction), set)?;
+            set_fraction_at_first(fraction);
+            Ok(())
+        }
         _ => set(number, device(number)?.memory.allocator()),
     })
 }
 
 pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f64) -> Status {
     guarded(|| {
-        let set = device(number)?.memory.allocator().memory_fraction();
+        let set = Device::get(number).map_or_else(|_| fraction_at_first(), of);
         // SAFETY: by the header, a place to write to.
         unsafe { fraction.write(set) };
         Ok(())
     })
+}
+
+/// The least of the devices that are open, or else what they are opened with.
+pub(super) fn least_memory_fraction() -> f64 {
+    Device::all().map(|(_, device)| of(device)).reduce(f64::min).unwrap_or_else(fraction_at_first)
+}
+
+fn of(device: &Device) -> f64 {
+    device.memory.allocator().memory_fraction()
 }
 
 pub(super) unsafe extern "C" fn largest_free(number: c_int, bytes: *mut usize) -> Status {

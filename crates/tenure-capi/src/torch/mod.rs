@@ -120,10 +120,20 @@ pub extern "C" fn tenure_torch_table() -> *const Table {
     &TABLE
 }
 
+/// The part of each device that this process may hold: the least of those in use, or what the first is to begin with.
+pub fn memory_fraction() -> f64 {
+    limits::least_memory_fraction()
+}
+
 /// Says how devices are opened: `tenure_torch_api.configure`, for Rust.
 ///
 /// # Errors
 /// The options make no sense, or a device is open already: the message.
 pub fn configure(options: &str) -> Result<(), String> {
     devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
+}
+
+/// Whether [`configure`] was called, from Rust or through the table: PyTorch is on Tenure, or soon will be.
+pub fn is_configured() -> bool {
+    devices::is_configured()
 }

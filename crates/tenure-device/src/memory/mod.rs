@@ -19,6 +19,7 @@ mod blocks;
 mod config;
 mod devices;
 mod error;
+mod pytorch;
 mod report;
 mod storage;
 

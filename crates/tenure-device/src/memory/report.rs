@@ -1,7 +1,7 @@
 use std::fmt;
 
-use tenure_alloc::snapshot::Holder;
-use tenure_alloc::{AllocError, Backing, MemoryInfo, Request};
+use tenure_alloc::snapshot::{Holder, Snapshot, SnapshotState};
+use tenure_alloc::{AllocError, Backing, MemoryInfo, PoolId, Request};
 use tenure_core::{Device, KeyId, StreamId, Tag};
 
 use super::DeviceMemory;
@@ -36,6 +36,8 @@ pub struct OutOfMemoryReport {
     pub allocated_bytes: u64,
     /// Of those, bytes of freed blocks that other streams may still use.
     pub awaited_bytes: u64,
+    /// Of those, bytes of private pools that no block lives on.
+    pub pooled_bytes: u64,
     /// Who holds the blocks, awaited ones too, added up by tag, the largest first.
     pub tags: Vec<Holder>,
     /// Who holds those that have a key, the largest first.
@@ -60,7 +62,8 @@ impl OutOfMemoryReport {
             }
             _ => return None,
         };
-        let holders = memory.allocator().snapshot().holders(usize::MAX);
+        let snapshot = memory.allocator().snapshot();
+        let holders = snapshot.holders(usize::MAX);
         let mut others = memory.driver().processes().unwrap_or_default();
         others.retain(|process| process.pid != std::process::id());
         others.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.pid));
@@ -75,6 +78,7 @@ impl OutOfMemoryReport {
             reserved_bytes: reserved,
             allocated_bytes: figures.allocated_bytes.current,
             awaited_bytes: figures.active_bytes.current.saturating_sub(figures.allocated_bytes.current),
+            pooled_bytes: pooled(&snapshot),
             tags: by_tag(&holders),
             keys: holders.into_iter().filter(|holder| holder.key != KeyId::NONE).collect(),
             others,
@@ -169,26 +173,26 @@ impl OutOfMemoryReport {
 
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write_summary(f)?;
-        self.write_tags(f)?;
-        self.write_keys(f)?;
-        self.write_others(f)?;
-        write_section(f, "What to try", self.advice().iter().map(|advice| format!("- {advice}")))
+        self.write_request(f)?;
+        self.write_use(f)?;
+        self.write_holders(f)
     }
 }
 
 impl OutOfMemoryReport {
-    fn write_summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    pub(super) fn write_request(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. This \
-             process has {} in use",
+            "CUDA out of memory. Tried to allocate {}. GPU {} has a total capacity of {} of which {} is free. ",
             Gib(self.requested_bytes),
             self.device.index(),
             Gib(self.total_bytes),
             Gib(self.free_bytes),
-            Gib(self.in_use_bytes()),
-        )?;
+        )
+    }
+
+    pub(super) fn write_use(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "This process has {} in use", Gib(self.in_use_bytes()))?;
         match self.overhead_bytes {
             Some(overhead) => write!(f, " ({} of it context, kernels and libraries)", Gib(overhead))?,
             None => f.write_str(" (its context not counted: the system does not tell)")?,
@@ -203,6 +207,13 @@ impl OutOfMemoryReport {
             write!(f, ", and {} is freed but still awaited on other streams", Gib(self.awaited_bytes))?;
         }
         f.write_str(".")
+    }
+
+    pub(super) fn write_holders(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_tags(f)?;
+        self.write_keys(f)?;
+        self.write_others(f)?;
+        write_section(f, "What to try", self.advice().iter().map(|advice| format!("- {advice}")))
     }
 
     fn write_tags(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -251,6 +262,12 @@ fn by_tag(holders: &[Holder]) -> Vec<Holder> {
     tags
 }
 
+fn pooled(snapshot: &Snapshot) -> u64 {
+    let private = snapshot.segments.iter().filter(|segment| segment.pool != PoolId::default());
+    let free = private.flat_map(|it| &it.blocks).filter(|block| block.state == SnapshotState::Inactive);
+    free.map(|block| block.bytes).sum()
+}
+
 /// Rows under a heading; nothing if there are none.
 fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<Item = String>) -> fmt::Result {
     let mut rows = rows.peekable();
@@ -261,7 +278,7 @@ fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<
 }
 
 /// Bytes as PyTorch's errors have them: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
-struct Gib(u64);
+pub(super) struct Gib(pub(super) u64);
 
 impl fmt::Display for Gib {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -60,6 +60,24 @@ impl SharedCacheConfig {
         Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
     }
 
+    /// That the parameters end where a chunk does. A device protects whole chunks: who writes the range for computation
+    /// could write the parameters in a chunk of both.
+    fn check_border(&self, chunks: &[u64]) -> Result<(), ShareError> {
+        let mut ends = chunks.iter().scan(0, |end, bytes| {
+            *end += bytes;
+            Some(*end)
+        });
+        if ends.any(|end| end == self.parameter_bytes) {
+            return Ok(());
+        }
+        let (parameters, others) = (self.parameter_bytes, self.pool_bytes - self.parameter_bytes);
+        let expected = format!(
+            "one of the daemon's chunks would hold parameters and memory that others write: serve them as chunks of their \
+             own, with `tenure memory daemon --chunks {parameters},{others}`"
+        );
+        Err(ShareError::InvalidSetting { setting: "parameter_bytes", value: parameters.to_string(), expected })
+    }
+
     /// What is left for neither.
     fn rest(&self) -> Result<u64, ShareError> {
         let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
@@ -144,7 +162,8 @@ impl WorkerCache {
     /// Maps the cache of `client`'s daemon, which has the size of `config`, for `memory` to use.
     ///
     /// # Errors
-    /// The sizes do not fit together; the daemon has no cache of this size, or is gone; a driver call failed.
+    /// The sizes do not fit together; the daemon has no cache of this size, has one in which a chunk holds parameters and
+    /// something else, or is gone; a driver call failed.
     pub fn recv_shared_cache(
         client: Arc<Client>,
         memory: &'static DeviceMemory,
@@ -159,6 +178,7 @@ impl WorkerCache {
                 expected: format!("the daemon's pool has {pool_bytes} bytes: configure both alike"),
             });
         }
+        config.check_border(&client.terms().pool)?;
         let pool = SharedPool::attach(client, Arc::clone(memory.driver()))?;
         Ok(Self { pool, memory, config, inserted: Mutex::default() })
     }

@@ -208,8 +208,8 @@ pub enum ShareError {
     },
     /// The cache is not divided into a range for this.
     #[error(
-        "the shared cache was received without a range for {0}: its sender does not divide it, so give \
-         recv_shared_cache() the size of the range"
+        "the shared cache was received without a range for {0}: its sender does not divide it, so start that with a \
+         chunk for each (`tenure memory daemon --chunks 1GiB,11GiB`)"
     )]
     NoRange(RangeUse),
     /// This process itself has the range.

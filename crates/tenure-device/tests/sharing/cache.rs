@@ -1,7 +1,8 @@
 //! PipeSwitch's five calls.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::thread;
 
 use tempfile::TempDir;
 use tenure_alloc::snapshot::SnapshotState;
@@ -11,10 +12,10 @@ use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::share::{
     Client, DaemonConfig, RangeUse, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
-use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Driver, ErrorKind};
+use tenure_device::sim::{Failure, SimDriver};
+use tenure_device::{Access, Call, Driver, ErrorKind, Priority};
 
-use crate::common::{GRANULE, fill, quick, sim, socket, sum};
+use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 
 /// Sizes of a model's parameters, in bytes.
 const PARAMETERS: [u64; 4] = [3 << 20, 64, 4, 512];
@@ -158,6 +159,49 @@ fn parameters_are_read_after_they_are_published_and_not_before() {
     assert!(matches!(read(), Err(ShareError::Refused(Refusal::Leased { .. }))));
     writer.cache.publish_parameters(b"").unwrap();
     read().unwrap();
+}
+
+#[test]
+fn parameters_are_published_after_all_work_that_was_queued() {
+    let (owner, _folder) = serve();
+    let (writer, observer) = (worker(&owner), worker(&owner));
+    let parameters = writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let block = writer.alloc(GRANULE);
+    let stream = writer.driver.create_stream(Priority::Default).unwrap();
+    writer.driver.memset(block, 7, GRANULE, stream).unwrap();
+    // The end of the range, which says what is published, as another process sees it when the work is done.
+    let (seen, end) = (Arc::new(Mutex::new(None)), observer.cache.pool().address() + SIZES.parameter_bytes - 64);
+    let look = move || {
+        let mut footer = [1; 64];
+        observer.driver.copy_from_device(&mut footer, end, StreamId::NULL).unwrap();
+        footer
+    };
+    let told = Arc::clone(&seen);
+    // No driver is called from host functions.
+    let function = move || *told.lock().unwrap() = Some(thread::spawn(look).join().unwrap());
+    writer.driver.host_function(stream, Box::new(function)).unwrap();
+    writer.cache.publish_parameters(b"").unwrap();
+    assert_eq!(*seen.lock().unwrap(), Some([0; 64]));
+    let reader = worker(&owner);
+    let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    let mut bytes = vec![0; GRANULE as usize];
+    reader.driver.copy_from_device(&mut bytes, read + (block - parameters), StreamId::NULL).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn parameters_whose_writing_fails_are_not_published() {
+    let (owner, _folder) = serve();
+    let (writer, reader) = (worker(&owner), worker(&owner));
+    for call in [Call::Synchronize, Call::CopyToDevice] {
+        writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+        writer.driver.inject(Failure::of(call, 1));
+        let error = writer.cache.publish_parameters(b"").unwrap_err();
+        assert!(matches!(error, ShareError::Driver(_)), "{error}");
+        writer.cache.clear_shared_cache(StreamId::NULL).unwrap();
+        let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+        assert!(matches!(read, Err(ShareError::NothingPublished)), "{call}");
+    }
 }
 
 #[test]
@@ -322,7 +366,7 @@ fn a_cache_that_could_not_be_sent_can_be_sent_elsewhere() {
 fn a_dropped_cache_keeps_what_blocks_live_in() {
     let (owner, _folder) = serve();
     let worker = worker(&owner);
-    let stream = worker.driver.create_stream(tenure_device::Priority::Default).unwrap();
+    let stream = worker.driver.create_stream(Priority::Default).unwrap();
     worker.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     let block = worker.alloc(GRANULE);
     worker.cache.insert_shared_cache_for_computation(stream).unwrap();
@@ -341,6 +385,27 @@ fn both_sides_must_be_configured_alike() {
     let error = WorkerCache::recv_shared_cache(connect(&owner), memory, config).err().unwrap();
     assert!(error.to_string().contains("configure both alike"), "{error}");
     assert_eq!(memory.allocator().statistics().all.reserved_bytes.current, 0);
+}
+
+/// A device protects whole chunks.
+#[test]
+fn parameters_that_share_a_chunk_with_memory_that_others_write_are_refused() {
+    let Worker { memory, .. } = worker(&serve().0);
+    let received = |granules: &[u64], parameters: u64| {
+        let daemon = Daemon::with_pool(granules);
+        let parameter_bytes = parameters * GRANULE;
+        let pool_bytes = granules.iter().sum::<u64>() * GRANULE;
+        let config = SharedCacheConfig { pool_bytes, parameter_bytes, computation_bytes: 0 };
+        WorkerCache::recv_shared_cache(daemon.client(), memory, config).map(drop)
+    };
+    let error = received(&[12], 2).unwrap_err().to_string();
+    assert!(error.contains("--chunks 4194304,20971520"), "{error}");
+    for (granules, parameters) in [(&[4, 8][..], 2), (&[4, 8], 5), (&[1, 2, 9], 2)] {
+        assert!(received(granules, parameters).is_err(), "{granules:?}");
+    }
+    for (granules, parameters) in [(&[4, 8][..], 4), (&[1, 3, 8], 4), (&[12], 12)] {
+        received(granules, parameters).unwrap();
+    }
 }
 
 #[test]

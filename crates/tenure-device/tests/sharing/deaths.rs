@@ -178,11 +178,11 @@ pub(crate) fn supervise(rounds: u64) {
     assert_eq!(client.status().unwrap().chunk_bytes, 0);
     // A context goes a little after its process.
     let deadline = Instant::now() + PATIENCE;
-    while !Footprint::now(&*driver).is_like(&before) && Instant::now() < deadline {
+    while !Footprint::now(&*driver).is_no_more_than(&before) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
     let after = Footprint::now(&*driver);
-    assert!(after.is_like(&before), "before {before:?}, after {after:?}");
+    assert!(after.is_no_more_than(&before), "before {before:?}, after {after:?}");
     tell(format!("before {before:?}, after {after:?}"));
     drop(daemon);
 }

@@ -7,7 +7,7 @@ use tenure_alloc::{AllocError, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
 use tenure_device::share::{DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
 use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Access, Call, Driver};
+use tenure_device::{Access, Call, Driver, ErrorKind};
 
 use crate::common::{Daemon, GRANULE, becomes_free, eventually, paged, quick, sim, socket};
 
@@ -62,6 +62,21 @@ fn a_lease_that_can_not_be_written_is_given_back() {
     let lease = || pool.lease(0, 2 * GRANULE, Access::ReadWrite);
     let failures = until_it_succeeds(&driver, lease, || assert_eq!(daemon.status().holdings, []));
     assert_eq!(failures, 2, "access to two chunks");
+}
+
+#[test]
+fn a_lease_that_can_not_be_written_leaves_its_chunks_as_they_were() {
+    let daemon = Daemon::with_pool(&[2, 1, 1]);
+    let (pool, driver) = daemon.attach();
+    let beside = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    // The first chunk is written already; the second can be, and the third not.
+    driver.inject(Failure::of(Call::SetAccess, 2));
+    pool.lease(GRANULE, 3 * GRANULE, Access::ReadWrite).err().unwrap();
+    driver.clear_failures();
+    driver.memset(beside.address(), 1, GRANULE, StreamId::NULL).and_then(|()| driver.synchronize()).unwrap();
+    let written = driver.memset(pool.address() + 2 * GRANULE, 1, GRANULE, StreamId::NULL);
+    let error = written.and_then(|()| driver.synchronize()).unwrap_err();
+    assert!(matches!(error.kind, ErrorKind::ReadOnly { .. }), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 use tenure_device::share::{Refusal, ShareError, SharedPool};
 use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Driver, ErrorKind};
+use tenure_device::{Access, Driver, ErrorKind, Priority};
 
 use crate::common::{Daemon, GRANULE, becomes_free, fill, sim, sum};
 
@@ -108,6 +108,21 @@ fn a_pool_that_is_dropped_waits_for_work_that_uses_it() {
     drop((lease, pool));
     assert!(driver.fault().is_none());
     assert_eq!(daemon.status().holdings, []);
+}
+
+#[test]
+fn a_range_is_kept_for_reading_when_the_work_on_it_is_done() {
+    let daemon = Daemon::with_pool(&[4]);
+    let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
+    let mut lease = writer.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let stream = here.create_stream(Priority::Default).unwrap();
+    here.memset(lease.address(), 1, GRANULE, stream).unwrap();
+    lease.lower().unwrap();
+    let mut bytes = vec![0; GRANULE as usize];
+    let read = reader.lease(0, GRANULE, Access::Read).unwrap();
+    there.copy_from_device(&mut bytes, read.address(), StreamId::NULL).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 1));
+    here.synchronize().unwrap();
 }
 
 #[test]

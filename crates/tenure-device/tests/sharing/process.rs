@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
 /// The environment variable that says what a process does.
 pub(crate) const ROLE: &str = "TENURE_SHARING_ROLE";
 
@@ -63,6 +65,13 @@ impl Process {
 
     pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Stops it: none of its threads runs any more when this returns, which a signal alone does not promise.
+    pub(crate) fn stop(&self) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::STOP).unwrap();
+        waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED).unwrap().unwrap();
     }
 
     /// Ends it as a crash would.

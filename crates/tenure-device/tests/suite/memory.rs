@@ -299,6 +299,7 @@ fn sample() -> OutOfMemoryReport {
         reserved_bytes: 118 * GIB,
         allocated_bytes: 117 * GIB,
         awaited_bytes: 0,
+        pooled_bytes: 0,
         tags: vec![holder(Tag::Activation, KeyId::NONE, 97 * GIB, 1204), holder(Tag::Weight, KeyId::NONE, 20 * GIB, 1)],
         keys: vec![
             holder(Tag::Weight, key("embedding"), 20 * GIB, 1),
@@ -349,6 +350,28 @@ Other processes, and the context of this one, hold 21.00 GiB.
 What to try:
   - Look for other processes on the device (`nvidia-smi`), and stop those not needed.";
     assert_eq!(report.to_string(), expected);
+}
+
+/// What people know, and programs look for, comes first and whole.
+#[test]
+fn a_report_in_pytorchs_words() {
+    let report = OutOfMemoryReport { pooled_bytes: 256 * MIB, ..sample() };
+    let expected = "\
+CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 140.00 GiB of which 1.00 GiB is free. \
+Including non-PyTorch memory, this process has 118.50 GiB memory in use. Process 4711 has 20.00 GiB memory in use. \
+126.00 GiB allowed; Of the allocated memory 117.25 GiB is allocated by PyTorch, with 256.00 MiB allocated in private \
+pools (e.g., CUDA Graphs), and 768.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is \
+large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for \
+Memory Management  \
+(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)
+Tenure: This process has 118.50 GiB in use (512.00 MiB of it context, kernels and libraries), and may use 126.00 GiB \
+(90.0% of the device). Of that 117.00 GiB is allocated by live blocks, 1.00 GiB is reserved but unallocated.
+Held, by tag:
+";
+    let text = report.in_pytorch().to_string();
+    assert!(text.starts_with(expected), "{text}");
+    let ours = |text: &str| text[text.find("Held, by tag").unwrap()..].to_owned();
+    assert_eq!(ours(&text), ours(&report.to_string()));
 }
 
 #[test]

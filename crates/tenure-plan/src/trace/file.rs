@@ -87,12 +87,9 @@ pub(super) fn write_to(trace: &Trace, out: impl Write, format: Format) -> io::Re
 /// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
 fn write_atomically(path: &Path, content: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tenure-");
-    // Not only for the owner's eyes, as temporary files are by default: what the umask lets through.
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    let mut file = builder.tempfile_in(folder)?;
+    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
+    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
+    let mut file = tempfile::Builder::new().prefix(".tenure-").make_in(folder, make)?;
     content(&mut BufWriter::new(file.as_file_mut()))?;
     // A file that is replaced keeps its permissions.
     if let Ok(replaced) = fs::metadata(path) {

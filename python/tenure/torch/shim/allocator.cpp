@@ -102,6 +102,7 @@ void fail(tenure_status status) {
     std::rethrow_exception(exception);
   const char *message = api->last_error();
   TORCH_CHECK_WITH(OutOfMemoryError, status != TENURE_OUT_OF_MEMORY, message);
+  TORCH_CHECK(status != TENURE_UNKNOWN_ADDRESS, "invalid device pointer: ", message); // PyTorch's words
   TORCH_CHECK(false, message);
 }
 
@@ -187,8 +188,6 @@ bool Allocator::initialized() { return device_count_ > 0; }
 void Allocator::enable(bool value) { enabled_ = value; }
 
 bool Allocator::isEnabled() const { return enabled_.load(std::memory_order_relaxed); }
-
-std::string Allocator::name() { return "tenure"; }
 
 void Allocator::check_device(DeviceIndex device) const {
   TORCH_CHECK(0 <= device && device < device_count_, "Invalid device argument ", static_cast<int>(device),

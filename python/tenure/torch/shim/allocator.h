@@ -29,6 +29,8 @@ public:
   bool initialized() override;
   void enable(bool value) override;
   bool isEnabled() const override;
+
+  // settings.cpp: PyTorch's own settings
   std::string name() override;
 
   // figures.cpp: statistics and limits

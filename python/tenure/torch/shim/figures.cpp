@@ -67,9 +67,8 @@ void Allocator::resetPeakStats(DeviceIndex device) {
 
 double Allocator::getMemoryFraction(DeviceIndex device) {
   check_device(device);
-  double fraction = process_fraction();
-  if (api->is_open(device))
-    check(api->memory_fraction(device, &fraction));
+  double fraction = 1;
+  check(api->memory_fraction(device, &fraction));
   return fraction;
 }
 

@@ -2,6 +2,8 @@
 
 #include "allocator.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
 namespace tenure {
 
 namespace {
@@ -24,14 +26,18 @@ struct Checkpoint final : caching::AllocatorState {
 /// A segment of a program's own allocator; NULL if that throws, which is how those run out of memory too.
 void *allocate_from(void *source, size_t bytes, void *stream) {
   const auto call = [&] {
+    // It may call cudaMalloc, which would break a capture.
+    const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
     return value_of<Source>(source)->raw_alloc_with_stream(bytes, static_cast<cudaStream_t>(stream));
   };
   return shielded(call, static_cast<void *>(nullptr));
 }
 
 void free_to(void *source, void *address, size_t, void *) {
-  warned("the allocator of a private pool failed to free a segment",
-         [&] { value_of<Source>(source)->raw_delete(address); });
+  warned("the allocator of a private pool failed to free a segment", [&] {
+    const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
+    value_of<Source>(source)->raw_delete(address);
+  });
 }
 
 } // namespace
@@ -44,7 +50,8 @@ void Allocator::emptyCache(MempoolId_t pool) {
 
 void Allocator::createOrIncrefPool(DeviceIndex device, MempoolId_t pool, Source source) {
   check_device(device);
-  if (source == nullptr)
+  // A program may name the allocator that is installed: this one.
+  if (source == nullptr || source.get() == this)
     return check(api->create_pool(device, pool_of(pool), nullptr));
   const tenure_pool_source own{hand_over(std::move(source)), allocate_from, free_to};
   check(api->create_pool(device, pool_of(pool), &own));

@@ -61,13 +61,34 @@ void apply_settings() {
     warn_of("graph_capture_record_stream_reuse");
 }
 
+/// Whether this thread is in PyTorch's parser of settings. That wants `backend:native`, whose place this allocator has,
+/// to be the allocator's name.
+thread_local bool in_parser = false;
+
+void change_settings(const std::function<void()> &change) {
+  struct Parsing {
+    Parsing() { in_parser = true; }
+    ~Parsing() { in_parser = false; }
+  };
+  {
+    const Parsing parsing;
+    change();
+  }
+  apply_settings();
+}
+
 } // namespace
+
+std::string Allocator::name() { return in_parser ? "native" : "tenure"; }
 
 void follow_settings() {
   apply_settings();
-  if (const double fraction = process_fraction(); fraction < 1)
+  // Of two limits, the narrower holds.
+  double installed = 1;
+  check(api->memory_fraction(0, &installed));
+  if (const double fraction = process_fraction(); fraction < installed)
     check(api->set_memory_fraction(-1, fraction));
-  follow_changes(apply_settings);
+  follow_changes(change_settings);
 }
 
 } // namespace tenure

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/version.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -136,22 +137,22 @@ struct Settings {
 using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 #endif
 
-/// Calls `changed` after every change of settings. Before 2.10, PyTorch gives no word of one.
-inline void follow_changes([[maybe_unused]] void (*changed)()) {
+/// Has every change of settings made by `around`, which calls what it is given. Before 2.10, PyTorch tells of none.
+inline void follow_changes([[maybe_unused]] void (*around)(const std::function<void()> &change)) {
 #if TENURE_TORCH_BEFORE(10)
 #elif TENURE_TORCH_BEFORE(11)
   // In place of PyTorch's own hook, which does no more than this.
-  const auto parse = [changed](const std::string &settings) {
-    CUDAAllocatorConfig::instance().parseArgs(settings);
-    changed();
+  const auto parse = [around](const std::string &settings) {
+    around([&] { CUDAAllocatorConfig::instance().parseArgs(settings); });
   };
   Settings::registerDeviceConfigParserHook(parse, {});
 #else
   auto &hook = Settings::getConfigParserHook();
-  hook = [before = hook, changed](const std::string &settings) {
-    if (before)
-      before(settings);
-    changed();
+  hook = [before = hook, around](const std::string &settings) {
+    around([&] {
+      if (before)
+        before(settings);
+    });
   };
 #endif
 }
