@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from uuid import uuid4
 
 
 def write_whole(file: Path, content: str) -> None:
     """Writes a file: whoever looks sees the old one or the new. A device or a pipe is not replaced, but written to."""
-    if file.exists() and not file.is_file():
+    target = Path(os.path.realpath(file))
+    is_there = os.path.exists(file)
+    if is_there and not target.is_file():
+        # Or it is a folder, which the error is about.
         file.write_text(content, encoding="utf-8")
         return
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    unfinished = target.with_name(f".unfinished-{uuid4().hex}")
     try:
-        unfinished.write_text(content, encoding="utf-8")
-        unfinished.replace(file)
+        with unfinished.open("x", encoding="utf-8") as stream:
+            stream.write(content)
+        if is_there:
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from tenure import _native
+from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.purpose import Span, number_of_tag
 
 __all__ = ["tell_in_backward"]
@@ -43,6 +44,7 @@ class _Reached:
     def __init__(self, key: int) -> None:
         self._key = key
 
+    @runs_beside_compiled_code
     def __call__(self, gradients: Any) -> None:
         if is_compiling():
             return

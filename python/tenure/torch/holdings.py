@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
 
 __all__ = ["OptimizerStates", "Parameters", "named_parameters", "path_of", "tag_holdings", "tensors_in"]
@@ -91,6 +92,7 @@ class OptimizerStates:
         """Tags them all."""
         self._known = self._tag_but({})
 
+    @runs_beside_compiled_code
     def tag_new(self) -> None:
         """Tags those that were not there before."""
         self._known = self._tag_but(self._known)

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from tenure import _native
+from tenure.torch.dynamo import surrounds_compiled_code
 from tenure.torch.holdings import OptimizerStates
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag
 
@@ -52,6 +53,7 @@ class Steps:
     def _surrounded(self, step: Any) -> Any:
         function, optimizer = _function_of(step), self._optimizer
 
+        @surrounds_compiled_code
         @wraps(function)
         def of_optimizer(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or self._is_removed:
@@ -66,6 +68,7 @@ class Steps:
             self._states.tag_new()
             return result
 
+        @surrounds_compiled_code
         @wraps(function)
         def surrounded(*args: Any, **kwargs: Any) -> Any:
             return of_optimizer(optimizer(), *args, **kwargs)

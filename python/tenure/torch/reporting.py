@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 
-from tenure import _native
+from tenure import Error, _native
 from tenure._files import write_whole
 from tenure.torch.holdings import tag_holdings
+from tenure.torch.installation import installed
 
 __all__ = ["report"]
 
+Device: TypeAlias = "int | str | torch.device | None"
+
 
 @overload
 def report(
-    path: str | PathLike[str] | None = None, device: int | None = None, *, format: Literal["html"] = "html"
+    path: str | PathLike[str] | None = None,
+    device: Device = None,
+    *,
+    format: Literal["html"] = "html",
 ) -> Path: ...
 @overload
-def report(path: None = None, device: int | None = None, *, format: Literal["json"]) -> dict[str, Any]: ...
+def report(path: None = None, device: Device = None, *, format: Literal["json"]) -> dict[str, Any]: ...
 @overload
-def report(path: str | PathLike[str], device: int | None = None, *, format: Literal["json"]) -> Path: ...
+def report(path: str | PathLike[str], device: Device = None, *, format: Literal["json"]) -> Path: ...
 def report(
-    path: str | PathLike[str] | None = None, device: int | None = None, *, format: Literal["html", "json"] = "html"
+    path: str | PathLike[str] | None = None,
+    device: Device = None,
+    *,
+    format: Literal["html", "json"] = "html",
 ) -> Path | dict[str, Any]:
     """Writes who holds the program's memory: by tag, by module, block by block, and how it came about.
 
@@ -38,7 +48,7 @@ def report(
     path
         The file. By default ``memory-report-<device>.html`` in the working directory; for ``json``, no file.
     device
-        The device's number; by default the current one.
+        The device, or its number; by default the current one.
     format
         ``html`` for a page that needs no network and no script, ``json`` for the figures.
 
@@ -50,26 +60,50 @@ def report(
     Raises
     ------
     tenure.Error
-        Tenure holds no memory of that device.
+        There is no such device, or Tenure holds no memory of it.
+    OSError
+        The file cannot be written.
     """
     if format not in ("html", "json"):
         raise ValueError(f"format={format!r}: expected 'html' or 'json'")
-    if device is None:
-        device = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    number = _number_of(device)
     tag_holdings()
-    content = _native.memory_report(device, _title(device), format == "json")
+    content = _native.memory_report(number, _title(number), format == "json")
     if path is None:
         if format == "json":
             figures: dict[str, Any] = json.loads(content)
             return figures
-        path = f"memory-report-{device}.html"
+        path = f"memory-report-{number}.html"
     file = Path(path)
     write_whole(file, content)
     return file
+
+
+def _number_of(device: Device) -> int:
+    """The number of a device, whose memory is open if it is to be Tenure's."""
+    if device is None or isinstance(device, int):
+        number = device
+    else:
+        given = torch.device(device)
+        if given.type != "cuda":
+            raise Error(f"device={str(given)!r}: expected one of CUDA's")
+        number = given.index
+    if number is None:
+        number = torch.cuda.current_device() if torch.cuda.is_available() else 0
+    if number in _native.installed():
+        return number
+    count = torch.cuda.device_count()
+    if not 0 <= number < count:
+        raise Error(f"device {number}: PyTorch sees {count or 'no'} CUDA device{'s' if count != 1 else ''}")
+    if installed() is not None:
+        # Opened with its first block.
+        torch.empty(1, device=f"cuda:{number}")
+    return number
 
 
 def _title(device: int) -> str:
     """The program, and the device."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "CUDA device"
-    return f"{program} on {name} ({device})"
+    # A file's name may be any bytes.
+    return os.fsencode(f"{program} on {name} ({device})").decode(errors="replace")

@@ -7,8 +7,11 @@ graph: module backward hooks would forbid operations in place on the outputs of 
 
 What hooks cannot see:
 
-- Inside code that `torch.compile` compiled, memory belongs to the module at which that code was entered. Hooks do not
-  run there, and break no graph.
+- Inside code that `torch.compile` compiled, memory belongs to the module at which that code was entered: hooks run
+  around it, do not run in it, and break no graph. It belongs to nothing where compiled code was entered outside of the
+  tagged model: at a function that calls the model; or at what ``torch.compile(model)`` returned for a model whose class
+  is PyTorch's own, such as ``nn.Sequential``, if `tag` was given the model and not that.
+- A compiled ``optimizer.step`` has a purpose if it was compiled after `tag`; what it made before, a report tags.
 - A generator's body runs after the module's call: it belongs to whoever iterates.
 - TorchScript modules belong to the module that calls them.
 - Gradients of what follows the model, such as the loss, have the tag of nothing until backward reaches the model.
@@ -29,6 +32,7 @@ from torch.optim import Optimizer
 
 from tenure import _native
 from tenure.torch.backward import tell_in_backward
+from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
 from tenure.torch.optimizers import Steps
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
@@ -165,6 +169,7 @@ class _Before(_Hook):
         self._span = span
         self._key = number_of_key(path, "forward", "out")
 
+    @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not is_compiling():
             _native.enter_purpose(self._token, _ACTIVATION, self._key, self._span.number)
@@ -177,6 +182,7 @@ class _BeforeProgram(_Before):
         super().__init__(token, path, span)
         self._parameters = parameters
 
+    @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any) -> None:
         if is_compiling():
             return
@@ -193,6 +199,7 @@ class _After(_Hook):
         self._token = token
         self._backward_key = number_of_key(path, "backward", "out")
 
+    @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if is_compiling():
             return
@@ -210,6 +217,7 @@ class _Accumulated:
     def __init__(self, key: int) -> None:
         self._key = key
 
+    @runs_beside_compiled_code
     def __call__(self, parameter: Tensor) -> None:
         if not is_compiling() and parameter.grad is not None:
             retag(parameter.grad, _GRADIENT, self._key)

@@ -34,6 +34,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
+from tenure.torch.purpose import number_of_tag, retag  # noqa: E402
 
 
 class Interrupted(nn.Module):
@@ -216,18 +217,6 @@ assert torch.load("model.pt", weights_only=False)(torch.ones(1)) == 1
 
 
 @pytest.mark.usefixtures("untouched")
-@pytest.mark.parametrize("outside", [False, True], ids=["tagged, then compiled", "compiled, then tagged"])
-def test_hooks_break_no_compiled_graph(outside: bool) -> None:
-    torch._dynamo.reset()
-    model = nn.Sequential(Scale(), nn.Sequential(Scale()))
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    x = torch.ones(2, WIDTH)
-    with tenure.torch.tag(compiled if outside else model):
-        assert torch.equal(compiled(x), x + 2)
-        compiled(x).sum().backward()
-
-
-@pytest.mark.usefixtures("untouched")
 def test_wrappers_are_left_out_of_paths() -> None:
     probe = Probe()
     with tenure.torch.tag(torch.compile(nn.Sequential(probe), backend="eager")):
@@ -382,13 +371,85 @@ def test_tensors_without_memory_of_their_own_are_left_alone(device: str) -> None
 
 
 @needs_device
-def test_a_report_is_a_file(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    kept = torch.ones(WIDTH, device=device)
-    page = tenure.torch.report()
-    assert (page, tenure.torch.report("other.html")) == (Path("memory-report-0.html"), Path("other.html"))
-    assert "No history was recorded" in page.read_text()
-    assert tenure.torch.report("figures.json", format="json").read_text().startswith("{")
-    with pytest.raises(ValueError, match="format='pdf'"):
-        tenure.torch.report(format="pdf")  # type: ignore[call-overload]
-    del kept
+def test_parameters_beside_one_that_has_no_memory_are_tagged_when_they_move(device: str) -> None:
+    model = nn.ModuleDict({"scale": Scale(), "lazy": nn.LazyLinear(4)}).to(device)
+    model.forward = lambda x: model["scale"](x)
+    with tenure.torch.tag(model):
+        model["scale"].weight.data = model["scale"].weight.data.clone()
+        model(torch.ones(BATCH, WIDTH, device=device))
+        assert figures("weight") == 3 * ROW
+
+
+@needs_device
+def test_a_distributed_tensors_part_is_tagged(device: str) -> None:
+    class Distributed:
+        def __init__(self) -> None:
+            self._local_tensor = torch.ones(WIDTH, device=device)
+
+    tensor: Any = Distributed()
+    retag(tensor, number_of_tag("weight"), 0)
+    assert figures("weight") == ROW
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"])
+def test_no_wrapper_is_in_a_path(wrapper: str) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.add_module(wrapper, module)
+
+    probe = Probe()
+    with tenure.torch.tag(nn.Sequential(Wrapper(probe))):
+        probe(torch.ones(2))
+    assert probe.seen == [("activation", "0")]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_frozen_parameters_and_scripts_can_be_tagged() -> None:
+    model = nn.Sequential(Scale().requires_grad_(False), torch.jit.script(nn.ReLU()))
+    with tenure.torch.tag(model):
+        assert not model[1]._forward_hooks
+        model(torch.ones(2, WIDTH))
+
+
+@pytest.mark.usefixtures("untouched")
+def test_calls_interrupted_twice_are_left_by_the_next() -> None:
+    model = nn.Sequential(Interrupted())
+    with tenure.torch.tag(model):
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                model(torch.ones(2))
+        model(torch.ones(3))
+        # Twice interrupted, left once.
+        assert purpose() == NOTHING
+
+
+def test_scopes_left_out_of_order_are_their_own() -> None:
+    outer, inner = tenure.torch.tagged("input"), tenure.torch.tagged("workspace")
+    with outer:
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        assert purpose() == NOTHING
+        inner.__exit__(None, None, None)
+        assert purpose() == NOTHING
+
+
+@needs_device
+def test_lists_of_results_are_results_and_views_are_not(device: str) -> None:
+    x = torch.ones(WIDTH, device=device)
+    with tenure.torch.tag_operations(), tenure.torch.tagged("activation"):
+        results = torch._foreach_add([x, x], 1.0)
+        assert figures("activation") == 2 * ROW and figures("workspace") == 0
+        view = x.view(2, -1)
+        assert figures("activation") == 2 * ROW
+        x.add_(1)
+        assert figures("activation") == 2 * ROW
+    del results, view
+
+
+@needs_device
+def test_an_operation_inside_a_scope_leaves_it_as_it_was(device: str) -> None:
+    with tenure.torch.tagged("input", module="loader"), tenure.torch.tag_operations():
+        torch.ones(WIDTH, device=device)
+        assert purpose() == ("input", "loader")
