@@ -114,8 +114,8 @@ fn blocks_made_in_a_row_are_kept_together_and_a_slab_fills_a_hole() {
     let f = Fixture::new(Config { slack_bytes: GIB, min_chunk_bytes: 64 * MIB, max_chunk_bytes: 64 * MIB, ..tight() });
     let (hole, _) = (f.alloc(4 * MIB), f.alloc(3 * MIB));
     f.free(hole);
-    let last = (0..9).map(|_| f.alloc(5 * MIB)).next_back().unwrap();
-    assert_eq!((f.alloc(3 * MIB), f.alloc(512)), (last + 5 * MIB, hole));
+    let row: Vec<u64> = (0..9).map(|_| f.alloc(5 * MIB)).collect();
+    assert_eq!((f.alloc(3 * MIB), f.alloc(512)), (row[8] + 5 * MIB, hole));
 }
 
 #[test]

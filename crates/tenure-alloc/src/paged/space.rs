@@ -22,7 +22,7 @@ use super::address_space::AddressSpace;
 use super::chunk::{Chunk, Mapping};
 use super::progress::{Progress, Use};
 use super::shown::Shown;
-use super::windows::{Place, Window, Windows};
+use super::windows::{Changes, Place, Window, Windows};
 use crate::{Address, Backing, BackingError};
 
 /// Memory that blocks of one pool share.
@@ -100,12 +100,13 @@ impl Space {
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (home, here));
         }
-        let mut slot = place.slot;
+        let (mut slot, mut changes) = (place.slot, Changes::new());
         while let Some(piece) = self.piece(place, bytes, slot) {
             self.chunks[piece.chunk].occupy(piece.offset, piece.bytes);
-            self.note_change(piece.chunk);
+            self.note_change(piece.chunk, &mut changes);
             slot += 1;
         }
+        self.windows.settle(&changes);
         self.end_of_last = place.address + bytes;
         self.clock += 1;
         let window = self.windows.get_mut(place.window);
@@ -119,17 +120,18 @@ impl Space {
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (here, home));
         }
-        let mut slot = place.slot;
+        let (mut slot, mut changes) = (place.slot, Changes::new());
         while let Some(piece) = self.piece(place, bytes, slot) {
             let chunk = &mut self.chunks[piece.chunk];
             chunk.uses.add(last);
             chunk.vacate(piece.offset, piece.bytes);
-            let is_stale = self.note_change(piece.chunk);
+            let is_stale = self.note_change(piece.chunk, &mut changes);
             if is_stale && !std::mem::replace(&mut self.chunks[piece.chunk].is_stale, true) {
                 self.stale.push(piece.chunk);
             }
             slot += 1;
         }
+        self.windows.settle(&changes);
         let window = self.windows.get_mut(place.window);
         window.blocks -= 1;
         window.uses.add(last);
@@ -282,15 +284,15 @@ impl Space {
         }
     }
 
-    /// Makes known to the windows that are kept up to date what is free of a chunk. Whether there are others.
+    /// Makes known to the windows that are kept up to date what is free of a chunk, to be summed up when all changes of a
+    /// block are known. Whether there are others.
     #[inline]
-    fn note_change(&mut self, index: usize) -> bool {
+    fn note_change(&mut self, index: usize, changes: &mut Changes) -> bool {
         let chunk = &self.chunks[index];
-        let free = chunk.sum;
         let mut has_others = false;
         for mapping in &chunk.mapped_at {
             if self.windows.is_kept(mapping.window) {
-                self.windows.set(mapping.window, mapping.slot, free);
+                self.windows.put(mapping.window, mapping.slot, &chunk.sum, changes);
             } else {
                 has_others = true;
             }

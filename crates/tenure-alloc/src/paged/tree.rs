@@ -27,6 +27,17 @@ impl Free {
         }
     }
 
+    /// Takes over what is free of the same memory. Whether that is a change.
+    #[inline]
+    fn replace(&mut self, new: &Self) -> bool {
+        let changes = (self.prefix ^ new.prefix) | (self.suffix ^ new.suffix) | (self.longest ^ new.longest) != 0;
+        if changes {
+            // Word by word, so that a sum is never read by longer words than it was written by.
+            (self.prefix, self.suffix, self.longest) = (new.prefix, new.suffix, new.longest);
+        }
+        changes
+    }
+
     /// The bytes free at the end when so many are free just before the start.
     pub(super) fn suffix_behind(&self, before: u64) -> u64 {
         if self.is_whole() { before + self.total } else { self.suffix }
@@ -65,24 +76,24 @@ impl Tree {
         &self.nodes[1]
     }
 
-    /// Changes what is free of the piece at `at`.
+    /// Changes what is free of the piece at `at`, up to where it is [summed up](Self::settle). Whether that is a change.
     #[inline]
-    pub(super) fn set(&mut self, at: usize, free: Free) {
-        let mut node = self.leaves() + at;
-        let Free { mut prefix, mut suffix, mut longest, .. } = free;
-        loop {
-            let old = &mut self.nodes[node];
-            // Word by word, so that a sum is never read by longer words than it was written by.
-            if (old.prefix ^ prefix) | (old.suffix ^ suffix) | (old.longest ^ longest) == 0 {
-                return;
+    pub(super) fn put(&mut self, at: usize, free: &Free) -> bool {
+        let leaf = self.leaves() + at;
+        self.nodes[leaf].replace(free)
+    }
+
+    /// Sums up the pieces from `first` to `last` again.
+    #[inline]
+    pub(super) fn settle(&mut self, first: usize, last: usize) {
+        let (mut first, mut last) = (self.leaves() + first, self.leaves() + last);
+        let mut changes = true;
+        while changes && first > 1 {
+            (first, last, changes) = (first / 2, last / 2, false);
+            for node in first..=last {
+                let sum = self.nodes[2 * node].join(&self.nodes[2 * node + 1]);
+                changes |= self.nodes[node].replace(&sum);
             }
-            (old.prefix, old.suffix, old.longest) = (prefix, suffix, longest);
-            if node == 1 {
-                return;
-            }
-            let (left, right) = (&self.nodes[node & !1], &self.nodes[node | 1]);
-            Free { prefix, suffix, longest, .. } = left.join(right);
-            node /= 2;
         }
     }
 
@@ -135,14 +146,21 @@ mod tests {
         #[test]
         fn sums_and_finds_as_cells_say(
             mut pieces in prop::collection::vec(0u8..16, 1..40),
-            changes in prop::collection::vec((any::<prop::sample::Index>(), 0u8..16, 1u64..20), 1..60),
+            changes in prop::collection::vec(
+                (any::<prop::sample::Index>(), prop::collection::vec(0u8..16, 1..6), 1u64..20),
+                1..60,
+            ),
         ) {
             let mut tree = Tree::default();
             tree.sum_up(pieces.iter().map(|cells| piece(*cells)));
-            for (at, cells, wanted) in changes {
+            for (at, new, wanted) in changes {
                 let at = at.index(pieces.len());
-                pieces[at] = cells;
-                tree.set(at, piece(cells));
+                let last = (at + new.len()).min(pieces.len()) - 1;
+                for (place, cells) in (at..=last).zip(new) {
+                    prop_assert_eq!(tree.put(place, &piece(cells)), piece(cells) != piece(pieces[place]));
+                    pieces[place] = cells;
+                }
+                tree.settle(at, last);
                 let sum = pieces.iter().fold(Free::default(), |sum, cells| sum.join(&piece(*cells)));
                 prop_assert_eq!(*tree.sum(), sum);
 

@@ -1,6 +1,7 @@
 //! Ranges of address space under which chunks are mapped side by side, in address order.
 
 use slab::Slab;
+use smallvec::SmallVec;
 
 use super::chunk::Chunk;
 use super::progress::Uses;
@@ -45,6 +46,16 @@ struct Head {
     /// Whether its tree is kept up to date: see Note [Windows].
     is_kept: bool,
 }
+
+/// Slots side by side of which more or less is free than is summed up.
+pub(super) struct Changed {
+    window: usize,
+    first: usize,
+    last: usize,
+}
+
+/// A block's chunks lie side by side in their home, too.
+pub(super) type Changes = SmallVec<[Changed; 4]>;
 
 /// A window of more chunks than this is always kept up to date.
 const SHORT: usize = 32;
@@ -211,12 +222,27 @@ impl Windows {
         self.heads[window].longest
     }
 
-    /// Notes what is free of a slot of a window that is kept up to date.
+    /// Notes in `changes` what is free of a slot of a window that is kept up to date.
     #[inline]
-    pub(super) fn set(&mut self, window: usize, slot: usize, free: Free) {
-        let tree = &mut self.windows[window].tree;
-        tree.set(slot, free);
-        self.heads[window].longest = tree.sum().longest;
+    pub(super) fn put(&mut self, window: usize, slot: usize, free: &Free, changes: &mut Changes) {
+        if !self.windows[window].tree.put(slot, free) {
+            return;
+        }
+        let touches = |it: &&mut Changed| it.window == window && (it.first..=it.last + 2).contains(&(slot + 1));
+        match changes.iter_mut().rev().find(touches) {
+            Some(it) => (it.first, it.last) = (it.first.min(slot), it.last.max(slot)),
+            None => changes.push(Changed { window, first: slot, last: slot }),
+        }
+    }
+
+    /// Sums up what was changed.
+    #[inline]
+    pub(super) fn settle(&mut self, changes: &Changes) {
+        for it in changes {
+            let tree = &mut self.windows[it.window].tree;
+            tree.settle(it.first, it.last);
+            self.heads[it.window].longest = tree.sum().longest;
+        }
     }
 
     /// Notes that more is free of a slot of another window.
