@@ -64,6 +64,7 @@ class Span:
         self.number = _native.begin_span()
 
     def end(self) -> None:
+        """Ends it. Again, that does nothing."""
         _native.end_span(self.number)
 
     def __del__(self) -> None:
