@@ -54,8 +54,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// More and finer chunks than the default's, and less slack. Until a program repeats itself that takes ten to twenty
-    /// times the modelled driver time of `cudaMalloc`, a fifth of a second in all for the largest recorded program; and
+    /// More and finer chunks than the default's, and less slack. Until a program repeats itself that takes seven to twenty
+    /// times the modelled driver time of `cudaMalloc`, at most a third of a second in all on the recorded programs; and
     /// every one stays within 1 % or 64 MiB of what it asks for. For programs that run long, such as PyTorch's.
     pub fn fine() -> Self {
         Self {

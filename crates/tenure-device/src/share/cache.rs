@@ -159,8 +159,9 @@ impl WorkerCache {
 
     /// Gives the part for computation to large blocks on `stream`. It is this stream's alone while blocks are in it: leased
     /// when the first is placed there, and given back when the last is freed, once the device has done its work. Who
-    /// allocates while another has it waits; who does when the daemon is gone gets other memory. If parameters were [placed](Self::place_parameters), a block is placed only
-    /// once those that were inserted last before it, by this process, are transferred or being so.
+    /// allocates while another has it waits; who does when the daemon is gone gets other memory. If parameters were
+    /// [placed](Self::place_parameters), a block is placed only once those that were inserted last before it, by this
+    /// process, are transferred or being so.
     ///
     /// No more parameters are written after that.
     ///
