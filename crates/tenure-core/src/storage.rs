@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, slice};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::{Allocator, DataPtr, Device, StorageError};
 
@@ -83,6 +83,19 @@ impl Storage {
     pub fn lock(&self) -> StorageGuard<'_> {
         // Recursive: a thread that holds a guard may take another, even while a resize waits for the first.
         StorageGuard { state: self.shared.state.read_recursive() }
+    }
+
+    /// The same, and keeps all other guards away: the bytes can be written to.
+    ///
+    /// On a thread that holds another guard of this storage, it waits for ever.
+    pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
+        ExclusiveGuard { state: self.shared.state.write() }
+    }
+
+    /// A number that orders storages, the same for all handles of one. Who takes guards of several takes them in this
+    /// order, so that two threads never wait for each other.
+    pub fn rank(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
     }
 
     /// Number of bytes.
@@ -200,6 +213,23 @@ impl fmt::Debug for Storage {
             .field("generation", &state.generation)
             .field("resizable", &state.resizable)
             .finish()
+    }
+}
+
+/// The only guard of a storage while it lives.
+pub struct ExclusiveGuard<'a> {
+    state: RwLockWriteGuard<'a, State>,
+}
+
+impl ExclusiveGuard<'_> {
+    /// The first byte, on the storage's device; null if there are none. Valid while the guard lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.state.data.as_ptr()
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes
     }
 }
 

@@ -1,0 +1,1 @@
+//! Matrix products in half the bits.

@@ -1,0 +1,27 @@
+//! Gradients by a graph that operations leave behind as they run.
+//!
+//! An operation on tensors that require a gradient [attaches](attach) a [`Node`] to what it returns: its formula, the
+//! tensors that the formula needs (*saved*), and an edge for each input to the node that made it. A *leaf*, which nothing
+//! made, has a node that adds what arrives to [`Tensor::grad`]. [`backward`] goes through nodes from last to first.
+//!
+//! Formulas are written with the same operations, so that they have gradients themselves if the graph is kept
+//! ([`Options::create_graph`]). Nothing here is `unsafe`.
+//!
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`.
+
+mod checkpoint;
+mod engine;
+mod gradcheck;
+mod hooks;
+mod meta;
+mod mode;
+mod node;
+mod saved;
+
+pub use engine::{Options, backward, grad};
+pub use hooks::{HookHandle, SavedHooks, SavedId};
+pub(crate) use meta::Meta;
+pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
+pub use node::{Context, Grads, Node, Saved, Saver};
+pub(crate) use node::{Edge, attach_in_place};
+pub use node::{attach, attach_all};

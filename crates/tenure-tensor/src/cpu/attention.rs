@@ -1,0 +1,1 @@
+//! Attention in blocks, without the square of scores.

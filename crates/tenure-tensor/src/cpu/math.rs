@@ -1,0 +1,1 @@
+//! Functions of analysis, without branches, so that loops over them are vectorised.

@@ -1,0 +1,1 @@
+//! Einstein's sums.

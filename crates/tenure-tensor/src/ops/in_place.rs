@@ -1,0 +1,1 @@
+//! Operations that write to their tensor.

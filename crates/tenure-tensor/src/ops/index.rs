@@ -1,0 +1,1 @@
+//! Indexing: integers, ranges, new dimensions, tensors.

@@ -1,0 +1,25 @@
+//! Operations: what they take, their kernels, and their gradients. All are methods of [`Tensor`](crate::Tensor).
+
+mod arithmetic;
+mod attention;
+mod compare;
+mod conv;
+mod copy;
+mod einsum;
+mod gather;
+mod in_place;
+mod index;
+mod join;
+mod loss;
+mod matmul;
+mod norm;
+mod pad;
+pub(crate) mod pointwise;
+mod pool;
+mod reduce;
+mod scan;
+mod select;
+mod softmax;
+mod sort;
+mod unary;
+mod view;

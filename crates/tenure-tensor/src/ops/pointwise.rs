@@ -1,0 +1,82 @@
+//! What all operations element by element have in common.
+
+use smallvec::SmallVec;
+use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
+
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value};
+
+/// The sizes that tensors broadcast to.
+///
+/// # Errors
+/// [`TensorError::Broadcast`].
+pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Result<SmallVec<[usize; 5]>> {
+    let rank = left.len().max(right.len());
+    let size = |sizes: &[usize], from_end: usize| sizes.len().checked_sub(from_end).map_or(1, |dim| sizes[dim]);
+    (1..=rank)
+        .rev()
+        .map(|from_end| match (size(left, from_end), size(right, from_end)) {
+            (a, b) if a == b => Ok(a),
+            (1, b) => Ok(b),
+            (a, 1) => Ok(a),
+            _ => Err(TensorError::Broadcast { op, left: left.to_vec(), right: right.to_vec(), dim: from_end }),
+        })
+        .collect()
+}
+
+/// The dtype that operands are computed in, as PyTorch promotes.
+pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
+    let operand = |value: &Value<'_>| match value {
+        Value::Tensor(tensor) if tensor.rank() == 0 => Operand::ZeroDim(tensor.dtype()),
+        Value::Tensor(tensor) => Operand::Tensor(tensor.dtype()),
+        Value::Number(number) => Operand::Number(number.dtype()),
+    };
+    result_type(operands.iter().map(operand)).unwrap_or(DType::F32)
+}
+
+/// A fresh tensor for a result of these inputs: where they are, and in memory in the order of the first that has every
+/// element, so that channels stay last.
+pub(crate) fn output(sizes: &[usize], dtype: DType, inputs: &[&Tensor]) -> Result<Tensor> {
+    let device = inputs.iter().map(|input| input.device()).find(|device| !device.is_cpu()).unwrap_or(Device::CPU);
+    let like = inputs.iter().find(|input| input.sizes() == sizes);
+    Tensor::empty_strided(dense_like(sizes, like.map(|input| input.layout()))?, dtype, device)
+}
+
+/// The dense layout of these sizes whose dimensions are in memory in the order of `like`'s.
+pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layout> {
+    let Some(like) = like.filter(|like| !like.is_contiguous() && like.overlap() == Overlap::No) else {
+        return Ok(Layout::contiguous(sizes)?);
+    };
+    for format in [MemoryFormat::ChannelsLast2d, MemoryFormat::ChannelsLast3d] {
+        if like.is_contiguous_in(format) {
+            return Ok(Layout::with_format(sizes, format)?);
+        }
+    }
+    let mut order: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
+    order.sort_by_key(|dim| std::cmp::Reverse(like.strides()[*dim]));
+    let ordered: SmallVec<[usize; 5]> = order.iter().map(|dim| sizes[*dim]).collect();
+    let dense = Layout::contiguous(&ordered)?;
+    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
+    order.iter().zip(dense.strides()).for_each(|(dim, stride)| strides[*dim] = *stride);
+    Ok(Layout::strided(sizes, &strides, 0)?)
+}
+
+/// A number as a tensor of no dimension, or the tensor, converted to `dtype`. On the CPU if it is a number.
+pub(crate) fn operand(value: Value<'_>, dtype: DType) -> Result<Tensor> {
+    match value {
+        Value::Tensor(tensor) => tensor.to_dtype(dtype),
+        Value::Number(number) => Tensor::scalar(number, dtype),
+    }
+}
+
+/// A kernel of two inputs of one dtype.
+pub(crate) type Binary = Kernel<fn(&Elementwise<'_>) -> Result<()>>;
+
+/// `kernel` of two operands that are converted to `dtype` and broadcast, as a fresh tensor of dtype `result`. No gradient.
+pub(crate) fn binary(kernel: &'static Binary, a: &Tensor, b: &Tensor, result: DType) -> Result<Tensor> {
+    let sizes = broadcast(kernel.name(), a.sizes(), b.sizes())?;
+    let out = output(&sizes, result, &[a, b])?;
+    let iter = Elementwise::new(kernel.name(), &[&out], &[a, b])?;
+    kernel.find(out.device().kind(), a.dtype())?(&iter)?;
+    drop(iter);
+    Ok(out)
+}

@@ -1,0 +1,1 @@
+//! One of two values by a condition, limits, masks.

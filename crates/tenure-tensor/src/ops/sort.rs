@@ -1,0 +1,1 @@
+//! Order: sort, topk, and where the largest is.

@@ -1,0 +1,88 @@
+//! Tensors from nothing.
+
+use tenure_core::{AllocatorRegistry, DType, Device, Layout, Storage};
+
+use super::Tensor;
+use crate::cpu::fill::{FILL, Fill};
+use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError};
+
+static FILLS: Kernel<Fill> = Kernel::new("fill", &[FILL]);
+
+impl Tensor {
+    /// A tensor whose elements are not set. Of `bool` they are false.
+    ///
+    /// # Errors
+    /// Too many elements, or no memory.
+    pub fn empty(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
+        Self::empty_strided(Layout::contiguous(sizes)?, dtype, device)
+    }
+
+    /// The same, of any layout.
+    ///
+    /// # Errors
+    /// Too many elements, or no memory.
+    pub fn empty_strided(layout: Layout, dtype: DType, device: Device) -> Result<Self> {
+        let bytes = layout.required_bytes(dtype)?;
+        let storage = Storage::new(bytes, AllocatorRegistry::global().allocator(device.kind())?)?;
+        let tensor = Self::from_storage(storage, layout, dtype)?;
+        if dtype == DType::Bool {
+            tensor.fill_raw(Scalar::Bool(false))?;
+        }
+        Ok(tensor)
+    }
+
+    /// A tensor with one value everywhere.
+    ///
+    /// # Errors
+    /// Too many elements, or no memory.
+    pub fn full(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Self> {
+        let tensor = Self::empty(sizes, dtype, device)?;
+        tensor.fill_raw(value.into())?;
+        Ok(tensor)
+    }
+
+    /// Zeros.
+    ///
+    /// # Errors
+    /// Too many elements, or no memory.
+    pub fn zeros(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
+        Self::full(sizes, 0, dtype, device)
+    }
+
+    /// Ones.
+    ///
+    /// # Errors
+    /// Too many elements, or no memory.
+    pub fn ones(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
+        Self::full(sizes, 1, dtype, device)
+    }
+
+    /// A tensor on the CPU of these elements, the last dimension densest.
+    ///
+    /// # Errors
+    /// `sizes` hold another number of elements; no memory.
+    pub fn from_slice<T: Element>(elements: &[T], sizes: &[usize]) -> Result<Self> {
+        let tensor = Self::empty(sizes, T::DTYPE, Device::CPU)?;
+        if tensor.numel() != elements.len() {
+            let reason =
+                format!("{} elements do not fill sizes {sizes:?}, which hold {}", elements.len(), tensor.numel());
+            return Err(TensorError::shape("from_slice", reason));
+        }
+        Access::new("from_slice", &[&tensor], &[])?.slice_mut::<T>(0)?.copy_from_slice(elements);
+        Ok(tensor)
+    }
+
+    /// A number as a tensor of no dimension on the CPU.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn scalar(value: impl Into<Scalar>, dtype: DType) -> Result<Self> {
+        Self::full(&[], value, dtype, Device::CPU)
+    }
+
+    /// Writes one value everywhere; nobody is told.
+    pub(crate) fn fill_raw(&self, value: Scalar) -> Result<()> {
+        let iter = Elementwise::new("fill", &[self], &[])?;
+        FILLS.find(self.device().kind(), self.dtype())?(&iter, value)
+    }
+}

@@ -1,0 +1,1 @@
+//! Printing, as PyTorch does.

@@ -1,0 +1,73 @@
+//! The threads that kernels on the CPU compute with.
+//!
+//! A kernel divides its work in *parts*, by its sizes alone and never by how many threads there are, and sums up what its
+//! parts gave in their order. So results are the same bits for any number of threads.
+
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::RwLock;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::{Result, TensorError};
+
+static POOL: LazyLock<RwLock<Arc<Pool>>> = LazyLock::new(|| {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    // One thread needs no other, so there is always a pool.
+    RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, pool: None })))
+});
+
+struct Pool {
+    threads: usize,
+    /// None for one thread: the caller's.
+    pool: Option<ThreadPool>,
+}
+
+impl Pool {
+    fn new(threads: usize) -> Result<Self> {
+        let name = |index| format!("tenure-cpu-{index}");
+        let pool = match threads {
+            1 => None,
+            _ => {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
+                Some(pool.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
+            }
+        };
+        Ok(Self { threads, pool })
+    }
+}
+
+/// How many threads compute. At first as many as the process may run at once.
+pub fn threads() -> usize {
+    POOL.read().threads
+}
+
+/// Computes with `threads` threads from now on.
+///
+/// # Errors
+/// There must be at least one, and the system must give them.
+pub fn set_threads(threads: usize) -> Result<()> {
+    if threads == 0 {
+        return Err(TensorError::argument("set_threads", "at least one thread is needed, got 0"));
+    }
+    *POOL.write() = Arc::new(Pool::new(threads)?);
+    Ok(())
+}
+
+/// Runs `part` for each number below `parts`, in any order, on any threads. All have returned when this returns.
+pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
+    if parts <= 1 {
+        return (0..parts).for_each(part);
+    }
+    let pool = Arc::clone(&POOL.read());
+    match &pool.pool {
+        None => (0..parts).for_each(part),
+        Some(pool) => pool.install(|| (0..parts).into_par_iter().with_max_len(1).for_each(&part)),
+    }
+}
+
+/// The same over ranges of `grain` numbers below `count`.
+pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range<usize>) + Sync) {
+    let grain = grain.max(1);
+    for_each_part(count.div_ceil(grain), |part| range(part * grain..count.min((part + 1) * grain)));
+}
