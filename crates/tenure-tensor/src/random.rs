@@ -14,6 +14,7 @@
 //! | integers in \[0, n) | ⌊`w` n / 2⁶⁴⌋, biased by less than n / 2⁶⁴ |
 //! | true with probability p | whether `w` < p 2³² |
 
+use std::array;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
@@ -96,13 +97,10 @@ impl State {
     /// The `N` blocks from `index` places on, computed side by side.
     #[inline(always)]
     pub(crate) fn blocks<const N: usize>(self, index: u64) -> [[u32; 4]; N] {
-        let mut counters = [[0; N]; 4];
-        for lane in 0..N {
-            let counter = self.offset.wrapping_add(index).wrapping_add(lane as u64);
-            (counters[0][lane], counters[1][lane]) = (counter as u32, (counter >> 32) as u32);
-        }
+        let places: [u64; N] = array::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
+        let mut counters = [places.map(|place| place as u32), places.map(|place| (place >> 32) as u32), [0; N], [0; N]];
         philox(&mut counters, [self.seed as u32, (self.seed >> 32) as u32]);
-        std::array::from_fn(|lane| counters.map(|word| word[lane]))
+        array::from_fn(|lane| counters.map(|word| word[lane]))
     }
 }
 

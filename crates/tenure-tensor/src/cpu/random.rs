@@ -173,7 +173,7 @@ impl Words for f64 {
 /// A number below `count`, from 64 bits.
 #[inline(always)]
 fn below(bits: u64, count: u64) -> u64 {
-    (u128::from(bits) * u128::from(count) >> 64) as u64
+    ((u128::from(bits) * u128::from(count)) >> 64) as u64
 }
 
 /// How many of the 2³² words are below a probability.
