@@ -61,9 +61,11 @@ impl Tensor {
         back: impl Fn(&Self, &[usize]) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
         let from = self.layout().clone();
-        attach(self.alias(layout), op, &[self], |_| {
+        let view = attach(self.alias(layout), op, &[self], |_| {
             Ok(move |context: &Context<'_>| Ok([Some(back(&context.grad(0)?, from.sizes())?)].into_iter().collect()))
-        })
+        })?;
+        view.set_view_of(self);
+        Ok(view)
     }
 
     /// Sizes with -1 replaced.

@@ -1,0 +1,134 @@
+//! Writes in place, and what they mean for views.
+//!
+//! A write to a tensor makes it the result of another node. If it is a view, its *base*, the tensor at the bottom of all
+//! views, becomes the result of a node too: of what it was before, with a part replaced by what the view is now. The
+//! other views of the base do not know of it; the version of the storage tells them, when they are asked for their edge,
+//! to make it anew as a part of what the base is now. PyTorch's `CopySlices` and its regenerated views do the same.
+
+use std::borrow::Cow;
+
+use super::attach::{Draft, Saver, attach};
+use super::mode::is_grad_enabled;
+use super::node::{Context, Edge, Grads};
+use crate::error::AutogradError;
+use crate::{Layout, Result, Tensor};
+
+/// Runs `write`, which writes to `target`, and makes `target` the result of the operation on `inputs`, of which `target`
+/// is one if its value matters. `save` may be that of the operation that is not in place: it runs before the write, and
+/// what it saves of the target is copied, while an output that it saves is the target afterwards.
+///
+/// # Errors
+/// A leaf that requires a gradient, or a view of one, is written to; those of `write` and `save`, which change nothing,
+/// but that an output that cannot be saved has been written.
+pub(crate) fn attach_in_place<F>(
+    target: &Tensor,
+    op: &'static str,
+    inputs: &[&Tensor],
+    write: impl FnOnce() -> Result<()>,
+    save: impl FnOnce(&mut Saver) -> Result<F>,
+) -> Result<()>
+where
+    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+{
+    let differentiates = is_grad_enabled() && target.dtype().is_floating();
+    if !differentiates || !(target.requires_grad() || inputs.iter().any(|input| input.requires_grad())) {
+        write()?;
+        target.bump_version();
+        return Ok(());
+    }
+    let view = target.view_of();
+    let is_fixed = |tensor: &Tensor| tensor.is_leaf() && tensor.requires_grad();
+    if is_fixed(target) || view.as_ref().is_some_and(|view| is_fixed(&view.base)) {
+        return Err(AutogradError::LeafModified { op }.into());
+    }
+    if view.as_ref().is_some_and(|view| view.in_no_grad) {
+        let reason = "a view that was made inside no_grad() is modified in place outside, and its base would not know of \
+                      the gradient: make the view outside, or write inside";
+        return Err(AutogradError::Other { node: op.to_owned(), reason: reason.to_owned() }.into());
+    }
+    let draft = Draft::new(Cow::Borrowed(op), inputs, Some(target), save)?;
+    write()?;
+    target.bump_version();
+    target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
+    let Some(base) = view.map(|view| view.base) else { return Ok(()) };
+    let place = Place::of(target, &base);
+    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, |_| Ok(place.replaced()))?;
+    base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
+    Ok(())
+}
+
+/// The edge of a view as a part of what its base is now; none if that has no gradient.
+pub(crate) fn view_edge(base: &Tensor, view: &Tensor) -> Option<Edge> {
+    if !base.requires_grad() {
+        return None;
+    }
+    let place = Place::of(view, base);
+    let draft = Draft::new(Cow::Borrowed("as_strided"), &[base], None, |_| Ok(place.taken())).ok()?;
+    Some(Edge { node: draft.finish(&[view]).ok()?, output: 0 })
+}
+
+/// Where a view lies in its base.
+#[derive(Clone)]
+struct Place {
+    base: Layout,
+    view: Layout,
+}
+
+impl Place {
+    /// Relative to the base's first element.
+    fn of(view: &Tensor, base: &Tensor) -> Self {
+        let first = base.layout().offset();
+        let moved = |layout: &Layout| {
+            let offset = layout.offset().saturating_sub(first);
+            Layout::strided(layout.sizes(), layout.strides(), offset).expect("no larger than it was")
+        };
+        Self { base: moved(base.layout()), view: moved(view.layout()) }
+    }
+
+    /// The formula of [`take`](Self::take).
+    fn taken(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
+        move |context| {
+            let grad = context.grad(0)?;
+            Ok([Some(self.replace(&zero(&grad)?, &grad)?)].into_iter().collect())
+        }
+    }
+
+    /// The formula of [`replace`](Self::replace).
+    fn replaced(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
+        move |context| {
+            let grad = context.grad(0)?;
+            let to_whole = context.give(0, || self.replace(&grad, &zero(&grad)?))?;
+            let to_part = context.give(1, || self.take(&grad))?;
+            Ok([to_whole, to_part].into_iter().collect())
+        }
+    }
+
+    /// The part of a tensor of the base's sizes.
+    fn take(&self, whole: &Tensor) -> Result<Tensor> {
+        let laid_out = Tensor::empty_strided(self.base.clone(), whole.dtype(), whole.device())?;
+        laid_out.copy_raw(whole)?;
+        attach(laid_out.alias(self.view.clone()), "as_strided", &[whole], |_| Ok(self.clone().taken()))
+    }
+
+    /// A tensor of the base's sizes with the part replaced by another. Both may be of no dimension.
+    fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
+        let place = self.written();
+        let part = if part.sizes() == self.view.sizes() { part.sum_to(place.view.sizes())? } else { part.clone() };
+        let out = Tensor::empty_strided(place.base.clone(), part.dtype(), part.device())?;
+        out.copy_raw(whole)?;
+        out.alias(place.view.clone()).copy_raw(&part)?;
+        attach(out, "copy_slices", &[whole, &part], |_| Ok(place.replaced()))
+    }
+
+    /// Each place of the view once: what repeats an element is as if it had one.
+    fn written(&self) -> Self {
+        let repeats = |(size, stride): (&usize, &usize)| if *stride == 0 { (*size).min(1) } else { *size };
+        let sizes: Vec<usize> = self.view.sizes().iter().zip(self.view.strides()).map(repeats).collect();
+        let view = Layout::strided(&sizes, self.view.strides(), self.view.offset()).expect("no larger than it was");
+        Self { base: self.base.clone(), view }
+    }
+}
+
+fn zero(like: &Tensor) -> Result<Tensor> {
+    Tensor::zeros(&[], like.dtype(), like.device())
+}
