@@ -215,7 +215,8 @@ mod tests {
     #[test]
     fn right_formulas_pass() {
         for check in [gradcheck, gradgradcheck] {
-            check(|x| Ok(vec![cube(&x[0].transpose(0, 1)?, 1.0, 1.0)?]), &[input()], Gradcheck::default()).unwrap();
+            check(|x: &[Tensor]| Ok(vec![cube(&x[0].transpose(0, 1)?, 1.0, 1.0)?]), &[input()], Gradcheck::default())
+                .unwrap();
         }
     }
 
