@@ -5,7 +5,7 @@ use tenure_core::DType;
 use super::pointwise::{self, Binary};
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu;
-use crate::{Kernel, Result, Tensor, Value};
+use crate::{Elementwise, Kernel, Result, Tensor, Value};
 
 pub(super) static ADD: Binary = Kernel::new("add", &[cpu::binary::ADD]);
 pub(super) static SUB: Binary = Kernel::new("sub", &[cpu::binary::SUB]);
@@ -20,6 +20,12 @@ impl Tensor {
     pub fn add<'a>(&self, other: impl Into<Value<'a>>) -> Result<Self> {
         let (a, b) = operands(self, other.into(), |dtype| dtype)?;
         attach(pointwise::binary(&ADD, &a, &b, a.dtype())?, "add", &[&a, &b], |_| Ok(sum))
+    }
+
+    /// Adds a tensor of the same dtype in place; nobody is told.
+    pub(crate) fn add_raw(&self, other: &Self) -> Result<()> {
+        let iter = Elementwise::new("add", &[self], &[self, other])?;
+        ADD.find(self.device().kind(), self.dtype())?(&iter)
     }
 
     /// The difference to a tensor or number, broadcast and promoted.
