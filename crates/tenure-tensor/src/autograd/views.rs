@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use super::attach::{Draft, Saver, attach};
-use super::mode::is_grad_enabled;
+use super::mode::{is_grad_enabled, with_grad};
 use super::node::{Context, Edge, Grads};
 use crate::error::AutogradError;
 use crate::{Layout, Result, Tensor};
@@ -52,22 +52,20 @@ where
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
     let place = Place::of(target, &base);
-    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, |_| Ok(place.replaced()))?;
+    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, |_| Ok(place.formula()))?;
     base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
     Ok(())
 }
 
 /// The edge of a view as a part of what its base is now; none if that has no gradient.
 pub(crate) fn view_edge(base: &Tensor, view: &Tensor) -> Option<Edge> {
-    if !base.requires_grad() {
-        return None;
-    }
-    let place = Place::of(view, base);
-    let draft = Draft::new(Cow::Borrowed("as_strided"), &[base], None, |_| Ok(place.taken())).ok()?;
-    Some(Edge { node: draft.finish(&[view]).ok()?, output: 0 })
+    let layout = view.layout();
+    let view = with_grad(|| base.as_strided(layout.sizes(), layout.strides(), layout.offset()));
+    // It is in the storage: it is there already.
+    view.ok()?.gradient_edge()
 }
 
-/// Where a view lies in its base.
+/// Where a view that was written to lies in its base.
 #[derive(Clone)]
 struct Place {
     base: Layout,
@@ -85,50 +83,25 @@ impl Place {
         Self { base: moved(base.layout()), view: moved(view.layout()) }
     }
 
-    /// The formula of [`take`](Self::take).
-    fn taken(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
-        move |context| {
-            let grad = context.grad(0)?;
-            Ok([Some(self.replace(&zero(&grad)?, &grad)?)].into_iter().collect())
-        }
+    /// A tensor of the base's sizes with the part replaced by another. Both may be of no dimension.
+    fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
+        let out = Tensor::empty_strided(self.base.clone(), part.dtype(), part.device())?;
+        out.copy_raw(whole)?;
+        out.alias(self.view.clone()).copy_raw(part)?;
+        attach(out, "copy_slices", &[whole, part], |_| Ok(self.clone().formula()))
     }
 
-    /// The formula of [`replace`](Self::replace).
-    fn replaced(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
+    /// The gradients of that.
+    fn formula(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
         move |context| {
             let grad = context.grad(0)?;
-            let to_whole = context.give(0, || self.replace(&grad, &zero(&grad)?))?;
-            let to_part = context.give(1, || self.take(&grad))?;
+            let zero = || Tensor::zeros(&[], grad.dtype(), grad.device());
+            let to_whole = context.give(0, || self.replace(&grad, &zero()?))?;
+            let to_part = context.give(1, || {
+                let laid_out = grad.copied("contiguous", self.base.clone(), grad.dtype())?;
+                laid_out.as_strided(self.view.sizes(), self.view.strides(), self.view.offset())
+            })?;
             Ok([to_whole, to_part].into_iter().collect())
         }
     }
-
-    /// The part of a tensor of the base's sizes.
-    fn take(&self, whole: &Tensor) -> Result<Tensor> {
-        let laid_out = Tensor::empty_strided(self.base.clone(), whole.dtype(), whole.device())?;
-        laid_out.copy_raw(whole)?;
-        attach(laid_out.alias(self.view.clone()), "as_strided", &[whole], |_| Ok(self.clone().taken()))
-    }
-
-    /// A tensor of the base's sizes with the part replaced by another. Both may be of no dimension.
-    fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
-        let place = self.written();
-        let part = if part.sizes() == self.view.sizes() { part.sum_to(place.view.sizes())? } else { part.clone() };
-        let out = Tensor::empty_strided(place.base.clone(), part.dtype(), part.device())?;
-        out.copy_raw(whole)?;
-        out.alias(place.view.clone()).copy_raw(&part)?;
-        attach(out, "copy_slices", &[whole, &part], |_| Ok(place.replaced()))
-    }
-
-    /// Each place of the view once: what repeats an element is as if it had one.
-    fn written(&self) -> Self {
-        let repeats = |(size, stride): (&usize, &usize)| if *stride == 0 { (*size).min(1) } else { *size };
-        let sizes: Vec<usize> = self.view.sizes().iter().zip(self.view.strides()).map(repeats).collect();
-        let view = Layout::strided(&sizes, self.view.strides(), self.view.offset()).expect("no larger than it was");
-        Self { base: self.base.clone(), view }
-    }
-}
-
-fn zero(like: &Tensor) -> Result<Tensor> {
-    Tensor::zeros(&[], like.dtype(), like.device())
 }

@@ -414,6 +414,7 @@ impl Tensor {
                 Ok([Some(back(&grads.iter().collect::<Vec<_>>())?)].into_iter().collect())
             })
         })?;
+        parts.iter().for_each(|part| part.set_view_of(self));
         Ok(parts)
     }
 
