@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::accumulate::add_to;
 use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
 use crate::error::AutogradError;
@@ -162,7 +163,7 @@ impl Pass {
     fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>) -> Result<()> {
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
-                Some(grad) if self.wanted.is_none() => leaf.accumulate_grad(grad, self.options.create_graph),
+                Some(grad) if self.wanted.is_none() => leaf.accumulate_grad(grad),
                 _ => Ok(()),
             };
         }
@@ -202,11 +203,12 @@ impl Pass {
         if arrived.len() <= edge.output {
             arrived.resize(edge.output + 1, None);
         }
-        let sum = match arrived[edge.output].take() {
-            None => grad,
-            Some(before) => before.add(&grad)?,
-        };
-        arrived[edge.output] = Some(sum);
-        Ok(())
+        match &mut arrived[edge.output] {
+            Some(sum) => add_to(sum, grad),
+            empty => {
+                *empty = Some(grad);
+                Ok(())
+            }
+        }
     }
 }
