@@ -45,14 +45,7 @@ pub(crate) trait Multiply: Number {
     ///
     /// # Safety
     /// The matrices have so many elements that can be read, or written of `out`, of which no other is at the same place.
-    unsafe fn multiply(
-        sizes: [usize; 3],
-        out: Matrix<Self>,
-        a: Matrix<Self>,
-        b: Matrix<Self>,
-        alpha: Self,
-        beta: Self,
-    );
+    unsafe fn multiply(sizes: [usize; 3], out: Matrix<Self>, a: Matrix<Self>, b: Matrix<Self>, alpha: Self, beta: Self);
 }
 
 macro_rules! multiply_with_library {
