@@ -1,5 +1,6 @@
 //! Kernels on the CPU.
 
+mod fold;
 mod loops;
 
 pub(crate) mod attention;
