@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::slots::Slots;
 use crate::{Access, Element, Result, Scalar, Tensor, TensorError, threads};
 
 /// What is done with the elements of `N` inputs to make `K` outputs. One element of `Given` belongs to each output.
@@ -41,7 +42,7 @@ const GRAIN: usize = 32 * 1024;
 /// Parts that a fold to few outputs is divided in: more than there are threads, mostly.
 const PARTS: usize = 64;
 /// Neighbours of a row that are gathered at once: some vectors, so that they need not wait for each other.
-const LANES: usize = 64;
+const LANES: usize = 32;
 /// Columns that are gathered at once: as many as stay in the nearest cache.
 const WIDTH: usize = 512;
 /// Elements that are gathered one after the other into one sum.
@@ -201,20 +202,20 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     fn split(&self, tiles: usize, splits: usize) {
         let width = self.columns.min(WIDTH);
         let mut parts = vec![self.fold.start(); tiles * splits * width];
-        let slots = Slots(parts.as_mut_ptr());
+        let slots = Slots::new(&mut parts);
         let length = self.count.div_ceil(splits).next_multiple_of(DEPTH);
         threads::for_each_part(tiles * splits, |part| {
             let tile = self.tile(part / splits);
             let start = (part % splits * length).min(self.count);
             let range = start..(start + length).min(self.count);
-            // SAFETY: there are `width` sums for each part, which no other part writes.
-            let put = |column: usize, sums: [F::Sum; K]| unsafe { slots.write(part * width + column, sums) };
+            // SAFETY: there are `width` sums for each part.
+            let into = unsafe { slots.range(part * width..(part + 1) * width) };
             if self.is_columns {
                 let mut sums = self.empty();
                 self.gather_columns(&tile, range, &mut sums);
-                (0..tile.width).for_each(|column| put(column, sums.map(|sums| sums[column])));
+                (0..tile.width).for_each(|column| into[column] = sums.map(|sums| sums[column]));
             } else {
-                put(0, self.gather_row(&tile, range));
+                into[0] = self.gather_row(&tile, range);
             }
         });
         for tile in 0..tiles {
@@ -278,10 +279,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 
     fn gather_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
         match halves(&range, LANES * DEPTH) {
-            None => pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.row_leaf(tile, range),
-            ),
+            None => self.row_leaf(tile, range),
             Some(middle) => {
                 let left = self.gather_row(tile, range.start..middle);
                 self.fold.merge(left, self.gather_row(tile, middle..range.end))
@@ -289,21 +287,24 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    #[inline(always)]
     fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
         let steps = self.reduced.first().map_or([0; N], |dim| dim.steps);
         let dense = [size_of::<F::From>(); N];
+        if steps == dense {
+            // Said with constants, so that it becomes loads of whole vectors.
+            let leaf = #[inline(always)]
+            || self.row_leaf_of(tile, range, dense);
+            return pulp::Arch::new().dispatch(leaf);
+        }
+        self.row_leaf_of(tile, range, steps)
+    }
+
+    #[inline(always)]
+    fn row_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N]) -> [F::Sum; K] {
         let given = self.given(tile.output);
         let mut lanes = self.fold.start().map(|start| [start; LANES]);
-        self.for_each_run(tile, range.clone(), |inputs, at, n| {
-            // Said with a constant, so that it becomes loads of whole vectors.
-            if steps == dense {
-                self.gather_lanes(&mut lanes, inputs, dense, at, n, given);
-            } else {
-                self.gather_lanes(&mut lanes, inputs, steps, at, n, given);
-            }
-        });
-        let mut width = range.len().min(LANES).next_power_of_two();
+        self.for_each_run(tile, range, |inputs, at, n| self.gather_lanes(&mut lanes, inputs, steps, at, n, given));
+        let mut width = LANES;
         while width > 1 {
             width /= 2;
             for lane in 0..width {
@@ -346,40 +347,46 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 
     fn gather_columns(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
         match halves(&range, DEPTH) {
-            None => pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.column_leaf(tile, range, sums),
-            ),
+            None => self.column_leaf(tile, range, sums),
             Some(middle) => {
                 self.gather_columns(tile, range.start..middle, sums);
                 let mut more = self.empty();
                 self.gather_columns(tile, middle..range.end, &mut more);
                 for column in 0..tile.width {
-                    let merged = self.fold.merge(
-                        array::from_fn(|k| sums[k][column]),
-                        array::from_fn(|k| more[k][column]),
-                    );
+                    let (left, right) = (array::from_fn(|k| sums[k][column]), array::from_fn(|k| more[k][column]));
+                    let merged = self.fold.merge(left, right);
                     (0..K).for_each(|k| sums[k][column] = merged[k]);
                 }
             }
         }
     }
 
-    #[inline(always)]
     fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
-        let Dim { steps, output, .. } = self.kept[0];
-        let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
+        let steps = self.kept[0].steps;
         let dense = [size_of::<F::From>(); N];
-        let given: [F::Given; WIDTH] =
-            array::from_fn(|column| self.given(tile.output + column.min(tile.width - 1) * output));
+        if steps == dense {
+            let leaf = #[inline(always)]
+            || self.column_leaf_of(tile, range, dense, sums);
+            return pulp::Arch::new().dispatch(leaf);
+        }
+        self.column_leaf_of(tile, range, steps, sums);
+    }
+
+    #[inline(always)]
+    fn column_leaf_of(
+        &self,
+        tile: &Tile<N>,
+        range: Range<usize>,
+        steps: [usize; N],
+        sums: &mut Sums<F::Sum, K>,
+    ) {
+        let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
+        let column = |column: usize| tile.output + column.min(tile.width - 1) * self.kept[0].output;
+        let given: [F::Given; WIDTH] = array::from_fn(|at| self.given(column(at)));
         self.for_each_run(tile, range, |inputs, at, n| {
             for i in 0..n {
                 let row = array::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
-                if steps == dense {
-                    self.row(sums, row, dense, at + i, tile.width, &given);
-                } else {
-                    self.row(sums, row, steps, at + i, tile.width, &given);
-                }
+                self.row(sums, row, steps, at + i, tile.width, &given);
             }
         });
     }
@@ -429,19 +436,4 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 /// Where a range of more than `leaf` is divided.
 fn halves(range: &Range<usize>, leaf: usize) -> Option<usize> {
     (range.len() > leaf).then(|| range.start + (range.len() / 2).next_multiple_of(leaf))
-}
-
-/// Places that threads write to, each its own.
-struct Slots<T>(*mut T);
-
-// SAFETY: no two threads write to the same place.
-unsafe impl<T: Send> Sync for Slots<T> {}
-
-impl<T> Slots<T> {
-    /// # Safety
-    /// There is a place of that number, and nobody else writes to it.
-    unsafe fn write(&self, place: usize, value: T) {
-        // SAFETY: as the caller says.
-        unsafe { self.0.add(place).write(value) };
-    }
 }

@@ -2,6 +2,7 @@
 
 mod fold;
 mod loops;
+mod slots;
 
 pub(crate) mod attention;
 pub(crate) mod binary;

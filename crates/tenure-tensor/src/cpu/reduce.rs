@@ -3,9 +3,9 @@
 use std::marker::PhantomData;
 
 use super::fold::{Fold, fold};
-use super::softmax::exp;
+use super::math::Math;
 use crate::kernel::on_cpu;
-use crate::{Element, Entry, Float, Number, Result, Scalar, Tensor};
+use crate::{DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor};
 
 /// Reduces the input to the output, which has size 1 where a dimension is reduced.
 pub(crate) type Reduce = fn(&Tensor, &Tensor) -> Result<()>;
@@ -16,30 +16,35 @@ pub(crate) type Given = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 /// Writes means and sums of squared deviations of the input, in what it is computed in.
 pub(crate) type Moments = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 
-/// Sums; of integers and `bool` as `int64`.
-pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [on_cpu!(floats: sum::<T>), on_cpu!(integers: sum_integers::<T>)];
+/// Sums. Of `bool`, how many are true; other integers are converted first, here and below.
+pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
+    on_cpu!(floats: sum::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, sum_integers::<bool>), (DeviceKind::Cpu, DType::I64, sum_integers::<i64>)],
+];
 /// Sums over how many elements each is of.
 pub(crate) const MEAN: &[Entry<Reduce>] = on_cpu!(floats: mean::<T>);
-/// Products; of integers and `bool` as `int64`.
-pub(crate) const PROD: [&[Entry<Reduce>]; 2] = [on_cpu!(floats: prod::<T>), on_cpu!(integers: prod_integers::<T>)];
-/// How many are not zero, as `int64`.
-pub(crate) const COUNT_NONZERO: &[Entry<Reduce>] = on_cpu!(all: count_nonzero::<T>);
+/// Products.
+pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
+    [on_cpu!(floats: prod::<T>), &[(DeviceKind::Cpu, DType::I64, prod_integers)]];
 /// Sums of absolute values.
 pub(crate) const NORM_1: &[Entry<Reduce>] = on_cpu!(floats: norm_1::<T>);
 /// Roots of sums of squares.
 pub(crate) const NORM_2: &[Entry<Reduce>] = on_cpu!(floats: norm_2::<T>);
 /// The largest, or smallest; what is no number wins.
-pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] =
-    [on_cpu!(floats: extreme::<T>), on_cpu!(integers: extreme_integers::<T>)];
+pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
+    on_cpu!(floats: extreme::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, extreme_integers::<bool>), (DeviceKind::Cpu, DType::I64, extreme_integers::<i64>)],
+];
 /// Where the largest or smallest, which is given, is first, as `int64`.
-pub(crate) const POSITION: &[Entry<Given>] = on_cpu!(all: position::<T>);
+pub(crate) const POSITION: [&[Entry<Given>]; 2] =
+    [on_cpu!(floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
 /// Logarithms of sums of exponentials; the largest elements are given.
 pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(floats: logsumexp::<T>);
 /// See [`Moments`].
 pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(floats: moments::<T>);
 
 fn sum<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("sum", out, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, T::narrow)
+    sum_over::<T, T>("sum", out, input, T::Compute::ONE)
 }
 
 fn sum_integers<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
@@ -47,21 +52,25 @@ fn sum_integers<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
 }
 
 fn mean<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    let count = count::<T::Compute>(out, input);
-    each("mean", out, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, |sum| T::narrow(sum / count))
+    sum_over::<T, T>("mean", out, input, count(out, input))
+}
+
+/// Sums over a number.
+fn sum_over<T: Float, O: Float<Compute = T::Compute>>(
+    op: &'static str,
+    out: &Tensor,
+    input: &Tensor,
+    divisor: T::Compute,
+) -> Result<()> {
+    each(op, out, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, |sum| O::narrow(sum / divisor))
 }
 
 fn prod<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
     each("prod", out, input, T::Compute::ONE, |value: T| value.widen(), Number::times, T::narrow)
 }
 
-fn prod_integers<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("prod", out, input, 1, integer::<T>, i64::wrapping_mul, |product| product)
-}
-
-fn count_nonzero<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
-    let zero = T::from_scalar(Scalar::Bool(false));
-    each("count_nonzero", out, input, 0, |value: T| i64::from(value != zero), i64::wrapping_add, |sum| sum)
+fn prod_integers(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
 }
 
 fn norm_1<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
@@ -104,8 +113,7 @@ fn logsumexp<T: Float>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result
 }
 
 fn moments<T: Float>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
-    let count = count::<T::Compute>(mean, input);
-    each("mean", mean, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, |sum| sum / count)?;
+    sum_over::<T, T::Compute>("mean", mean, input, count(mean, input))?;
     fold("var", &Deviations::<T>(PhantomData), [squares], [input], Some(mean))
 }
 

@@ -11,7 +11,6 @@ use crate::{Kernel, Result, Tensor, TensorError};
 static SUM: Kernel<Reduce> = Kernel::new("sum", &cpu::reduce::SUM);
 static MEAN: Kernel<Reduce> = Kernel::new("mean", &[cpu::reduce::MEAN]);
 static PROD: Kernel<Reduce> = Kernel::new("prod", &cpu::reduce::PROD);
-static COUNT_NONZERO: Kernel<Reduce> = Kernel::new("count_nonzero", &[cpu::reduce::COUNT_NONZERO]);
 static LOGSUMEXP: Kernel<Given> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP]);
 
 impl Tensor {
@@ -79,8 +78,7 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there, or twice.
     pub fn count_nonzero(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        let dims = Reduced::new("count_nonzero", self, dims)?;
-        dims.finish(dims.run(&COUNT_NONZERO, self, DType::I64)?, keep)
+        self.to_dtype(DType::Bool)?.sum(dims, keep)
     }
 
     /// A reduction, each element of which goes with the same weight to the output that it is part of.
