@@ -1,6 +1,8 @@
 //! Kernels on the CPU.
 
+mod fold;
 mod loops;
+mod slots;
 
 pub(crate) mod attention;
 pub(crate) mod binary;
