@@ -16,6 +16,7 @@ mod norm;
 mod pad;
 pub(crate) mod pointwise;
 mod pool;
+mod random;
 mod reduce;
 mod scan;
 mod select;
