@@ -5,7 +5,7 @@ use tenure_core::DType;
 use super::pointwise::{self, Binary};
 use crate::autograd::{Context, attach};
 use crate::cpu;
-use crate::{Kernel, Result, Tensor, Value};
+use crate::{Elementwise, Kernel, Result, Tensor, Value};
 
 static ADD: Binary = Kernel::new("add", &[cpu::binary::ADD]);
 static SUB: Binary = Kernel::new("sub", &[cpu::binary::SUB]);
@@ -25,6 +25,12 @@ impl Tensor {
                 Ok([Some(grad.clone()), Some(grad)].into_iter().collect())
             })
         })
+    }
+
+    /// Adds a tensor of the same dtype in place; nobody is told.
+    pub(crate) fn add_raw(&self, other: &Self) -> Result<()> {
+        let iter = Elementwise::new("add", &[self], &[self, other])?;
+        ADD.find(self.device().kind(), self.dtype())?(&iter)
     }
 
     /// The difference to a tensor or number, broadcast and promoted.

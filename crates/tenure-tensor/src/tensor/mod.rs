@@ -85,7 +85,7 @@ impl Tensor {
     /// # Errors
     /// [`TensorError::Dim`].
     pub fn size(&self, dim: isize) -> Result<usize> {
-        Ok(self.sizes()[self.dim("size", dim)?])
+        Ok(self.sizes()[self.existing_dim("size", dim)?])
     }
 
     /// Number of dimensions.
@@ -132,6 +132,14 @@ impl Tensor {
     /// The dimension that `dim` means, for the operation `op`.
     pub(crate) fn dim(&self, op: &'static str, dim: isize) -> Result<usize> {
         dimension(op, dim, self.rank())
+    }
+
+    /// The same, for what needs a dimension: a tensor of none has not even dimension 0.
+    pub(crate) fn existing_dim(&self, op: &'static str, dim: isize) -> Result<usize> {
+        if self.rank() == 0 {
+            return Err(TensorError::shape(op, format!("dimension {dim} was asked for, but the tensor has none")));
+        }
+        self.dim(op, dim)
     }
 
     /// Whether gradients with respect to it are computed: it was said so, or it was computed from what they are for.
