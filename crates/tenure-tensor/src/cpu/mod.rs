@@ -1,7 +1,9 @@
 //! Kernels on the CPU.
 
+mod cast;
 mod loops;
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;
