@@ -19,6 +19,7 @@ mod node;
 mod saved;
 
 pub use engine::{Options, backward, grad};
+pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};
 pub(crate) use meta::Meta;
 pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};

@@ -18,6 +18,7 @@ mod pad;
 pub(crate) mod pointwise;
 mod pool;
 mod power;
+mod random;
 mod reduce;
 mod scan;
 mod select;
