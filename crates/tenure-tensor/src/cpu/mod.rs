@@ -1,9 +1,11 @@
 //! Kernels on the CPU.
 
+mod cast;
 mod fold;
 mod loops;
 mod slots;
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;
