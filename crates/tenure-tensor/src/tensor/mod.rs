@@ -1,5 +1,6 @@
 //! The tensor itself.
 
+mod bytes;
 mod create;
 mod format;
 mod operators;
@@ -122,8 +123,9 @@ impl Tensor {
         self.inner.version.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place.
-    pub(crate) fn bump_version(&self) {
+    /// Notes a write in place, so that a graph that saved this tensor refuses to use it. For whoever writes through
+    /// [`Access`](crate::Access); operations do it themselves.
+    pub fn bump_version(&self) {
         self.inner.version.fetch_add(1, Ordering::AcqRel);
     }
 
