@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::accumulate::add_to;
 use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
+use crate::autocast::Autocast;
 use crate::error::AutogradError;
 use crate::{Result, Tensor};
 
@@ -134,6 +135,7 @@ impl Pass {
 
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
         let _mode = GradMode::enter(self.options.create_graph);
+        let _autocast = Autocast::enter(None);
         let mut captured: Vec<Option<Tensor>> = vec![None; self.wanted.as_ref().map_or(0, Vec::len)];
         for (edge, grad) in std::mem::take(&mut self.roots) {
             let id = Arc::as_ptr(&edge.node);

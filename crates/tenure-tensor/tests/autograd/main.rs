@@ -1,6 +1,8 @@
 //! Autograd: graphs, hooks, writes in place, checkpoints.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod autocast;
+mod checkpoint;
 mod graph;
 mod hooks;
 mod in_place;
