@@ -41,7 +41,7 @@ pub mod threads;
 pub use access::Access;
 pub use element::{Element, Float, Number};
 pub use elementwise::{Elementwise, Operand};
-pub use error::{Result, TensorError};
+pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
 pub use ops::Conv;
 pub use scalar::{Scalar, Value};

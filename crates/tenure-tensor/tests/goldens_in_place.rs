@@ -12,6 +12,7 @@ fn in_place() {
             ("arithmetic", arithmetic),
             ("arithmetic_column", arithmetic),
             ("itself", itself),
+            ("functions", functions),
             ("filled", filled),
             ("rows", rows),
             ("view_of_result", view_of_result),
@@ -40,6 +41,19 @@ fn itself(x: &[Tensor]) -> Result<Vec<Tensor>> {
     a.mul_(&a)?;
     a.add_(&a)?;
     Ok(vec![a])
+}
+
+fn functions(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let tensors = (0..8).map(|_| x[0].mul(2)).collect::<Result<Vec<_>>>()?;
+    for (index, function) in [Tensor::exp_, Tensor::relu_, Tensor::sigmoid_, Tensor::tanh_].into_iter().enumerate() {
+        function(&tensors[index].narrow(0, 1, 2)?)?;
+    }
+    tensors[4].add_(5)?;
+    tensors[4].sqrt_()?;
+    tensors[5].clamp_(-0.75, 1.5)?;
+    tensors[6].masked_fill_(&x[0].gt(0)?, 3)?;
+    tensors[7].silu_()?;
+    tensors.iter().map(|tensor| tensor.mul(&x[0])).collect()
 }
 
 fn filled(x: &[Tensor]) -> Result<Vec<Tensor>> {

@@ -22,6 +22,17 @@ def itself(x):
     return a
 
 
+def functions(x):
+    a, b, c, d, e, f, g, h = (x * 2 for _ in range(8))
+    for function, tensor in ((torch.exp_, a), (torch.relu_, b), (torch.sigmoid_, c), (torch.tanh_, d)):
+        function(tensor[1:])
+    e.add_(5).sqrt_()
+    f.clamp_(-0.75, 1.5)
+    g.masked_fill_(x > 0, 3)
+    torch.nn.functional.silu(h, inplace=True)
+    return a * x, b * x, c * x, d * x, e * x, f * x, g * x, h * x
+
+
 def filled(x):
     a = x * 2
     a[1].zero_()
@@ -107,6 +118,7 @@ CASES = [
     Case("arithmetic", arithmetic, [Input((3, 4)), Input((4,), 0.5)], [(0, 4), (4,)], [(), ()]),
     Case("arithmetic_column", arithmetic, [Input((3, 4)), Input((3, 1), 0.5)]),
     Case("itself", itself, [MATRIX], [(0, 4)], [()]),
+    Case("functions", functions, [Input((3, 4), -1)]),
     Case("filled", filled, [MATRIX]),
     Case("rows", rows, [MATRIX, ROW]),
     Case("view_of_result", view_of_result, [MATRIX], variants=DENSE),
