@@ -6,6 +6,7 @@ use tenure_core::DType;
 
 use super::activation;
 use super::pointwise::{self, Unary, floating};
+use crate::autocast::raise;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::unary as kernels;
 use crate::{Kernel, Result, Tensor, TensorError};
@@ -41,6 +42,24 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
+/// What is computed in `float32` inside an [`Autocast`](crate::autocast::Autocast), as PyTorch does.
+const RAISED: [&str; 14] = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+];
+
 /// What a formula needs.
 #[expect(non_camel_case_types, reason = "words of `functions!`")]
 pub(super) enum By {
@@ -55,7 +74,8 @@ pub(super) fn of_floats(
     by: By,
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let dtype = floating(input.dtype());
+    let raised = if RAISED.contains(&kernel.name()) { raise(input)? } else { input.clone() };
+    let (input, dtype) = (&raised, floating(raised.dtype()));
     let out = pointwise::run(kernel, dtype, dtype, &[input], |kernel, iter| kernel(iter))?;
     attach(out.clone(), kernel.name(), &[input], |saver| by.save(saver, input, &out, formula))
 }

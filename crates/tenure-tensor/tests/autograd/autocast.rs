@@ -89,12 +89,15 @@ fn scopes_nest_and_none_turns_it_off() {
 }
 
 #[test]
-fn sums_are_higher_and_what_takes_many_is_as_wide_as_the_widest() {
+fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest() {
     let x = matrix();
     let half = x.to_dtype(DType::BF16).unwrap();
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::BF16);
+    assert_eq!(half.exp().unwrap().dtype(), DType::BF16);
     let _autocast = Autocast::enter(DType::BF16);
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::F32);
+    assert_eq!(half.exp().unwrap().dtype(), DType::F32);
+    assert_eq!(half.tanh().unwrap().dtype(), DType::BF16);
     let widest = autocast::widest(&[&half, &x]).unwrap();
     assert!(widest.iter().all(|tensor| tensor.dtype() == DType::F32));
     assert_eq!(autocast::widest(&[&half, &half]).unwrap()[0].dtype(), DType::BF16);
