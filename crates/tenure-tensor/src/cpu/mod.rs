@@ -1,5 +1,6 @@
 //! Kernels on the CPU.
 
+mod halves;
 mod loops;
 
 pub(crate) mod attention;
