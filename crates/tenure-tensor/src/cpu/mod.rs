@@ -2,6 +2,7 @@
 
 mod cast;
 mod fold;
+mod halves;
 mod loops;
 mod slots;
 

@@ -29,3 +29,5 @@ mod view;
 
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use pool::Pool;
+pub(crate) use pool::{Taps, Windows};
