@@ -393,9 +393,11 @@ impl Tensor {
         back: impl Fn(&Self, &[usize]) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
         let from = self.layout().clone();
-        attach(self.alias(layout), op, &[self], |_| {
+        let view = attach(self.alias(layout), op, &[self], |_| {
             Ok(move |context: &Context<'_>| Ok([Some(back(&context.grad(0)?, from.sizes())?)].into_iter().collect()))
-        })
+        })?;
+        view.set_view_of(self);
+        Ok(view)
     }
 
     /// Views that together are the whole, whose gradients `back` brings together.
@@ -412,6 +414,7 @@ impl Tensor {
                 Ok([Some(back(&grads.iter().collect::<Vec<_>>())?)].into_iter().collect())
             })
         })?;
+        parts.iter().for_each(|part| part.set_view_of(self));
         Ok(parts)
     }
 

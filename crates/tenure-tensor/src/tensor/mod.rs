@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_core::{DType, Device, Layout, Storage};
 
-use crate::autograd::{self, Edge, HookHandle, Meta, Node};
+use crate::autograd::{self, Edge, HookHandle, Meta, Node, View};
 use crate::error::AutogradError;
 use crate::{Result, TensorError};
 
@@ -142,7 +142,7 @@ impl Tensor {
 
     /// Whether gradients with respect to it are computed: it was said so, or it was computed from what they are for.
     pub fn requires_grad(&self) -> bool {
-        self.inner.meta.requires_grad()
+        self.meta().requires_grad()
     }
 
     /// Says whether gradients with respect to this leaf are computed. Returns it.
@@ -150,18 +150,18 @@ impl Tensor {
     /// # Errors
     /// It is no leaf, or has no floating dtype.
     pub fn requires_grad_(self, requires_grad: bool) -> Result<Self> {
-        self.inner.meta.set_requires_grad(self.dtype(), requires_grad)?;
+        self.meta().set_requires_grad(self.dtype(), requires_grad)?;
         Ok(self)
     }
 
     /// Whether it was not computed by an operation that has a gradient.
     pub fn is_leaf(&self) -> bool {
-        self.inner.meta.is_leaf()
+        self.meta().is_leaf()
     }
 
     /// What made it; none for a leaf.
     pub fn grad_fn(&self) -> Option<Arc<Node>> {
-        self.inner.meta.edge().map(|edge| edge.node)
+        self.meta().edge().map(|edge| edge.node)
     }
 
     /// What [`backward`](Self::backward) has added up.
@@ -199,7 +199,7 @@ impl Tensor {
             let reason = "a hook needs a tensor that requires a gradient".to_owned();
             return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());
         }
-        Ok(self.inner.meta.add_hook(Arc::new(hook)))
+        Ok(self.meta().add_hook(Arc::new(hook)))
     }
 
     /// Makes [`backward`](Self::backward) leave the gradient of this tensor in [`grad`](Self::grad), though it is no leaf.
@@ -207,25 +207,49 @@ impl Tensor {
     /// # Errors
     /// It requires no gradient.
     pub fn retain_grad(&self) -> Result<()> {
-        if self.is_leaf() || !self.inner.meta.retain_grad() {
+        if self.is_leaf() {
             return if self.requires_grad() { Ok(()) } else { Err(AutogradError::NoGraph.into()) };
         }
         let inner = Arc::downgrade(&self.inner);
-        self.register_hook(move |grad| {
+        self.meta().retain_grad(Arc::new(move |grad| {
             if let Some(inner) = inner.upgrade() {
                 Self { inner }.accumulate_grad(grad.clone(), autograd::is_grad_enabled())?;
             }
             Ok(None)
-        })?;
+        }));
         Ok(())
     }
 
     pub(crate) fn gradient_edge(&self) -> Option<Edge> {
-        self.inner.meta.gradient_edge(self)
+        self.meta().gradient_edge(self)
     }
 
+    /// Makes it the result of a node.
     pub(crate) fn set_edge(&self, edge: Edge) {
-        self.inner.meta.set_edge(edge);
+        self.inner.meta.set_edge(edge, self.version());
+    }
+
+    /// Says that it is a view of another tensor.
+    pub(crate) fn set_view_of(&self, other: &Self) {
+        let (base, in_no_grad) = match other.view_of() {
+            Some(view) => (view.base, view.in_no_grad || !autograd::is_grad_enabled()),
+            None => (other.clone(), !autograd::is_grad_enabled()),
+        };
+        self.inner.meta.set_view(base, self.version(), in_no_grad);
+    }
+
+    /// What it is a view of.
+    pub(crate) fn view_of(&self) -> Option<View> {
+        self.inner.meta.view()
+    }
+
+    /// With the edge that it has now: see [`autograd::view_edge`].
+    fn meta(&self) -> &Meta {
+        let meta = &self.inner.meta;
+        if let Some(edge) = meta.stale_base(self.version()).and_then(|base| autograd::view_edge(&base, self)) {
+            self.set_edge(edge);
+        }
+        meta
     }
 
     pub(crate) fn with_edge(self, edge: Edge) -> Self {
