@@ -60,7 +60,8 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     threads::for_each_range(lines, (16 * 1024) / columns.max(1), |range| {
         for line in range {
             // The first column above the diagonal, or at it.
-            let edge = (line % rows) as isize + diagonal + isize::from(is_lower);
+            let row = (line % rows) as isize;
+            let edge = row.saturating_add(diagonal).saturating_add(isize::from(is_lower));
             let edge = edge.clamp(0, columns as isize) as usize * width;
             let (kept, zero) =
                 if is_lower { (0..edge, edge..columns * width) } else { (edge..columns * width, 0..edge) };

@@ -19,8 +19,14 @@ mod pool;
 mod random;
 mod reduce;
 mod scan;
+mod scatter;
 mod select;
 mod softmax;
 mod sort;
+mod triangle;
 mod unary;
 mod view;
+
+pub use index::{ELLIPSIS, Index, Indices, NEW};
+pub use join::{cat, meshgrid, stack};
+pub use pad::PadMode;
