@@ -29,3 +29,4 @@ mod view;
 
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use join::{cat, meshgrid, stack};
