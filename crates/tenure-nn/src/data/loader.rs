@@ -193,7 +193,7 @@ fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
         // The seed of the epoch is far from those of others, also of other runs.
         let generator = Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for last in (1..count).rev() {
-            let choice = u128::from(generator.next_u64()) * (last as u128 + 1) >> 64;
+            let choice = (u128::from(generator.next_u64()) * (last as u128 + 1)) >> 64;
             order.swap(last, choice as usize);
         }
     }
