@@ -3,6 +3,7 @@
 mod cast;
 mod fold;
 mod halves;
+mod lanes;
 mod loops;
 mod slots;
 
