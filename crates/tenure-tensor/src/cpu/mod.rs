@@ -1,7 +1,9 @@
 //! Kernels on the CPU.
 
 mod cast;
+mod fold;
 mod loops;
+mod slots;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
@@ -21,4 +23,5 @@ pub(crate) mod scan;
 pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+mod sweep;
 pub(crate) mod unary;

@@ -26,3 +26,6 @@ mod softmax;
 mod sort;
 mod unary;
 mod view;
+
+pub use conv::Conv;
+pub(crate) use conv::Geometry;
