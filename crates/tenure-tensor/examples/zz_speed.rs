@@ -5,7 +5,11 @@ fn time(name: &str, mut f: impl FnMut()) {
         threads::set_threads(t).unwrap();
         f();
         let mut best = f64::MAX;
-        for _ in 0..7 { let s = Instant::now(); f(); best = best.min(s.elapsed().as_secs_f64()); }
+        for _ in 0..7 {
+            let s = Instant::now();
+            f();
+            best = best.min(s.elapsed().as_secs_f64());
+        }
         println!("{name} t{t}: {:.2} ms", best * 1e3);
     }
 }

@@ -158,7 +158,8 @@ impl<'a> Access<'a> {
     /// # Errors
     /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
     pub fn split<R: Element, W: Element>(&mut self) -> Result<(Vec<&[R]>, Vec<&mut [W]>)> {
-        let reads = (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
+        let reads =
+            (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
         let reads: Vec<_> = reads.collect::<Result<_>>()?;
         let writes = self.slices_mut::<W>(0..self.writes.len())?;
         // SAFETY: the same slices again; `slice` has made sure that nothing written overlaps them.

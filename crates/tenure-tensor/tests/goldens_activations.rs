@@ -19,7 +19,7 @@ fn activations() {
             ("hardswish", |x| Ok(vec![x[0].hardswish()?])),
             ("softsign", |x| Ok(vec![x[0].softsign()?])),
             ("leaky_relu", |x| Ok(vec![x[0].leaky_relu(0.1)?])),
-            ("threshold", |x| Ok(vec![x[0].threshold(0.35, -2.0)?])),
+            ("threshold", |x| Ok(vec![x[0].threshold(2.5, -2.0)?])),
             ("hardtanh", |x| Ok(vec![x[0].hardtanh(-1.5, 2.5)?])),
             ("elu", |x| Ok(vec![x[0].elu(0.7)?])),
             ("celu", |x| Ok(vec![x[0].celu(1.3)?])),

@@ -22,6 +22,7 @@ fn pointwise() {
             ("pow_zero", |x| Ok(vec![x[0].pow(0)?])),
             ("pow_one", |x| Ok(vec![x[0].pow(1)?])),
             ("pow_square", |x| Ok(vec![x[0].pow(2)?])),
+            ("pow_cube", |x| Ok(vec![x[0].pow(3)?])),
             ("pow_root", |x| Ok(vec![x[0].pow(0.5)?])),
             ("pow_inverse", |x| Ok(vec![x[0].pow(-1.0)?])),
             ("pow_odd", |x| Ok(vec![x[0].pow(2.3)?])),

@@ -108,7 +108,7 @@ fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<
     fold("argmax", &Position::<T>(PhantomData), [out], [input], Some(given))
 }
 
-fn logsumexp<T: Float>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
+fn logsumexp<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
     fold("logsumexp", &LogSumExp::<T>(PhantomData), [out], [input], Some(largest))
 }
 
@@ -217,7 +217,7 @@ impl<T: Element> Fold<1, 1> for Position<T> {
 
 struct LogSumExp<T>(PhantomData<fn(T)>);
 
-impl<T: Float> Fold<1, 1> for LogSumExp<T> {
+impl<T: Float<Compute: Math>> Fold<1, 1> for LogSumExp<T> {
     type From = T;
     type Sum = T::Compute;
     type To = T;
@@ -230,7 +230,7 @@ impl<T: Float> Fold<1, 1> for LogSumExp<T> {
 
     #[inline(always)]
     fn step(&self, [sum]: [T::Compute; 1], [value]: [T; 1], largest: T, _: usize) -> [T::Compute; 1] {
-        [sum + exp(value.widen() - finite(largest))]
+        [sum + (value.widen() - finite(largest)).exp()]
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Exponentials that add up to 1.
 
-use crate::{Element, Float, Scalar};
 use crate::element::Real;
+use crate::{Element, Float, Scalar};
 
 #[inline(always)]
 pub(crate) fn exp<R: Real>(value: R) -> R {

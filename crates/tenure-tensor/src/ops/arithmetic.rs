@@ -118,8 +118,8 @@ impl Tensor {
             let (left, right) = (saver.save_if(needs, self)?, saver.save_if(needs, &pair.b)?);
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
-                let to_right = context
-                    .give(1, || grad.mul(&quotient(&context.unpack(left)?, &context.unpack(right)?)?)?.neg())?;
+                let to_right =
+                    context.give(1, || grad.mul(&quotient(&context.unpack(left)?, &context.unpack(right)?)?)?.neg())?;
                 Ok([Some(grad), to_right].into_iter().collect())
             })
         })
@@ -219,7 +219,7 @@ impl Tensor {
             let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
             Ok(move |context: &Context<'_>| {
                 let (grad, b) = (context.grad(0)?, context.unpack(b)?);
-                let scaled = grad.mul(factor)?.div(&b)?;
+                let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
                 let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
                 Ok([Some(grad), Some(scaled), to_b].into_iter().collect())
             })

@@ -130,7 +130,13 @@ impl Reduced {
 
     /// Elements that an output is made of.
     pub(super) fn count(&self, tensor: &Tensor) -> usize {
-        tensor.sizes().iter().zip(&self.is_reduced).filter(|(_, is_reduced)| **is_reduced).map(|(size, _)| size).product()
+        tensor
+            .sizes()
+            .iter()
+            .zip(&self.is_reduced)
+            .filter(|(_, is_reduced)| **is_reduced)
+            .map(|(size, _)| size)
+            .product()
     }
 
     /// A fresh output.

@@ -35,7 +35,10 @@ impl Tensor {
     /// It is not on the CPU.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         if !self.device().is_cpu() {
-            return Err(TensorError::argument("to_bytes", format!("a tensor on the CPU is needed, not {}", self.device())));
+            return Err(TensorError::argument(
+                "to_bytes",
+                format!("a tensor on the CPU is needed, not {}", self.device()),
+            ));
         }
         let dense = crate::autograd::no_grad(|| self.contiguous())?;
         let access = Access::new("to_bytes", &[], &[&dense])?;

@@ -17,7 +17,7 @@ CASES = [
     activation("relu", F.relu),
     activation("relu6", F.relu6),
     activation("leaky_relu", functools.partial(F.leaky_relu, negative_slope=0.1)),
-    activation("threshold", lambda x: F.threshold(x, 0.35, -2.0)),
+    activation("threshold", lambda x: F.threshold(x, 2.5, -2.0)),
     activation("hardtanh", lambda x: F.hardtanh(x, -1.5, 2.5)),
     activation("elu", functools.partial(F.elu, alpha=0.7)),
     activation("selu", F.selu),

@@ -38,7 +38,7 @@ CASES = [
     pair("pow", torch.pow, 0.3, 2.0),
     *[
         Case(f"pow_{name}", functools.partial(torch.pow, exponent=exponent), [Input((2, 3), 0.3)], [(0, 3)], [()])
-        for name, exponent in {"zero": 0, "one": 1, "square": 2, "root": 0.5, "inverse": -1.0, "odd": 2.3}.items()
+        for name, exponent in {"zero": 0, "one": 1, "square": 2, "cube": 3, "root": 0.5, "inverse": -1.0, "odd": 2.3}.items()
     ],
     Case("pow_at_zero", lambda x, y: torch.pow(x - x, y), [Input((2,)), Input((2,), 1.0)], gradcheck=False),
     integers("pow_integers", torch.pow, torch.int64),
