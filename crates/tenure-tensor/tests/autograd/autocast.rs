@@ -96,7 +96,9 @@ fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest()
     assert_eq!(half.exp().unwrap().dtype(), DType::BF16);
     let _autocast = Autocast::enter(DType::BF16);
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::F32);
-    assert_eq!(half.exp().unwrap().dtype(), DType::F32);
+    for raised in [half.exp(), half.pow(2), half.softmax(0), half.softplus(1.0, 20.0)] {
+        assert_eq!(raised.unwrap().dtype(), DType::F32);
+    }
     assert_eq!(half.tanh().unwrap().dtype(), DType::BF16);
     let widest = autocast::widest(&[&half, &x]).unwrap();
     assert!(widest.iter().all(|tensor| tensor.dtype() == DType::F32));
