@@ -12,6 +12,7 @@ fn in_place() {
             ("arithmetic", arithmetic),
             ("arithmetic_column", arithmetic),
             ("itself", itself),
+            ("fused", fused),
             ("functions", functions),
             ("filled", filled),
             ("rows", rows),
@@ -41,6 +42,16 @@ fn itself(x: &[Tensor]) -> Result<Vec<Tensor>> {
     a.mul_(&a)?;
     a.add_(&a)?;
     Ok(vec![a])
+}
+
+fn fused(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let [p, q, r, s] = [x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?];
+    p.add_scaled_(&x[1], -3)?;
+    q.addcmul_(&x[1], &x[2], 0.5)?;
+    r.addcdiv_(&x[1], &x[2], 0.5)?;
+    s.lerp_(&x[1], &x[2])?;
+    s.lerp_(&x[0], 0.25)?;
+    Ok(vec![p.mul(&x[0])?, q.mul(&x[0])?, r.mul(&x[0])?, s.mul(&x[0])?])
 }
 
 fn functions(x: &[Tensor]) -> Result<Vec<Tensor>> {

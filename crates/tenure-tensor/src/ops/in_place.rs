@@ -4,12 +4,13 @@
 
 use tenure_core::DType;
 
-use super::arithmetic::{self, ADD, DIV, MUL, SUB};
+use super::arithmetic::{self, ADD, ADD_SCALED, ADDCDIV, ADDCMUL, DIV, LERP, MUL, SUB};
 use super::pointwise::{self, Binary, Pair};
 use super::select::{self, CLAMP, WHERE};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
+use crate::cpu::binary::Scaled;
 use crate::cpu::select::Clamp;
-use crate::{Elementwise, Result, Scalar, Tensor, TensorError, Value};
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 
 impl Tensor {
     /// Adds a tensor or number, broadcast and converted.
@@ -45,6 +46,49 @@ impl Tensor {
     pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
         self.computed("div_", &DIV, other.into(), pointwise::floating, save)
+    }
+
+    /// Adds `alpha` times another, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
+        let alpha = alpha.into();
+        self.scaled("add_scaled_", &ADD_SCALED, &[self, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
+    }
+
+    /// Adds `factor` · `a` · `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let save = |saver: &mut Saver| arithmetic::sum_with_product(saver, a, b, factor);
+        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, save)
+    }
+
+    /// Adds `factor` · `a` / `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let save = |saver: &mut Saver| arithmetic::sum_with_quotient(saver, a, b, factor);
+        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, save)
+    }
+
+    /// Goes towards `end`, as far as `weight` says: 0 is here, 1 is there.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn lerp_<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<()> {
+        let weight = weight.into();
+        let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
+        self.check_stores("lerp_", dtype)?;
+        let weight = pointwise::tensor(weight, dtype)?;
+        let inputs = [self, end, &*weight];
+        let write = || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter));
+        attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
     }
 
     /// Makes every element this number.
@@ -132,6 +176,23 @@ impl Tensor {
         self.check_stores(op, pair.dtype)?;
         let write = || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter));
         attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))
+    }
+
+    /// What a kernel computes of these and a number.
+    fn scaled<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel<Scaled>,
+        inputs: &[&Self],
+        factor: Scalar,
+        save: impl FnOnce(&mut Saver) -> Result<F>,
+    ) -> Result<()> {
+        let operands: Vec<Value<'_>> = inputs.iter().map(|input| Value::from(*input)).collect();
+        let dtype = pointwise::promoted(&operands);
+        arithmetic::check_factor(op, factor, dtype)?;
+        self.check_stores(op, dtype)?;
+        let write = || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor));
+        attach_in_place(self, op, inputs, write, save)
     }
 
     /// Checks that a result of `dtype` can be written to this tensor, as PyTorch allows it.
