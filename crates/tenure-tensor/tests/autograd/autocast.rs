@@ -2,7 +2,7 @@
 
 use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::autograd;
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{Conv, DType, Device, Tensor};
 
 fn matrix() -> Tensor {
     Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap().requires_grad_(true).unwrap()
@@ -17,6 +17,8 @@ fn products_are_lower_and_gradients_of_the_parameters_own_dtype() {
         let y = x.linear(&weight, Some(&bias)).unwrap();
         assert_eq!(y.dtype(), DType::BF16);
         assert_eq!(x.bmm_of_one(&weight).dtype(), DType::BF16);
+        let images = x.view(&[1, 1, 2, 2]).unwrap();
+        assert_eq!(images.conv(&images, None, &Conv::default()).unwrap().dtype(), DType::BF16);
         y
     };
     assert_eq!(x.matmul(&weight).unwrap().dtype(), DType::F32);
