@@ -1,7 +1,13 @@
 //! Kernels on the CPU.
 
+mod cast;
+mod fold;
+mod halves;
+mod lanes;
 mod loops;
+mod slots;
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;
@@ -21,4 +27,5 @@ pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+mod sweep;
 pub(crate) mod unary;

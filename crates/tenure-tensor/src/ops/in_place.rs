@@ -42,7 +42,7 @@ impl Tensor {
     /// Those of [`add_`](Self::add_); this is an integer tensor.
     pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
-        self.computed("div_", &DIV, other.into(), arithmetic::floating, save)
+        self.computed("div_", &DIV, other.into(), pointwise::floating, save)
     }
 
     /// Makes every element this number.
@@ -99,15 +99,11 @@ impl Tensor {
     ) -> Result<()> {
         let dtype = dtype(pointwise::promoted(&[self.into(), other]));
         self.check_stores(op, dtype)?;
-        let other = pointwise::operand(other, dtype)?;
+        let other = pointwise::tensor(other, dtype)?;
         self.check_broadcast(op, &other)?;
         let write = || {
-            if dtype == self.dtype() {
-                let iter = Elementwise::new(op, &[self], &[self, &other])?;
-                return kernel.find(self.device().kind(), dtype)?(&iter);
-            }
-            let wide = self.detach().to_dtype(dtype)?;
-            self.copy_raw(&pointwise::binary(kernel, &wide, &other, dtype)?)
+            let iter = Elementwise::new(op, &[self], &[self, &other])?;
+            kernel.find(self.device().kind(), dtype)?(&iter)
         };
         attach_in_place(self, op, &[self, &other], write, |saver| save(saver, &other))
     }

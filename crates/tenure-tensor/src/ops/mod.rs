@@ -1,5 +1,6 @@
 //! Operations: what they take, their kernels, and their gradients. All are methods of [`Tensor`](crate::Tensor).
 
+mod activation;
 mod arithmetic;
 mod attention;
 mod compare;
@@ -16,6 +17,7 @@ mod norm;
 mod pad;
 pub(crate) mod pointwise;
 mod pool;
+mod power;
 mod random;
 mod reduce;
 mod scan;
@@ -27,6 +29,10 @@ mod triangle;
 mod unary;
 mod view;
 
+pub use conv::Conv;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
 pub use pad::PadMode;
+pub use pool::Pool;
+pub(crate) use conv::Geometry;
+pub(crate) use pool::{Taps, Windows};
