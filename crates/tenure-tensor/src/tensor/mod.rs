@@ -5,6 +5,7 @@ mod create;
 mod format;
 mod operators;
 mod read;
+mod series;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
