@@ -1,13 +1,12 @@
 //! Elements read by index.
 
-use std::array;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use smallvec::SmallVec;
 
-use super::loops::GRAIN;
+use super::runs;
 use crate::kernel::on_cpu;
-use crate::{Elementwise, Entry, Layout, Result, Tensor, TensorError, threads};
+use crate::{Elementwise, Entry, Layout, Result, Tensor, TensorError};
 
 /// Writes `source` at `index` to the output, the operands being the output, `index` (`int64`), and `source` without the
 /// dimensions that the last argument names: their elements are counted by the index, the last dimension fastest.
@@ -54,7 +53,7 @@ fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
         let index = unsafe { index.cast::<i64>().read() };
         places.find(index).or_else(|| wrong.note(index))
     };
-    for_each_run(iter, |[out, index, source], [to, along, from], n| {
+    runs::for_each_run(iter, |[out, index, source], [to, along, from], n| {
         // SAFETY: the runs are the operands'; `find` gives places of the layout that was checked against the storage.
         unsafe {
             if along > 0 {
@@ -75,30 +74,6 @@ fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
         }
     });
     wrong.check(|index| places.error(iter.op(), index))
-}
-
-/// Goes through all elements in runs along the densest dimension: `run(first elements, distances in bytes, length)`.
-fn for_each_run(iter: &Elementwise<'_>, run: impl Fn([*mut u8; 3], [usize; 3], usize) + Sync) {
-    let (sizes, operands) = (iter.sizes(), iter.operands());
-    assert_eq!(operands.len(), 3, "{}: an output, an index and a source", iter.op());
-    let along = |operand: usize| operands[operand].strides.first().copied().unwrap_or(0);
-    let (inner, steps) = (sizes.first().copied().unwrap_or(1), array::from_fn(along));
-    threads::for_each_range(iter.numel(), GRAIN, |range| {
-        let mut at = range.start;
-        while at < range.end {
-            let n = (inner - at % inner).min(range.end - at);
-            let first = |operand: usize| {
-                let (mut rest, mut place) = (at / inner, at % inner * along(operand));
-                for (size, stride) in sizes.iter().zip(&operands[operand].strides).skip(1) {
-                    place += rest % size * stride;
-                    rest /= size;
-                }
-                operands[operand].data.wrapping_add(place)
-            };
-            run(array::from_fn(first), steps, n);
-            at += n;
-        }
-    });
 }
 
 /// The elements of some dimensions, counted the last dimension fastest.
