@@ -77,3 +77,11 @@ fn bytes_are_checked_and_need_no_alignment() {
     assert_eq!(error(&[0, 2], DType::Bool), "from_bytes: a byte of bool is 0 or 1, found another");
     assert_eq!(error(&[0, 2], DType::I32), "from_bytes: 2 bytes do not fill int32 [2], which take 8");
 }
+
+#[test]
+fn arrays_are_written_as_they_are() {
+    let matrix = Tensor::from_array([[1_i8, 2], [3, 4], [5, 6]]).unwrap();
+    assert_eq!((matrix.sizes(), matrix.to_vec::<i8>().unwrap()), (&[3, 2][..], vec![1, 2, 3, 4, 5, 6]));
+    assert_eq!(Tensor::from_array(true).unwrap().sizes(), [0_usize; 0]);
+    assert_eq!(Tensor::from_array([[0.0_f32; 0]; 2]).unwrap().sizes(), [2, 0]);
+}
