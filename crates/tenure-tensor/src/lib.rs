@@ -45,5 +45,5 @@ pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
 pub use ops::{Conv, Pool};
 pub use scalar::{Scalar, Value};
-pub use tensor::Tensor;
+pub use tensor::{Nested, Tensor};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};
