@@ -27,6 +27,7 @@ mod elementwise;
 mod error;
 #[forbid(unsafe_code)]
 mod kernel;
+pub mod mapped;
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]
@@ -42,6 +43,7 @@ pub use element::{Element, Float, Number};
 pub use elementwise::{Elementwise, Operand};
 pub use error::{Result, TensorError};
 pub use kernel::{Entry, Kernel};
+pub use ops::Conv;
 pub use scalar::{Scalar, Value};
 pub use tensor::Tensor;
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};

@@ -3,9 +3,10 @@
 //! A kernel divides its work in *parts*, by its sizes alone and never by how many threads there are, and sums up what its
 //! parts gave in their order. So results are the same bits for any number of threads.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -66,7 +67,34 @@ pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
     }
 }
 
-/// The same over ranges of `grain` numbers below `count`.
+/// The same, where each thread has a workspace of its own, which it uses for one part after the other.
+///
+/// # Errors
+/// Those of `workspace`, before any part was run, and the first of the parts'.
+pub fn for_each_part_with<W: Send>(
+    parts: usize,
+    workspace: impl Fn() -> Result<W>,
+    part: impl Fn(&mut W, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let workers = threads().min(parts);
+    let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    for_each_part(workers, |worker| {
+        let mut workspace = workspaces[worker].lock();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= parts {
+                return;
+            }
+            if let Err(error) = part(&mut workspace, number) {
+                failed.lock().get_or_insert(error);
+            }
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+/// The same as [`for_each_part`] over ranges of `grain` numbers below `count`.
 pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range<usize>) + Sync) {
     let grain = grain.max(1);
     for_each_part(count.div_ceil(grain), |part| range(part * grain..count.min((part + 1) * grain)));

@@ -63,7 +63,8 @@ fn transpose<T: std::marker::Copy>(iter: &Elementwise<'_>, across: usize) {
                 let to = to.wrapping_add(top * out.strides[across] + left * width);
                 let from = from.wrapping_add(top * width + left * input.strides[0]);
                 for row in 0..height {
-                    let (to, from) = (to.wrapping_add(row * out.strides[across]).cast::<T>(), from.wrapping_add(row * width));
+                    let (to, from) =
+                        (to.wrapping_add(row * out.strides[across]).cast::<T>(), from.wrapping_add(row * width));
                     for column in 0..TILE.min(columns - left) {
                         // SAFETY: within the sizes of both; the output's elements are each written once, and nothing of
                         // it is read.

@@ -24,4 +24,5 @@ pub(crate) mod scan;
 pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+mod sweep;
 pub(crate) mod unary;

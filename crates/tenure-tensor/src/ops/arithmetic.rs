@@ -3,15 +3,15 @@
 use tenure_core::DType;
 
 use super::pointwise::{self, Binary, Pair, floating};
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::binary as kernels;
 use crate::cpu::binary::Scaled;
-use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 
-static ADD: Binary = Kernel::new("add", &[kernels::ADD, kernels::ADD_BOOL]);
-static SUB: Binary = Kernel::new("sub", &[kernels::SUB]);
-static MUL: Binary = Kernel::new("mul", &[kernels::MUL, kernels::MUL_BOOL]);
-static DIV: Binary = Kernel::new("div", &[kernels::DIV]);
+pub(super) static ADD: Binary = Kernel::new("add", &[kernels::ADD, kernels::ADD_BOOL]);
+pub(super) static SUB: Binary = Kernel::new("sub", &[kernels::SUB]);
+pub(super) static MUL: Binary = Kernel::new("mul", &[kernels::MUL, kernels::MUL_BOOL]);
+pub(super) static DIV: Binary = Kernel::new("div", &[kernels::DIV]);
 static DIV_FLOOR: Binary = Kernel::new("div_floor", &[kernels::DIV_FLOOR]);
 static DIV_TRUNC: Binary = Kernel::new("div_trunc", &[kernels::DIV_TRUNC]);
 static REMAINDER: Binary = Kernel::new("remainder", &[kernels::REMAINDER]);
@@ -32,12 +32,13 @@ impl Tensor {
     /// The sum. Of `bool`, whether one of them is true.
     pub fn add<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new(self, other.into(), |dtype| dtype)?;
-        attach(pair.compute(&ADD, pair.dtype)?, "add", &[self, &pair.b], |_| {
-            Ok(|context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                Ok([Some(grad.clone()), Some(grad)].into_iter().collect())
-            })
-        })
+        attach(pair.compute(&ADD, pair.dtype)?, "add", &[self, &pair.b], |_| Ok(sum))
+    }
+
+    /// Adds a tensor of the same dtype in place; nobody is told.
+    pub(crate) fn add_raw(&self, other: &Self) -> Result<()> {
+        let iter = Elementwise::new("add", &[self], &[self, other])?;
+        ADD.find(self.device().kind(), self.dtype())?(&iter)
     }
 
     /// The sum with `alpha` times another, in one pass. PyTorch's `add(other, alpha=alpha)`.
@@ -62,42 +63,19 @@ impl Tensor {
             let expected = "truth values have no difference: use logical_xor(), or logical_not() to invert a mask";
             return Err(TensorError::DType { op: "sub", found: DType::Bool, expected: expected.to_owned() });
         }
-        attach(pair.compute(&SUB, pair.dtype)?, "sub", &[self, &pair.b], |_| {
-            Ok(|context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                Ok([Some(grad.clone()), context.give(1, || grad.neg())?].into_iter().collect())
-            })
-        })
+        attach(pair.compute(&SUB, pair.dtype)?, "sub", &[self, &pair.b], |_| Ok(difference))
     }
 
     /// The product. Of `bool`, whether both are true.
     pub fn mul<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new(self, other.into(), |dtype| dtype)?;
-        attach(pair.compute(&MUL, pair.dtype)?, "mul", &[self, &pair.b], |saver| {
-            let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), &pair.b)?);
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let to_left = context.give(0, || grad.mul(&context.unpack(right)?))?;
-                let to_right = context.give(1, || grad.mul(&context.unpack(left)?))?;
-                Ok([to_left, to_right].into_iter().collect())
-            })
-        })
+        attach(pair.compute(&MUL, pair.dtype)?, "mul", &[self, &pair.b], |saver| product(saver, self, &pair.b))
     }
 
     /// The quotient. Integers are divided as floats.
     pub fn div<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
         let pair = Pair::new(self, other.into(), floating)?;
-        attach(pair.compute(&DIV, pair.dtype)?, "div", &[self, &pair.b], |saver| {
-            let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save(&pair.b)?);
-            Ok(move |context: &Context<'_>| {
-                let scaled = context.grad(0)?.div(&context.unpack(right)?)?;
-                let to_right = context.give(1, || {
-                    let quotient = context.unpack(left)?.div(&context.unpack(right)?)?;
-                    scaled.mul(&quotient)?.neg()
-                })?;
-                Ok([Some(scaled), to_right].into_iter().collect())
-            })
-        })
+        attach(pair.compute(&DIV, pair.dtype)?, "div", &[self, &pair.b], |saver| quotient(saver, self, &pair.b))
     }
 
     /// The quotient, rounded down. Has gradient zero. PyTorch's `div(rounding_mode="floor")`.
@@ -140,8 +118,8 @@ impl Tensor {
             let (left, right) = (saver.save_if(needs, self)?, saver.save_if(needs, &pair.b)?);
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
-                let to_right = context
-                    .give(1, || grad.mul(&quotient(&context.unpack(left)?, &context.unpack(right)?)?)?.neg())?;
+                let to_right =
+                    context.give(1, || grad.mul(&quotient(&context.unpack(left)?, &context.unpack(right)?)?)?.neg())?;
                 Ok([Some(grad), to_right].into_iter().collect())
             })
         })
@@ -256,4 +234,48 @@ fn check_factor(kernel: &Kernel<Scaled>, factor: Scalar, dtype: DType) -> Result
         return Err(TensorError::DType { op: kernel.name(), found: dtype, expected: expected.to_owned() });
     }
     Ok(())
+}
+
+/// The gradients of a sum.
+pub(super) fn sum(context: &Context<'_>) -> Result<Grads> {
+    let grad = context.grad(0)?;
+    Ok([Some(grad.clone()), Some(grad)].into_iter().collect())
+}
+
+/// The gradients of a difference.
+pub(super) fn difference(context: &Context<'_>) -> Result<Grads> {
+    let grad = context.grad(0)?;
+    Ok([Some(grad.clone()), context.give(1, || grad.neg())?].into_iter().collect())
+}
+
+/// The gradients of a product.
+pub(super) fn product(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_left = context.give(0, || grad.mul(&context.unpack(right)?))?;
+        let to_right = context.give(1, || grad.mul(&context.unpack(left)?))?;
+        Ok([to_left, to_right].into_iter().collect())
+    })
+}
+
+/// The gradients of a quotient.
+pub(super) fn quotient(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save(b)?);
+    Ok(move |context: &Context<'_>| {
+        let scaled = context.grad(0)?.div(&context.unpack(right)?)?;
+        let to_right = context.give(1, || {
+            let quotient = context.unpack(left)?.div(&context.unpack(right)?)?;
+            scaled.mul(&quotient)?.neg()
+        })?;
+        Ok([Some(scaled), to_right].into_iter().collect())
+    })
 }

@@ -62,7 +62,8 @@ impl Tensor {
         self.copied("copy", dense_like(self.sizes(), Some(self.layout()))?, self.dtype())
     }
 
-    fn copied(&self, op: &'static str, layout: Layout, dtype: DType) -> Result<Self> {
+    /// The same values on a storage of their own, so laid out.
+    pub(crate) fn copied(&self, op: &'static str, layout: Layout, dtype: DType) -> Result<Self> {
         let out = Self::empty_strided(layout, dtype, self.device())?;
         out.copy_raw(self)?;
         attach(out, op, &[self], |_| Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect())))

@@ -7,6 +7,7 @@ mod compare;
 mod conv;
 mod copy;
 mod einsum;
+mod extreme;
 mod gather;
 mod in_place;
 mod index;
@@ -26,3 +27,6 @@ mod softmax;
 mod sort;
 mod unary;
 mod view;
+
+pub use conv::Conv;
+pub(crate) use conv::Geometry;

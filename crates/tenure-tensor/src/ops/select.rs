@@ -34,7 +34,8 @@ impl Tensor {
         if let Value::Tensor(value) = value
             && value.rank() != 0
         {
-            let reason = format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
+            let reason =
+                format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
             return Err(TensorError::shape("masked_fill", reason));
         }
         mask.choose("masked_fill", value, self.into(), self.dtype())

@@ -104,7 +104,9 @@ class File:
         self.samples: list[dict] = []
 
     def put(self, base: torch.Tensor) -> dict:
-        name, raw = NAMES[base.dtype], base.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        # Of one element, what counts as contiguous may have any stride: cloned, it is 1.
+        flat = base.reshape(-1).clone(memory_format=torch.contiguous_format)
+        name, raw = NAMES[base.dtype], flat.view(torch.uint8).numpy().tobytes()
         data = self.data.setdefault(name, bytearray())
         if (name, raw) not in self.places:
             self.places[name, raw] = len(data) // base.element_size()
