@@ -4,6 +4,7 @@ mod cast;
 mod fold;
 mod halves;
 mod lanes;
+mod lines;
 mod loops;
 mod slots;
 
@@ -17,6 +18,7 @@ pub(crate) mod fill;
 pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod index;
+pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod pool;

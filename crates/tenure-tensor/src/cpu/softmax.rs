@@ -1,13 +1,12 @@
 //! Exponentials that add up to 1.
 
-use std::ops::Range;
-
 use super::lanes::{gather, larger, sum};
-use super::loops::{GRAIN, vectorized};
+use super::lines::{WIDTH, for_each_line};
+use super::loops::vectorized;
 use super::math::Math;
 use super::slots::{Slots, unbound};
 use crate::kernel::on_cpu;
-use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
+use crate::{Access, Entry, Float, Number, Result, Tensor};
 
 /// Writes the softmax of the input along a dimension, or its logarithm. Both are contiguous.
 pub(crate) type Softmax = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
@@ -16,9 +15,6 @@ pub(crate) type SoftmaxBackward = fn(&Tensor, &Tensor, &Tensor, usize, bool) -> 
 
 pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cpu!(floats: softmax::<T>);
 pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cpu!(floats: softmax_backward::<T>);
-
-/// Neighbours along the dimensions behind that are computed at once.
-const WIDTH: usize = 128;
 
 fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
     let mut access = Access::new("softmax", &[out], &[input])?;
@@ -158,46 +154,4 @@ fn backward_columns<'a, T: Float<Compute: Math>>(
 #[inline(always)]
 fn at<T: Copy>(slice: &[T], i: usize) -> T {
     slice[i]
-}
-
-/// Some lines along a dimension next to each other: `n` rows of `width` elements.
-struct Columns {
-    start: usize,
-    n: usize,
-    width: usize,
-    step: usize,
-}
-
-impl Columns {
-    #[inline(always)]
-    fn row(&self, i: usize) -> Range<usize> {
-        let start = self.start + i * self.step;
-        start..start + self.width
-    }
-}
-
-/// Goes through all lines along a dimension: `row` of each where they are dense, else `columns` of some at once.
-fn for_each_line(
-    sizes: &[usize],
-    dim: usize,
-    row: impl Fn(Range<usize>) + Sync,
-    columns: impl Fn(Columns) + Sync,
-) {
-    let n = sizes.get(dim).copied().unwrap_or(1);
-    let outer: usize = sizes.iter().take(dim).product();
-    let inner: usize = sizes.iter().skip(dim + 1).product();
-    let per_line = GRAIN.checked_div(n).unwrap_or(1);
-    if inner == 1 {
-        threads::for_each_range(outer, per_line, |lines| lines.for_each(|line| row(line * n..(line + 1) * n)));
-        return;
-    }
-    let tiles = inner.div_ceil(WIDTH);
-    let per_tile = per_line / WIDTH.min(inner.max(1));
-    threads::for_each_range(outer * tiles, per_tile, |range| {
-        for tile in range {
-            let (line, column) = (tile / tiles, tile % tiles * WIDTH);
-            let width = WIDTH.min(inner - column);
-            columns(Columns { start: line * n * inner + column, n, width, step: inner });
-        }
-    });
 }

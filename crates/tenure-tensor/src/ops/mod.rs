@@ -33,6 +33,7 @@ mod view;
 pub use conv::Conv;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
+pub use loss::{CrossEntropy, Reduction};
 pub use pad::PadMode;
 pub use pool::Pool;
 pub(crate) use conv::Geometry;
