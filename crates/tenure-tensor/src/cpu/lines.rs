@@ -41,7 +41,7 @@ pub(super) fn for_each_line(
         return;
     }
     let tiles = inner.div_ceil(WIDTH);
-    let per_tile = per_line / WIDTH.min(inner.max(1));
+    let per_tile = per_line / WIDTH.min(inner).max(1);
     threads::for_each_range(outer * tiles, per_tile, |range| {
         for tile in range {
             let (line, column) = (tile / tiles, tile % tiles * WIDTH);

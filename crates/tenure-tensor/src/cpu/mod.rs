@@ -6,6 +6,7 @@ mod halves;
 mod lanes;
 mod lines;
 mod loops;
+mod runs;
 mod slots;
 
 pub(crate) mod activation;

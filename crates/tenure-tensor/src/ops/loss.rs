@@ -238,7 +238,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Self> {
         expect_same("binary_cross_entropy_with_logits", self, target)?;
-        let mut log = self.log_sigmoid()?;
+        let mut log = self.logsigmoid()?;
         if let Some(pos_weight) = pos_weight {
             log = log.mul(&target.mul(&pos_weight.sub(1.0)?)?.add(1.0)?)?;
         }

@@ -17,7 +17,7 @@ impl Tensor {
     /// A dimension that is not there.
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
         let order = self.argsort(dim, descending)?;
-        Ok((self.picked(dim, &order)?, order))
+        Ok((self.ordered(dim, &order)?, order))
     }
 
     /// The numbers that [`sort`](Self::sort) gives.
@@ -34,7 +34,7 @@ impl Tensor {
     /// A dimension that is not there, or has fewer elements.
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
         let order = self.order("topk", dim, Some(k), largest)?;
-        Ok((self.picked(dim, &order)?, order))
+        Ok((self.ordered(dim, &order)?, order))
     }
 
     /// The `k`-th smallest element along a dimension, counted from 1, and its number. The dimension is left with size 1
@@ -50,7 +50,7 @@ impl Tensor {
         if self.rank() > 0 {
             place = place.narrow(dim, k - 1, 1)?;
         }
-        let value = self.picked(dim, &place)?;
+        let value = self.ordered(dim, &place)?;
         if keep || self.rank() == 0 { Ok((value, place)) } else { Ok((value.squeeze(dim)?, place.squeeze(dim)?)) }
     }
 
@@ -74,7 +74,7 @@ impl Tensor {
         })
     }
 
-    fn picked(&self, dim: isize, order: &Self) -> Result<Self> {
+    fn ordered(&self, dim: isize, order: &Self) -> Result<Self> {
         if self.rank() == 0 { Ok(self.clone()) } else { self.gather(dim, order) }
     }
 }
