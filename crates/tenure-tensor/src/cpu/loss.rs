@@ -1,9 +1,9 @@
 //! How unlikely the right classes are.
 
-use super::lanes::{gather, larger, sum};
 use super::loops::{GRAIN, vectorized};
 use super::math::Math;
 use super::slots::{Slots, unbound};
+use super::softmax::{largest, sum_exp};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
 
@@ -56,19 +56,18 @@ fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_
             }
             let class = class as usize;
             vectorized!({
-                let largest = gather(n, T::Compute::of(f64::NEG_INFINITY), |i| x[i].widen(), larger);
-                let sum_log = sum(n, |i| (x[i].widen() - largest).exp()).log();
+                let largest = largest(x);
+                let sum_log = sum_exp(x, largest).log();
                 *log = largest + sum_log;
                 *own = weight.map_or(T::Compute::ONE, |weight| weight[class]);
-                let unlikely = |i: usize| sum_log - (x[i].widen() - largest);
-                *loss = rest * *own * unlikely(class);
+                let unlikely = |x: T| sum_log - (x.widen() - largest);
+                *loss = rest * *own * unlikely(x[class]);
                 if targets.smoothing != 0.0 {
-                    *loss = *loss
-                        + share
-                            * match weight {
-                                Some(weight) => sum(n, |i| weight[i] * unlikely(i)),
-                                None => sum(n, unlikely),
-                            };
+                    let mut all = T::Compute::ZERO;
+                    for (i, x) in x.iter().enumerate() {
+                        all = all + weight.map_or(T::Compute::ONE, |weight| weight[i]) * unlikely(*x);
+                    }
+                    *loss = *loss + share * all;
                 }
             });
         }
@@ -82,8 +81,7 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
     logs: &Tensor,
     targets: Targets<'_>,
 ) -> Result<()> {
-    let reads: Vec<&Tensor> =
-        [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
+    let reads: Vec<&Tensor> = [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
     let mut access = Access::new("cross_entropy_backward", &[out], &reads)?;
     // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
     let (x, classes, grads, logs) = unsafe {
@@ -119,12 +117,16 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
             let own = rest * weight.map_or(T::Compute::ONE, |weight| weight[class]);
             let (total, share) = (grad * (own + share * all), grad * share);
             vectorized!(match weight {
-                None => out.iter_mut().zip(x).for_each(|(out, x)| {
-                    *out = T::narrow(total * (x.widen() - log).exp() - share);
-                }),
-                Some(weight) => out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| {
-                    *out = T::narrow(total * (x.widen() - log).exp() - share * *weight);
-                }),
+                None => {
+                    for (out, x) in out.iter_mut().zip(x) {
+                        *out = T::narrow(total * (x.widen() - log).exp() - share);
+                    }
+                }
+                Some(weight) => {
+                    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                        *out = T::narrow(total * (x.widen() - log).exp() - share * *weight);
+                    }
+                }
             });
             let shared = share * weight.map_or(T::Compute::ONE, |weight| weight[class]);
             out[class] = T::narrow(total * (x[class].widen() - log).exp() - shared - grad * own);

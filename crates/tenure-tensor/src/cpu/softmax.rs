@@ -39,21 +39,56 @@ fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, lo
 
 #[inline(always)]
 fn softmax_row<T: Float<Compute: Math>>(x: &[T], y: &mut [T], logarithmic: bool) {
-    let n = x.len().min(y.len());
-    let (x, y) = (&x[..n], &mut y[..n]);
-    let largest = gather(n, T::Compute::of(f64::NEG_INFINITY), |i| at(x, i).widen(), larger);
+    let n = x.len();
+    let y = &mut y[..n];
+    let largest = largest(x);
     if logarithmic {
-        let log = sum(n, |i| (at(x, i).widen() - largest).exp()).log();
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(x.widen() - largest - log));
+        let log = sum_exp(x, largest).log();
+        for i in 0..n {
+            y[i] = T::narrow(x[i].widen() - largest - log);
+        }
     } else if size_of::<T>() == size_of::<T::Compute>() {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - largest).exp()));
-        let scale = T::Compute::ONE / sum(n, |i| at(y, i).widen());
-        y.iter_mut().for_each(|y| *y = T::narrow(y.widen() * scale));
+        for i in 0..n {
+            y[i] = T::narrow((x[i].widen() - largest).exp());
+        }
+        let scale = T::Compute::ONE
+            / sum(
+                [&*y],
+                #[inline(always)]
+                |[y]| y.widen(),
+            );
+        for y in y {
+            *y = T::narrow(y.widen() * scale);
+        }
     } else {
         // Exponentials would be rounded on the way.
-        let scale = T::Compute::ONE / sum(n, |i| (at(x, i).widen() - largest).exp());
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - largest).exp() * scale));
+        let scale = T::Compute::ONE / sum_exp(x, largest);
+        for i in 0..n {
+            y[i] = T::narrow((x[i].widen() - largest).exp() * scale);
+        }
     }
+}
+
+/// The largest of a row.
+#[inline(always)]
+pub(super) fn largest<T: Float<Compute: Math>>(x: &[T]) -> T::Compute {
+    gather(
+        [x],
+        T::Compute::of(f64::NEG_INFINITY),
+        #[inline(always)]
+        |[x]| x.widen(),
+        larger,
+    )
+}
+
+/// The sum of a row's exponentials, each less the largest.
+#[inline(always)]
+pub(super) fn sum_exp<T: Float<Compute: Math>>(x: &[T], largest: T::Compute) -> T::Compute {
+    sum(
+        [x],
+        #[inline(always)]
+        |[x]| (x.widen() - largest).exp(),
+    )
 }
 
 #[inline(always)]
@@ -68,14 +103,18 @@ fn softmax_columns<'a, T: Float<Compute: Math>>(
     let mut sums = [T::Compute::ZERO; WIDTH];
     let (largest, sums) = (&mut largest[..width], &mut sums[..width]);
     for i in 0..n {
-        largest.iter_mut().zip(x(i)).for_each(|(largest, x)| *largest = larger(*largest, x.widen()));
+        for (largest, x) in largest.iter_mut().zip(x(i)) {
+            *largest = larger(*largest, x.widen());
+        }
     }
     for i in 0..n {
-        let largest = largest.iter();
-        sums.iter_mut().zip(largest).zip(x(i)).for_each(|((sum, l), x)| *sum = *sum + (x.widen() - *l).exp());
+        for ((sum, largest), x) in sums.iter_mut().zip(&*largest).zip(x(i)) {
+            *sum = *sum + (x.widen() - *largest).exp();
+        }
     }
-    let finish = |sum: T::Compute| if logarithmic { sum.log() } else { T::Compute::ONE / sum };
-    sums.iter_mut().for_each(|sum| *sum = finish(*sum));
+    for sum in &mut *sums {
+        *sum = if logarithmic { sum.log() } else { T::Compute::ONE / *sum };
+    }
     for i in 0..n {
         for (((y, x), largest), sum) in y(i).iter_mut().zip(x(i)).zip(&*largest).zip(&*sums) {
             let x = x.widen() - *largest;
@@ -115,15 +154,26 @@ fn softmax_backward<T: Float<Compute: Math>>(
 
 #[inline(always)]
 fn backward_row<T: Float<Compute: Math>>(g: &[T], y: &[T], out: &mut [T], logarithmic: bool) {
-    let n = g.len().min(y.len());
+    let n = out.len();
     let (g, y) = (&g[..n], &y[..n]);
-    let each = out.iter_mut().zip(g).zip(y);
     if logarithmic {
-        let sum = sum(n, |i| at(g, i).widen());
-        each.for_each(|((out, g), y)| *out = T::narrow(g.widen() - y.widen().exp() * sum));
+        let sum = sum(
+            [g],
+            #[inline(always)]
+            |[g]| g.widen(),
+        );
+        for i in 0..n {
+            out[i] = T::narrow(g[i].widen() - y[i].widen().exp() * sum);
+        }
     } else {
-        let sum = sum(n, |i| at(g, i).widen() * at(y, i).widen());
-        each.for_each(|((out, g), y)| *out = T::narrow((g.widen() - sum) * y.widen()));
+        let sum = sum(
+            [g, y],
+            #[inline(always)]
+            |[g, y]| g.widen() * y.widen(),
+        );
+        for i in 0..n {
+            out[i] = T::narrow((g[i].widen() - sum) * y[i].widen());
+        }
     }
 }
 
@@ -149,9 +199,4 @@ fn backward_columns<'a, T: Float<Compute: Math>>(
             *out = T::narrow(if logarithmic { g - y.exp() * *sum } else { (g - *sum) * y });
         }
     }
-}
-
-#[inline(always)]
-fn at<T: Copy>(slice: &[T], i: usize) -> T {
-    slice[i]
 }

@@ -139,7 +139,9 @@ impl Tensor {
         let counts = target.ne(ignore_index)?;
         let places = target.masked_fill(&counts.logical_not()?, 0)?;
         let weights = match weight {
-            Some(weight) => weight.detach().index_select(0, &places.reshape(&[-1])?)?.reshape(&signed(target.sizes()))?,
+            Some(weight) => {
+                weight.detach().index_select(0, &places.reshape(&[-1])?)?.reshape(&signed(target.sizes()))?
+            }
             None => Self::ones(&[], self.dtype(), self.device())?,
         };
         let weights = counts.where_(&weights, 0.0)?.to_dtype(self.dtype())?;
@@ -339,7 +341,8 @@ fn expect_classes(op: &'static str, scores: &Tensor, target: &Tensor, ignored: i
     let dim = usize::from(sizes.len() > 1);
     let classes = sizes.remove(dim);
     if target.sizes() != sizes {
-        let reason = format!("scores of sizes {:?} need a target of {sizes:?}, got {:?}", scores.sizes(), target.sizes());
+        let reason =
+            format!("scores of sizes {:?} need a target of {sizes:?}, got {:?}", scores.sizes(), target.sizes());
         return Err(TensorError::shape(op, reason));
     }
     if target.dtype().is_floating() || target.dtype() == DType::Bool {

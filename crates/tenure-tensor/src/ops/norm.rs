@@ -14,8 +14,7 @@ static NORMALIZE_ROWS: Kernel<NormalizeRows> = Kernel::new("layer_norm", &[cpu::
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD]);
 static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE]);
-static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
-    Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
+static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
 static NORMALIZE_SUMS: Kernel<NormalizeSums> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
@@ -52,7 +51,10 @@ impl Tensor {
     pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let channels = channels("group_norm", self, weight, bias)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(TensorError::shape("group_norm", format!("{channels} channels do not divide in {groups} groups")));
+            return Err(TensorError::shape(
+                "group_norm",
+                format!("{channels} channels do not divide in {groups} groups"),
+            ));
         }
         let (batch, depth) = (self.sizes()[0], channels / groups);
         let length = self.sizes()[2..].iter().product();
@@ -94,7 +96,8 @@ impl Tensor {
         if training {
             let count = self.numel().checked_div(channels).unwrap_or(0);
             if count == 1 {
-                let reason = format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
+                let reason =
+                    format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
                 return Err(TensorError::shape(op, reason));
             }
             let (mean, variance, rstd) = no_grad(|| statistics(self, &dims, eps))?;

@@ -18,9 +18,7 @@ impl Tensor {
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
         let out = self.scanned(&CUMSUM, dim)?;
         attach(out, "cumsum", &[self], |_| {
-            Ok(move |context: &Context<'_>| {
-                Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect())
-            })
+            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect()))
         })
     }
 
