@@ -83,11 +83,15 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
                         *out = T::narrow((x.widen() - mean) * rstd * weight.widen() + bias.widen());
                     }
                 }
-                (weight, bias) => {
+                (Some(weight), None) => {
+                    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                        *out = T::narrow((x.widen() - mean) * rstd * weight.widen());
+                    }
+                }
+                (None, bias) => {
                     for (i, (out, x)) in out.iter_mut().zip(x).enumerate() {
-                        let weight = weight.map_or(T::Compute::ONE, |weight| weight[i].widen());
                         let bias = bias.map_or(T::Compute::ZERO, |bias| bias[i].widen());
-                        *out = T::narrow((x.widen() - mean) * rstd * weight + bias);
+                        *out = T::narrow((x.widen() - mean) * rstd + bias);
                     }
                 }
             }
@@ -140,10 +144,9 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
         None => None,
     };
     let count = rstds.len();
-    let n = x.len().checked_div(count).unwrap_or(0);
     let out = Slots::new(access.slice_mut::<T>(0)?);
     let sums = Slots::new(access.slice_mut::<T::Compute>(1)?);
-    let parts = parts.sizes()[0];
+    let (parts, n) = (parts.sizes()[0], parts.sizes()[2]);
     let per_part = count.div_ceil(parts.max(1));
     threads::for_each_part(parts, |part| {
         let range = (part * per_part).min(count)..((part + 1) * per_part).min(count);

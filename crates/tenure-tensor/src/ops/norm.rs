@@ -167,14 +167,15 @@ impl Tensor {
                 let (grad, weight) = (grad.contiguous()?, dense(&weight)?);
                 let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
-                let n = x.numel().checked_div(rstd.numel()).unwrap_or(0);
+                let normalized = &x.sizes()[x.rank() - dims.len()..];
+                let n = normalized.iter().product();
                 // As many sums as are worth a thread, and small beside the input.
                 let parts = Self::empty(&[(rstd.numel() / 16).clamp(1, 32), 2, n], rstd.dtype(), x.device())?;
                 NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows)?;
                 let sums = if has_weight || has_bias { Some(parts.sum(&[0], false)?) } else { None };
                 let sum = |number: usize| -> Result<Option<Self>> {
                     let Some(sums) = &sums else { return Ok(None) };
-                    sums.narrow(0, number, 1)?.reshape(&signed(&x.sizes()[x.rank() - dims.len()..])).map(Some)
+                    sums.narrow(0, number, 1)?.reshape(&signed(normalized)).map(Some)
                 };
                 let mut grads: Grads = [Some(to_x)].into_iter().collect();
                 if has_weight {

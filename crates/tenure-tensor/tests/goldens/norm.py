@@ -12,12 +12,13 @@ DISTINCT = Input((3, 4, 2), distinct=True)
 UNEXPANDED = ("contiguous", "transposed", "sliced")
 
 
-def layer(x, w, b):
-    return F.layer_norm(x, (4,), w, b)
+def precise(function):
+    """PyTorch keeps the statistics of bf16 in bf16. Ours are of f32."""
+    return lambda *inputs: function(*(x.float() for x in inputs)).to(inputs[0].dtype)
 
 
-def batch(x, w, b):
-    return F.batch_norm(x, None, None, w, b, training=True)
+layer = precise(lambda x, *affine: F.layer_norm(x, (4,), *affine))
+batch = precise(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True))
 
 
 def running(x, mean, variance):
@@ -30,7 +31,7 @@ def running(x, mean, variance):
 CASES = [
     Case("layer_norm", layer, [ROWS, WEIGHT, BIAS], [(0, 3, 4), (4,), (4,)], variants=UNEXPANDED),
     Case("layer_norm_plain", lambda x: F.layer_norm(x, (3, 4)), [ROWS], variants=UNEXPANDED),
-    Case("layer_norm_weight", lambda x, w: F.layer_norm(x, (4,), w), [ROWS, WEIGHT], variants=UNEXPANDED),
+    Case("layer_norm_weight", layer, [ROWS, WEIGHT], variants=UNEXPANDED),
     Case("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, 1e-5), [ROWS, WEIGHT], variants=UNEXPANDED),
     Case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [IMAGES, PER_CHANNEL, PER_CHANNEL], variants=UNEXPANDED),
     Case("group_norm_plain", lambda x: F.group_norm(x, 2), [Input((2, 4, 3))], variants=UNEXPANDED),
