@@ -15,6 +15,7 @@ mod init;
 pub mod layers;
 mod module;
 pub mod optim;
+pub mod purpose;
 mod scope;
 
 pub use error::{Error, Result, StateError};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tenure_core::{Key, KeyId, Purpose, Tag};
+use tenure_core::Tag;
 use tenure_tensor::{DType, Tensor, TensorError, autograd};
 
-use crate::{Result, StateError};
+use crate::{Result, StateError, purpose};
 
 /// What modules are put together from: parameters, buffers, modes, modules, also in an `Option` or a `Vec`.
 pub trait Part: Send + Sync {
@@ -326,7 +326,7 @@ impl MemberMut<'_> {
 
     fn convert(self, dtype: DType) -> tenure_tensor::Result<()> {
         let convert = |name: &str, tensor: &Tensor| {
-            let _purpose = purpose(Tag::Weight, name, "");
+            let _purpose = purpose::enter(Tag::Weight, name, "convert");
             autograd::no_grad(|| tensor.to_dtype(dtype))
         };
         match self {
@@ -377,10 +377,3 @@ macro_rules! collections {
     )*};
 }
 collections!(Option, Vec);
-
-/// Says that this thread allocates `tag` for the parameter or buffer `name`, for the operation `op`.
-pub(crate) fn purpose(tag: Tag, name: &str, op: &str) -> Purpose {
-    let (module, role) = name.rsplit_once('.').unwrap_or(("", name));
-    let key = Key { module: module.into(), op: op.into(), role: role.into(), occurrence: 0 };
-    Purpose::enter(tag, KeyId::intern(key))
-}

@@ -6,8 +6,7 @@ use tenure_core::Tag;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Scalar, Tensor};
 
-use crate::module::purpose;
-use crate::{Buffer, Init, Parameter};
+use crate::{Buffer, Init, Parameter, purpose};
 
 /// The place of a module in a model: its path, which its parameters' names begin with, and how they are made.
 ///
@@ -70,7 +69,7 @@ impl<'a> Scope<'a> {
     /// No memory; sizes that `init` does not take.
     pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let _purpose = purpose(Tag::Weight, &name, "parameter");
+        let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
         let tensor = Tensor::empty(sizes, self.dtype, self.device)?;
         init.fill(&tensor, self.generator)?;
         Parameter::new(name, tensor)
@@ -82,7 +81,7 @@ impl<'a> Scope<'a> {
     /// No memory.
     pub fn buffer(&self, name: &str, sizes: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Buffer> {
         let name = self.name(name);
-        let _purpose = purpose(Tag::Weight, &name, "buffer");
+        let _purpose = purpose::enter(Tag::Weight, &name, "buffer");
         Ok(Buffer::new(name, Tensor::full(sizes, value, dtype, self.device)?))
     }
 

@@ -20,8 +20,7 @@ pub use scaler::{GradScaler, ScalerState};
 pub use schedule::Schedule;
 pub use sgd::{SGD, Sgd, SgdStep};
 
-use crate::module::{Parameter, Source, purpose};
-use crate::{Result, StateError};
+use crate::{Parameter, Result, Source, StateError, purpose};
 
 /// A rule's kernel: changes a parameter and its slots by the gradient.
 pub type StepKernel<S> = fn(&S, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> tenure_tensor::Result<()>;
@@ -188,7 +187,7 @@ impl Member {
 
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
         let make = |(slot, value): (&'static str, f64)| {
-            let _purpose = purpose(Tag::OptimizerState, self.parameter.name(), slot);
+            let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
             Tensor::full(self.parameter.sizes(), value, self.parameter.dtype(), self.parameter.device())
         };
         rule.slots().into_iter().map(make).collect()
