@@ -29,7 +29,6 @@ unary! {
     };
     HARDSIGMOID: Math (lanes of floats), |x| ramp(x);
     HARDSWISH: Math (lanes of floats), |x| x * ramp(x);
-    SOFTSIGN: Math (lanes of floats), |x| x / (T::ONE + x.abs());
 }
 
 binary! {

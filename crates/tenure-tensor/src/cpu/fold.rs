@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::loops::vectorized;
 use super::slots::Slots;
 use crate::{Access, Element, Result, Scalar, Tensor, TensorError, threads};
 
@@ -89,8 +90,7 @@ fn check<F: Fold<N, K>, const N: usize, const K: usize>(
 ) -> Result<()> {
     let (to, from) = (outputs[0].sizes(), inputs[0].sizes());
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
-    let written =
-        outputs.iter().map(|tensor| (*tensor, F::To::DTYPE)).chain(given.map(|given| (given, F::Given::DTYPE)));
+    let written = outputs.iter().map(|tensor| (*tensor, F::To::DTYPE)).chain(given.map(|given| (given, F::Given::DTYPE)));
     let fits = |(tensor, dtype): (&Tensor, _)| {
         tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu() && tensor.dtype() == dtype
     };
@@ -293,10 +293,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let dense = [size_of::<F::From>(); N];
         if steps == dense {
             // Said with constants, so that it becomes loads of whole vectors.
-            return pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.row_leaf_of(tile, range, dense),
-            );
+            return vectorized!(self.row_leaf_of(tile, range, dense));
         }
         self.row_leaf_of(tile, range, steps)
     }
@@ -331,8 +328,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     ) {
         let step = |lanes: &mut [[F::Sum; LANES]; K], lane: usize, i: usize| {
             // SAFETY: an element of the run.
-            let values =
-                array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() });
+            let values = array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() });
             let sums = self.fold.step(array::from_fn(|k| lanes[k][lane]), values, given, at + i);
             (0..K).for_each(|k| lanes[k][lane] = sums[k]);
         };
@@ -368,16 +364,19 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let steps = self.kept[0].steps;
         let dense = [size_of::<F::From>(); N];
         if steps == dense {
-            return pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.column_leaf_of(tile, range, dense, sums),
-            );
+            return vectorized!(self.column_leaf_of(tile, range, dense, sums));
         }
         self.column_leaf_of(tile, range, steps, sums);
     }
 
     #[inline(always)]
-    fn column_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N], sums: &mut Sums<F::Sum, K>) {
+    fn column_leaf_of(
+        &self,
+        tile: &Tile<N>,
+        range: Range<usize>,
+        steps: [usize; N],
+        sums: &mut Sums<F::Sum, K>,
+    ) {
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
         let column = |column: usize| tile.output + column.min(tile.width - 1) * self.kept[0].output;
         let given: [F::Given; WIDTH] = array::from_fn(|at| self.given(column(at)));
@@ -402,8 +401,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     ) {
         for column in 0..width.min(WIDTH) {
             // SAFETY: an element of the row.
-            let values =
-                array::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
+            let values = array::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
             let sum = self.fold.step(array::from_fn(|k| sums[k][column]), values, given[column], at);
             (0..K).for_each(|k| sums[k][column] = sum[k]);
         }

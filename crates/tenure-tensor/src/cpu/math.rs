@@ -35,11 +35,6 @@ pub(crate) trait Math: Real {
     fn atan2(self, x: Self) -> Self;
     fn sinh(self) -> Self;
     fn cosh(self) -> Self;
-    fn pow(self, exponent: Self) -> Self;
-    /// The remainder of the sign of `self`.
-    fn fmod(self, divisor: Self) -> Self;
-    /// `self * factor + term`, rounded once.
-    fn fma(self, factor: Self, term: Self) -> Self;
 
     /// Whether it is no number.
     #[inline(always)]
@@ -109,21 +104,6 @@ impl Math for f64 {
     #[inline(always)]
     fn atan2(self, x: Self) -> Self {
         f64::atan2(self, x)
-    }
-
-    #[inline(always)]
-    fn pow(self, exponent: Self) -> Self {
-        self.powf(exponent)
-    }
-
-    #[inline(always)]
-    fn fmod(self, divisor: Self) -> Self {
-        self % divisor
-    }
-
-    #[inline(always)]
-    fn fma(self, factor: Self, term: Self) -> Self {
-        self.mul_add(factor, term)
     }
 }
 
@@ -196,33 +176,29 @@ impl Math for f32 {
     fn erf(self) -> Self {
         let t = self.abs().min(4.0);
         let z = t * t;
-        let small = polynomial(
-            z,
-            [
-                1.128_379_1,
-                -0.376_126_26,
-                0.112_835_854,
-                -0.026_853_81,
-                0.005_188_325,
-                -0.000_801_016_8,
-                0.000_078_537_76,
-            ],
-        ) * t;
+        // erf(t) / t - 1
+        let slope = [
+            0.128_379_17,
+            -0.376_126_26,
+            0.112_835_854,
+            -0.026_853_81,
+            0.005_188_325,
+            -0.000_801_016_8,
+            0.000_078_537_76,
+        ];
+        let small = t.mul_add(polynomial(z, slope), t);
         // -log(1 - erf)
-        let exponent = polynomial(
-            t,
-            [
-                -0.000_183_482_65,
-                1.129_557,
-                0.633_262_2,
-                0.108_372_94,
-                -0.025_179_282,
-                0.004_193_736,
-                -0.000_439_133_13,
-                0.000_021_498_56,
-            ],
-        );
-        let large = 1.0 - (-exponent).exp();
+        let exponent = [
+            -0.000_183_482_65,
+            1.129_557,
+            0.633_262_2,
+            0.108_372_94,
+            -0.025_179_282,
+            0.004_193_736,
+            -0.000_439_133_13,
+            0.000_021_498_56,
+        ];
+        let large = 1.0 - (-polynomial(t, exponent)).exp();
         let erf = if t < 1.0 { small } else { large }.copysign(self);
         if self.is_nan() { self } else { erf }
     }
@@ -261,21 +237,6 @@ impl Math for f32 {
     #[inline(always)]
     fn atan2(self, x: Self) -> Self {
         f32::atan2(self, x)
-    }
-
-    #[inline(always)]
-    fn pow(self, exponent: Self) -> Self {
-        self.powf(exponent)
-    }
-
-    #[inline(always)]
-    fn fmod(self, divisor: Self) -> Self {
-        self % divisor
-    }
-
-    #[inline(always)]
-    fn fma(self, factor: Self, term: Self) -> Self {
-        self.mul_add(factor, term)
     }
 }
 
@@ -394,4 +355,71 @@ fn inverse_erf(y: f64) -> f64 {
         x += step / (1.0 - x * step);
     }
     x.copysign(y)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Compares with `f64` over all magnitudes, both infinities, what is no number, zeros and subnormal numbers.
+    fn sweep(
+        name: &str,
+        ours: impl Fn(f32) -> f32,
+        exact: impl Fn(f64) -> f64,
+        ulps: f64,
+        domain: impl Fn(f32) -> bool,
+    ) {
+        let special =
+            [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-45];
+        let everywhere = (0..=u32::MAX).step_by(30_011).map(f32::from_bits);
+        let dense = (-400_000..400_000).step_by(7).map(|i| i as f32 * 2.5e-4);
+        let mut worst = (0.0, 0.0);
+        for x in special.into_iter().chain(everywhere).chain(dense).filter(|x| domain(*x)) {
+            let (found, expected) = (ours(x), exact(f64::from(x)));
+            let nearest = expected as f32;
+            if nearest.is_nan() || nearest.is_infinite() || found.is_nan() || found.is_infinite() {
+                let is_same = found == nearest || (found.is_nan() && nearest.is_nan());
+                // One step from the largest number to infinity.
+                let is_edge = found.abs() == f32::MAX || nearest.abs() == f32::MAX;
+                assert!(is_same || is_edge, "{name}({x:e}) is {found:e}, expected {nearest:e}");
+                continue;
+            }
+            let ulp = f64::from(nearest.abs().next_up()) - f64::from(nearest.abs());
+            let error = (f64::from(found) - expected).abs() / ulp;
+            if error > worst.1 {
+                worst = (x, error);
+            }
+        }
+        assert!(worst.1 <= ulps, "{name}({:e}) is {:e}, which is {:.2} units off", worst.0, ours(worst.0), worst.1);
+    }
+
+    #[test]
+    fn functions_are_near_the_true_ones() {
+        sweep("exp", Math::exp, f64::exp, 2.0, |_| true);
+        sweep("expm1", Math::expm1, f64::exp_m1, 2.0, |_| true);
+        sweep("log", Math::log, f64::ln, 2.0, |_| true);
+        sweep("log1p", Math::log1p, f64::ln_1p, 2.0, |_| true);
+        sweep("log2", Math::log2, f64::log2, 2.0, |_| true);
+        sweep("log10", Math::log10, f64::log10, 2.5, |_| true);
+        sweep("tanh", Math::tanh, f64::tanh, 3.0, |_| true);
+        sweep("erf", Math::erf, libm::erf, 2.0, |_| true);
+        sweep("erfc", Math::erfc, libm::erfc, 3.0, |_| true);
+        // Subnormal results are lost, as the exponential of their inverse is infinite.
+        sweep("sigmoid", Math::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), 3.0, |x| !(x < -87.0) || x.is_infinite());
+        sweep("sin", Math::sin, f64::sin, 1.0, |x| x.abs() <= REDUCIBLE);
+        sweep("cos", Math::cos, f64::cos, 1.0, |x| x.abs() <= REDUCIBLE);
+        sweep("tan", Math::tan, f64::tan, 1.0, |x| x.abs() <= REDUCIBLE);
+    }
+
+    #[test]
+    fn the_inverse_of_the_error_function_is_one() {
+        for i in -999..1000 {
+            let y = f64::from(i) / 1000.0;
+            assert!((libm::erf(inverse_erf(y)) - y).abs() <= 4e-16, "{y}");
+        }
+        assert_eq!(inverse_erf(1.0), f64::INFINITY);
+        assert_eq!(inverse_erf(-1.0), f64::NEG_INFINITY);
+        assert!(inverse_erf(1.1).is_nan() && inverse_erf(f64::NAN).is_nan());
+        assert!((inverse_erf(1e-12) / 8.862_269_254_527_58e-13 - 1.0).abs() < 1e-14);
+    }
 }

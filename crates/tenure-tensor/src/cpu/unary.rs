@@ -38,6 +38,7 @@ unary! {
         T::ZERO
     };
     SQUARE: Number (lanes of numbers), |x| x.times(x);
+    CUBE: Number (lanes of numbers), |x| x.times(x).times(x);
     SQRT: Math (lanes of floats), |x| x.sqrt();
     RSQRT: Math (lanes of floats), |x| T::ONE / x.sqrt();
     RECIPROCAL: Math (lanes of floats), |x| T::ONE / x;

@@ -46,8 +46,6 @@ functions! {
     hardsigmoid = kernels::HARDSIGMOID, by input |grad, x| band_backward(grad, x, RAMP);
     /// x·hardsigmoid(x).
     hardswish = kernels::HARDSWISH, by input |grad, x| hardswish_backward(grad, x);
-    /// x / (1 + |x|).
-    softsign = kernels::SOFTSIGN, by input |grad, x| grad.div(&x.abs()?.add(1)?.square()?);
 }
 
 /// The slope of [`Tensor::hardsigmoid`].
@@ -63,6 +61,11 @@ fn slope_above(threshold: f64, below: f64) -> Band {
 /// # Errors
 /// Integers, no memory.
 impl Tensor {
+    /// x / (1 + |x|).
+    pub fn softsign(&self) -> Result<Self> {
+        self.div(&self.abs()?.add(1)?)
+    }
+
     /// x above 0, and `slope` times it below.
     pub fn leaky_relu(&self, slope: f64) -> Result<Self> {
         let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(0.0, slope));

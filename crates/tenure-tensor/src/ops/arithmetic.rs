@@ -219,21 +219,12 @@ impl Tensor {
             let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
             Ok(move |context: &Context<'_>| {
                 let (grad, b) = (context.grad(0)?, context.unpack(b)?);
-                let scaled = grad.mul(factor)?.div(&b)?;
+                let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
                 let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
                 Ok([Some(grad), Some(scaled), to_b].into_iter().collect())
             })
         })
     }
-}
-
-/// Integers are not scaled by what has a fraction.
-fn check_factor(kernel: &Kernel<Scaled>, factor: Scalar, dtype: DType) -> Result<()> {
-    if matches!(factor, Scalar::Float(_)) && !dtype.is_floating() {
-        let expected = "a factor with a fraction needs tensors of a floating dtype: convert one with to_dtype()";
-        return Err(TensorError::DType { op: kernel.name(), found: dtype, expected: expected.to_owned() });
-    }
-    Ok(())
 }
 
 /// The gradients of a sum.
@@ -278,4 +269,13 @@ pub(super) fn quotient(
         })?;
         Ok([Some(scaled), to_right].into_iter().collect())
     })
+}
+
+/// Integers are not scaled by what has a fraction.
+fn check_factor(kernel: &Kernel<Scaled>, factor: Scalar, dtype: DType) -> Result<()> {
+    if matches!(factor, Scalar::Float(_)) && !dtype.is_floating() {
+        let expected = "a factor with a fraction needs tensors of a floating dtype: convert one with to_dtype()";
+        return Err(TensorError::DType { op: kernel.name(), found: dtype, expected: expected.to_owned() });
+    }
+    Ok(())
 }

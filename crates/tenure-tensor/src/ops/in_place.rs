@@ -102,11 +102,8 @@ impl Tensor {
         let other = pointwise::tensor(other, dtype)?;
         self.check_broadcast(op, &other)?;
         let write = || {
-            if dtype == self.dtype() {
-                let iter = Elementwise::new(op, &[self], &[self, &other])?;
-                return kernel.find(self.device().kind(), dtype)?(&iter);
-            }
-            self.copy_raw(&pointwise::run(kernel, dtype, dtype, &[self, &other], |kernel, iter| kernel(iter))?)
+            let iter = Elementwise::new(op, &[self], &[self, &other])?;
+            kernel.find(self.device().kind(), dtype)?(&iter)
         };
         attach_in_place(self, op, &[self, &other], write, |saver| save(saver, &other))
     }

@@ -7,6 +7,7 @@ use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
 
 static POW: Binary = Kernel::new("pow", &[cpu::binary::POW]);
 static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE]);
+static CUBE: Unary = Kernel::new("pow", &[cpu::unary::CUBE]);
 static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT]);
 static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT]);
 static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL]);
@@ -33,6 +34,7 @@ impl Tensor {
         let number = exponent.to_f64();
         let simple = match number {
             2.0 => Some(&SQUARE),
+            3.0 => Some(&CUBE),
             0.5 => Some(&SQRT),
             -0.5 => Some(&RSQRT),
             -1.0 => Some(&RECIPROCAL),

@@ -61,7 +61,7 @@ functions! {
     /// The square root.
     sqrt = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
     /// One by the square root.
-    rsqrt = kernels::RSQRT, by output |grad, y| grad.mul(&y.mul(&y.square()?)?)?.mul(-0.5);
+    rsqrt = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
     /// One by each element.
     reciprocal = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// e to the power of each element.

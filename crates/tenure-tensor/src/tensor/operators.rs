@@ -4,9 +4,9 @@
 //! use tenure_tensor::Tensor;
 //!
 //! let (a, b) = (Tensor::from_slice(&[1.0_f32, 2.0], &[2])?, Tensor::from_slice(&[3.0_f32, 4.0], &[2])?);
-//! // A result is an operand beside a tensor, so that a chain of them needs one question mark.
-//! let c = (&a * &b + &a - 1.0 / &b)?;
-//! assert_eq!((&c * 3.0)?.to_vec::<f32>()?, [11.0, 29.25]);
+//! // What an operator returned is an operand beside a tensor, so that a chain of tensors needs one question mark.
+//! let c = (&a * &b + &a - &b)?;
+//! assert_eq!((1.0 - (c * 0.5)?)?.to_vec::<f32>()?, [0.5, -2.0]);
 //! # Ok::<(), tenure_tensor::TensorError>(())
 //! ```
 
