@@ -7,6 +7,7 @@ mod compare;
 mod conv;
 mod copy;
 mod einsum;
+mod extreme;
 mod gather;
 mod in_place;
 mod index;
