@@ -90,7 +90,8 @@ fn check<F: Fold<N, K>, const N: usize, const K: usize>(
 ) -> Result<()> {
     let (to, from) = (outputs[0].sizes(), inputs[0].sizes());
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
-    let written = outputs.iter().map(|tensor| (*tensor, F::To::DTYPE)).chain(given.map(|given| (given, F::Given::DTYPE)));
+    let written =
+        outputs.iter().map(|tensor| (*tensor, F::To::DTYPE)).chain(given.map(|given| (given, F::Given::DTYPE)));
     let fits = |(tensor, dtype): (&Tensor, _)| {
         tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu() && tensor.dtype() == dtype
     };
@@ -328,7 +329,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     ) {
         let step = |lanes: &mut [[F::Sum; LANES]; K], lane: usize, i: usize| {
             // SAFETY: an element of the run.
-            let values = array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() });
+            let values =
+                array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() });
             let sums = self.fold.step(array::from_fn(|k| lanes[k][lane]), values, given, at + i);
             (0..K).for_each(|k| lanes[k][lane] = sums[k]);
         };
@@ -370,13 +372,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     #[inline(always)]
-    fn column_leaf_of(
-        &self,
-        tile: &Tile<N>,
-        range: Range<usize>,
-        steps: [usize; N],
-        sums: &mut Sums<F::Sum, K>,
-    ) {
+    fn column_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N], sums: &mut Sums<F::Sum, K>) {
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
         let column = |column: usize| tile.output + column.min(tile.width - 1) * self.kept[0].output;
         let given: [F::Given; WIDTH] = array::from_fn(|at| self.given(column(at)));
@@ -401,7 +397,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     ) {
         for column in 0..width.min(WIDTH) {
             // SAFETY: an element of the row.
-            let values = array::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
+            let values =
+                array::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
             let sum = self.fold.step(array::from_fn(|k| sums[k][column]), values, given[column], at);
             (0..K).for_each(|k| sums[k][column] = sum[k]);
         }

@@ -5,6 +5,7 @@ mod fold;
 mod halves;
 mod lanes;
 mod loops;
+mod runs;
 mod slots;
 
 pub(crate) mod activation;

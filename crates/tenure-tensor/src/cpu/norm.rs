@@ -41,7 +41,8 @@ pub(crate) type NormalizeBackward = fn(&Elementwise<'_>) -> Result<()>;
 pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor) -> Result<()>;
 
 pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cpu!(floats: normalize_rows::<T>);
-pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] = on_cpu!(floats: normalize_rows_backward::<T>);
+pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
+    on_cpu!(floats: normalize_rows_backward::<T>);
 pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(lanes of floats: normalize::<T>);
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cpu!(lanes of floats: normalize_backward::<T>);
 pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(floats: normalize_sums::<T>);
@@ -110,16 +111,11 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     grad: &Tensor,
     rows: Rows<'_>,
 ) -> Result<()> {
-    let reads: Vec<&Tensor> =
-        [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
+    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
     // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
     let (g, x, rstds) = unsafe {
-        (
-            unbound(access.slice::<T>(0)?),
-            unbound(access.slice::<T>(1)?),
-            unbound(access.slice::<T::Compute>(2)?),
-        )
+        (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?), unbound(access.slice::<T::Compute>(2)?))
     };
     let means = match rows.mean {
         // SAFETY: the same.

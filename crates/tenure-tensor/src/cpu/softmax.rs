@@ -177,12 +177,7 @@ impl Columns {
 }
 
 /// Goes through all lines along a dimension: `row` of each where they are dense, else `columns` of some at once.
-fn for_each_line(
-    sizes: &[usize],
-    dim: usize,
-    row: impl Fn(Range<usize>) + Sync,
-    columns: impl Fn(Columns) + Sync,
-) {
+fn for_each_line(sizes: &[usize], dim: usize, row: impl Fn(Range<usize>) + Sync, columns: impl Fn(Columns) + Sync) {
     let n = sizes.get(dim).copied().unwrap_or(1);
     let outer: usize = sizes.iter().take(dim).product();
     let inner: usize = sizes.iter().skip(dim + 1).product();

@@ -31,9 +31,9 @@ mod unary;
 mod view;
 
 pub use conv::Conv;
+pub(crate) use conv::Geometry;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
 pub use pad::PadMode;
 pub use pool::Pool;
-pub(crate) use conv::Geometry;
 pub(crate) use pool::{Taps, Windows};
