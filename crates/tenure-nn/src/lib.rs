@@ -13,6 +13,7 @@ pub mod data;
 mod error;
 mod init;
 pub mod layers;
+pub mod models;
 mod module;
 pub mod optim;
 pub mod purpose;

@@ -22,17 +22,24 @@ use crate::{Buffer, Init, Parameter, purpose};
 /// # Ok::<(), tenure_tensor::TensorError>(())
 /// ```
 #[derive(Clone)]
-pub struct Scope<'a> {
+pub struct Scope {
     path: String,
     dtype: DType,
     device: Device,
-    generator: &'a Generator,
+    generator: Generator,
+    is_zeroed: bool,
 }
 
-impl<'a> Scope<'a> {
-    /// The whole model, of `float32` on the CPU.
-    pub fn new(generator: &'a Generator) -> Self {
-        Self { path: String::new(), dtype: DType::F32, device: Device::CPU, generator }
+impl Scope {
+    /// The whole model, of `float32` on the CPU, whose values `generator` draws.
+    pub fn new(generator: &Generator) -> Self {
+        Self {
+            path: String::new(),
+            dtype: DType::F32,
+            device: Device::CPU,
+            generator: generator.clone(),
+            is_zeroed: false,
+        }
     }
 
     /// The same, of another dtype.
@@ -45,6 +52,12 @@ impl<'a> Scope<'a> {
     #[must_use]
     pub fn with_device(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
+    }
+
+    /// The same, whose parameters are zeros: for a model that is loaded, which has no use for random numbers.
+    #[must_use]
+    pub fn zeroed(&self) -> Self {
+        Self { is_zeroed: true, ..self.clone() }
     }
 
     /// A module inside of this one.
@@ -71,7 +84,8 @@ impl<'a> Scope<'a> {
         let name = self.name(name);
         let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
         let tensor = Tensor::empty(sizes, self.dtype, self.device)?;
-        init.fill(&tensor, self.generator)?;
+        let init = if self.is_zeroed { Init::ZEROS } else { init };
+        init.fill(&tensor, &self.generator)?;
         Parameter::new(name, tensor)
     }
 
