@@ -32,15 +32,17 @@ def tokens(batch: int, length: int, vocabulary: int) -> torch.Tensor:
     return (torch.arange(batch * length) * 7 + 3).remainder(vocabulary).reshape(batch, length)
 
 
-def golden(model: nn.Module, *inputs, eval_too: bool = False) -> dict:
+def golden(model: nn.Module, *inputs, train: bool = True, eval_too: bool = False) -> dict:
     model = model.double()
     fill(model)
-    model.train()
+    model.train(train)
     names = list(model.state_dict())
     output = model(*inputs)
     weights = torch.cos(torch.arange(output.numel(), dtype=torch.float64)).reshape(output.shape)
     (output * weights).sum().backward()
-    norms = {name: parameter.grad.norm().item() for name, parameter in model.named_parameters()}
+    # The auxiliary classifier of Inception has none.
+    trained = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    norms = {name: grad.norm().item() for name, grad in trained.items()}
     found = {"names": names, "output": output.flatten().tolist(), "norms": norms}
     if eval_too:
         model.eval()
@@ -192,14 +194,22 @@ class Llama(nn.Module):
         return self.lm_head(self.model["norm"](x))
 
 
+def r3d(layers: list[int]) -> nn.Module:
+    video = torchvision.models.video.resnet
+    return video.VideoResNet(video.BasicBlock, [video.Conv3DSimple] * 4, layers, video.BasicStem, num_classes=5)
+
+
 if __name__ == "__main__":
     resnet, densenet = torchvision.models.resnet, torchvision.models.densenet
+    inception = torchvision.models.inception
     mask = torch.ones(2, 5)
     mask[1, 3:] = 0
     goldens = {
-        "resnet_basic": golden(resnet.ResNet(resnet.BasicBlock, [1, 2, 1, 1], 5), images(2, 3, 33, 40), eval_too=True),
-        "resnet_bottleneck": golden(resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], 5), images(2, 3, 33, 40)),
+        "resnet_basic": golden(resnet.ResNet(resnet.BasicBlock, [1, 2, 1, 1], 5), images(2, 3, 33, 24), eval_too=True),
+        "resnet_bottleneck": golden(resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], 5), images(2, 3, 33, 24)),
         "densenet": golden(densenet.DenseNet(8, (2, 1, 1, 1), 16, num_classes=5), images(2, 3, 40, 33), eval_too=True),
+        "r3d": golden(r3d([1, 1, 1, 1]), images(2, 3, 4, 20, 24)),
+        "inception": golden(inception.Inception3(5, init_weights=False), images(1, 3, 75, 75), train=False),
         "bert": golden(Bert(11, 12, 2, 3, 20, 8), tokens(2, 5, 11), mask),
         "gpt2": golden(Gpt2(11, 12, 2, 3, 8), tokens(2, 5, 11)),
         "llama": golden(Llama(11, 24, 20, 2, 4, 2), tokens(2, 5, 11)),
