@@ -1,6 +1,6 @@
 //! What models are made of, and its names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -97,9 +97,9 @@ pub trait Module: Part {
     /// [`StateError`], if names or sizes differ; the model is then as it was. Failures of the source.
     fn load(&self, source: &dyn Source) -> Result<()> {
         let state = self.state();
-        let missing = state.iter().filter(|(name, _)| source.sizes(name).is_none()).map(|(name, _)| (*name).to_owned());
-        let missing: Vec<String> = missing.collect();
-        let known: std::collections::HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
+        let missing = state.iter().map(|(name, _)| *name).filter(|name| source.sizes(name).is_none());
+        let missing: Vec<String> = missing.map(str::to_owned).collect();
+        let known: HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
         let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(&**name)).collect();
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(StateError::Names { missing, unexpected }.into());
@@ -126,10 +126,6 @@ pub trait Module: Part {
         }
         for (name, tensor) in found {
             let value = source.tensor(name)?;
-            if value.dtype().is_floating() != tensor.dtype().is_floating() {
-                let (name, expected, found) = (name.to_owned(), tensor.dtype(), value.dtype());
-                return Err(StateError::Kind { name, expected, found }.into());
-            }
             autograd::no_grad(|| tensor.copy_(&value))?;
         }
         Ok(missing)

@@ -100,7 +100,7 @@ impl Checkpoint {
     /// Brings the model and the optimizer, made as they were for the run, to where they were.
     ///
     /// # Errors
-    /// [`StateError`](crate::StateError): another model, or another rule.
+    /// [`StateError`](crate::StateError): another model, or another rule, for which the model has changed already.
     pub fn load(&self, model: &dyn Module, optimizer: &mut Optimizer) -> Result<()> {
         model.load(&self.model())?;
         optimizer.load(&Under::new(&self.weights, OPTIMIZER))
