@@ -62,7 +62,7 @@ pub trait Module: Part {
     ///
     /// # Errors
     /// No memory.
-    fn set_requires_grad(&mut self, requires_grad: bool) -> Result<()> {
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         let mut result = Ok(());
         self.visit(&mut |member| {
             if let (Ok(()), Member::Parameter(parameter)) = (&result, member) {

@@ -106,7 +106,7 @@ fn a_model_is_converted_with_its_buffers() {
 #[test]
 fn what_is_frozen_gets_no_gradient() {
     let generator = Generator::new(0);
-    let mut layer = Linear::new(&Scope::new(&generator), 2, 2).unwrap();
+    let layer = Linear::new(&Scope::new(&generator), 2, 2).unwrap();
     layer.set_requires_grad(false).unwrap();
     let y = layer.forward(&Tensor::ones(&[1, 2], DType::F32, Device::CPU).unwrap()).unwrap();
     assert!(!y.requires_grad());

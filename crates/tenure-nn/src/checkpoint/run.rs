@@ -14,8 +14,8 @@ const MODEL: &str = "model.";
 const OPTIMIZER: &str = "optimizer.";
 const KEY: &str = "tenure";
 
-/// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far the
-/// run was, in one file.
+/// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far
+/// the run was, in one file.
 ///
 /// ```no_run
 /// # use tenure_nn::{Module, Result, checkpoint::{Checkpoint, Progress}, optim::Optimizer};
