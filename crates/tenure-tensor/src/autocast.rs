@@ -112,12 +112,18 @@ pub fn lower(tensor: &Tensor) -> Result<Tensor> {
     Ok(result)
 }
 
+/// Whether [`raise`] changes one of these.
+pub fn raises(tensors: &[&Tensor]) -> bool {
+    let is_lower = |tensor: &&Tensor| is_eligible(tensor) && tensor.dtype() != DType::F32;
+    dtype().is_some() && tensors.iter().any(is_lower)
+}
+
 /// A tensor in `float32`: itself outside of autocast, or if it is not of 16 bits with a fraction.
 ///
 /// # Errors
 /// No memory.
 pub fn raise(tensor: &Tensor) -> Result<Tensor> {
-    if dtype().is_some() && is_eligible(tensor) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
+    if raises(&[tensor]) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
 }
 
 /// Tensors in the widest dtype of them: themselves outside of autocast.

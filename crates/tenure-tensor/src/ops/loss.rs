@@ -4,6 +4,7 @@ use tenure_core::DType;
 
 use super::reduce::floating;
 use super::view::signed;
+use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
@@ -70,6 +71,9 @@ impl Tensor {
     /// An integer dtype of the scores; a target or weight of other sizes; a class that is not there; smoothing outside 0
     /// to 1.
     pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.cross_entropy(&raise(target)?, options);
+        }
         let op = "cross_entropy";
         floating(op, self)?;
         let classes = class_sizes(op, self, options.weight)?;
@@ -130,6 +134,9 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.nll_loss(target, weight, ignore_index, reduction);
+        }
         let op = "nll_loss";
         floating(op, self)?;
         class_sizes(op, self, weight)?;
@@ -154,6 +161,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn mse_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.mse_loss(&raise(target)?, reduction);
+        }
         expect_same("mse_loss", self, target)?;
         reduction.apply(self.sub(target)?.square()?)
     }
@@ -163,6 +173,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn l1_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.l1_loss(&raise(target)?, reduction);
+        }
         expect_same("l1_loss", self, target)?;
         reduction.apply(self.sub(target)?.abs()?)
     }
@@ -172,6 +185,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype, a negative `beta`.
     pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.smooth_l1_loss(&raise(target)?, beta, reduction);
+        }
         let op = "smooth_l1_loss";
         expect_same(op, self, target)?;
         if beta < 0.0 {
@@ -239,6 +255,9 @@ impl Tensor {
         pos_weight: Option<&Self>,
         reduction: Reduction,
     ) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
+        }
         expect_same("binary_cross_entropy_with_logits", self, target)?;
         let mut log = self.logsigmoid()?;
         if let Some(pos_weight) = pos_weight {
@@ -257,6 +276,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn kl_div(&self, target: &Self, log_target: bool, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.kl_div(&raise(target)?, log_target, reduction);
+        }
         expect_same("kl_div", self, target)?;
         if log_target {
             return reduction.apply(target.exp()?.mul(&target.sub(self)?)?);

@@ -5,6 +5,7 @@ use tenure_core::DType;
 use super::pointwise::output;
 use super::reduce::floating;
 use super::view::signed;
+use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
@@ -30,6 +31,9 @@ impl Tensor {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.layer_norm(normalized, weight, bias, eps);
+        }
         self.normalize_rows("layer_norm", normalized, weight, bias, eps)
     }
 
@@ -39,6 +43,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`layer_norm`](Self::layer_norm).
     pub fn rms_norm(&self, normalized: &[usize], weight: Option<&Self>, eps: f64) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.rms_norm(normalized, weight, eps);
+        }
         self.normalize_rows("rms_norm", normalized, weight, None, eps)
     }
 
@@ -49,6 +56,9 @@ impl Tensor {
     /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of other
     /// sizes.
     pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.group_norm(groups, weight, bias, eps);
+        }
         let channels = channels("group_norm", self, weight, bias)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(TensorError::shape(

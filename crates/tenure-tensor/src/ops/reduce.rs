@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use tenure_core::DType;
 
 use super::view::signed;
+use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, attach_all, no_grad};
 use crate::cpu;
 use crate::cpu::reduce::{Given, Moments, Reduce};
@@ -25,6 +26,9 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there, or twice.
     pub fn sum(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.sum(dims, keep);
+        }
         let dims = Reduced::new("sum", self, dims)?;
         let out = dims.run(&SUM, self, summed(self.dtype()))?;
         self.spread("sum", &dims, dims.finish(out, keep)?, Ok)
@@ -91,6 +95,9 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there, or twice.
     pub fn prod(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.prod(dims, keep);
+        }
         let input = if self.dtype() == DType::Bool { self.to_dtype(DType::I64)? } else { self.clone() };
         let dims = Reduced::new("prod", self, dims)?;
         let out = dims.run(&PROD, &input, summed(self.dtype()))?;
@@ -217,6 +224,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`mean`](Self::mean).
     pub fn logsumexp(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.logsumexp(dims, keep);
+        }
         floating("logsumexp", self)?;
         let reduced = Reduced::new("logsumexp", self, dims)?;
         let largest = match reduced.count(self) {

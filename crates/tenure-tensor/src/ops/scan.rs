@@ -2,6 +2,7 @@
 
 use tenure_core::DType;
 
+use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::scan::Scan;
@@ -16,6 +17,9 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there.
     pub fn cumsum(&self, dim: isize) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.cumsum(dim);
+        }
         let out = self.scanned(&CUMSUM, dim)?;
         attach(out, "cumsum", &[self], |_| {
             Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect()))
@@ -27,6 +31,9 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there.
     pub fn cumprod(&self, dim: isize) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.cumprod(dim);
+        }
         let out = self.scanned(&CUMPROD, dim)?;
         attach(out.clone(), "cumprod", &[self], |saver| {
             let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
