@@ -128,3 +128,18 @@ fn a_checkpoint_autocasts_the_same_again() {
     };
     assert_eq!(gradient(true), gradient(false));
 }
+
+#[test]
+fn a_batch_norm_takes_what_a_convolution_gives() {
+    let images = matrix().view(&[1, 1, 2, 2]).unwrap();
+    let ones = Tensor::ones(&[1], DType::F32, Device::CPU).unwrap().requires_grad_(true).unwrap();
+    let weight = ones.view(&[1, 1, 1, 1]).unwrap();
+    let normed = {
+        let _autocast = Autocast::enter(DType::BF16);
+        let out = images.conv(&weight, None, &Conv::default()).unwrap();
+        out.batch_norm(None, Some(&ones), Some(&ones), true, 0.1, 1e-5).unwrap()
+    };
+    assert_eq!(normed.dtype(), DType::BF16);
+    normed.sum_all().unwrap().backward().unwrap();
+    assert_eq!(ones.grad().unwrap().dtype(), DType::F32);
+}
