@@ -24,12 +24,12 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there; sizes that do not add up to its own.
     pub fn split_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Self>> {
-        let length = self.sizes()[self.existing_dim("split", dim)?];
+        let place = self.existing_dim("split", dim)?;
+        let length = self.sizes()[place];
         if sizes.iter().try_fold(0_usize, |sum, size| sum.checked_add(*size)) != Some(length) {
             let reason = format!("parts of {sizes:?} do not add up to the {length} elements of dimension {dim}");
             return Err(TensorError::shape("split", reason));
         }
-        let place = self.existing_dim("split", dim)?;
         let mut start = 0;
         let part = |size: &usize| {
             start += size;
