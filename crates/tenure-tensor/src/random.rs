@@ -100,7 +100,7 @@ impl State {
         let places: [u64; N] = array::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
         let mut counters = [places.map(|place| place as u32), places.map(|place| (place >> 32) as u32), [0; N], [0; N]];
         philox(&mut counters, [self.seed as u32, (self.seed >> 32) as u32]);
-        array::from_fn(|lane| counters.map(|word| word[lane]))
+        array::from_fn(|lane| counters.each_ref().map(|word| word[lane]))
     }
 }
 
@@ -129,7 +129,7 @@ fn philox<const N: usize>(counters: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
     for _ in 0..10 {
         for lane in 0..N {
-            let [a, b, c, d] = counters.map(|word| word[lane]);
+            let [a, b, c, d] = counters.each_ref().map(|word| word[lane]);
             let (first, second) = (MULTIPLIERS[0] * u64::from(a), MULTIPLIERS[1] * u64::from(c));
             counters[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
             counters[1][lane] = second as u32;

@@ -22,6 +22,8 @@ pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(numbers: put_add::<T>);
 
 /// Elements that one thread goes through at a time.
 const GRAIN: usize = 16 * 1024;
+/// Lines that are gone through together.
+const BUNDLE: usize = 16;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
     with_width!(target.dtype(), T => scatter_lines(op, target, index, values, dim, |_: T, new| new))
@@ -66,28 +68,37 @@ fn scatter_lines<T: Copy>(
     let (index, values) = (Shared(index.cast_mut()), Shared(values.cast_mut()));
     // SAFETY: within the layout of the index, which is locked.
     let read = |start: usize, i: usize| unsafe { index.get().add(start + i * at[dim]).cast::<i64>().read() };
-    let grain = GRAIN / length.max(1);
+    // Lines side by side in memory are gone through together, as many as share a cache's lines.
+    let last = sizes.len() - 1;
+    let beside = if dim == last { 1 } else { sizes[last] };
+    let for_each_bundle = |bundle: &(dyn Fn(usize, usize) + Sync)| {
+        threads::for_each_range(lines, (GRAIN / length.max(1)).max(BUNDLE.min(beside)), |range| {
+            let mut line = range.start;
+            while line < range.end {
+                let n = BUNDLE.min(beside - line % beside).min(range.end - line);
+                bundle(line, n);
+                line += n;
+            }
+        });
+    };
     let wrong = Wrong::default();
-    threads::for_each_range(lines, grain, |range| {
-        for start in range.map(|line| begin(line, &at)) {
-            (0..length).for_each(|i| {
-                let index = read(start, i);
-                let _: Option<()> = places.find(index).map(drop).or_else(|| wrong.note(index));
-            });
+    for_each_bundle(&|line, n| {
+        let start = begin(line, &at);
+        for (i, next) in (0..length).flat_map(|i| (0..n).map(move |next| (i, next))) {
+            let index = read(start + next * at[last], i);
+            let _: Option<()> = places.find(index).map(drop).or_else(|| wrong.note(index));
         }
     });
     wrong.check(|index| places.error(op, index))?;
-    threads::for_each_range(lines, grain, |range| {
-        for line in range {
-            let (target_start, index_start, start) = (begin(line, &to), begin(line, &at), begin(line, &from));
-            for i in 0..length {
-                let Some(place) = places.find(read(index_start, i)) else { continue };
-                // SAFETY: within the layouts, which are locked; the line is written by this thread alone.
-                unsafe {
-                    let to = target.get().add(target_start + place).cast::<T>();
-                    let value = values.get().add(start + i * from[dim]).cast::<T>().read();
-                    to.write(combine(to.read(), value));
-                }
+    for_each_bundle(&|line, n| {
+        let (target_start, index_start, start) = (begin(line, &to), begin(line, &at), begin(line, &from));
+        for (i, next) in (0..length).flat_map(|i| (0..n).map(move |next| (i, next))) {
+            let Some(place) = places.find(read(index_start + next * at[last], i)) else { continue };
+            // SAFETY: within the layouts, which are locked; the line is written by this thread alone.
+            unsafe {
+                let to = target.get().add(target_start + next * to[last] + place).cast::<T>();
+                let value = values.get().add(start + next * from[last] + i * from[dim]).cast::<T>().read();
+                to.write(combine(to.read(), value));
             }
         }
     });

@@ -26,6 +26,7 @@ mod scatter;
 mod select;
 mod softmax;
 mod sort;
+mod split;
 mod triangle;
 mod unary;
 mod view;
