@@ -372,8 +372,10 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     #[inline(always)]
     fn column_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N], sums: &mut Sums<F::Sum, K>) {
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
-        let column = |column: usize| tile.output + column.min(tile.width - 1) * self.kept[0].output;
-        let given: [F::Given; WIDTH] = array::from_fn(|at| self.given(column(at)));
+        let mut given = [self.given(tile.output); WIDTH];
+        for (column, given) in given[..tile.width].iter_mut().enumerate() {
+            *given = self.given(tile.output + column * self.kept[0].output);
+        }
         self.for_each_run(tile, range, |inputs, at, n| {
             for i in 0..n {
                 let row = array::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
