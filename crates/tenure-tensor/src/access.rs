@@ -153,6 +153,20 @@ impl<'a> Access<'a> {
         Ok(slices)
     }
 
+    /// All that is read and all that is written, at once.
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
+    pub fn split<R: Element, W: Element>(&mut self) -> Result<(Vec<&[R]>, Vec<&mut [W]>)> {
+        let reads =
+            (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
+        let reads: Vec<_> = reads.collect::<Result<_>>()?;
+        let writes = self.slices_mut::<W>(0..self.writes.len())?;
+        // SAFETY: the same slices again; `slice` has made sure that nothing written overlaps them.
+        let again = reads.into_iter().map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) });
+        Ok((again.collect(), writes))
+    }
+
     fn guard(&self, tensor: &Tensor) -> &Guard<'a> {
         let found = self.guards.iter().find(|(storage, _)| storage.is_alias_of(tensor.storage()));
         &found.expect("every tensor's storage is locked").1

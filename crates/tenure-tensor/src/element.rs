@@ -128,7 +128,7 @@ number! {
     i16, i64, 0, 1, i64::from, |sum| sum as i16, i16::wrapping_add, i16::wrapping_sub, i16::wrapping_mul;
     i32, i64, 0, 1, i64::from, |sum| sum as i32, i32::wrapping_add, i32::wrapping_sub, i32::wrapping_mul;
     i64, i64, 0, 1, |value| value, |sum| sum, i64::wrapping_add, i64::wrapping_sub, i64::wrapping_mul;
-    f16, f32, f16::ZERO, f16::ONE, f16::to_f32, f16::from_f32, Add::add, Sub::sub, Mul::mul;
+    f16, f32, f16::ZERO, f16::ONE, widen_f16, narrow_f16, Add::add, Sub::sub, Mul::mul;
     bf16, f32, bf16::ZERO, bf16::ONE, widen_bf16, narrow_bf16, Add::add, Sub::sub, Mul::mul;
     f32, f32, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
     f64, f64, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
@@ -173,6 +173,33 @@ fn narrow_bf16(value: f32) -> bf16 {
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
     let quiet = (bits >> 16) as u16 | 0x40;
     bf16::from_bits(if value.is_nan() { quiet } else { rounded })
+}
+
+#[inline(always)]
+fn widen_f16(value: f16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let magnitude = (bits & 0x7fff) << 13;
+    // The exponent counts from 127 rather than 15. Subnormal numbers are fractions of the smallest normal one.
+    let normal = f32::from_bits(magnitude + ((127 - 15) << 23));
+    let subnormal = (bits & 0x7fff) as f32 * f32::from_bits((127 - 24) << 23);
+    let special = f32::from_bits(magnitude | 0x7f80_0000);
+    let finite = if magnitude < 0x0400 << 13 { subnormal } else { normal };
+    let value = if magnitude >= 0x7c00 << 13 { special } else { finite };
+    f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
+}
+
+#[inline(always)]
+fn narrow_f16(value: f32) -> f16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    // To the nearest, ties to even. Adding a number whose last bit counts 2⁻²⁴ rounds what becomes subnormal.
+    let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+    let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
+    // From 65520 on, the nearest is infinity.
+    let rounded = if magnitude >= 0x477f_f000 { special } else { finite };
+    f16::from_bits((rounded | (bits >> 16 & 0x8000)) as u16)
 }
 
 /// Runs an expression with `$T` as the type of a dtype's elements.
@@ -235,6 +262,18 @@ mod tests {
             let (ours, library) = (narrow_bf16(value), bf16::from_f32(value));
             assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
             assert!(widen_bf16(ours).to_bits() == ours.to_f32().to_bits() || ours.is_nan());
+        }
+    }
+
+    #[test]
+    fn f16_converts_as_the_library_does() {
+        for value in (0..=u16::MAX).map(f16::from_bits) {
+            assert!(widen_f16(value).to_bits() == value.to_f32().to_bits() || value.is_nan(), "{value:e}");
+            assert!(!value.is_nan() || widen_f16(value).is_nan());
+        }
+        for value in (0..=u32::MAX).step_by(4_093).map(f32::from_bits) {
+            let (ours, library) = (narrow_f16(value), f16::from_f32(value));
+            assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
         }
     }
 }

@@ -66,7 +66,8 @@ impl<F: Copy> Kernel<F> {
 }
 
 /// A list of functions on the CPU: one that takes any dtype, or one for each type of element, for `all` dtypes, for
-/// `numbers` (all but `bool`), for `integers` (and `bool`), or for `floats`.
+/// `numbers` (all but `bool`), for `integers` (and `bool`), `whole numbers` (without), or for `floats`. In `lanes` of them, it is the type they are
+/// computed in that a function is for: `f32` for `f16` and `bf16`.
 macro_rules! on_cpu {
     (all: $function:ident) => { $crate::kernel::on_cpu!(@ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
     (numbers: $function:ident) => { $crate::kernel::on_cpu!(@ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
@@ -84,6 +85,20 @@ macro_rules! on_cpu {
     };
     (floats: $function:ident::<T>) => {
         $crate::kernel::on_cpu!(@ $function: (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
+    };
+    (whole numbers: $function:ident::<T>) => {
+        $crate::kernel::on_cpu!(@ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
+    };
+    (lanes of all: $function:ident::<T>) => {
+        $crate::kernel::on_cpu!(@ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+    };
+    (lanes of numbers: $function:ident::<T>) => {
+        $crate::kernel::on_cpu!(@ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+    };
+    (lanes of floats: $function:ident::<T>) => {
+        $crate::kernel::on_cpu!(@ $function: (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
     };
     (@ $function:ident, ($($dtype:ident)*)) => {
         &[$(($crate::DeviceKind::Cpu, $crate::DType::$dtype, $function)),*]

@@ -27,6 +27,7 @@ mod elementwise;
 mod error;
 #[forbid(unsafe_code)]
 mod kernel;
+pub mod mapped;
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]

@@ -99,3 +99,16 @@ pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range
     let grain = grain.max(1);
     for_each_part(count.div_ceil(grain), |part| range(part * grain..count.min((part + 1) * grain)));
 }
+
+/// Runs `chunk(index of its first element, chunk)` for each `grain` elements of a slice.
+pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usize, &mut [T]) + Sync) {
+    let grain = grain.max(1);
+    let pool = Arc::clone(&POOL.read());
+    match &pool.pool {
+        Some(pool) if slice.len() > grain => pool.install(|| {
+            let chunks = slice.par_chunks_mut(grain).with_max_len(1).enumerate();
+            chunks.for_each(|(index, part)| chunk(index * grain, part));
+        }),
+        _ => slice.chunks_mut(grain).enumerate().for_each(|(index, part)| chunk(index * grain, part)),
+    }
+}

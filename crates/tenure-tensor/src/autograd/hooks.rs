@@ -15,22 +15,41 @@ pub(crate) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send 
 /// The hooks of a tensor, in the order in which they were added.
 #[derive(Default)]
 pub(crate) struct Hooks {
-    list: Mutex<(u64, Vec<(u64, GradHook)>)>,
+    list: Mutex<List>,
+}
+
+#[derive(Default)]
+struct List {
+    added: u64,
+    hooks: Vec<(u64, GradHook)>,
+    /// Called after all others.
+    last: Option<GradHook>,
 }
 
 impl Hooks {
     pub(crate) fn add(self: &Arc<Self>, hook: GradHook) -> HookHandle {
         let mut list = self.list.lock();
-        list.0 += 1;
-        let id = list.0;
-        list.1.push((id, hook));
+        list.added += 1;
+        let id = list.added;
+        list.hooks.push((id, hook));
         HookHandle { hooks: Arc::downgrade(self), id }
+    }
+
+    pub(crate) fn set_last(&self, hook: GradHook) {
+        self.list.lock().last = Some(hook);
+    }
+
+    pub(crate) fn take_last(&self) -> Option<GradHook> {
+        self.list.lock().last.take()
     }
 
     /// What the hooks make of a gradient.
     pub(crate) fn run(&self, mut grad: Tensor) -> Result<Tensor> {
         // Not locked while they run: a hook may add or remove one.
-        let hooks: Vec<GradHook> = self.list.lock().1.iter().map(|(_, hook)| Arc::clone(hook)).collect();
+        let hooks: Vec<GradHook> = {
+            let list = self.list.lock();
+            list.hooks.iter().map(|(_, hook)| hook).chain(&list.last).cloned().collect()
+        };
         for hook in hooks {
             if let Some(other) = hook(&grad)? {
                 grad = other;
@@ -41,7 +60,7 @@ impl Hooks {
 }
 
 /// A hook of a tensor. It stays when this is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HookHandle {
     hooks: Weak<Hooks>,
     id: u64,
@@ -51,7 +70,7 @@ impl HookHandle {
     /// Takes the hook away.
     pub fn remove(&self) {
         if let Some(hooks) = self.hooks.upgrade() {
-            hooks.list.lock().1.retain(|(id, _)| *id != self.id);
+            hooks.list.lock().hooks.retain(|(id, _)| *id != self.id);
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
-use tenure_core::{DType, Device, Layout};
+use tenure_core::{DType, Device};
 
 use super::hooks::{GradHook, HookHandle, Hooks};
 use super::node::{Edge, Node};
@@ -15,6 +15,8 @@ use crate::{Result, Tensor};
 #[derive(Default)]
 pub(crate) struct Meta {
     state: Mutex<State>,
+    /// Held while something is added to the gradient: several threads may go back at once.
+    accumulating: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -25,10 +27,22 @@ struct State {
     grad: Option<Tensor>,
     /// A leaf's node, while a graph has it.
     accumulate: Weak<Node>,
-    hooks: Arc<Hooks>,
+    /// None until there is one. Its node has them too.
+    hooks: Option<Arc<Hooks>>,
     retains_grad: bool,
-    /// The tensor that it is a view of, and its own layout.
-    view: Option<(Tensor, Layout)>,
+    view: Option<View>,
+}
+
+/// What a view is a view of.
+#[derive(Clone)]
+pub(crate) struct View {
+    /// No view itself.
+    pub(crate) base: Tensor,
+    /// The version of the storage that the view's edge is for. At a later one, what the view holds may have been written
+    /// through the base or another view of it, and the edge is to be made anew from the base's.
+    version: u64,
+    /// Made where nothing was differentiated: the base's graph does not know of it.
+    pub(crate) in_no_grad: bool,
 }
 
 /// Sizes, dtype and device of a tensor.
@@ -71,12 +85,23 @@ impl Meta {
         self.state.lock().edge.clone()
     }
 
-    /// Makes the tensor the result of a node.
-    pub(crate) fn set_edge(&self, edge: Edge) {
+    /// Makes the tensor, of that version, the result of a node. Hooks stay with the node that made it before, but for
+    /// the one that retains the gradient.
+    pub(crate) fn set_edge(&self, edge: Edge, version: u64) {
         let mut state = self.state.lock();
-        edge.node.adopt_hooks(edge.output, Arc::clone(&state.hooks));
+        let retain = state.hooks.take().and_then(|hooks| hooks.take_last());
+        if let Some(retain) = retain {
+            let hooks = Arc::new(Hooks::default());
+            hooks.set_last(retain);
+            edge.node.adopt_hooks(edge.output, Arc::clone(&hooks));
+            state.hooks = Some(hooks);
+        }
+        if let Some(view) = &mut state.view {
+            view.version = version;
+        }
         let replaced = state.edge.replace(edge);
         drop(state);
+        // Dropping a graph may take long, and looks at other tensors.
         drop(replaced);
     }
 
@@ -90,7 +115,10 @@ impl Meta {
             return None;
         }
         let node = state.accumulate.upgrade().unwrap_or_else(|| {
-            let node = Node::accumulate(tensor, Arc::clone(&state.hooks));
+            let node = Node::accumulate(tensor);
+            if let Some(hooks) = &state.hooks {
+                node.adopt_hooks(0, Arc::clone(hooks));
+            }
             state.accumulate = Arc::downgrade(&node);
             node
         });
@@ -105,21 +133,49 @@ impl Meta {
         std::mem::replace(&mut self.state.lock().grad, grad)
     }
 
+    pub(crate) fn accumulating(&self) -> MutexGuard<'_, ()> {
+        self.accumulating.lock()
+    }
+
     pub(crate) fn add_hook(&self, hook: GradHook) -> HookHandle {
-        let hooks = Arc::clone(&self.state.lock().hooks);
-        hooks.add(hook)
+        self.hooks().add(hook)
     }
 
-    /// Whether this is the first time.
-    pub(crate) fn retain_grad(&self) -> bool {
-        !std::mem::replace(&mut self.state.lock().retains_grad, true)
+    /// Calls `hook` after all others; it stays with the tensor when that is written to. Only the first counts.
+    pub(crate) fn retain_grad(&self, hook: GradHook) {
+        if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
+            self.hooks().set_last(hook);
+        }
     }
 
-    pub(crate) fn set_view(&self, base: Tensor, layout: Layout) {
-        self.state.lock().view = Some((base, layout));
+    fn hooks(&self) -> Arc<Hooks> {
+        let mut state = self.state.lock();
+        if let Some(hooks) = &state.hooks {
+            return Arc::clone(hooks);
+        }
+        let hooks = Arc::<Hooks>::default();
+        let made_by = state.edge.clone().map(|edge| (edge.node, edge.output));
+        if let Some((node, output)) = made_by.or_else(|| state.accumulate.upgrade().map(|node| (node, 0))) {
+            node.adopt_hooks(output, Arc::clone(&hooks));
+        }
+        state.hooks = Some(Arc::clone(&hooks));
+        hooks
     }
 
-    pub(crate) fn view(&self) -> Option<(Tensor, Layout)> {
+    /// Says what the tensor, of that version, is a view of.
+    pub(crate) fn set_view(&self, base: Tensor, version: u64, in_no_grad: bool) {
+        self.state.lock().view = Some(View { base, version, in_no_grad });
+    }
+
+    pub(crate) fn view(&self) -> Option<View> {
         self.state.lock().view.clone()
+    }
+
+    /// The base of a view that it is at another version of than this one, which it is at from now on.
+    pub(crate) fn stale_base(&self, version: u64) -> Option<Tensor> {
+        let mut state = self.state.lock();
+        let view = state.view.as_mut().filter(|view| !view.in_no_grad && view.version != version)?;
+        view.version = version;
+        Some(view.base.clone())
     }
 }

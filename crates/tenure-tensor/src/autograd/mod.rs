@@ -9,6 +9,8 @@
 //!
 //! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`.
 
+mod accumulate;
+mod attach;
 mod checkpoint;
 mod engine;
 mod gradcheck;
@@ -17,11 +19,16 @@ mod meta;
 mod mode;
 mod node;
 mod saved;
+mod views;
 
+pub(crate) use accumulate::{add_to, own};
+pub use attach::{Saved, Saver, attach, attach_all};
+pub use checkpoint::{checkpoint, is_recomputing};
 pub use engine::{Options, backward, grad};
+pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};
-pub(crate) use meta::Meta;
+pub(crate) use meta::{Meta, View};
 pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
-pub use node::{Context, Grads, Node, Saved, Saver};
-pub(crate) use node::{Edge, attach_in_place};
-pub use node::{attach, attach_all};
+pub(crate) use node::Edge;
+pub use node::{Context, Grads, Node};
+pub(crate) use views::{attach_in_place, view_edge};

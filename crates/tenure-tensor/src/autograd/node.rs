@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::attach::Saved;
 use super::hooks::Hooks;
 use super::meta::Kind;
-use super::mode::{Anomaly, is_grad_enabled};
+use super::mode::Anomaly;
 use super::saved::SavedTensor;
 use crate::error::AutogradError;
 use crate::{Result, Tensor, TensorError};
@@ -23,7 +24,7 @@ pub struct Node {
     name: Cow<'static, str>,
     /// Later ones are larger; a leaf's comes last.
     sequence: u64,
-    edges: SmallVec<[Option<Edge>; 2]>,
+    edges: Edges,
     inputs: SmallVec<[Kind; 2]>,
     outputs: SmallVec<[Kind; 1]>,
     work: Work,
@@ -40,6 +41,9 @@ pub(crate) struct Edge {
     pub(crate) output: usize,
 }
 
+type Edges = SmallVec<[Option<Edge>; 2]>;
+/// Where the gradients of inputs go, and what they are.
+pub(super) type Inputs = (Edges, SmallVec<[Kind; 2]>);
 type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
 type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
 
@@ -51,49 +55,6 @@ enum Work {
         saved: Mutex<Option<Arc<Vec<SavedTensor>>>>,
         formula: Option<Formula>,
     },
-}
-
-/// A tensor that was saved: its number at the node.
-#[derive(Clone, Copy, Debug)]
-pub struct Saved(usize);
-
-/// Saves what a formula needs.
-pub struct Saver {
-    saved: Vec<SavedTensor>,
-    needs: SmallVec<[bool; 3]>,
-}
-
-impl Saver {
-    /// Whether a gradient of this input will be asked for.
-    pub fn needs(&self, input: usize) -> bool {
-        self.needs[input]
-    }
-
-    /// Keeps a tensor, none of the operation's outputs.
-    ///
-    /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
-    pub fn save(&mut self, tensor: &Tensor) -> Result<Saved> {
-        self.saved.push(SavedTensor::input(tensor)?);
-        Ok(Saved(self.saved.len() - 1))
-    }
-
-    /// Keeps a tensor if `is_needed`.
-    ///
-    /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
-    pub fn save_if(&mut self, is_needed: bool, tensor: &Tensor) -> Result<Option<Saved>> {
-        if is_needed { self.save(tensor).map(Some) } else { Ok(None) }
-    }
-
-    /// Keeps the operation's output of that number.
-    ///
-    /// # Errors
-    /// Those of [`SavedHooks`](super::SavedHooks).
-    pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<Saved> {
-        self.saved.push(SavedTensor::output(tensor, output)?);
-        Ok(Saved(self.saved.len() - 1))
-    }
 }
 
 /// What a formula is called with.
@@ -142,12 +103,11 @@ impl Context<'_> {
     /// # Errors
     /// It was modified since ([`AutogradError::Modified`]); those of [`SavedHooks`](super::SavedHooks).
     pub fn unpack(&self, saved: impl Into<Option<Saved>>) -> Result<Tensor> {
-        let Some(Saved(number)) = saved.into() else {
+        let Some(saved) = saved.into() else {
             let reason = "a tensor is needed that was not saved".to_owned();
             return Err(AutogradError::Other { node: self.node.name.to_string(), reason }.into());
         };
-        let edge = |output| Edge { node: Arc::clone(self.node), output };
-        self.saved[number].unpack(&self.node.name, edge)
+        self.saved[saved.number()].unpack(&self.node.name, Some(self.node))
     }
 }
 
@@ -164,7 +124,7 @@ impl Node {
     }
 
     /// The node of a leaf.
-    pub(super) fn accumulate(leaf: &Tensor, hooks: Arc<Hooks>) -> Arc<Self> {
+    pub(super) fn accumulate(leaf: &Tensor) -> Arc<Self> {
         Arc::new(Self {
             name: Cow::Borrowed("AccumulateGrad"),
             sequence: u64::MAX,
@@ -172,8 +132,30 @@ impl Node {
             inputs: SmallVec::new(),
             outputs: std::iter::once(Kind::of(leaf)).collect(),
             work: Work::Accumulate(leaf.clone()),
-            hooks: Mutex::new(std::iter::once((0, hooks)).collect()),
+            hooks: Mutex::default(),
             forward: None,
+        })
+    }
+
+    /// The node of an operation on inputs of these kinds, to which the edges lead, with these outputs.
+    pub(super) fn formula(
+        name: Cow<'static, str>,
+        inputs: Inputs,
+        outputs: &[&Tensor],
+        saved: Vec<SavedTensor>,
+        formula: impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        let (edges, inputs) = inputs;
+        Arc::new(Self {
+            name,
+            sequence: SEQUENCE.fetch_add(1, Ordering::Relaxed),
+            edges,
+            inputs,
+            outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
+            work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(Box::new(formula)) },
+            hooks: Mutex::default(),
+            forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
         })
     }
 
@@ -281,112 +263,8 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
     Ok(grad)
 }
 
-/// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and this thread
-/// differentiates. `save` saves what the formula needs and returns the formula.
-///
-/// A formula gives one gradient for each input. It may give one that is larger where the input was broadcast, or of
-/// another dtype: it is summed up and converted.
-///
-/// ```
-/// use tenure_tensor::{Tensor, autograd};
-///
-/// /// x³, with a formula of its own.
-/// fn cube(x: &Tensor) -> tenure_tensor::Result<Tensor> {
-///     let cubed = autograd::no_grad(|| x.mul(x)?.mul(x))?;
-///     autograd::attach(cubed, "cube", &[x], |saver| {
-///         let x = saver.save(x)?;
-///         Ok(move |context: &autograd::Context<'_>| {
-///             let x = context.unpack(x)?;
-///             Ok([Some(context.grad(0)?.mul(&x.mul(&x)?.mul(3.0)?)?)].into_iter().collect())
-///         })
-///     })
-/// }
-///
-/// let x = Tensor::from_slice(&[2.0_f64], &[])?.requires_grad_(true)?;
-/// cube(&x)?.backward()?;
-/// assert_eq!(x.grad().expect("a leaf").item::<f64>()?, 12.0);
-/// # Ok::<(), tenure_tensor::TensorError>(())
-/// ```
-///
-/// # Errors
-/// Those of `save`.
-pub fn attach<F>(
-    output: Tensor,
-    name: impl Into<Cow<'static, str>>,
-    inputs: &[&Tensor],
-    save: impl FnOnce(&mut Saver) -> Result<F>,
-) -> Result<Tensor>
-where
-    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
-{
-    attach_all(&[&output], name, inputs, save)?;
-    Ok(output)
-}
-
-/// The same for several outputs, which are fresh.
-///
-/// # Errors
-/// Those of `save`.
-pub fn attach_all<F>(
-    outputs: &[&Tensor],
-    name: impl Into<Cow<'static, str>>,
-    inputs: &[&Tensor],
-    save: impl FnOnce(&mut Saver) -> Result<F>,
-) -> Result<()>
-where
-    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
-{
-    if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
-        return Ok(());
-    }
-    let node = make(outputs, name.into(), inputs, save)?;
-    for (output, tensor) in outputs.iter().enumerate().filter(|(_, tensor)| tensor.dtype().is_floating()) {
-        tensor.set_edge(Edge { node: Arc::clone(&node), output });
-    }
-    Ok(())
-}
-
-/// Makes a tensor that was just written to the result of the operation on `inputs`, one of which is what it was before.
-pub(crate) fn attach_in_place<F>(
-    target: &Tensor,
-    name: impl Into<Cow<'static, str>>,
-    inputs: &[&Tensor],
-    save: impl FnOnce(&mut Saver) -> Result<F>,
-) -> Result<()>
-where
-    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
-{
-    attach_all(&[target], name, inputs, save)
-}
-
-fn make<F>(
-    outputs: &[&Tensor],
-    name: Cow<'static, str>,
-    inputs: &[&Tensor],
-    save: impl FnOnce(&mut Saver) -> Result<F>,
-) -> Result<Arc<Node>>
-where
-    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
-{
-    static SEQUENCE: AtomicU64 = AtomicU64::new(0);
-    let edges: SmallVec<[Option<Edge>; 2]> = inputs.iter().map(|input| input.gradient_edge()).collect();
-    let mut saver = Saver { saved: Vec::new(), needs: edges.iter().map(Option::is_some).collect() };
-    let formula = save(&mut saver)?;
-    let forward = Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string());
-    Ok(Arc::new(Node {
-        name,
-        sequence: SEQUENCE.fetch_add(1, Ordering::Relaxed),
-        edges,
-        inputs: inputs.iter().map(|input| Kind::of(input)).collect(),
-        outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
-        work: Work::Formula { saved: Mutex::new(Some(Arc::new(saver.saved))), formula: Some(Box::new(formula)) },
-        hooks: Mutex::default(),
-        forward,
-    }))
-}
-
 /// What a node held.
-type Remains = (SmallVec<[Option<Edge>; 2]>, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
+type Remains = (Edges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
 
 impl Drop for Node {
     /// One after the other, not one inside the other: a graph may be deeper than the stack.

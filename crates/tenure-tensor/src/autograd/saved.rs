@@ -1,10 +1,11 @@
 //! Tensors that are kept for backward.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use super::hooks::{SavedId, Unpack, saved_hooks};
 use super::meta::Kind;
-use super::node::Edge;
+use super::node::{Edge, Node};
 use crate::error::AutogradError;
 use crate::{Result, Tensor, autograd};
 
@@ -14,21 +15,23 @@ pub(crate) struct SavedTensor {
     kind: Kind,
     /// The version that it had.
     version: u64,
-    /// How it requires a gradient: of what was made by the node that saves it, the node does not own itself.
+    /// Where its gradient goes.
     origin: Origin,
 }
 
 enum Content {
+    /// Detached: the tensor itself may become the result of what the node that saves it leads to.
     Tensor(Tensor),
-    Packed { packed: Box<dyn Any + Send + Sync>, unpack: Unpack },
+    Packed {
+        packed: Box<dyn Any + Send + Sync>,
+        unpack: Unpack,
+    },
 }
 
 enum Origin {
-    /// It is as it was.
-    Itself,
-    /// Made by this edge, or nothing.
+    /// Nowhere, or to what made it.
     Edge(Option<Edge>),
-    /// Which of the outputs of the node that saves it.
+    /// To the node that saves it, which does not own itself: which of its outputs it is.
     Output(usize),
 }
 
@@ -45,29 +48,24 @@ impl SavedTensor {
 
     fn new(tensor: &Tensor, output: Option<usize>) -> Result<Self> {
         let (kind, version) = (Kind::of(tensor), tensor.version());
-        let (content, origin) = match (saved_hooks(), output) {
-            (Some((pack, unpack)), _) => {
+        let origin = output.map_or_else(|| Origin::Edge(tensor.gradient_edge()), Origin::Output);
+        let content = match saved_hooks() {
+            Some((pack, unpack)) => {
                 let id = SavedId { generation: tensor.storage().generation(), version };
                 let packed = autograd::no_grad(|| pack(&tensor.detach(), id))?;
-                let origin = match output {
-                    Some(output) => Origin::Output(output),
-                    None => Origin::Edge(tensor.gradient_edge()),
-                };
-                (Content::Packed { packed, unpack }, origin)
+                Content::Packed { packed, unpack }
             }
-            // Not the tensor itself, which has the node that would have it.
-            (None, Some(output)) => (Content::Tensor(tensor.detach()), Origin::Output(output)),
-            (None, None) => (Content::Tensor(tensor.clone()), Origin::Itself),
+            None => Content::Tensor(tensor.detach()),
         };
         Ok(Self { content, kind, version, origin })
     }
 
-    /// The tensor, as it was. `edge` makes an edge of the node that saved it.
-    pub(crate) fn unpack(&self, node: &str, edge: impl Fn(usize) -> Edge) -> Result<Tensor> {
+    /// The tensor, as it was, for the node of that name; `itself` is the node if what it saved may be its output.
+    pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
         let tensor = match &self.content {
             Content::Tensor(tensor) => {
                 self.check_version(node, tensor)?;
-                tensor.clone()
+                tensor.detach()
             }
             Content::Packed { packed, unpack } => {
                 let tensor = autograd::no_grad(|| unpack(&**packed))?.detach();
@@ -84,12 +82,14 @@ impl SavedTensor {
                 tensor
             }
         };
-        match &self.origin {
-            Origin::Itself => Ok(tensor),
-            Origin::Edge(None) => Ok(tensor),
-            Origin::Edge(Some(edge)) => Ok(tensor.detach().with_edge(edge.clone())),
-            Origin::Output(output) => Ok(tensor.detach().with_edge(edge(*output))),
-        }
+        let edge = match &self.origin {
+            Origin::Edge(edge) => edge.clone(),
+            Origin::Output(output) => itself.map(|node| Edge { node: Arc::clone(node), output: *output }),
+        };
+        Ok(match edge {
+            Some(edge) => tensor.with_edge(edge),
+            None => tensor,
+        })
     }
 
     fn check_version(&self, node: &str, tensor: &Tensor) -> Result<()> {
@@ -97,10 +97,10 @@ impl SavedTensor {
         if found == self.version {
             return Ok(());
         }
-        let origin = match (&self.origin, tensor.grad_fn()) {
-            (Origin::Output(output), _) => format!(", output {output} of {node},"),
-            (_, Some(made_by)) => format!(", which {} made,", made_by.name()),
-            _ => String::new(),
+        let origin = match &self.origin {
+            Origin::Output(output) => format!(", output {output} of {node},"),
+            Origin::Edge(Some(edge)) if edge.node.leaf().is_none() => format!(", which {} made,", edge.node.name()),
+            Origin::Edge(_) => String::new(),
         };
         let Kind { sizes, dtype, .. } = &self.kind;
         let (node, sizes) = (node.to_owned(), sizes.to_vec());

@@ -10,7 +10,6 @@ pub(crate) type Fill = fn(&Elementwise<'_>, Scalar) -> Result<()>;
 pub(crate) const FILL: &[Entry<Fill>] = on_cpu!(all: fill::<T>);
 
 fn fill<T: Element>(iter: &Elementwise<'_>, value: Scalar) -> Result<()> {
-    let value = T::from_scalar(value);
-    loops::nullary(iter, || value);
+    loops::nullary(iter, T::from_scalar(value));
     Ok(())
 }

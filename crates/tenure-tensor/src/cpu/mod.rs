@@ -1,8 +1,12 @@
 //! Kernels on the CPU.
 
+mod cast;
+mod fold;
 mod halves;
 mod loops;
+mod slots;
 
+pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;

@@ -1,5 +1,6 @@
 //! Operations: what they take, their kernels, and their gradients. All are methods of [`Tensor`](crate::Tensor).
 
+mod activation;
 mod arithmetic;
 mod attention;
 mod compare;
@@ -16,6 +17,8 @@ mod norm;
 mod pad;
 pub(crate) mod pointwise;
 mod pool;
+mod power;
+mod random;
 mod reduce;
 mod scan;
 mod select;

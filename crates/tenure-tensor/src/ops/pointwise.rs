@@ -1,9 +1,11 @@
 //! What all operations element by element have in common.
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
 
-use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value};
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
 /// The sizes that tensors broadcast to.
 ///
@@ -68,15 +70,74 @@ pub(crate) fn operand(value: Value<'_>, dtype: DType) -> Result<Tensor> {
     }
 }
 
-/// A kernel of two inputs of one dtype.
-pub(crate) type Binary = Kernel<fn(&Elementwise<'_>) -> Result<()>>;
+/// A kernel of one input.
+pub(crate) type Unary = Kernel<cpu::unary::Unary>;
+/// A kernel of two inputs.
+pub(crate) type Binary = Kernel<cpu::binary::Binary>;
 
-/// `kernel` of two operands that are converted to `dtype` and broadcast, as a fresh tensor of dtype `result`. No gradient.
-pub(crate) fn binary(kernel: &'static Binary, a: &Tensor, b: &Tensor, result: DType) -> Result<Tensor> {
-    let sizes = broadcast(kernel.name(), a.sizes(), b.sizes())?;
-    let out = output(&sizes, result, &[a, b])?;
-    let iter = Elementwise::new(kernel.name(), &[&out], &[a, b])?;
-    kernel.find(out.device().kind(), a.dtype())?(&iter)?;
+/// Two operands, and the dtype that they are computed in. They keep their own: kernels convert what they read.
+pub(crate) struct Pair<'a> {
+    pub(crate) a: &'a Tensor,
+    pub(crate) b: Cow<'a, Tensor>,
+    pub(crate) dtype: DType,
+}
+
+impl<'a> Pair<'a> {
+    /// The operands of an operation that computes in `compute` of what they promote to.
+    pub(crate) fn new(a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
+        let dtype = match b {
+            Value::Tensor(b) if b.dtype() == a.dtype() => compute(a.dtype()),
+            _ => compute(promoted(&[a.into(), b])),
+        };
+        Ok(Self { a, b: tensor(b, dtype)?, dtype })
+    }
+
+    /// What `kernel` makes of them, of dtype `result`. No gradient.
+    pub(crate) fn compute(&self, kernel: &'static Binary, result: DType) -> Result<Tensor> {
+        run(kernel, self.dtype, result, &[self.a, &self.b], |kernel, iter| kernel(iter))
+    }
+}
+
+/// A tensor, or a number as one: as wide as floats are computed in, so that it is not rounded before.
+pub(crate) fn tensor(value: Value<'_>, dtype: DType) -> Result<Cow<'_, Tensor>> {
+    match value {
+        Value::Tensor(tensor) => Ok(Cow::Borrowed(tensor)),
+        Value::Number(number) => {
+            let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
+            Ok(Cow::Owned(Tensor::scalar(number, wide)?))
+        }
+    }
+}
+
+/// What quotients and analysis are computed in: PyTorch's default where it would be an integer.
+pub(crate) fn floating(dtype: DType) -> DType {
+    if dtype.is_floating() { dtype } else { DType::F32 }
+}
+
+/// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
+pub(crate) fn run<F: Copy>(
+    kernel: &'static Kernel<F>,
+    compute: DType,
+    result: DType,
+    inputs: &[&Tensor],
+    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    let sizes = common_sizes(kernel.name(), inputs)?;
+    let out = output(&sizes, result, inputs)?;
+    let function = kernel.find(out.device().kind(), compute)?;
+    let iter = Elementwise::new(kernel.name(), &[&out], inputs)?;
+    call(function, &iter)?;
     drop(iter);
     Ok(out)
+}
+
+/// The sizes that all broadcast to.
+fn common_sizes(op: &'static str, tensors: &[&Tensor]) -> Result<SmallVec<[usize; 5]>> {
+    let mut sizes: SmallVec<[usize; 5]> = tensors[0].sizes().into();
+    for tensor in &tensors[1..] {
+        if tensor.sizes() != &sizes[..] {
+            sizes = broadcast(op, &sizes, tensor.sizes())?;
+        }
+    }
+    Ok(sizes)
 }

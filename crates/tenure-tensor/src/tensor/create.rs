@@ -1,11 +1,16 @@
 //! Tensors from nothing.
 
+use std::sync::Once;
+
 use tenure_core::{AllocatorRegistry, DType, Device, Layout, Storage};
+
+use tenure_device::host::HostMemory;
 
 use super::Tensor;
 use crate::cpu::fill::{FILL, Fill};
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError};
 
+static HOST: Once = Once::new();
 static FILLS: Kernel<Fill> = Kernel::new("fill", &[FILL]);
 
 impl Tensor {
@@ -22,6 +27,8 @@ impl Tensor {
     /// # Errors
     /// Too many elements, or no memory.
     pub fn empty_strided(layout: Layout, dtype: DType, device: Device) -> Result<Self> {
+        // Before the first tensor: its memory comes from there.
+        HOST.call_once(HostMemory::install);
         let bytes = layout.required_bytes(dtype)?;
         let storage = Storage::new(bytes, AllocatorRegistry::global().allocator(device.kind())?)?;
         let tensor = Self::from_storage(storage, layout, dtype)?;

@@ -1,5 +1,6 @@
 //! The tensor itself.
 
+mod bytes;
 mod create;
 mod format;
 mod operators;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_core::{DType, Device, Layout, Storage};
 
-use crate::autograd::{self, Edge, HookHandle, Meta, Node};
+use crate::autograd::{self, Edge, HookHandle, Meta, Node, View};
 use crate::error::AutogradError;
 use crate::{Result, TensorError};
 
@@ -84,7 +85,7 @@ impl Tensor {
     /// # Errors
     /// [`TensorError::Dim`].
     pub fn size(&self, dim: isize) -> Result<usize> {
-        Ok(self.sizes()[self.dim("size", dim)?])
+        Ok(self.sizes()[self.existing_dim("size", dim)?])
     }
 
     /// Number of dimensions.
@@ -122,8 +123,9 @@ impl Tensor {
         self.inner.version.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place.
-    pub(crate) fn bump_version(&self) {
+    /// Notes a write in place, so that a graph that saved this tensor refuses to use it. For whoever writes through
+    /// [`Access`](crate::Access); operations do it themselves.
+    pub fn bump_version(&self) {
         self.inner.version.fetch_add(1, Ordering::AcqRel);
     }
 
@@ -132,9 +134,17 @@ impl Tensor {
         dimension(op, dim, self.rank())
     }
 
+    /// The same, for what needs a dimension: a tensor of none has not even dimension 0.
+    pub(crate) fn existing_dim(&self, op: &'static str, dim: isize) -> Result<usize> {
+        if self.rank() == 0 {
+            return Err(TensorError::shape(op, format!("dimension {dim} was asked for, but the tensor has none")));
+        }
+        self.dim(op, dim)
+    }
+
     /// Whether gradients with respect to it are computed: it was said so, or it was computed from what they are for.
     pub fn requires_grad(&self) -> bool {
-        self.inner.meta.requires_grad()
+        self.meta().requires_grad()
     }
 
     /// Says whether gradients with respect to this leaf are computed. Returns it.
@@ -142,18 +152,18 @@ impl Tensor {
     /// # Errors
     /// It is no leaf, or has no floating dtype.
     pub fn requires_grad_(self, requires_grad: bool) -> Result<Self> {
-        self.inner.meta.set_requires_grad(self.dtype(), requires_grad)?;
+        self.meta().set_requires_grad(self.dtype(), requires_grad)?;
         Ok(self)
     }
 
     /// Whether it was not computed by an operation that has a gradient.
     pub fn is_leaf(&self) -> bool {
-        self.inner.meta.is_leaf()
+        self.meta().is_leaf()
     }
 
     /// What made it; none for a leaf.
     pub fn grad_fn(&self) -> Option<Arc<Node>> {
-        self.inner.meta.edge().map(|edge| edge.node)
+        self.meta().edge().map(|edge| edge.node)
     }
 
     /// What [`backward`](Self::backward) has added up.
@@ -191,7 +201,7 @@ impl Tensor {
             let reason = "a hook needs a tensor that requires a gradient".to_owned();
             return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());
         }
-        Ok(self.inner.meta.add_hook(Arc::new(hook)))
+        Ok(self.meta().add_hook(Arc::new(hook)))
     }
 
     /// Makes [`backward`](Self::backward) leave the gradient of this tensor in [`grad`](Self::grad), though it is no leaf.
@@ -199,25 +209,49 @@ impl Tensor {
     /// # Errors
     /// It requires no gradient.
     pub fn retain_grad(&self) -> Result<()> {
-        if self.is_leaf() || !self.inner.meta.retain_grad() {
+        if self.is_leaf() {
             return if self.requires_grad() { Ok(()) } else { Err(AutogradError::NoGraph.into()) };
         }
         let inner = Arc::downgrade(&self.inner);
-        self.register_hook(move |grad| {
+        self.meta().retain_grad(Arc::new(move |grad| {
             if let Some(inner) = inner.upgrade() {
-                Self { inner }.accumulate_grad(grad.clone(), autograd::is_grad_enabled())?;
+                Self { inner }.accumulate_grad(grad.clone())?;
             }
             Ok(None)
-        })?;
+        }));
         Ok(())
     }
 
     pub(crate) fn gradient_edge(&self) -> Option<Edge> {
-        self.inner.meta.gradient_edge(self)
+        self.meta().gradient_edge(self)
     }
 
+    /// Makes it the result of a node.
     pub(crate) fn set_edge(&self, edge: Edge) {
-        self.inner.meta.set_edge(edge);
+        self.inner.meta.set_edge(edge, self.version());
+    }
+
+    /// Says that it is a view of another tensor.
+    pub(crate) fn set_view_of(&self, other: &Self) {
+        let (base, in_no_grad) = match other.view_of() {
+            Some(view) => (view.base, view.in_no_grad || !autograd::is_grad_enabled()),
+            None => (other.clone(), !autograd::is_grad_enabled()),
+        };
+        self.inner.meta.set_view(base, self.version(), in_no_grad);
+    }
+
+    /// What it is a view of.
+    pub(crate) fn view_of(&self) -> Option<View> {
+        self.inner.meta.view()
+    }
+
+    /// With the edge that it has now: see [`autograd::view_edge`].
+    fn meta(&self) -> &Meta {
+        let meta = &self.inner.meta;
+        if let Some(edge) = meta.stale_base(self.version()).and_then(|base| autograd::view_edge(&base, self)) {
+            self.set_edge(edge);
+        }
+        meta
     }
 
     pub(crate) fn with_edge(self, edge: Edge) -> Self {
@@ -226,14 +260,21 @@ impl Tensor {
     }
 
     /// Adds to the gradient.
-    pub(crate) fn accumulate_grad(&self, grad: Self, creates_graph: bool) -> Result<()> {
-        let grad = match self.grad() {
-            None if creates_graph => grad,
-            None => grad.detach(),
-            Some(before) => before.add(&grad)?,
+    pub(crate) fn accumulate_grad(&self, grad: Self) -> Result<()> {
+        let _one = self.inner.meta.accumulating();
+        let mut sum = self.set_grad(None);
+        let added = match &mut sum {
+            None => autograd::own(grad, self.layout()).map(|grad| sum = Some(grad)),
+            Some(sum) => autograd::add_to(sum, grad),
         };
-        self.set_grad(Some(grad));
-        Ok(())
+        self.set_grad(sum);
+        added
+    }
+
+    /// Whether nobody else has it, nor a view of its storage, which came from an allocator: it can be overwritten unseen.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.inner)
+            .is_some_and(|inner| inner.storage.is_unique() && inner.storage.allocator().is_some())
     }
 }
 
