@@ -27,7 +27,10 @@ mod sort;
 mod unary;
 mod view;
 
+pub use attention::Attention;
+pub(crate) use attention::Weighting;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use einsum::einsum;
 pub use pool::Pool;
 pub(crate) use pool::{Taps, Windows};
