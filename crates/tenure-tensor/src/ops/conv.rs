@@ -61,7 +61,7 @@ impl Tensor {
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
         let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
-        if channels != weight.sizes()[1] * how.groups || outputs % how.groups != 0 {
+        if channels != weight.sizes()[1] * how.groups || !outputs.is_multiple_of(how.groups) {
             let reason = format!(
                 "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} in {} groups takes {} and \
                  gives a multiple of {}",
@@ -128,7 +128,7 @@ impl Tensor {
         let geometry = geometry(OP, spatial, how)?;
         let added = for_each_dim(OP, "output_padding", output_padding, spatial, 0)?;
         let channels = self.sizes()[1];
-        if channels != weight.sizes()[0] || channels % how.groups != 0 {
+        if channels != weight.sizes()[0] || !channels.is_multiple_of(how.groups) {
             let reason = format!(
                 "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} in {} groups takes {}",
                 self.sizes(),
