@@ -34,6 +34,7 @@ pub use conv::Conv;
 pub(crate) use conv::Geometry;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
+pub use loss::{CrossEntropy, Reduction};
 pub use pad::PadMode;
 pub use pool::Pool;
 pub(crate) use pool::{Taps, Windows};

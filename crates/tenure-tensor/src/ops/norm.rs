@@ -14,8 +14,7 @@ static NORMALIZE_ROWS: Kernel<NormalizeRows> = Kernel::new("layer_norm", &[cpu::
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD]);
 static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE]);
-static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
-    Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
+static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
 static NORMALIZE_SUMS: Kernel<NormalizeSums> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
@@ -52,7 +51,10 @@ impl Tensor {
     pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
         let channels = channels("group_norm", self, weight, bias)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(TensorError::shape("group_norm", format!("{channels} channels do not divide in {groups} groups")));
+            return Err(TensorError::shape(
+                "group_norm",
+                format!("{channels} channels do not divide in {groups} groups"),
+            ));
         }
         let (batch, depth) = (self.sizes()[0], channels / groups);
         let length = self.sizes()[2..].iter().product();
@@ -94,7 +96,8 @@ impl Tensor {
         if training {
             let count = self.numel().checked_div(channels).unwrap_or(0);
             if count == 1 {
-                let reason = format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
+                let reason =
+                    format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
                 return Err(TensorError::shape(op, reason));
             }
             let (mean, variance, rstd) = no_grad(|| statistics(self, &dims, eps))?;
@@ -164,14 +167,15 @@ impl Tensor {
                 let (grad, weight) = (grad.contiguous()?, dense(&weight)?);
                 let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
-                let n = x.numel().checked_div(rstd.numel()).unwrap_or(0);
+                let normalized = &x.sizes()[x.rank() - dims.len()..];
+                let n = normalized.iter().product();
                 // As many sums as are worth a thread, and small beside the input.
                 let parts = Self::empty(&[(rstd.numel() / 16).clamp(1, 32), 2, n], rstd.dtype(), x.device())?;
                 NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows)?;
                 let sums = if has_weight || has_bias { Some(parts.sum(&[0], false)?) } else { None };
                 let sum = |number: usize| -> Result<Option<Self>> {
                     let Some(sums) = &sums else { return Ok(None) };
-                    sums.narrow(0, number, 1)?.reshape(&signed(&x.sizes()[x.rank() - dims.len()..])).map(Some)
+                    sums.narrow(0, number, 1)?.reshape(&signed(normalized)).map(Some)
                 };
                 let mut grads: Grads = [Some(to_x)].into_iter().collect();
                 if has_weight {

@@ -62,14 +62,6 @@ pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layou
     Ok(Layout::strided(sizes, &strides, 0)?)
 }
 
-/// A number as a tensor of no dimension, or the tensor, converted to `dtype`. On the CPU if it is a number.
-pub(crate) fn operand(value: Value<'_>, dtype: DType) -> Result<Tensor> {
-    match value {
-        Value::Tensor(tensor) => tensor.to_dtype(dtype),
-        Value::Number(number) => Tensor::scalar(number, dtype),
-    }
-}
-
 /// A kernel of one input.
 pub(crate) type Unary = Kernel<cpu::unary::Unary>;
 /// A kernel of two inputs.
@@ -129,6 +121,29 @@ pub(crate) fn run<F: Copy>(
     call(function, &iter)?;
     drop(iter);
     Ok(out)
+}
+
+/// The same, written to `target`, which may be one of the inputs, by the operation `op`.
+pub(crate) fn write<F: Copy>(
+    op: &'static str,
+    kernel: &'static Kernel<F>,
+    compute: DType,
+    target: &Tensor,
+    inputs: &[&Tensor],
+    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+) -> Result<()> {
+    check_writes(op, target, &common_sizes(op, inputs)?)?;
+    let function = kernel.find(target.device().kind(), compute)?;
+    call(function, &Elementwise::new(op, &[target], inputs)?)
+}
+
+/// Checks that `sizes` broadcast to those of a tensor that is written.
+pub(crate) fn check_writes(op: &'static str, target: &Tensor, sizes: &[usize]) -> Result<()> {
+    if broadcast(op, target.sizes(), sizes)?[..] == *target.sizes() {
+        return Ok(());
+    }
+    let reason = format!("sizes {sizes:?} do not broadcast to {:?}, which is written", target.sizes());
+    Err(TensorError::shape(op, reason))
 }
 
 /// The sizes that all broadcast to.

@@ -255,7 +255,8 @@ impl Tensor {
 
 /// For each element, the product of the others that are reduced with it.
 fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
-    let over: Vec<isize> = (0..).zip(&dims.is_reduced).filter(|(_, is_reduced)| **is_reduced).map(|(dim, _)| dim).collect();
+    let over: Vec<isize> =
+        (0..).zip(&dims.is_reduced).filter(|(_, is_reduced)| **is_reduced).map(|(dim, _)| dim).collect();
     if over.is_empty() {
         return Tensor::ones(x.sizes(), x.dtype(), x.device());
     }
