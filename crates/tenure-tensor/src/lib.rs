@@ -43,7 +43,7 @@ pub use element::{Element, Float, Number};
 pub use elementwise::{Elementwise, Operand};
 pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
-pub use ops::{Conv, Pool};
+pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
 pub use tensor::{Nested, Tensor};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};

@@ -30,8 +30,11 @@ mod triangle;
 mod unary;
 mod view;
 
+pub use attention::Attention;
+pub(crate) use attention::Weighting;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
 pub use loss::{CrossEntropy, Reduction};
