@@ -107,7 +107,8 @@ pub trait Module: Part {
         self.load_known(source).map(drop)
     }
 
-    /// The same for the names that both have. Returns the model's names that `source` has not.
+    /// The same for the names that both have, such as of files that hold positions too. Returns the model's names that
+    /// `source` has not.
     ///
     /// # Errors
     /// [`StateError::Sizes`]; failures of the source.

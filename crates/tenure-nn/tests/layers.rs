@@ -6,8 +6,9 @@ mod common;
 use common::{assert_close, check, images, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::{
-    Activation, AdaptiveAvgPool, AvgPool, BatchNorm1d, BatchNorm2d, BatchNorm3d, Conv1d, Conv2d, Conv3d, ConvOptions,
-    Dropout, Embedding, Flatten, GroupNorm, Layer, LayerNorm, Linear, MaxPool, PoolOptions, RmsNorm, Sequential,
+    Activation, AdaptiveAvgPool, AttentionOptions, AvgPool, BatchNorm1d, BatchNorm2d, BatchNorm3d, Conv1d, Conv2d,
+    Conv3d, ConvOptions, Dropout, Embedding, Flatten, GroupNorm, Layer, LayerNorm, Linear, MaxPool, MultiheadAttention,
+    PoolOptions, RmsNorm, Sequential,
 };
 use tenure_nn::{Init, Module, Scope};
 use tenure_tensor::random::Generator;
@@ -62,6 +63,17 @@ fn embeddings_are_pytorchs() {
     compare_layer("embedding", |scope| Embedding::padded(scope, 7, 3, init, 2), &indices);
     let fresh = with_scope(|scope| Embedding::padded(scope, 7, 3, init, 2).unwrap());
     assert_eq!(fresh.weight.to_vec::<f64>().unwrap()[6..9], [0.0; 3]);
+}
+
+#[test]
+fn attention_is_pytorchs() {
+    let make = |heads| with_scope(|scope| MultiheadAttention::new(scope, 6, heads, 0.0).unwrap());
+    let (x, other) = (images(&[2, 5, 6]), images(&[2, 4, 6]));
+    let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+    compare("self_attention", make(2), |layer| layer.forward(&x, &x, &x, causal));
+    compare("attention", make(3), |layer| layer.forward(&x, &other, &other, AttentionOptions::default()));
+    let error = with_scope(|scope| MultiheadAttention::new(scope, 6, 4, 0.0)).err().unwrap().to_string();
+    assert!(error.contains("4 heads do not divide a size of 6"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Layers, with PyTorch's names and parameters.
 
 mod activation;
+mod attention;
 mod conv;
 mod embedding;
 mod linear;
@@ -9,6 +10,7 @@ mod pool;
 mod sequential;
 
 pub use activation::{Activation, Dropout, Flatten};
+pub use attention::{AttentionOptions, MultiheadAttention};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
 pub use embedding::Embedding;
 pub use linear::Linear;

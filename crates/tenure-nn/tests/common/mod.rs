@@ -1,5 +1,6 @@
 //! Modules beside those of PyTorch, from the values that `goldens/models.py` gives them.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(dead_code, reason = "each test uses some of it")]
 
 use serde_json::Value;
 use tenure_nn::{Module, Scope};
