@@ -128,6 +128,11 @@ impl Storage {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
+    /// Whether there is no other handle: nobody else can read or write the bytes until this one is cloned.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
+    }
+
     /// Allows or forbids [`resize`](Self::resize), such as while others have the address.
     ///
     /// # Errors

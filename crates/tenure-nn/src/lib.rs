@@ -11,8 +11,13 @@
 pub mod checkpoint;
 pub mod data;
 mod error;
+mod init;
+pub mod layers;
 mod module;
 pub mod optim;
+mod scope;
 
 pub use error::{Error, Result, StateError};
+pub use init::{Fan, Init};
 pub use module::{Buffer, Member, MemberMut, Mode, Module, Parameter, Part, Source};
+pub use scope::Scope;

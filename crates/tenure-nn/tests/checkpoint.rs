@@ -80,7 +80,10 @@ fn every_dtype_comes_back() {
         .into_iter()
         .map(|dtype| (dtype.to_string(), Tensor::full(&[2, 3], 1, dtype, Device::CPU).unwrap()))
         .chain([("empty".to_owned(), Tensor::zeros(&[0, 4], DType::F32, Device::CPU).unwrap())])
-        .chain([("turned".to_owned(), Tensor::from_slice(&[1_i16, 2, 3, 4], &[2, 2]).unwrap().transpose(0, 1).unwrap())])
+        .chain([(
+            "turned".to_owned(),
+            Tensor::from_slice(&[1_i16, 2, 3, 4], &[2, 2]).unwrap().transpose(0, 1).unwrap(),
+        )])
         .collect();
     save(&path, tensors.iter().map(|(name, tensor)| (name.clone(), tensor)), ("format", "pt")).unwrap();
     let read = Weights::open(&path).unwrap();
@@ -129,10 +132,7 @@ fn wrong_names_and_sizes_are_said_and_nothing_changes() {
         names.iter().map(|(name, size)| ((*name).to_owned(), tensor(*size))).collect::<BTreeMap<_, _>>()
     };
     let error = model.load(&of(&[("layer.scale", 1), ("layer.bias", 1)])).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the names are not the model's; missing: layer.shift, seen; unexpected: layer.bias"
-    );
+    assert_eq!(error.to_string(), "the names are not the model's; missing: layer.shift, seen; unexpected: layer.bias");
     let error = model.load(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();
     assert!(matches!(error, Error::State(StateError::Names { .. })));
     let error = model.load_known(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();

@@ -148,7 +148,8 @@ proptest! {
     #[test]
     fn any_bytes_are_an_array_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..64), is_near in any::<bool>()) {
         if is_near && bytes.len() > 8 {
-            bytes[..8].copy_from_slice(&[0, 0, 8, 1, 0, 0, 0, bytes.len() as u8 - 8]);
+            let count = bytes.len() as u8 - 8;
+            bytes[..8].copy_from_slice(&[0, 0, 8, 1, 0, 0, 0, count]);
         }
         match Idx::parse(&bytes[..]) {
             Ok(idx) => prop_assert_eq!(idx.sizes.iter().product::<usize>(), idx.data.len()),

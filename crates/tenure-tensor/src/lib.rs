@@ -43,7 +43,7 @@ pub use element::{Element, Float, Number};
 pub use elementwise::{Elementwise, Operand};
 pub use error::{Result, TensorError};
 pub use kernel::{Entry, Kernel};
-pub use ops::Conv;
+pub use ops::{Conv, Pool};
 pub use scalar::{Scalar, Value};
 pub use tensor::Tensor;
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};

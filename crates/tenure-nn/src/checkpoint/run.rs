@@ -74,7 +74,8 @@ impl Checkpoint {
         let progress = serde_json::to_string(progress).map_err(|error| CheckpointError::format(path, error))?;
         let optimizer = optimizer.state()?;
         let of_model = model.state().into_iter().map(|(name, tensor)| (format!("{MODEL}{name}"), tensor));
-        let of_optimizer = optimizer.iter().map(|(name, tensor): &(String, Tensor)| (format!("{OPTIMIZER}{name}"), tensor));
+        let of_optimizer =
+            optimizer.iter().map(|(name, tensor): &(String, Tensor)| (format!("{OPTIMIZER}{name}"), tensor));
         save(path, of_model.chain(of_optimizer), (KEY, &progress))
     }
 

@@ -106,7 +106,8 @@ impl Source for Weights {
     fn tensor(&self, name: &str) -> Result<Tensor> {
         let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
         let (file, info) = self.find(name).ok_or_else(missing)?;
-        let unknown = || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
+        let unknown =
+            || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
         let dtype = dtype(info.dtype).ok_or_else(unknown)?;
         let (from, to) = info.data_offsets;
         Ok(Tensor::from_bytes(&file.bytes[file.start + from..file.start + to], &info.shape, dtype)?)
@@ -117,7 +118,8 @@ impl WeightFile {
     fn open(path: &Path) -> Result<Self> {
         let bytes = MappedFile::open(path).map_err(CheckpointError::io(path))?;
         let read = SafeTensors::read_metadata(&bytes);
-        let (length, metadata) = read.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
+        let (length, metadata) =
+            read.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
         Ok(Self { path: path.to_owned(), bytes, metadata, start: size_of::<u64>() + length })
     }
 }
@@ -166,9 +168,8 @@ pub fn save<'a>(
         tensor.device().is_cpu().then_some(()).ok_or_else(|| not_on_cpu(path, &name))?;
         views.push((name, Stored(tensor)));
     }
-    let write = |temporary: &Path| {
-        safetensors::serialize_to_file(views, Some(metadata), temporary).map_err(io::Error::other)
-    };
+    let write =
+        |temporary: &Path| safetensors::serialize_to_file(views, Some(metadata), temporary).map_err(io::Error::other);
     Ok(write_atomically(path, write)?)
 }
 

@@ -21,7 +21,7 @@ impl Collate for Tensor {
 
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Self> {
         let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
-        Self::stack(&examples.iter().collect::<Vec<_>>(), 0)
+        tenure_tensor::ops::stack(&examples.iter().collect::<Vec<_>>(), 0)
     }
 }
 

@@ -43,7 +43,9 @@ impl Idx {
             return Err(DataError::Bytes(format!("an IDX file begins with two zeros, got {magic:02x?}")));
         };
         if kind != 0x08 {
-            return Err(DataError::Bytes(format!("IDX of unsigned bytes (type 0x08) is expected, got type {kind:#04x}")));
+            return Err(DataError::Bytes(format!(
+                "IDX of unsigned bytes (type 0x08) is expected, got type {kind:#04x}"
+            )));
         }
         let mut sizes = Vec::with_capacity(rank.into());
         for dim in 0..rank {

@@ -61,8 +61,10 @@ impl<D: Dataset + 'static> DataLoader<D> {
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
-        let work = Work { dataset: Arc::clone(&self.dataset), order, batch_size: batch_size.max(1), batches: self.batches() };
-        let state = State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
+        let work =
+            Work { dataset: Arc::clone(&self.dataset), order, batch_size: batch_size.max(1), batches: self.batches() };
+        let state =
+            State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
         let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
             let shared = Arc::clone(&shared);
@@ -191,7 +193,7 @@ fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
         // The seed of the epoch is far from those of others, also of other runs.
         let generator = Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         for last in (1..count).rev() {
-            let choice = u128::from(generator.next_u64()) * (last as u128 + 1) >> 64;
+            let choice = (u128::from(generator.next_u64()) * (last as u128 + 1)) >> 64;
             order.swap(last, choice as usize);
         }
     }

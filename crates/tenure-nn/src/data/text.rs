@@ -40,7 +40,8 @@ impl TextWindows {
         let windows = Self { tokens, length };
         if length == 0 || windows.is_empty() {
             let count = windows.count();
-            let reason = format!("windows of {length} tokens need at least one token each, and one more: there are {count}");
+            let reason =
+                format!("windows of {length} tokens need at least one token each, and one more: there are {count}");
             return Err(DataError::Bytes(reason));
         }
         Ok(windows)

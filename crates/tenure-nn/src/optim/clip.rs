@@ -1,6 +1,6 @@
 //! Gradients are kept from being too large.
 
-use tenure_tensor::{Access, DeviceKind, DType, Entry, Kernel, Number, Tensor, autograd, threads};
+use tenure_tensor::{Access, DType, DeviceKind, Entry, Kernel, Number, Tensor, autograd, threads};
 
 use crate::{Parameter, Result};
 
@@ -23,10 +23,7 @@ const CPU: &[Entry<SumOfSquares>] = &[
 ///
 /// # Errors
 /// No memory.
-pub fn clip_grad_norm<'a>(
-    parameters: impl IntoIterator<Item = &'a Parameter> + Clone,
-    max_norm: f64,
-) -> Result<f64> {
+pub fn clip_grad_norm<'a>(parameters: impl IntoIterator<Item = &'a Parameter> + Clone, max_norm: f64) -> Result<f64> {
     let mut sum = 0.0;
     for grad in parameters.clone().into_iter().filter_map(|parameter| parameter.grad()) {
         sum += squares(&grad)?;
@@ -44,7 +41,7 @@ pub fn clip_grad_norm<'a>(
 /// # Errors
 /// No memory.
 pub fn clip_grad_value<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, max: f64) -> Result<()> {
-    change_grads(parameters, |grad| grad.clamp(Some(-max), Some(max)))
+    change_grads(parameters, |grad| grad.clamp(-max, max))
 }
 
 /// The sum of the squares of all elements.

@@ -38,8 +38,14 @@ pub trait Rule: Send + Sync {
     ///
     /// # Errors
     /// No kernel for the dtype.
-    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor])
-    -> tenure_tensor::Result<()>;
+    fn update(
+        &self,
+        step: u64,
+        lr: f64,
+        parameter: &Tensor,
+        grad: &Tensor,
+        slots: &[Tensor],
+    ) -> tenure_tensor::Result<()>;
 }
 
 /// Steps the parameters of a model by a rule. PyTorch's `torch.optim`.

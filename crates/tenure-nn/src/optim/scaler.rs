@@ -10,7 +10,8 @@ use crate::Result;
 /// PyTorch's `torch.amp.GradScaler`.
 #[derive(Clone, Debug)]
 pub struct GradScaler {
-    state: ScalerState,
+    /// What it keeps between steps, to be kept in a checkpoint.
+    pub state: ScalerState,
     /// By how much the scale grows.
     pub growth_factor: f64,
     /// By how much it shrinks after a step was left out.
@@ -74,15 +75,5 @@ impl GradScaler {
             self.state = ScalerState { scale: self.state.scale * self.growth_factor, steps: 0 };
         }
         Ok(is_finite)
-    }
-
-    /// To be kept in a checkpoint.
-    pub fn state(&self) -> ScalerState {
-        self.state
-    }
-
-    /// Goes on from there.
-    pub fn set_state(&mut self, state: ScalerState) {
-        self.state = state;
     }
 }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::accumulate::add_to;
 use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
+use crate::autocast::Autocast;
 use crate::error::AutogradError;
 use crate::{Result, Tensor};
 
@@ -133,6 +135,7 @@ impl Pass {
 
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
         let _mode = GradMode::enter(self.options.create_graph);
+        let _autocast = Autocast::enter(None);
         let mut captured: Vec<Option<Tensor>> = vec![None; self.wanted.as_ref().map_or(0, Vec::len)];
         for (edge, grad) in std::mem::take(&mut self.roots) {
             let id = Arc::as_ptr(&edge.node);
@@ -162,7 +165,7 @@ impl Pass {
     fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>) -> Result<()> {
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
-                Some(grad) if self.wanted.is_none() => leaf.accumulate_grad(grad, self.options.create_graph),
+                Some(grad) if self.wanted.is_none() => leaf.accumulate_grad(grad),
                 _ => Ok(()),
             };
         }
@@ -202,11 +205,12 @@ impl Pass {
         if arrived.len() <= edge.output {
             arrived.resize(edge.output + 1, None);
         }
-        let sum = match arrived[edge.output].take() {
-            None => grad,
-            Some(before) => before.add(&grad)?,
-        };
-        arrived[edge.output] = Some(sum);
-        Ok(())
+        match &mut arrived[edge.output] {
+            Some(sum) => add_to(sum, grad),
+            empty => {
+                *empty = Some(grad);
+                Ok(())
+            }
+        }
     }
 }

@@ -60,7 +60,7 @@ impl Hooks {
 }
 
 /// A hook of a tensor. It stays when this is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HookHandle {
     hooks: Weak<Hooks>,
     id: u64,

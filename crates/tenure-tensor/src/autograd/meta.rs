@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tenure_core::{DType, Device};
 
@@ -15,6 +15,8 @@ use crate::{Result, Tensor};
 #[derive(Default)]
 pub(crate) struct Meta {
     state: Mutex<State>,
+    /// Held while something is added to the gradient: several threads may go back at once.
+    accumulating: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -129,6 +131,10 @@ impl Meta {
 
     pub(crate) fn set_grad(&self, grad: Option<Tensor>) -> Option<Tensor> {
         std::mem::replace(&mut self.state.lock().grad, grad)
+    }
+
+    pub(crate) fn accumulating(&self) -> MutexGuard<'_, ()> {
+        self.accumulating.lock()
     }
 
     pub(crate) fn add_hook(&self, hook: GradHook) -> HookHandle {

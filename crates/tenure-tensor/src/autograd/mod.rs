@@ -9,6 +9,7 @@
 //!
 //! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`.
 
+mod accumulate;
 mod attach;
 mod checkpoint;
 mod engine;
@@ -20,7 +21,9 @@ mod node;
 mod saved;
 mod views;
 
+pub(crate) use accumulate::{add_to, own};
 pub use attach::{Saved, Saver, attach, attach_all};
+pub use checkpoint::{checkpoint, is_recomputing};
 pub use engine::{Options, backward, grad};
 pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};

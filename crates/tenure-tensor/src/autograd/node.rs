@@ -107,8 +107,7 @@ impl Context<'_> {
             let reason = "a tensor is needed that was not saved".to_owned();
             return Err(AutogradError::Other { node: self.node.name.to_string(), reason }.into());
         };
-        let edge = |output| Edge { node: Arc::clone(self.node), output };
-        self.saved[saved.number()].unpack(&self.node.name, edge)
+        self.saved[saved.number()].unpack(&self.node.name, Some(self.node))
     }
 }
 

@@ -1,10 +1,11 @@
 //! Tensors that are kept for backward.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use super::hooks::{SavedId, Unpack, saved_hooks};
 use super::meta::Kind;
-use super::node::Edge;
+use super::node::{Edge, Node};
 use crate::error::AutogradError;
 use crate::{Result, Tensor, autograd};
 
@@ -59,8 +60,8 @@ impl SavedTensor {
         Ok(Self { content, kind, version, origin })
     }
 
-    /// The tensor, as it was. `edge` makes an edge of the node that saved it.
-    pub(crate) fn unpack(&self, node: &str, edge: impl Fn(usize) -> Edge) -> Result<Tensor> {
+    /// The tensor, as it was, for the node of that name; `itself` is the node if what it saved may be its output.
+    pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
         let tensor = match &self.content {
             Content::Tensor(tensor) => {
                 self.check_version(node, tensor)?;
@@ -81,10 +82,13 @@ impl SavedTensor {
                 tensor
             }
         };
-        Ok(match &self.origin {
-            Origin::Edge(None) => tensor,
-            Origin::Edge(Some(edge)) => tensor.with_edge(edge.clone()),
-            Origin::Output(output) => tensor.with_edge(edge(*output)),
+        let edge = match &self.origin {
+            Origin::Edge(edge) => edge.clone(),
+            Origin::Output(output) => itself.map(|node| Edge { node: Arc::clone(node), output: *output }),
+        };
+        Ok(match edge {
+            Some(edge) => tensor.with_edge(edge),
+            None => tensor,
         })
     }
 

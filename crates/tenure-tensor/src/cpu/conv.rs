@@ -4,11 +4,11 @@
 //! and multiply it with the weights. A panel is as wide as the product's registers, so that nothing is packed again.
 
 use super::gemm::{Matrix, Multiply};
-use super::sweep::{Channels, PANEL, Sweep};
-use crate::autograd::no_grad;
+use super::halves::{in_f32, widened};
+use super::sweep::{Channels, PANEL, SLACK, Sweep};
 use crate::kernel::on_cpu;
 use crate::ops::Geometry;
-use crate::{Access, DType, Device, Entry, Number, Result, Tensor, threads};
+use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
 
 /// Writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each channel. All are
 /// contiguous.
@@ -29,6 +29,12 @@ const GRAIN: usize = 2 << 20;
 
 /// Parts that there should be, so that threads share them evenly.
 const PARTS: usize = 16;
+
+/// Rows that are transposed together.
+const BLOCK: usize = 16;
+
+/// Room after a row of columns, for `Sweep::gather`.
+const PITCH: usize = PANEL + SLACK;
 
 /// Rows of weights that the product takes without packing them.
 const ROWS: usize = 48;
@@ -70,14 +76,16 @@ fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) 
     let mut access = Access::new("conv_transpose", &[&packed], &[weight])?;
     let to = Matrix::<T>::new(access.write_ptr(0).cast(), channels * taps.len(), 1);
     let from = access.slice::<T>(0)?;
-    let grain = (64 * 1024 / (channels * taps.len()).max(1)).max(1);
-    threads::for_each_range(groups * rows, grain, |range| {
+    let row_parts = rows.div_ceil(BLOCK);
+    threads::for_each_part(groups * row_parts, |part| {
+        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
         for channel in 0..channels {
-            for row in range.clone() {
-                let source = &from[((row / rows * channels + channel) * rows + row % rows) * kernel..][..kernel];
+            for row in first..rows.min(first + BLOCK) {
+                let source = &from[((group * channels + channel) * rows + row) * kernel..][..kernel];
+                let to = to.at(group * rows + row, channel * taps.len()).data;
                 for (tap, number) in taps.iter().enumerate() {
                     // SAFETY: an element of the row, which is this part's.
-                    unsafe { to.at(row, channel * taps.len() + tap).data.write(source[*number]) };
+                    unsafe { to.add(tap).write(source[*number]) };
                 }
             }
         }
@@ -123,7 +131,7 @@ fn sweep_product<T: Multiply>(
     let biases = bias.map(|_| access.slice::<T>(2)).transpose()?;
     let arch = pulp::Arch::new();
 
-    let gathered = PANEL * channels_together * taps;
+    let gathered = PITCH * channels_together * taps;
     let workspace = || Tensor::empty(&[gathered + PANEL * rows_together], T::DTYPE, Device::CPU);
     threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
         let (group, row_part, panel_part) =
@@ -141,11 +149,10 @@ fn sweep_product<T: Multiply>(
             }
             for channel in (0..channels).step_by(channels_together) {
                 let channel_count = channels_together.min(channels - channel);
-                let images = source[(group * channels + channel) * from.channel..].as_ptr();
+                let images = &source[(group * channels + channel) * from.channel..];
                 arch.dispatch(
                     #[inline(always)]
-                    // SAFETY: channels of the input, and rows of the workspace for them.
-                    || unsafe { sweep.gather(&runs, images, from, channel_count, columns.as_mut_ptr(), PANEL) },
+                    || sweep.gather(&runs, images, from, channel_count, columns, PITCH),
                 );
                 for row in (0..row_count).step_by(ROWS) {
                     let weight = ((group * rows + first_row + row) * channels + channel) * taps;
@@ -155,7 +162,7 @@ fn sweep_product<T: Multiply>(
                         T::multiply(
                             [width, channel_count * taps, ROWS.min(row_count - row)],
                             Matrix::new(tile[row * PANEL..].as_ptr(), 1, PANEL),
-                            Matrix::new(columns.as_ptr(), 1, PANEL),
+                            Matrix::new(columns.as_ptr(), 1, PITCH),
                             Matrix::new(weights[weight..].as_ptr(), 1, inner),
                             T::ONE,
                             beta,
@@ -179,13 +186,15 @@ fn sweep_product<T: Multiply>(
 }
 
 fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
-    /// Pixels that are summed up at a time.
+    /// Pixels that are summed up at a time, at most.
     const PIXELS: usize = 256;
     let groups = geometry.groups;
     let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
     let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
     let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
     let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
+    let together = pixels.div_ceil(blocks.max(1)).next_multiple_of(16);
+    let pitch = together + SLACK;
     let channels_together = channels.div_ceil((inner * PIXELS * size_of::<T>()).div_ceil(640 * 1024).max(1)).max(1);
     let channel_parts = channels.div_ceil(channels_together);
     let work = PIXELS * rows * channels_together * taps;
@@ -205,8 +214,8 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
     let (source, grads) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
     let (from, to) = (strides(input), strides(grad));
     let arch = pulp::Arch::new();
-    let gathered = PIXELS * channels_together * taps;
-    let workspace = || Tensor::empty(&[gathered + PIXELS * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU);
+    let gathered = pitch * channels_together * taps;
+    let workspace = || Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU);
     threads::for_each_part_with(groups * channel_parts * slices, workspace, |workspace, part| {
         let (slice, group, channel) =
             (part / (groups * channel_parts), part / channel_parts % groups, part % channel_parts * channels_together);
@@ -220,16 +229,16 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
             unsafe { std::slice::from_raw_parts_mut(sum.data, count * taps * rows) }.fill(T::ZERO);
         }
         for block in first_block..blocks.min(first_block + blocks_together) {
-            let width = PIXELS.min(pixels - block * PIXELS);
-            let runs = sweep.runs(block * PIXELS..block * PIXELS + width);
+            let range = block * together..pixels.min((block + 1) * together);
+            let runs = sweep.runs(range.clone());
             arch.dispatch(
                 #[inline(always)]
                 // SAFETY: channels of the input and of the output's gradient, and rows of the workspace for them.
                 || unsafe {
-                    let images = source[(group * channels + channel) * from.channel..].as_ptr();
-                    sweep.gather(&runs, images, from, count, columns.as_mut_ptr(), PIXELS);
+                    let images = &source[(group * channels + channel) * from.channel..];
+                    sweep.gather(&runs, images, from, count, columns, pitch);
                     let images = grads[group * rows * to.channel..].as_ptr();
-                    sweep.transpose(&runs, images, to, rows, transposed.as_mut_ptr(), PIXELS);
+                    sweep.transpose(&runs, images, to, rows, transposed.as_mut_ptr(), together);
                 },
             );
             let beta = if block == first_block { T::ZERO } else { T::ONE };
@@ -238,10 +247,10 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
                     // SAFETY: the columns that were gathered, the pixels that were transposed, and sums of this part.
                     unsafe {
                         T::multiply(
-                            [PANEL.min(rows - row), width, ROWS.min(count * taps - column)],
+                            [PANEL.min(rows - row), range.len(), ROWS.min(count * taps - column)],
                             sum.at(row, column),
-                            Matrix::new(transposed[row * PIXELS..].as_ptr(), 1, PANEL),
-                            Matrix::new(columns[column * PIXELS..].as_ptr(), 1, PIXELS),
+                            Matrix::new(transposed[row * together..].as_ptr(), 1, PANEL),
+                            Matrix::new(columns[column * pitch..].as_ptr(), 1, pitch),
                             T::ONE,
                             beta,
                         );
@@ -260,14 +269,20 @@ fn add_up<T: Number>(out: &Tensor, sums: &Tensor, [slices, groups, inner, rows]:
     let mut access = Access::new("conv", &[out], &[sums])?;
     let to = Matrix::<T>::new(access.write_ptr(0).cast(), inner, 1);
     let sums = access.slice::<T>(0)?;
-    let grain = (32 * 1024 / (inner * slices).max(1)).next_multiple_of(16);
-    threads::for_each_range(groups * rows, grain, |range| {
+    let row_parts = rows.div_ceil(BLOCK);
+    threads::for_each_part(groups * row_parts, |part| {
+        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
+        let count = BLOCK.min(rows - first);
         for column in 0..inner {
-            for row in range.clone() {
-                let of = |slice| sums[((slice * groups + row / rows) * inner + column) * rows + row % rows];
-                let sum = (1..slices).fold(of(0), |sum: T, slice| sum.plus(of(slice)));
+            let row_of = |slice| &sums[((slice * groups + group) * inner + column) * rows + first..][..count];
+            let mut sum = [T::ZERO; BLOCK];
+            sum[..count].copy_from_slice(row_of(0));
+            for slice in 1..slices {
+                sum.iter_mut().zip(row_of(slice)).for_each(|(sum, more)| *sum = sum.plus(*more));
+            }
+            for (row, sum) in sum[..count].iter().enumerate() {
                 // SAFETY: an element of the row, which is this part's.
-                unsafe { to.at(row, column).data.write(sum) };
+                unsafe { to.at(group * rows + first + row, column).data.write(*sum) };
             }
         }
     });
@@ -282,8 +297,8 @@ fn convolve_halves(
     geometry: &Geometry,
 ) -> Result<()> {
     in_f32(out, |wide| {
-        let bias = bias.map(|bias| bias.to_dtype(DType::F32)).transpose()?;
-        convolve::<f32>(wide, &input.to_dtype(DType::F32)?, &weight.to_dtype(DType::F32)?, bias.as_ref(), geometry)
+        let bias = bias.map(widened).transpose()?;
+        convolve::<f32>(wide, &widened(input)?, &widened(weight)?, bias.as_ref(), geometry)
     })
 }
 
@@ -295,24 +310,13 @@ fn transposed_halves(
     geometry: &Geometry,
 ) -> Result<()> {
     in_f32(out, |wide| {
-        let bias = bias.map(|bias| bias.to_dtype(DType::F32)).transpose()?;
-        transposed::<f32>(wide, &input.to_dtype(DType::F32)?, &weight.to_dtype(DType::F32)?, bias.as_ref(), geometry)
+        let bias = bias.map(widened).transpose()?;
+        transposed::<f32>(wide, &widened(input)?, &widened(weight)?, bias.as_ref(), geometry)
     })
 }
 
 fn weight_gradient_halves(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
-    in_f32(out, |wide| {
-        weight_gradient::<f32>(wide, &input.to_dtype(DType::F32)?, &grad.to_dtype(DType::F32)?, geometry)
-    })
-}
-
-/// Sums are gathered in `f32`, and rounded once.
-fn in_f32(out: &Tensor, compute: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
-    no_grad(|| {
-        let wide = Tensor::empty(out.sizes(), DType::F32, out.device())?;
-        compute(&wide)?;
-        out.copy_raw(&wide)
-    })
+    in_f32(out, |wide| weight_gradient::<f32>(wide, &widened(input)?, &widened(grad)?, geometry))
 }
 
 /// Depth, height and width.

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use super::loops::vectorized;
 use super::slots::Slots;
 use crate::{Access, Element, Result, Scalar, Tensor, TensorError, threads};
 
@@ -293,10 +294,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let dense = [size_of::<F::From>(); N];
         if steps == dense {
             // Said with constants, so that it becomes loads of whole vectors.
-            return pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.row_leaf_of(tile, range, dense),
-            );
+            return vectorized!(self.row_leaf_of(tile, range, dense));
         }
         self.row_leaf_of(tile, range, steps)
     }
@@ -368,10 +366,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let steps = self.kept[0].steps;
         let dense = [size_of::<F::From>(); N];
         if steps == dense {
-            return pulp::Arch::new().dispatch(
-                #[inline(always)]
-                || self.column_leaf_of(tile, range, dense, sums),
-            );
+            return vectorized!(self.column_leaf_of(tile, range, dense, sums));
         }
         self.column_leaf_of(tile, range, steps, sums);
     }

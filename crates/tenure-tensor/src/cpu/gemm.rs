@@ -3,9 +3,9 @@
 //! The `gemm` crate multiplies on the thread that calls it; a product is divided in tiles here, by its sizes alone. The
 //! sum over the inner dimension is never divided.
 
-use crate::autograd::no_grad;
+use super::halves::{in_f32, widened};
 use crate::kernel::on_cpu;
-use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
+use crate::{Access, Entry, Number, Result, Scalar, Tensor, threads};
 
 /// Makes the output `beta` times what it is plus `alpha` times the product of two (batches of) matrices. All three have
 /// the same batch sizes, the output's elements are its own; with `beta` 0 the output is not read.
@@ -181,24 +181,11 @@ fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
     place
 }
 
-/// Sums are gathered in `f32`, and rounded once.
 fn product_of_halves(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
-    no_grad(|| {
-        let wide = match beta.to_f64() {
-            0.0 => Tensor::empty(out.sizes(), DType::F32, out.device())?,
-            _ => out.to_dtype(DType::F32)?.contiguous()?,
-        };
-        product::<f32>(&wide, &widened(a)?, &widened(b)?, alpha, beta)?;
-        out.copy_raw(&wide)
+    in_f32(out, |wide| {
+        if beta.to_bool() {
+            wide.copy_raw(out)?;
+        }
+        product::<f32>(wide, &widened(a)?, &widened(b)?, alpha, beta)
     })
-}
-
-/// In `f32`; what is repeated stays so.
-pub(crate) fn widened(tensor: &Tensor) -> Result<Tensor> {
-    let strides = tensor.strides();
-    let once: Vec<usize> =
-        tensor.sizes().iter().zip(strides).map(|(size, stride)| if *stride == 0 { 1 } else { *size }).collect();
-    let single = crate::Layout::strided(&once, strides, tensor.layout().offset())?;
-    let wide = tensor.alias(single).to_dtype(DType::F32)?;
-    Ok(wide.alias(wide.layout().expand(tensor.sizes())?))
 }

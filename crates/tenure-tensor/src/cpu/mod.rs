@@ -2,7 +2,10 @@
 
 mod cast;
 mod fold;
+mod halves;
+mod lanes;
 mod loops;
+mod runs;
 mod slots;
 
 pub(crate) mod activation;
@@ -14,12 +17,14 @@ pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod gather;
 pub(crate) mod gemm;
+pub(crate) mod index;
 pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod scan;
+pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::fold::{Fold, fold};
+use super::lanes::larger;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor};
@@ -73,18 +74,13 @@ fn prod_integers(out: &Tensor, input: &Tensor) -> Result<()> {
     each("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
 }
 
-fn norm_1<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
-    let absolute = |value: T| {
-        let value = value.widen();
-        if value < T::Compute::ZERO { -value } else { value }
-    };
-    each("norm", out, input, T::Compute::ZERO, absolute, Number::plus, T::narrow)
+fn norm_1<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("norm", out, input, T::Compute::ZERO, |value: T| value.widen().abs(), Number::plus, T::narrow)
 }
 
-fn norm_2<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
+fn norm_2<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
     let square = |value: T| value.widen() * value.widen();
-    let root = |sum: T::Compute| T::from_scalar(Scalar::Float(sum.to_scalar().to_f64().sqrt()));
-    each("norm", out, input, T::Compute::ZERO, square, Number::plus, root)
+    each("norm", out, input, T::Compute::ZERO, square, Number::plus, |sum: T::Compute| T::narrow(sum.sqrt()))
 }
 
 fn extreme<T: Float>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
@@ -92,9 +88,7 @@ fn extreme<T: Float>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> 
     let sign = if largest { T::Compute::ONE } else { -T::Compute::ONE };
     let start = T::Compute::from_scalar(Scalar::Float(f64::NEG_INFINITY));
     let map = |value: T| value.widen() * sign;
-    #[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
-    let merge = |a: T::Compute, b: T::Compute| if a > b || a != a { a } else { b };
-    each("amax", out, input, start, map, merge, |value| T::narrow(value * sign))
+    each("amax", out, input, start, map, larger, |value| T::narrow(value * sign))
 }
 
 fn extreme_integers<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
@@ -240,8 +234,7 @@ impl<T: Float<Compute: Math>> Fold<1, 1> for LogSumExp<T> {
 
     #[inline(always)]
     fn finish(&self, [sum]: [T::Compute; 1], largest: T) -> [T; 1] {
-        let (sum, largest) = (sum.to_scalar().to_f64(), finite(largest).to_scalar().to_f64());
-        [T::from_scalar(Scalar::Float(sum.ln() + largest))]
+        [T::narrow(sum.log() + finite(largest))]
     }
 }
 

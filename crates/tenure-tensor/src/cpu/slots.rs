@@ -1,27 +1,25 @@
-//! Memory that many threads write to, each its own part.
+//! Memory that many threads use at once.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A slice that threads write to.
-pub(super) struct Slots<'a, T> {
+/// A slice that threads write to, each its own part.
+pub(super) struct Slots<T> {
     data: *mut T,
     length: usize,
-    slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: whoever takes a range says that no other thread has it.
-unsafe impl<T: Send> Sync for Slots<'_, T> {}
+unsafe impl<T: Send> Sync for Slots<T> {}
 
-impl<'a, T> Slots<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self { data: slice.as_mut_ptr(), length: slice.len(), slice: PhantomData }
+impl<T> Slots<T> {
+    pub(super) fn new(slice: &mut [T]) -> Self {
+        Self { data: slice.as_mut_ptr(), length: slice.len() }
     }
 
     /// A range of it.
     ///
     /// # Safety
-    /// While it is borrowed, no range that meets it is.
+    /// The slice's memory is still there, and its owner does not touch it. No other range that is in use meets this one.
     ///
     /// # Panics
     /// If it is not within the slice.
@@ -32,4 +30,13 @@ impl<'a, T> Slots<'a, T> {
         // SAFETY: within the slice, and as the caller says, nobody else's.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }
+}
+
+/// The same slice, for as long as the caller likes: while something else of an `Access` is taken.
+///
+/// # Safety
+/// The memory stays there, and is not written to, for that long.
+pub(super) unsafe fn unbound<'a, T>(slice: &[T]) -> &'a [T] {
+    // SAFETY: as the caller says.
+    unsafe { std::slice::from_raw_parts(slice.as_ptr(), slice.len()) }
 }

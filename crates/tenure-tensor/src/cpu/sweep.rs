@@ -113,22 +113,24 @@ impl Sweep {
         runs
     }
 
-    /// Writes what every tap reads: a row of `width` columns for each channel and tap.
-    ///
-    /// # Safety
-    /// `source` has these channels of all images of the runs, and `columns` so many rows.
+    /// Writes what every tap reads: for each channel and tap a row of columns, `pitch` apart, of which `SLACK` behind the
+    /// last run may be written too. `source` begins with the first channel.
     #[inline(always)]
-    pub(super) unsafe fn gather<T: Number>(
+    pub(super) fn gather<T: Number>(
         &self,
         runs: &[Run],
-        source: *const T,
+        source: &[T],
         strides: Channels,
         channels: usize,
-        columns: *mut T,
-        width: usize,
+        columns: &mut [T],
+        pitch: usize,
     ) {
         let taps = self.taps.len();
         let [depth, height, _] = self.source.map(|size| size as isize);
+        let step = self.source_step[2];
+        assert!(
+            columns.len() >= channels * taps * pitch && runs.iter().all(|run| run.column + run.length + SLACK <= pitch)
+        );
         for (number, tap) in self.taps.iter().enumerate() {
             for run in runs {
                 let at: [isize; 3] =
@@ -136,16 +138,29 @@ impl Sweep {
                 let is_inside = (0..depth).contains(&at[0]) && (0..height).contains(&at[1]);
                 let inside = if is_inside { self.inside(at[2], run.length) } else { 0..0 };
                 let row = (at[0] * height + at[1]) * self.source[2] as isize + at[2];
-                // SAFETY: columns of the row that are the run's; pixels of the image, as `inside` says.
+                let first = (run.image * strides.image) as isize + row + (inside.start * step) as isize;
+                let first = if inside.is_empty() { 0 } else { first as usize };
+                let last = first + (channels - 1) * strides.channel;
+                assert!(inside.is_empty() || last + (inside.len() - 1) * step < source.len());
+                let has_slack = step == 1 && last + inside.len().next_multiple_of(SLACK) <= source.len();
+                // SAFETY: columns of the row that are the run's, and slack; pixels of the image, as `inside` says.
                 unsafe {
-                    let mut to = columns.add(number * width + run.column);
-                    let mut from = source.wrapping_add(run.image * strides.image).wrapping_offset(row);
+                    let mut to = columns.as_mut_ptr().add(number * pitch + run.column);
+                    let mut from = source.as_ptr().add(first);
                     for _ in 0..channels {
                         zero(to, inside.start);
-                        let first = from.wrapping_add(inside.start * self.source_step[2]);
-                        copy(first, self.source_step[2], to.add(inside.start), inside.len());
+                        let middle = to.add(inside.start);
+                        if has_slack {
+                            for at in (0..inside.len()).step_by(SLACK) {
+                                middle.add(at).cast::<[T; SLACK]>().write(from.add(at).cast::<[T; SLACK]>().read());
+                            }
+                        } else if step == 2 {
+                            (0..inside.len()).for_each(|i| middle.add(i).write(from.add(2 * i).read()));
+                        } else {
+                            (0..inside.len()).for_each(|i| middle.add(i).write(from.add(step * i).read()));
+                        }
                         zero(to.add(inside.end), run.length - inside.end);
-                        to = to.wrapping_add(taps * width);
+                        to = to.wrapping_add(taps * pitch);
                         from = from.wrapping_add(strides.channel);
                     }
                 }
@@ -230,6 +245,9 @@ impl Sweep {
     }
 }
 
+/// Columns that are copied at a time, wherever a run ends.
+pub(super) const SLACK: usize = 16;
+
 /// Columns of a panel: what the product of matrices has in registers at a time.
 pub(super) const PANEL: usize = 64;
 
@@ -239,49 +257,15 @@ fn positions(sizes: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..depth).flat_map(move |d| (0..height).flat_map(move |h| (0..width).map(move |w| [d, h, w])))
 }
 
-// Runs are short: these are no calls of memcpy and memset.
-
-#[inline(always)]
-unsafe fn copy<T: Copy>(from: *const T, step: usize, to: *mut T, length: usize) {
-    // SAFETY: `length` elements of both, as the caller says; nothing is aligned more than elements are.
-    unsafe {
-        match step {
-            1 => {
-                let mut at = 0;
-                while at + 16 <= length {
-                    to.add(at).cast::<[T; 16]>().write(from.add(at).cast::<[T; 16]>().read());
-                    at += 16;
-                }
-                if length & 8 != 0 {
-                    to.add(at).cast::<[T; 8]>().write(from.add(at).cast::<[T; 8]>().read());
-                    at += 8;
-                }
-                if length & 4 != 0 {
-                    to.add(at).cast::<[T; 4]>().write(from.add(at).cast::<[T; 4]>().read());
-                    at += 4;
-                }
-                if length & 2 != 0 {
-                    to.add(at).cast::<[T; 2]>().write(from.add(at).cast::<[T; 2]>().read());
-                    at += 2;
-                }
-                if length & 1 != 0 {
-                    to.add(at).write(from.add(at).read());
-                }
-            }
-            2 => (0..length).for_each(|i| to.add(i).write(from.add(2 * i).read())),
-            _ => (0..length).for_each(|i| to.add(i).write(from.add(step * i).read())),
-        }
-    }
-}
-
+/// Zeros a few elements, without a call.
 #[inline(always)]
 unsafe fn zero<T: Number>(to: *mut T, length: usize) {
-    // SAFETY: `length` elements, as the caller says.
+    let mut at = 0;
+    // SAFETY: `length` elements, as the caller says; nothing is aligned more than elements are.
     unsafe {
-        let mut at = 0;
-        while at + 16 <= length {
-            to.add(at).cast::<[T; 16]>().write([T::ZERO; 16]);
-            at += 16;
+        while at + SLACK <= length {
+            to.add(at).cast::<[T; SLACK]>().write([T::ZERO; SLACK]);
+            at += SLACK;
         }
         while at < length {
             to.add(at).write_volatile(T::ZERO);

@@ -2,6 +2,7 @@
 
 use super::pointwise::broadcast;
 use super::view::signed;
+use crate::autocast::lower;
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::gemm::Product;
@@ -16,7 +17,12 @@ impl Tensor {
     /// # Errors
     /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
     pub fn matmul(&self, other: &Self) -> Result<Self> {
-        check_operands("matmul", &[self, other])?;
+        let (left, right) = (&lower(self)?, &lower(other)?);
+        check_operands("matmul", &[left, right])?;
+        left.multiplied(right)
+    }
+
+    fn multiplied(&self, other: &Self) -> Result<Self> {
         match (self.rank(), other.rank()) {
             (0, _) | (_, 0) => {
                 let reason = format!(
@@ -36,7 +42,7 @@ impl Tensor {
                 out.view(&sizes)
             }
             (rank, 1) => {
-                let out = self.matmul(&other.view(&[other.numel() as isize, 1])?)?;
+                let out = self.multiplied(&other.view(&[other.numel() as isize, 1])?)?;
                 out.view(&signed(&out.sizes()[..rank - 1]))
             }
             // One product of many rows.
@@ -56,17 +62,18 @@ impl Tensor {
     /// # Errors
     /// Other sizes; different dtypes or devices.
     pub fn bmm(&self, other: &Self) -> Result<Self> {
-        check_operands("bmm", &[self, other])?;
-        if self.rank() != 3 || other.rank() != 3 || self.sizes()[0] != other.sizes()[0] {
+        let (left, right) = (&lower(self)?, &lower(other)?);
+        check_operands("bmm", &[left, right])?;
+        if left.rank() != 3 || right.rank() != 3 || left.sizes()[0] != right.sizes()[0] {
             let reason = format!(
                 "two batches of as many matrices are needed, (b, m, k) and (b, k, n), got sizes {:?} and {:?}: \
                  matmul() broadcasts batches",
-                self.sizes(),
-                other.sizes()
+                left.sizes(),
+                right.sizes()
             );
             return Err(TensorError::shape("bmm", reason));
         }
-        product("bmm", self, other)
+        product("bmm", left, right)
     }
 
     /// The product of a matrix with a vector.
@@ -137,14 +144,15 @@ impl Tensor {
         beta: Scalar,
         alpha: Scalar,
     ) -> Result<Self> {
-        check_operands(op, &[self, a, b])?;
+        let (base, a, b) = (&lower(self)?, &lower(a)?, &lower(b)?);
+        check_operands(op, &[base, a, b])?;
         if a.rank() != rank || b.rank() != rank {
             let reason =
                 format!("factors of {rank} dimensions are needed, got sizes {:?} and {:?}", a.sizes(), b.sizes());
             return Err(TensorError::shape(op, reason));
         }
-        let out = multiply(op, Some(self), a, b, alpha, beta)?;
-        attach(out, op, &[self, a, b], |saver| {
+        let out = multiply(op, Some(base), a, b, alpha, beta)?;
+        attach(out, op, &[base, a, b], |saver| {
             let (left, right) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
@@ -161,6 +169,11 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together, different dtypes or devices.
     pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.transformed(&lower(weight)?, bias.as_ref())
+    }
+
+    fn transformed(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
         check_operands("linear", &[self, weight])?;
         let (Some((&inner, leading)), &[outputs, inputs]) = (self.sizes().split_last(), weight.sizes()) else {
             let reason = format!(

@@ -21,11 +21,18 @@ mod power;
 mod random;
 mod reduce;
 mod scan;
+mod scatter;
 mod select;
 mod softmax;
 mod sort;
+mod triangle;
 mod unary;
 mod view;
 
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use index::{ELLIPSIS, Index, Indices, NEW};
+pub use join::{cat, meshgrid, stack};
+pub use pad::PadMode;
+pub use pool::Pool;
+pub(crate) use pool::{Taps, Windows};

@@ -1,8 +1,7 @@
 //! Random tensors. How bits become numbers is said in [`crate::random`].
 
-use crate::autograd::{Context, attach, is_grad_enabled};
+use crate::autograd::{Context, attach, attach_in_place};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
-use crate::error::AutogradError;
 use crate::random::{Generator, State, default_generator};
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError};
 
@@ -137,20 +136,17 @@ impl Tensor {
         generator: &Generator,
         draw: impl FnOnce(F, &Self, State) -> Result<()>,
     ) -> Result<()> {
-        if is_grad_enabled() && self.requires_grad() {
-            return Err(AutogradError::LeafModified { op }.into());
-        }
         let kernel = kernel.find(self.device().kind(), self.dtype())?;
-        let state = generator.reserve(blocks(self.numel()));
-        if self.is_contiguous() {
-            draw(kernel, self, state)?;
-        } else {
+        let write = || {
+            let state = generator.reserve(blocks(self.numel()));
+            if self.is_contiguous() {
+                return draw(kernel, self, state);
+            }
             let fresh = Self::empty(self.sizes(), self.dtype(), self.device())?;
             draw(kernel, &fresh, state)?;
-            self.copy_raw(&fresh)?;
-        }
-        self.bump_version();
-        Ok(())
+            self.copy_raw(&fresh)
+        };
+        attach_in_place(self, op, &[self], write, |_| Ok(|_: &Context<'_>| Ok([None].into_iter().collect())))
     }
 }
 

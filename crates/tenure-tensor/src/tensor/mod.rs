@@ -215,7 +215,7 @@ impl Tensor {
         let inner = Arc::downgrade(&self.inner);
         self.meta().retain_grad(Arc::new(move |grad| {
             if let Some(inner) = inner.upgrade() {
-                Self { inner }.accumulate_grad(grad.clone(), autograd::is_grad_enabled())?;
+                Self { inner }.accumulate_grad(grad.clone())?;
             }
             Ok(None)
         }));
@@ -260,14 +260,21 @@ impl Tensor {
     }
 
     /// Adds to the gradient.
-    pub(crate) fn accumulate_grad(&self, grad: Self, creates_graph: bool) -> Result<()> {
-        let grad = match self.grad() {
-            None if creates_graph => grad,
-            None => grad.detach(),
-            Some(before) => before.add(&grad)?,
+    pub(crate) fn accumulate_grad(&self, grad: Self) -> Result<()> {
+        let _one = self.inner.meta.accumulating();
+        let mut sum = self.set_grad(None);
+        let added = match &mut sum {
+            None => autograd::own(grad, self.layout()).map(|grad| sum = Some(grad)),
+            Some(sum) => autograd::add_to(sum, grad),
         };
-        self.set_grad(Some(grad));
-        Ok(())
+        self.set_grad(sum);
+        added
+    }
+
+    /// Whether nobody else has it, nor a view of its storage, which came from an allocator: it can be overwritten unseen.
+    pub(crate) fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.inner)
+            .is_some_and(|inner| inner.storage.is_unique() && inner.storage.allocator().is_some())
     }
 }
 
