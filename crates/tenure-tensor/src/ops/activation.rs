@@ -7,7 +7,7 @@ use super::pointwise::{self, Binary};
 use super::unary::functions;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
-use crate::{Kernel, Result, Tensor, cpu};
+use crate::{Kernel, Result, Tensor, autocast, cpu};
 
 static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU]);
 static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD]);
@@ -113,7 +113,7 @@ impl Tensor {
 
     /// log(1 + exp(`beta`·x)) / `beta`; x where `beta`·x is above `threshold`. PyTorch's are 1 and 20.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Self> {
-        self.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
+        autocast::raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
             let scaled = x.mul(beta)?;
             scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
         })

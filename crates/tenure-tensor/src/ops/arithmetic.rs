@@ -19,10 +19,10 @@ static FMOD: Binary = Kernel::new("fmod", &[kernels::FMOD]);
 static MAXIMUM: Binary = Kernel::new("maximum", &[kernels::MAXIMUM]);
 static MINIMUM: Binary = Kernel::new("minimum", &[kernels::MINIMUM]);
 static ATAN2: Binary = Kernel::new("atan2", &[kernels::ATAN2]);
-static LERP: Binary = Kernel::new("lerp", &[kernels::LERP]);
-static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kernels::ADD_SCALED]);
-static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL]);
-static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV]);
+pub(super) static LERP: Binary = Kernel::new("lerp", &[kernels::LERP]);
+pub(super) static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kernels::ADD_SCALED]);
+pub(super) static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL]);
+pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV]);
 
 /// Operands are broadcast, and promoted as PyTorch does. A number never makes a dtype wider within its kind.
 ///
@@ -45,15 +45,10 @@ impl Tensor {
     pub fn add_scaled(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<Self> {
         let alpha = alpha.into();
         let pair = Pair::new(self, other.into(), |dtype| dtype)?;
-        check_factor(&ADD_SCALED, alpha, pair.dtype)?;
+        check_factor("add_scaled", alpha, pair.dtype)?;
         let inputs = [self, other];
         let out = pointwise::run(&ADD_SCALED, pair.dtype, pair.dtype, &inputs, |kernel, iter| kernel(iter, alpha))?;
-        attach(out, "add_scaled", &inputs, |_| {
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                Ok([Some(grad.clone()), context.give(1, || grad.mul(alpha))?].into_iter().collect())
-            })
-        })
+        attach(out, "add_scaled", &inputs, |_| Ok(scaled_sum(alpha)))
     }
 
     /// The difference.
@@ -177,18 +172,7 @@ impl Tensor {
         let weight = pointwise::tensor(weight, dtype)?;
         let inputs = [self, end, &*weight];
         let out = pointwise::run(&LERP, dtype, dtype, &inputs, |kernel, iter| kernel(iter))?;
-        attach(out, "lerp", &inputs, |saver| {
-            let needs = saver.needs(2);
-            let (from, to) = (saver.save_if(needs, self)?, saver.save_if(needs, end)?);
-            let weight = saver.save(&weight)?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, weight) = (context.grad(0)?, context.unpack(weight)?);
-                let to_start = context.give(0, || grad.sub(&grad.mul(&weight)?))?;
-                let to_end = context.give(1, || grad.mul(&weight))?;
-                let to_weight = context.give(2, || grad.mul(&context.unpack(to)?.sub(&context.unpack(from)?)?))?;
-                Ok([to_start, to_end, to_weight].into_iter().collect())
-            })
-        })
+        attach(out, "lerp", &inputs, |saver| towards(saver, self, end, &weight))
     }
 
     /// The sum with `factor` · `a` · `b`, in one pass.
@@ -196,17 +180,9 @@ impl Tensor {
         let factor = factor.into();
         let inputs = [self, a, b];
         let dtype = pointwise::promoted(&inputs.map(Value::from));
-        check_factor(&ADDCMUL, factor, dtype)?;
+        check_factor("addcmul", factor, dtype)?;
         let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
-        attach(out, "addcmul", &inputs, |saver| {
-            let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let to_a = context.give(1, || grad.mul(&context.unpack(b)?)?.mul(factor))?;
-                let to_b = context.give(2, || grad.mul(&context.unpack(a)?)?.mul(factor))?;
-                Ok([Some(grad), to_a, to_b].into_iter().collect())
-            })
-        })
+        attach(out, "addcmul", &inputs, |saver| sum_of_product(saver, a, b, factor))
     }
 
     /// The sum with `factor` · `a` / `b`, in one pass.
@@ -215,15 +191,7 @@ impl Tensor {
         let inputs = [self, a, b];
         let dtype = pointwise::promoted(&inputs.map(Value::from));
         let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
-        attach(out, "addcdiv", &inputs, |saver| {
-            let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
-            Ok(move |context: &Context<'_>| {
-                let (grad, b) = (context.grad(0)?, context.unpack(b)?);
-                let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
-                let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
-                Ok([Some(grad), Some(scaled), to_b].into_iter().collect())
-            })
-        })
+        attach(out, "addcdiv", &inputs, |saver| sum_of_quotient(saver, a, b, factor))
     }
 }
 
@@ -271,11 +239,70 @@ pub(super) fn quotient(
     })
 }
 
+/// The gradients of a sum with `alpha` times another.
+pub(super) fn scaled_sum(alpha: Scalar) -> impl Fn(&Context<'_>) -> Result<Grads> {
+    move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        Ok([Some(grad.clone()), context.give(1, || grad.mul(alpha))?].into_iter().collect())
+    }
+}
+
+/// The gradients of the way from `start` to `end`.
+pub(super) fn towards(
+    saver: &mut Saver,
+    start: &Tensor,
+    end: &Tensor,
+    weight: &Tensor,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let needs = saver.needs(2);
+    let (from, to) = (saver.save_if(needs, start)?, saver.save_if(needs, end)?);
+    let weight = saver.save(weight)?;
+    Ok(move |context: &Context<'_>| {
+        let (grad, weight) = (context.grad(0)?, context.unpack(weight)?);
+        let to_start = context.give(0, || grad.sub(&grad.mul(&weight)?))?;
+        let to_end = context.give(1, || grad.mul(&weight))?;
+        let to_weight = context.give(2, || grad.mul(&context.unpack(to)?.sub(&context.unpack(from)?)?))?;
+        Ok([to_start, to_end, to_weight].into_iter().collect())
+    })
+}
+
+/// The gradients of a sum with `factor` · `a` · `b`.
+pub(super) fn sum_of_product(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+    factor: Scalar,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_a = context.give(1, || grad.mul(&context.unpack(b)?)?.mul(factor))?;
+        let to_b = context.give(2, || grad.mul(&context.unpack(a)?)?.mul(factor))?;
+        Ok([Some(grad), to_a, to_b].into_iter().collect())
+    })
+}
+
+/// The gradients of a sum with `factor` · `a` / `b`.
+pub(super) fn sum_of_quotient(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+    factor: Scalar,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
+    Ok(move |context: &Context<'_>| {
+        let (grad, b) = (context.grad(0)?, context.unpack(b)?);
+        let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
+        let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
+        Ok([Some(grad), Some(scaled), to_b].into_iter().collect())
+    })
+}
+
 /// Integers are not scaled by what has a fraction.
-fn check_factor(kernel: &Kernel<Scaled>, factor: Scalar, dtype: DType) -> Result<()> {
+pub(super) fn check_factor(op: &'static str, factor: Scalar, dtype: DType) -> Result<()> {
     if matches!(factor, Scalar::Float(_)) && !dtype.is_floating() {
         let expected = "a factor with a fraction needs tensors of a floating dtype: convert one with to_dtype()";
-        return Err(TensorError::DType { op: kernel.name(), found: dtype, expected: expected.to_owned() });
+        return Err(TensorError::DType { op, found: dtype, expected: expected.to_owned() });
     }
     Ok(())
 }

@@ -2,12 +2,14 @@
 //!
 //! Each is [`attach_in_place`] of a write and of the formula of the operation that is not in place.
 
+use smallvec::SmallVec;
 use tenure_core::DType;
 
-use super::arithmetic::{self, ADD, DIV, MUL, SUB};
+use super::arithmetic::{self, ADD, ADD_SCALED, ADDCDIV, ADDCMUL, DIV, LERP, MUL, SUB};
 use super::pointwise::{self, Binary};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
-use crate::{Elementwise, Result, Scalar, Tensor, TensorError, Value};
+use crate::cpu::binary::{self, Scaled};
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 
 impl Tensor {
     /// Adds a tensor or number, broadcast and converted.
@@ -43,6 +45,49 @@ impl Tensor {
     pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
         let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
         self.computed("div_", &DIV, other.into(), pointwise::floating, save)
+    }
+
+    /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
+        let alpha = alpha.into();
+        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, alpha);
+        self.fused("add_scaled_", &ADD_SCALED, Some(alpha), &[other], call, |_| Ok(arithmetic::scaled_sum(alpha)))
+    }
+
+    /// Adds `factor` · `a` · `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, factor);
+        let save = |saver: &mut Saver| arithmetic::sum_of_product(saver, a, b, factor);
+        self.fused("addcmul_", &ADDCMUL, Some(factor), &[a, b], call, save)
+    }
+
+    /// Adds `factor` · `a` / `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, factor);
+        let save = |saver: &mut Saver| arithmetic::sum_of_quotient(saver, a, b, factor);
+        self.fused("addcdiv_", &ADDCDIV, Some(factor), &[a, b], call, save)
+    }
+
+    /// Goes towards `end`, as far as `weight` says: 0 stays, 1 is there.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn lerp_<'a>(&self, end: &Self, weight: impl Into<Value<'a>>) -> Result<()> {
+        let weight = pointwise::tensor(weight.into(), self.dtype())?;
+        let call = |kernel: binary::Binary, iter: &Elementwise<'_>| kernel(iter);
+        let save = |saver: &mut Saver| arithmetic::towards(saver, self, end, &weight);
+        self.fused("lerp_", &LERP, None, &[end, &weight], call, save)
     }
 
     /// Makes every element this number.
@@ -106,6 +151,29 @@ impl Tensor {
             kernel.find(self.device().kind(), dtype)?(&iter)
         };
         attach_in_place(self, op, &[self, &other], write, |saver| save(saver, &other))
+    }
+
+    /// What a kernel computes of this tensor and others, one of which may be a factor.
+    fn fused<K: Copy, F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel<K>,
+        factor: Option<Scalar>,
+        others: &[&Self],
+        call: impl FnOnce(K, &Elementwise<'_>) -> Result<()>,
+        save: impl FnOnce(&mut Saver) -> Result<F>,
+    ) -> Result<()> {
+        let inputs: SmallVec<[&Self; 3]> = std::iter::once(self).chain(others.iter().copied()).collect();
+        let values: SmallVec<[Value<'_>; 3]> = inputs.iter().map(|input| Value::from(*input)).collect();
+        let dtype = pointwise::promoted(&values);
+        self.check_stores(op, dtype)?;
+        factor.map_or(Ok(()), |factor| arithmetic::check_factor(op, factor, dtype))?;
+        others.iter().try_for_each(|other| self.check_broadcast(op, other))?;
+        let write = || {
+            let iter = Elementwise::new(op, &[self], &inputs)?;
+            call(kernel.find(self.device().kind(), dtype)?, &iter)
+        };
+        attach_in_place(self, op, &inputs, write, save)
     }
 
     /// Checks that a result of `dtype` can be written to this tensor, as PyTorch allows it.

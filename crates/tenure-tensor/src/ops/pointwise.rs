@@ -62,14 +62,6 @@ pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layou
     Ok(Layout::strided(sizes, &strides, 0)?)
 }
 
-/// A number as a tensor of no dimension, or the tensor, converted to `dtype`. On the CPU if it is a number.
-pub(crate) fn operand(value: Value<'_>, dtype: DType) -> Result<Tensor> {
-    match value {
-        Value::Tensor(tensor) => tensor.to_dtype(dtype),
-        Value::Number(number) => Tensor::scalar(number, dtype),
-    }
-}
-
 /// A kernel of one input.
 pub(crate) type Unary = Kernel<cpu::unary::Unary>;
 /// A kernel of two inputs.

@@ -2,8 +2,8 @@
 
 use super::pointwise::{self, Binary, Pair, Unary};
 use crate::autograd::{Context, attach};
-use crate::cpu;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{autocast, cpu};
 
 static POW: Binary = Kernel::new("pow", &[cpu::binary::POW]);
 static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE]);
@@ -19,8 +19,8 @@ impl Tensor {
     /// Sizes that do not broadcast, different devices, `bool`, integers to a negative number.
     pub fn pow<'a>(&'a self, exponent: impl Into<Value<'a>>) -> Result<Self> {
         match exponent.into() {
-            Value::Number(exponent) => self.to_number(exponent),
-            Value::Tensor(exponent) => self.to_tensor(exponent),
+            Value::Number(exponent) => autocast::raise(self)?.to_number(exponent),
+            Value::Tensor(exponent) => autocast::raise(self)?.to_tensor(&autocast::raise(exponent)?),
         }
     }
 

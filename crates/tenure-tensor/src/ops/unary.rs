@@ -11,9 +11,10 @@ use crate::cpu::unary as kernels;
 use crate::{Kernel, Result, Tensor, TensorError};
 
 /// Functions of floats, with the gradient of the input by that of the output and what was saved: the input (`by input`),
-/// or the output, so that the input's memory can go. Of integers they are PyTorch's default dtype.
+/// or the output, so that the input's memory can go. Of integers they are PyTorch's default dtype. The word in parentheses
+/// is what [`autocast`](crate::autocast) does to the input.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident $(($autocast:ident))? = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
         impl $crate::Tensor {$(
             $(#[$doc])*
             ///
@@ -22,7 +23,9 @@ macro_rules! functions {
             pub fn $name(&self) -> $crate::Result<Self> {
                 static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$kernel]);
                 let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+                let input = self;
+                $(let input = &$crate::autocast::$autocast(input)?;)?
+                $crate::ops::unary::of_floats(&KERNEL, input, $crate::ops::unary::By::$saved, formula)
             }
         )*}
     };
@@ -61,37 +64,37 @@ functions! {
     /// The square root.
     sqrt = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
     /// One by the square root.
-    rsqrt = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
+    rsqrt(raise) = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
     /// One by each element.
-    reciprocal = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
+    reciprocal(raise) = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// e to the power of each element.
-    exp = kernels::EXP, by output |grad, y| grad.mul(y);
+    exp(raise) = kernels::EXP, by output |grad, y| grad.mul(y);
     /// e to the power of each element, less 1: precise near 0.
-    expm1 = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
+    expm1(raise) = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
     /// The natural logarithm.
-    log = kernels::LOG, by input |grad, x| grad.div(x);
+    log(raise) = kernels::LOG, by input |grad, x| grad.div(x);
     /// The natural logarithm of 1 and each element: precise near 0.
-    log1p = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
+    log1p(raise) = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
     /// The logarithm to base 2.
-    log2 = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
+    log2(raise) = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
     /// The logarithm to base 10.
-    log10 = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
+    log10(raise) = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
     /// The sine of an angle in radians.
     sin = kernels::SIN, by input |grad, x| grad.mul(&x.cos()?);
     /// The cosine of an angle in radians.
     cos = kernels::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
     /// The tangent of an angle in radians.
-    tan = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
+    tan(raise) = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
     /// The angle of a sine.
-    asin = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
+    asin(raise) = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
     /// The angle of a cosine.
-    acos = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
+    acos(raise) = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
     /// The angle of a tangent.
     atan = kernels::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
     /// The hyperbolic sine.
-    sinh = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
+    sinh(raise) = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
     /// The hyperbolic cosine.
-    cosh = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    cosh(raise) = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
     /// The hyperbolic tangent.
     tanh = kernels::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// The error function.
@@ -99,7 +102,7 @@ functions! {
     /// 1 less the error function: precise where that is near 1.
     erfc = kernels::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
     /// What the error function is this of, from -1 to 1.
-    erfinv = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+    erfinv(raise) = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
 }
 
 /// exp(-x²)
