@@ -177,7 +177,8 @@ impl Tensor {
     /// # Errors
     /// No memory.
     pub fn scalar(value: impl Into<Scalar>, dtype: DType) -> Result<Self> {
-        Self::full(&[], value, dtype, Device::CPU)
+        let value = value.into();
+        with_element!(dtype, T => Self::from_slice(&[T::from_scalar(value)], &[]))
     }
 
     /// Writes one value everywhere; nobody is told.
