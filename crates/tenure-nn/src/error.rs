@@ -1,6 +1,6 @@
 //! What can go wrong around tensors.
 
-use tenure_tensor::{DType, TensorError};
+use tenure_tensor::TensorError;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
@@ -47,16 +47,6 @@ pub enum StateError {
         expected: Vec<usize>,
         /// The source's.
         found: Vec<usize>,
-    },
-    /// A float for an integer, or the other way round.
-    #[error("{name}: the model has {expected}, got {found}, which is of another kind")]
-    Kind {
-        /// The tensor.
-        name: String,
-        /// The model's.
-        expected: DType,
-        /// The source's.
-        found: DType,
     },
 }
 

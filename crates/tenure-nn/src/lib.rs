@@ -13,8 +13,10 @@ pub mod data;
 mod error;
 mod init;
 pub mod layers;
+pub mod models;
 mod module;
 pub mod optim;
+pub mod purpose;
 mod scope;
 
 pub use error::{Error, Result, StateError};

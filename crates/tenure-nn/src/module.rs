@@ -1,13 +1,13 @@
 //! What models are made of, and its names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tenure_core::{Key, KeyId, Purpose, Tag};
+use tenure_core::Tag;
 use tenure_tensor::{DType, Tensor, TensorError, autograd};
 
-use crate::{Result, StateError};
+use crate::{Result, StateError, purpose};
 
 /// What modules are put together from: parameters, buffers, modes, modules, also in an `Option` or a `Vec`.
 pub trait Part: Send + Sync {
@@ -62,7 +62,7 @@ pub trait Module: Part {
     ///
     /// # Errors
     /// No memory.
-    fn set_requires_grad(&mut self, requires_grad: bool) -> Result<()> {
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
         let mut result = Ok(());
         self.visit(&mut |member| {
             if let (Ok(()), Member::Parameter(parameter)) = (&result, member) {
@@ -97,9 +97,9 @@ pub trait Module: Part {
     /// [`StateError`], if names or sizes differ; the model is then as it was. Failures of the source.
     fn load(&self, source: &dyn Source) -> Result<()> {
         let state = self.state();
-        let missing = state.iter().filter(|(name, _)| source.sizes(name).is_none()).map(|(name, _)| (*name).to_owned());
-        let missing: Vec<String> = missing.collect();
-        let known: std::collections::HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
+        let missing = state.iter().map(|(name, _)| *name).filter(|name| source.sizes(name).is_none());
+        let missing: Vec<String> = missing.map(str::to_owned).collect();
+        let known: HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
         let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(&**name)).collect();
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(StateError::Names { missing, unexpected }.into());
@@ -126,10 +126,6 @@ pub trait Module: Part {
         }
         for (name, tensor) in found {
             let value = source.tensor(name)?;
-            if value.dtype().is_floating() != tensor.dtype().is_floating() {
-                let (name, expected, found) = (name.to_owned(), tensor.dtype(), value.dtype());
-                return Err(StateError::Kind { name, expected, found }.into());
-            }
             autograd::no_grad(|| tensor.copy_(&value))?;
         }
         Ok(missing)
@@ -326,7 +322,7 @@ impl MemberMut<'_> {
 
     fn convert(self, dtype: DType) -> tenure_tensor::Result<()> {
         let convert = |name: &str, tensor: &Tensor| {
-            let _purpose = purpose(Tag::Weight, name, "");
+            let _purpose = purpose::enter(Tag::Weight, name, "convert");
             autograd::no_grad(|| tensor.to_dtype(dtype))
         };
         match self {
@@ -377,10 +373,3 @@ macro_rules! collections {
     )*};
 }
 collections!(Option, Vec);
-
-/// Says that this thread allocates `tag` for the parameter or buffer `name`, for the operation `op`.
-pub(crate) fn purpose(tag: Tag, name: &str, op: &str) -> Purpose {
-    let (module, role) = name.rsplit_once('.').unwrap_or(("", name));
-    let key = Key { module: module.into(), op: op.into(), role: role.into(), occurrence: 0 };
-    Purpose::enter(tag, KeyId::intern(key))
-}

@@ -6,8 +6,7 @@ use tenure_core::Tag;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Scalar, Tensor};
 
-use crate::module::purpose;
-use crate::{Buffer, Init, Parameter};
+use crate::{Buffer, Init, Parameter, purpose};
 
 /// The place of a module in a model: its path, which its parameters' names begin with, and how they are made.
 ///
@@ -23,17 +22,24 @@ use crate::{Buffer, Init, Parameter};
 /// # Ok::<(), tenure_tensor::TensorError>(())
 /// ```
 #[derive(Clone)]
-pub struct Scope<'a> {
+pub struct Scope {
     path: String,
     dtype: DType,
     device: Device,
-    generator: &'a Generator,
+    generator: Generator,
+    is_zeroed: bool,
 }
 
-impl<'a> Scope<'a> {
-    /// The whole model, of `float32` on the CPU.
-    pub fn new(generator: &'a Generator) -> Self {
-        Self { path: String::new(), dtype: DType::F32, device: Device::CPU, generator }
+impl Scope {
+    /// The whole model, of `float32` on the CPU, whose values `generator` draws.
+    pub fn new(generator: &Generator) -> Self {
+        Self {
+            path: String::new(),
+            dtype: DType::F32,
+            device: Device::CPU,
+            generator: generator.clone(),
+            is_zeroed: false,
+        }
     }
 
     /// The same, of another dtype.
@@ -46,6 +52,12 @@ impl<'a> Scope<'a> {
     #[must_use]
     pub fn with_device(&self, device: Device) -> Self {
         Self { device, ..self.clone() }
+    }
+
+    /// The same, whose parameters are zeros: for a model that is loaded, which has no use for random numbers.
+    #[must_use]
+    pub fn zeroed(&self) -> Self {
+        Self { is_zeroed: true, ..self.clone() }
     }
 
     /// A module inside of this one.
@@ -70,9 +82,10 @@ impl<'a> Scope<'a> {
     /// No memory; sizes that `init` does not take.
     pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let _purpose = purpose(Tag::Weight, &name, "parameter");
+        let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
         let tensor = Tensor::empty(sizes, self.dtype, self.device)?;
-        init.fill(&tensor, self.generator)?;
+        let init = if self.is_zeroed { Init::ZEROS } else { init };
+        init.fill(&tensor, &self.generator)?;
         Parameter::new(name, tensor)
     }
 
@@ -82,7 +95,7 @@ impl<'a> Scope<'a> {
     /// No memory.
     pub fn buffer(&self, name: &str, sizes: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Buffer> {
         let name = self.name(name);
-        let _purpose = purpose(Tag::Weight, &name, "buffer");
+        let _purpose = purpose::enter(Tag::Weight, &name, "buffer");
         Ok(Buffer::new(name, Tensor::full(sizes, value, dtype, self.device)?))
     }
 

@@ -146,7 +146,10 @@ fn a_bad_idx_file_says_what_is_wrong() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_an_array_or_an_error(mut bytes in prop::collection::vec(any::<u8>(), 0..64), is_near in any::<bool>()) {
+    fn any_bytes_are_an_array_or_an_error(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..64),
+        is_near in any::<bool>(),
+    ) {
         if is_near && bytes.len() > 8 {
             let count = bytes.len() as u8 - 8;
             bytes[..8].copy_from_slice(&[0, 0, 8, 1, 0, 0, 0, count]);

@@ -5,7 +5,7 @@
 //! | operations | compute in |
 //! | --- | --- |
 //! | matrix products, linear layers, convolutions, attention, `einsum` | the lower dtype |
-//! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums and products over dimensions, `exp`, `log`, `pow`, `reciprocal`, `rsqrt`, `softplus` | `float32` |
+//! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums and products over dimensions, `exp`, `log`, `tan`, `pow`, `reciprocal`, `rsqrt`, `softplus` and their like | `float32` |
 //! | what takes several tensors at once, such as `cat`, `stack`, `scatter_add`, `addcmul` | the widest of them |
 //! | all others | what they are given |
 //!

@@ -12,6 +12,8 @@ fn in_place() {
             ("arithmetic", arithmetic),
             ("arithmetic_column", arithmetic),
             ("itself", itself),
+            ("fused", fused),
+            ("functions", functions),
             ("filled", filled),
             ("rows", rows),
             ("view_of_result", view_of_result),
@@ -40,6 +42,29 @@ fn itself(x: &[Tensor]) -> Result<Vec<Tensor>> {
     a.mul_(&a)?;
     a.add_(&a)?;
     Ok(vec![a])
+}
+
+fn fused(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let [p, q, r, s] = [x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?];
+    p.add_scaled_(&x[1], -3)?;
+    q.addcmul_(&x[1], &x[2], 0.5)?;
+    r.addcdiv_(&x[1], &x[2], 0.5)?;
+    s.lerp_(&x[1], &x[2])?;
+    s.lerp_(&x[0], 0.25)?;
+    Ok(vec![p.mul(&x[0])?, q.mul(&x[0])?, r.mul(&x[0])?, s.mul(&x[0])?])
+}
+
+fn functions(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let tensors = (0..8).map(|_| x[0].mul(2)).collect::<Result<Vec<_>>>()?;
+    for (index, function) in [Tensor::exp_, Tensor::relu_, Tensor::sigmoid_, Tensor::tanh_].into_iter().enumerate() {
+        function(&tensors[index].narrow(0, 1, 2)?)?;
+    }
+    tensors[4].add_(5)?;
+    tensors[4].sqrt_()?;
+    tensors[5].clamp_(-0.75, 1.5)?;
+    tensors[6].masked_fill_(&x[0].gt(0)?, 3)?;
+    tensors[7].silu_()?;
+    tensors.iter().map(|tensor| tensor.mul(&x[0])).collect()
 }
 
 fn filled(x: &[Tensor]) -> Result<Vec<Tensor>> {

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use super::CheckpointError;
 
-/// Lets `write` write a temporary file beside `path`, brings it to the disk, and gives it the name. Whenever the program
-/// or the system stops, `path` is the old file or the new one; a program that is killed leaves the temporary file behind.
+/// Lets `write` write a temporary file beside `path`, brings it to the disk, and gives it the name. Whenever the
+/// program or the system stops, `path` is the old file or the new one; a program that is killed leaves the temporary
+/// file behind.
 ///
 /// # Errors
 /// Those of `write`, and of the system; `path` is then as it was.

@@ -14,8 +14,8 @@ const MODEL: &str = "model.";
 const OPTIMIZER: &str = "optimizer.";
 const KEY: &str = "tenure";
 
-/// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far the
-/// run was, in one file.
+/// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far
+/// the run was, in one file.
 ///
 /// ```no_run
 /// # use tenure_nn::{Module, Result, checkpoint::{Checkpoint, Progress}, optim::Optimizer};
@@ -100,7 +100,7 @@ impl Checkpoint {
     /// Brings the model and the optimizer, made as they were for the run, to where they were.
     ///
     /// # Errors
-    /// [`StateError`](crate::StateError): another model, or another rule.
+    /// [`StateError`](crate::StateError): another model, or another rule, for which the model has changed already.
     pub fn load(&self, model: &dyn Module, optimizer: &mut Optimizer) -> Result<()> {
         model.load(&self.model())?;
         optimizer.load(&Under::new(&self.weights, OPTIMIZER))

@@ -1,5 +1,5 @@
-//! IDX, the format of MNIST and Fashion-MNIST: a magic number with the type and the number of dimensions, the sizes, and
-//! the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
+//! IDX, the format of MNIST and Fashion-MNIST: a magic number with the type and the number of dimensions, the sizes,
+//! and the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -88,8 +88,8 @@ impl FashionMnist {
     const MEAN: f32 = 0.2860;
     const DEVIATION: f32 = 0.3530;
 
-    /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with `.gz`
-    /// or without.
+    /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with
+    /// `.gz` or without.
     ///
     /// # Errors
     /// The files cannot be read, or do not belong together.

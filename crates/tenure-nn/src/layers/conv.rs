@@ -52,7 +52,7 @@ impl<const D: usize> ConvNd<D> {
     /// # Errors
     /// No memory.
     pub fn new(
-        scope: &Scope<'_>,
+        scope: &Scope,
         channels: usize,
         outputs: usize,
         kernel: [usize; D],
@@ -66,7 +66,7 @@ impl<const D: usize> ConvNd<D> {
     /// # Errors
     /// No memory.
     pub fn with_init(
-        scope: &Scope<'_>,
+        scope: &Scope,
         channels: usize,
         outputs: usize,
         kernel: [usize; D],

@@ -19,7 +19,7 @@ impl Linear {
     ///
     /// # Errors
     /// No memory.
-    pub fn new(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Self> {
+    pub fn new(scope: &Scope, inputs: usize, outputs: usize) -> Result<Self> {
         Self::with_init(scope, inputs, outputs, Init::default_weight(), Some(Init::default_bias(inputs)))
     }
 
@@ -27,7 +27,7 @@ impl Linear {
     ///
     /// # Errors
     /// No memory.
-    pub fn without_bias(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Self> {
+    pub fn without_bias(scope: &Scope, inputs: usize, outputs: usize) -> Result<Self> {
         Self::with_init(scope, inputs, outputs, Init::default_weight(), None)
     }
 
@@ -35,13 +35,7 @@ impl Linear {
     ///
     /// # Errors
     /// No memory.
-    pub fn with_init(
-        scope: &Scope<'_>,
-        inputs: usize,
-        outputs: usize,
-        weight: Init,
-        bias: Option<Init>,
-    ) -> Result<Self> {
+    pub fn with_init(scope: &Scope, inputs: usize, outputs: usize, weight: Init, bias: Option<Init>) -> Result<Self> {
         let weight = scope.parameter("weight", &[outputs, inputs], weight)?;
         let bias = bias.map(|init| scope.parameter("bias", &[outputs], init)).transpose()?;
         Ok(Self { weight, bias })

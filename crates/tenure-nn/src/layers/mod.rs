@@ -2,12 +2,18 @@
 
 mod activation;
 mod conv;
+mod embedding;
 mod linear;
+mod norm;
+mod pool;
 mod sequential;
 
 pub use activation::{Activation, Dropout, Flatten};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
+pub use embedding::Embedding;
 pub use linear::Linear;
+pub use norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RmsNorm};
+pub use pool::{AdaptiveAvgPool, AvgPool, MaxPool, PoolOptions};
 pub use sequential::Sequential;
 use tenure_tensor::{Result, Tensor};
 

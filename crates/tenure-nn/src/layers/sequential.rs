@@ -33,11 +33,7 @@ impl Sequential {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn then<L: Layer + 'static>(
-        mut self,
-        scope: &Scope<'_>,
-        make: impl FnOnce(&Scope<'_>) -> Result<L>,
-    ) -> Result<Self> {
+    pub fn then<L: Layer + 'static>(mut self, scope: &Scope, make: impl FnOnce(&Scope) -> Result<L>) -> Result<Self> {
         let layer = make(&scope.at(self.layers.len()))?;
         self.layers.push(Box::new(layer));
         Ok(self)

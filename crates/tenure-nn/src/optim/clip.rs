@@ -18,8 +18,8 @@ const CPU: &[Entry<SumOfSquares>] = &[
     (DeviceKind::Cpu, DType::F64, sum_of_squares::<f64>),
 ];
 
-/// Scales all gradients so that their common Euclidean norm is at most `max_norm`. Returns the norm that they had; if it
-/// is not finite, no gradient was changed. PyTorch's `clip_grad_norm_`.
+/// Scales all gradients so that their common Euclidean norm is at most `max_norm`. Returns the norm that they had; if
+/// it is not finite, no gradient was changed. PyTorch's `clip_grad_norm_`.
 ///
 /// # Errors
 /// No memory.

@@ -20,8 +20,7 @@ pub use scaler::{GradScaler, ScalerState};
 pub use schedule::Schedule;
 pub use sgd::{SGD, Sgd, SgdStep};
 
-use crate::module::{Parameter, Source, purpose};
-use crate::{Result, StateError};
+use crate::{Parameter, Result, Source, StateError, purpose};
 
 /// A rule's kernel: changes a parameter and its slots by the gradient.
 pub type StepKernel<S> = fn(&S, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> tenure_tensor::Result<()>;
@@ -160,12 +159,15 @@ impl Optimizer {
     /// Goes on from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it begins.
     ///
     /// # Errors
-    /// [`StateError`]: a slot of other sizes, or missing. Failures of the source.
+    /// [`StateError`]: a slot of other sizes, or missing. Failures of the source. Nothing has changed then.
     pub fn load(&mut self, source: &dyn Source) -> Result<()> {
-        for group in &mut self.groups {
-            for member in &mut group.members {
-                member.load(&*group.rule, source)?;
-            }
+        let loaded = |group: &Group| -> Result<Vec<_>> {
+            group.members.iter().map(|member| member.read(&*group.rule, source)).collect()
+        };
+        let loaded = self.groups.iter().map(loaded).collect::<Result<Vec<_>>>()?;
+        let members = self.groups.iter_mut().flat_map(|group| &mut group.members);
+        for (member, (step, slots)) in members.zip(loaded.into_iter().flatten()) {
+            (member.step, member.slots) = (step, slots);
         }
         Ok(())
     }
@@ -188,18 +190,18 @@ impl Member {
 
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
         let make = |(slot, value): (&'static str, f64)| {
-            let _purpose = purpose(Tag::OptimizerState, self.parameter.name(), slot);
+            let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
             Tensor::full(self.parameter.sizes(), value, self.parameter.dtype(), self.parameter.device())
         };
         rule.slots().into_iter().map(make).collect()
     }
 
-    fn load(&mut self, rule: &dyn Rule, source: &dyn Source) -> Result<()> {
+    /// The steps and slots that it had.
+    fn read(&self, rule: &dyn Rule, source: &dyn Source) -> Result<(u64, Vec<Tensor>)> {
         let name = self.parameter.name();
         let step = format!("{name}.step");
         if source.sizes(&step).is_none() {
-            (self.step, self.slots) = (0, Vec::new());
-            return Ok(());
+            return Ok((0, Vec::new()));
         }
         let slots = self.make_slots(rule)?;
         for ((slot, _), tensor) in rule.slots().iter().zip(&slots) {
@@ -209,10 +211,8 @@ impl Member {
                 let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
                 return Err(StateError::Sizes { name, expected, found }.into());
             }
-            autograd::no_grad(|| tensor.copy_(&value))?;
+            tensor.copy_(&value)?;
         }
-        self.step = source.tensor(&step)?.item_scalar()?.to_i64() as u64;
-        self.slots = slots;
-        Ok(())
+        Ok((source.tensor(&step)?.item_scalar()?.to_i64() as u64, slots))
     }
 }

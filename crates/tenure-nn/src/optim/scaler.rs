@@ -6,8 +6,8 @@ use tenure_tensor::Tensor;
 use super::{Optimizer, clip};
 use crate::Result;
 
-/// Scales a loss up before `backward` and gradients down after it, and leaves a step out whose gradients are not finite.
-/// PyTorch's `torch.amp.GradScaler`.
+/// Scales a loss up before `backward` and gradients down after it, and leaves a step out whose gradients are not
+/// finite. PyTorch's `torch.amp.GradScaler`.
 #[derive(Clone, Debug)]
 pub struct GradScaler {
     /// What it keeps between steps, to be kept in a checkpoint.

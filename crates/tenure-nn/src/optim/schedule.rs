@@ -4,8 +4,8 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-/// What a learning rate is multiplied by, as a function of the step alone, so that a run that goes on needs no more than
-/// its step. The learning rate itself is the largest, but where a factor above 1 is given.
+/// What a learning rate is multiplied by, as a function of the step alone, so that a run that goes on needs no more
+/// than its step. The learning rate itself is the largest, but where a factor above 1 is given.
 ///
 /// ```
 /// use tenure_nn::optim::Schedule;
@@ -33,8 +33,8 @@ pub enum Schedule {
         /// The factor.
         gamma: f64,
     },
-    /// Along half a cosine from 1 to `end`, and there for ever. PyTorch's `CosineAnnealingLR` (without its way back up),
-    /// where `end` is `eta_min` divided by the learning rate.
+    /// Along half a cosine from 1 to `end`, and there for ever. PyTorch's `CosineAnnealingLR` (without its way back
+    /// up), where `end` is `eta_min` divided by the learning rate.
     Cosine {
         /// Steps until `end`.
         steps: u64,

@@ -93,26 +93,45 @@ fn check(op: &'static str, function: Function<'_>, inputs: &[Tensor], options: G
         let numerical = differences(function, inputs, index, options.step)?;
         let floating = outputs.iter().enumerate().filter(|(_, output)| output.dtype().is_floating());
         for ((number, output), numerical) in floating.zip(numerical) {
-            for at in 0..output.numel() {
-                let row = row(output, leaf, at)?;
-                let far = |(found, expected): (&f64, f64)| {
-                    let is_near = (found - expected).abs() <= options.absolute + options.relative * expected.abs();
-                    !is_near
-                };
-                let column = |element: usize| numerical[element][at];
-                if let Some(element) = (0..leaf.numel()).find(|element| far((&row[*element], column(*element)))) {
-                    let (output, input) = (position(at, output.sizes()), position(element, leaf.sizes()));
-                    return fails(format!(
-                        "the derivative of output {number} at {output:?} with respect to input {index} at {input:?} is \
-                         {} by its formula, but {} by differences",
-                        row[element],
-                        column(element)
-                    ));
-                }
+            if let Some(difference) = difference(output, leaf, &numerical, options)? {
+                let Difference { output, input, by_formula, by_differences } = difference;
+                return fails(format!(
+                    "the derivative of output {number} at {output:?} with respect to input {index} at {input:?} is \
+                     {by_formula} by its formula, but {by_differences} by differences"
+                ));
             }
         }
     }
     Ok(())
+}
+
+struct Difference {
+    output: Vec<usize>,
+    input: Vec<usize>,
+    by_formula: f64,
+    by_differences: f64,
+}
+
+/// The first derivative of an output that is not near `numerical[element of the leaf][element of the output]`.
+fn difference(
+    output: &Tensor,
+    leaf: &Tensor,
+    numerical: &[Vec<f64>],
+    options: Gradcheck,
+) -> Result<Option<Difference>> {
+    for at in 0..output.numel() {
+        let derivatives = row(output, leaf, at)?;
+        for (element, (by_formula, numerical)) in derivatives.into_iter().zip(numerical).enumerate() {
+            let by_differences = numerical[at];
+            let is_near =
+                (by_formula - by_differences).abs() <= options.absolute + options.relative * by_differences.abs();
+            if !is_near {
+                let (output, input) = (position(at, output.sizes()), position(element, leaf.sizes()));
+                return Ok(Some(Difference { output, input, by_formula, by_differences }));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// By how much each floating output changes with each element of an input: `[output][element of the input]`, and in it

@@ -80,8 +80,8 @@ pub(crate) type Pack = Arc<dyn Fn(&Tensor, SavedId) -> Result<Box<dyn Any + Send
 /// Makes the tensor of it again, as often as it is asked to.
 pub(crate) type Unpack = Arc<dyn Fn(&(dyn Any + Send + Sync)) -> Result<Tensor> + Send + Sync>;
 
-/// Which bytes a saved tensor is, and when: two that are saved with the same are the same. Its storage's generation,
-/// unlike an address, is never used again.
+/// Which bytes a saved tensor is in, and when: two tensors of one id, layout and dtype have the same values. The
+/// generation of a storage, unlike an address, is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SavedId {
     /// Of the storage.

@@ -2,7 +2,7 @@
 //!
 //! An operation on tensors that require a gradient [attaches](attach) a [`Node`] to what it returns: its formula, the
 //! tensors that the formula needs (*saved*), and an edge for each input to the node that made it. A *leaf*, which nothing
-//! made, has a node that adds what arrives to [`Tensor::grad`]. [`backward`] goes through nodes from last to first.
+//! made, has a node that adds what arrives to [`Tensor::grad`](crate::Tensor::grad). [`backward`] goes through nodes from last to first.
 //!
 //! Formulas are written with the same operations, so that they have gradients themselves if the graph is kept
 //! ([`Options::create_graph`]). Nothing here is `unsafe`.

@@ -101,7 +101,7 @@ impl Context<'_> {
     /// A tensor that was saved.
     ///
     /// # Errors
-    /// It was modified since ([`AutogradError::Modified`]); those of [`SavedHooks`](super::SavedHooks).
+    /// It was modified since ([`Modified`](AutogradError::Modified)); those of [`SavedHooks`](super::SavedHooks).
     pub fn unpack(&self, saved: impl Into<Option<Saved>>) -> Result<Tensor> {
         let Some(saved) = saved.into() else {
             let reason = "a tensor is needed that was not saved".to_owned();

@@ -91,10 +91,10 @@ unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: 
         // SAFETY: the caller's promise.
         let lines: [[T; SIDE]; SIDE] =
             std::array::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });
-        for row in 0..SIDE {
+        (0..SIDE).for_each(|row| {
             let line: [T; SIDE] = std::array::from_fn(|column| lines[column][row]);
             // SAFETY: the caller's promise.
             unsafe { to.add(row * down).cast::<[T; SIDE]>().write_unaligned(line) };
-        }
+        });
     });
 }

@@ -291,10 +291,9 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 
     fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
         let steps = self.reduced.first().map_or([0; N], |dim| dim.steps);
-        let dense = [size_of::<F::From>(); N];
-        if steps == dense {
-            // Said with constants, so that it becomes loads of whole vectors.
-            return vectorized!(self.row_leaf_of(tile, range, dense));
+        if steps == [size_of::<F::From>(); N] {
+            // Constants of the function that is compiled for wide vectors, so that these are loaded whole.
+            return vectorized!(self.row_leaf_of(tile, range, [size_of::<F::From>(); N]));
         }
         self.row_leaf_of(tile, range, steps)
     }
@@ -364,9 +363,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 
     fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
         let steps = self.kept[0].steps;
-        let dense = [size_of::<F::From>(); N];
-        if steps == dense {
-            return vectorized!(self.column_leaf_of(tile, range, dense, sums));
+        if steps == [size_of::<F::From>(); N] {
+            return vectorized!(self.column_leaf_of(tile, range, [size_of::<F::From>(); N], sums));
         }
         self.column_leaf_of(tile, range, steps, sums);
     }

@@ -38,10 +38,10 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     let wrong = Wrong::default();
     loops::binary(iter, |before: i64, index: i64| {
         let wrapped = if index < 0 { index + size as i64 } else { index };
-        if !(0..size as i64).contains(&wrapped) {
-            let _: Option<()> = wrong.note(index);
+        if (0..size as i64).contains(&wrapped) {
+            return before * size as i64 + wrapped;
         }
-        before * size as i64 + wrapped
+        wrong.note(index).unwrap_or(0)
     });
     wrong.check(|index| TensorError::Index { op: iter.op(), index, dim, size })
 }

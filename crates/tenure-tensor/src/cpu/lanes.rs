@@ -1,32 +1,51 @@
-//! Numbers of a row gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
+//! Numbers of rows gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
 
 use crate::element::Real;
 
 /// Some vectors, so that one need not wait for the one before.
 const LANES: usize = 32;
 
-/// `value(i)` of each `i` below `n`, merged.
+/// `value` of the elements of rows of one length, side by side, merged.
 #[inline(always)]
-pub(super) fn gather<R: Copy>(n: usize, start: R, mut value: impl FnMut(usize) -> R, merge: impl Fn(R, R) -> R) -> R {
+pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
+    rows: [&[T]; N],
+    start: R,
+    value: impl Fn([T; N]) -> R,
+    merge: impl Fn(R, R) -> R,
+) -> R {
+    let n = rows[0].len();
+    let blocks = rows.map(|row| row[..n].as_chunks::<LANES>().0);
     let mut lanes = [start; LANES];
-    let whole = n - n % LANES;
-    for i in (0..whole).step_by(LANES) {
+    for i in 0..n / LANES {
+        let block = blocks.map(|blocks| &blocks[i]);
         for lane in 0..LANES {
-            lanes[lane] = merge(lanes[lane], value(i + lane));
+            lanes[lane] = merge(lanes[lane], value(block.map(|block| block[lane])));
         }
     }
     let mut width = LANES;
     while width > 1 {
         width /= 2;
-        (0..width).for_each(|lane| lanes[lane] = merge(lanes[lane], lanes[lane + width]));
+        for lane in 0..width {
+            lanes[lane] = merge(lanes[lane], lanes[lane + width]);
+        }
     }
-    (whole..n).fold(lanes[0], |all, i| merge(all, value(i)))
+    let mut all = lanes[0];
+    for i in n - n % LANES..n {
+        all = merge(all, value(rows.map(|row| row[i])));
+    }
+    all
 }
 
-/// The sum of `value(i)` of each `i` below `n`.
+/// The sum of `value` of the elements of rows of one length, side by side.
 #[inline(always)]
-pub(super) fn sum<R: Real>(n: usize, value: impl FnMut(usize) -> R) -> R {
-    gather(n, R::ZERO, value, |a, b| a + b)
+pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl Fn([T; N]) -> R) -> R {
+    gather(
+        rows,
+        R::ZERO,
+        value,
+        #[inline(always)]
+        |a, b| a + b,
+    )
 }
 
 /// The larger; what is no number wins.

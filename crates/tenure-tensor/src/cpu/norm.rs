@@ -83,11 +83,15 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
                         *out = T::narrow((x.widen() - mean) * rstd * weight.widen() + bias.widen());
                     }
                 }
-                (weight, bias) => {
+                (Some(weight), None) => {
+                    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                        *out = T::narrow((x.widen() - mean) * rstd * weight.widen());
+                    }
+                }
+                (None, bias) => {
                     for (i, (out, x)) in out.iter_mut().zip(x).enumerate() {
-                        let weight = weight.map_or(T::Compute::ONE, |weight| weight[i].widen());
                         let bias = bias.map_or(T::Compute::ZERO, |bias| bias[i].widen());
-                        *out = T::narrow((x.widen() - mean) * rstd * weight + bias);
+                        *out = T::narrow((x.widen() - mean) * rstd + bias);
                     }
                 }
             }
@@ -100,8 +104,20 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
 #[inline(always)]
 fn moments<T: Float<Compute: Math>>(x: &[T], has_mean: bool, eps: T::Compute) -> (T::Compute, T::Compute) {
     let n = T::Compute::of(x.len() as f64);
-    let mean = if has_mean { sum(x.len(), |i| x[i].widen()) / n } else { T::Compute::ZERO };
-    let squares = sum(x.len(), |i| (x[i].widen() - mean) * (x[i].widen() - mean));
+    let mean = if has_mean {
+        sum(
+            [x],
+            #[inline(always)]
+            |[x]| x.widen(),
+        ) / n
+    } else {
+        T::Compute::ZERO
+    };
+    let squares = sum(
+        [x],
+        #[inline(always)]
+        |[x]| (x.widen() - mean) * (x.widen() - mean),
+    );
     (mean, T::Compute::ONE / (squares / n + eps).sqrt())
 }
 
@@ -128,10 +144,9 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
         None => None,
     };
     let count = rstds.len();
-    let n = x.len().checked_div(count).unwrap_or(0);
     let out = Slots::new(access.slice_mut::<T>(0)?);
     let sums = Slots::new(access.slice_mut::<T::Compute>(1)?);
-    let parts = parts.sizes()[0];
+    let (parts, n) = (parts.sizes()[0], parts.sizes()[2]);
     let per_part = count.div_ceil(parts.max(1));
     threads::for_each_part(parts, |part| {
         let range = (part * per_part).min(count)..((part + 1) * per_part).min(count);
@@ -145,12 +160,13 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
             let (x, g) = (&x[row * n..][..n], &g[row * n..][..n]);
             let out = &mut out[(row - range.start) * n..][..n];
             let mean = means.map_or(T::Compute::ZERO, |means| means[row]);
+            let by = [mean, rstds[row]];
             match weight {
                 Some(weight) => {
-                    let weight = &weight[..n];
-                    row_backward(g, x, |i| weight[i].widen(), mean, rstds[row], means.is_some(), out);
+                    let weighted = |[_, g, weight]: [T; 3]| g.widen() * weight.widen();
+                    row_backward([x, g, weight], weighted, x, by, means.is_some(), out);
                 }
-                None => row_backward(g, x, |_| T::Compute::ONE, mean, rstds[row], means.is_some(), out),
+                None => row_backward([x, g], |[_, g]: [T; 2]| g.widen(), x, by, means.is_some(), out),
             }
             for (((to_weight, to_bias), g), x) in to_weight.iter_mut().zip(&mut *to_bias).zip(g).zip(x) {
                 *to_weight = *to_weight + g.widen() * (x.widen() - mean) * rstds[row];
@@ -161,22 +177,28 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     Ok(())
 }
 
+/// Writes the gradient of a row, from `g`, that of the row as it is normalised.
 #[inline(always)]
-fn row_backward<T: Float<Compute: Math>>(
-    g: &[T],
+fn row_backward<T: Float<Compute: Math>, const N: usize>(
+    rows: [&[T]; N],
+    g: impl Fn([T; N]) -> T::Compute,
     x: &[T],
-    weight: impl Fn(usize) -> T::Compute,
-    mean: T::Compute,
-    rstd: T::Compute,
+    [mean, rstd]: [T::Compute; 2],
     has_mean: bool,
     out: &mut [T],
 ) {
-    let n = x.len().min(g.len()).min(out.len());
+    let n = out.len();
+    let (rows, x) = (rows.map(|row| &row[..n]), &x[..n]);
     let count = T::Compute::of(n as f64);
-    let slope = rstd * rstd * sum(n, |i| g[i].widen() * weight(i) * (x[i].widen() - mean)) / count;
-    let shift = if has_mean { sum(n, |i| g[i].widen() * weight(i)) / count } else { T::Compute::ZERO };
+    let along = sum(
+        rows,
+        #[inline(always)]
+        |row| g(row) * (row[0].widen() - mean),
+    );
+    let slope = rstd * rstd * along / count;
+    let shift = if has_mean { sum(rows, &g) / count } else { T::Compute::ZERO };
     for i in 0..n {
-        out[i] = T::narrow((g[i].widen() * weight(i) - shift - (x[i].widen() - mean) * slope) * rstd);
+        out[i] = T::narrow((g(rows.map(|row| row[i])) - shift - (x[i].widen() - mean) * slope) * rstd);
     }
 }
 

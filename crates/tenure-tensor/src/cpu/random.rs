@@ -1,8 +1,10 @@
 //! Random numbers, as [`crate::random`] says.
 
+use std::array;
 use std::f64::consts::TAU;
 
-use crate::element::Real;
+use super::loops::vectorized;
+use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::random::{State, low_and_high};
 use crate::{Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, threads};
@@ -56,11 +58,15 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high:
 fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let number = |value| T::Compute::from_scalar(Scalar::Float(value));
     let (mean, deviation) = (number(mean), number(deviation));
-    fill::<T>("normal", out, state, T::Compute::PER_BLOCK, |numbers, block| {
-        for (to, normal) in numbers.iter_mut().zip(T::Compute::normals(block)) {
+    let mut access = Access::new("normal", &[out], &[])?;
+    for_each_group(access.slice_mut::<T>(0)?, state, T::Compute::PER_BLOCK, |_, numbers, blocks| {
+        let mut normals = [T::Compute::ZERO; 4 * LANES];
+        T::Compute::normals(&blocks, &mut normals);
+        for (to, normal) in numbers.iter_mut().zip(normals) {
             *to = T::narrow(mean + deviation * normal);
         }
-    })
+    });
+    Ok(())
 }
 
 fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
@@ -122,15 +128,15 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
 }
 
 /// What is computed with, made from a block's words.
-trait Words: Real {
+trait Words: Math {
     /// How many a block gives.
     const PER_BLOCK: usize;
 
     /// In [0, 1), of so many digits.
     fn fractions(block: [u32; 4], digits: u32) -> impl Iterator<Item = Self>;
 
-    /// Of mean 0 and deviation 1 (Box and Muller).
-    fn normals(block: [u32; 4]) -> impl Iterator<Item = Self>;
+    /// Of mean 0 and deviation 1 (Box and Muller), those of each block after those of the one before.
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]);
 }
 
 impl Words for f32 {
@@ -143,13 +149,14 @@ impl Words for f32 {
     }
 
     #[inline(always)]
-    fn normals([a, b, c, d]: [u32; 4]) -> impl Iterator<Item = Self> {
-        let unit = |word| (word as Self + 0.5) * (1.0 / (1_u64 << 32) as Self);
-        let pair = |u: Self, v: Self| {
-            let (radius, (sin, cos)) = ((-2.0 * u.ln()).sqrt(), (TAU as Self * v).sin_cos());
-            [radius * cos, radius * sin]
-        };
-        pair(unit(a), unit(b)).into_iter().chain(pair(unit(c), unit(d)))
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
+        for half in 0..2 {
+            let [u, v] = [0, 1]
+                .map(|word| blocks.map(|block| (block[2 * half + word] as Self + 0.5) * (1.0 / (1_u64 << 32) as Self)));
+            for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
+                normals[4 * lane + 2 * half..][..2].copy_from_slice(&[cos, sin]);
+            }
+        }
     }
 }
 
@@ -163,11 +170,21 @@ impl Words for f64 {
     }
 
     #[inline(always)]
-    fn normals(block: [u32; 4]) -> impl Iterator<Item = Self> {
-        let [u, v] = low_and_high(block).map(|word| (word as Self + 0.5) * (1.0 / (1_u128 << 64) as Self));
-        let (radius, (sin, cos)) = ((-2.0 * u.ln()).sqrt(), (TAU * v).sin_cos());
-        [radius * cos, radius * sin].into_iter()
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
+        let [u, v] = [0, 1]
+            .map(|word| blocks.map(|block| (low_and_high(block)[word] as Self + 0.5) * (1.0 / (1_u128 << 64) as Self)));
+        for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
+            normals[2 * lane..][..2].copy_from_slice(&[cos, sin]);
+        }
     }
+}
+
+/// Two normal numbers of each two uniform ones.
+#[inline(always)]
+fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
+    let (radius, angle) = (u.map(|u| (T::of(-2.0) * u.log()).sqrt()), v.map(|v| T::of(TAU) * v));
+    let (cos, sin) = (angle.map(T::cos), angle.map(T::sin));
+    array::from_fn(|lane| [radius[lane] * cos[lane], radius[lane] * sin[lane]])
 }
 
 /// A number below `count`, from 64 bits.
@@ -202,20 +219,31 @@ fn for_each_block<T: Element>(
     per_block: usize,
     write: impl Fn(usize, &mut [T], [u32; 4]) + Sync,
 ) {
-    let arch = pulp::Arch::new();
+    for_each_group(
+        out,
+        state,
+        per_block,
+        #[inline(always)]
+        |at, numbers, blocks| {
+            for (lane, (numbers, block)) in numbers.chunks_mut(per_block).zip(blocks).enumerate() {
+                write(at + lane * per_block, numbers, block);
+            }
+        },
+    );
+}
+
+/// `write(index of the first element, elements, blocks)` for each blocks that are computed side by side.
+fn for_each_group<T: Element>(
+    out: &mut [T],
+    state: State,
+    per_block: usize,
+    write: impl Fn(usize, &mut [T], [[u32; 4]; LANES]) + Sync,
+) {
+    let group = per_block * LANES;
     threads::for_each_chunk(out, GRAIN, |start, chunk| {
-        arch.dispatch(
-            #[inline(always)]
-            || {
-                let mut at = start;
-                for numbers in chunk.chunks_mut(per_block * LANES) {
-                    let blocks = state.blocks::<LANES>((at / per_block) as u64);
-                    for (numbers, block) in numbers.chunks_mut(per_block).zip(blocks) {
-                        write(at, numbers, block);
-                        at += numbers.len();
-                    }
-                }
-            },
-        );
+        vectorized!(for (index, numbers) in chunk.chunks_mut(group).enumerate() {
+            let at = start + index * group;
+            write(at, numbers, state.blocks::<LANES>((at / per_block) as u64));
+        });
     });
 }

@@ -110,19 +110,32 @@ fn put_add<T: Number>(
     values: &Tensor,
     dims: &[usize],
 ) -> Result<()> {
-    const LANES: usize = 64;
-    put_rows::<T>(op, target, positions, values, dims, |run, rows| {
-        for start in (0..run.length).step_by(LANES) {
-            let mut sums = [T::Sum::ZERO; LANES];
-            let n = LANES.min(run.length - start);
-            // SAFETY, in the three: elements of the run.
-            (0..n).for_each(|i| sums[i] = unsafe { run.to(start + i).read() }.widen());
-            for row in rows {
-                (0..n).for_each(|i| sums[i] = sums[i].plus(unsafe { run.from(*row, start + i).read() }.widen()));
-            }
-            (0..n).for_each(|i| unsafe { run.to(start + i).write(T::narrow(sums[i])) });
-        }
+    put_rows::<T>(op, target, positions, values, dims, |run, rows| match run.steps {
+        // Told apart, so that the loops over neighbours are vectorised.
+        [1, 1, _] => add_rows(run, rows, 1, 1),
+        [to, from, _] => add_rows(run, rows, to, from),
     })
+}
+
+#[inline(always)]
+fn add_rows<T: Number>(run: &Run<T>, rows: &[[i64; 2]], to_step: usize, from_step: usize) {
+    const LANES: usize = 64;
+    for start in (0..run.length).step_by(LANES) {
+        let mut sums = [T::Sum::ZERO; LANES];
+        let sums = &mut sums[..LANES.min(run.length - start)];
+        let to = run.to(start);
+        // SAFETY: elements of the run, here and below.
+        sums.iter_mut().enumerate().for_each(|(i, sum)| *sum = unsafe { to.add(i * to_step).read() }.widen());
+        for row in rows {
+            let from = run.from(*row, start);
+            for (i, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: the same.
+                *sum = sum.plus(unsafe { from.add(i * from_step).read() }.widen());
+            }
+        }
+        // SAFETY: the same.
+        sums.iter().enumerate().for_each(|(i, sum)| unsafe { to.add(i * to_step).write(T::narrow(*sum)) });
+    }
 }
 
 /// Some elements of the target side by side, and of the first row of the values.

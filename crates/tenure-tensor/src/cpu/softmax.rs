@@ -1,13 +1,12 @@
 //! Exponentials that add up to 1.
 
-use std::ops::Range;
-
 use super::lanes::{gather, larger, sum};
-use super::loops::{GRAIN, vectorized};
+use super::lines::{WIDTH, for_each_line};
+use super::loops::vectorized;
 use super::math::Math;
 use super::slots::{Slots, unbound};
 use crate::kernel::on_cpu;
-use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
+use crate::{Access, Entry, Float, Number, Result, Tensor};
 
 /// Writes the softmax of the input along a dimension, or its logarithm. Both are contiguous.
 pub(crate) type Softmax = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
@@ -16,9 +15,6 @@ pub(crate) type SoftmaxBackward = fn(&Tensor, &Tensor, &Tensor, usize, bool) -> 
 
 pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cpu!(floats: softmax::<T>);
 pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cpu!(floats: softmax_backward::<T>);
-
-/// Neighbours along the dimensions behind that are computed at once.
-const WIDTH: usize = 128;
 
 fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
     let mut access = Access::new("softmax", &[out], &[input])?;
@@ -43,21 +39,56 @@ fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, lo
 
 #[inline(always)]
 fn softmax_row<T: Float<Compute: Math>>(x: &[T], y: &mut [T], logarithmic: bool) {
-    let n = x.len().min(y.len());
-    let (x, y) = (&x[..n], &mut y[..n]);
-    let largest = gather(n, T::Compute::of(f64::NEG_INFINITY), |i| at(x, i).widen(), larger);
+    let n = x.len();
+    let y = &mut y[..n];
+    let largest = largest(x);
     if logarithmic {
-        let log = sum(n, |i| (at(x, i).widen() - largest).exp()).log();
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(x.widen() - largest - log));
+        let log = sum_exp(x, largest).log();
+        for i in 0..n {
+            y[i] = T::narrow(x[i].widen() - largest - log);
+        }
     } else if size_of::<T>() == size_of::<T::Compute>() {
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - largest).exp()));
-        let scale = T::Compute::ONE / sum(n, |i| at(y, i).widen());
-        y.iter_mut().for_each(|y| *y = T::narrow(y.widen() * scale));
+        for i in 0..n {
+            y[i] = T::narrow((x[i].widen() - largest).exp());
+        }
+        let scale = T::Compute::ONE
+            / sum(
+                [&*y],
+                #[inline(always)]
+                |[y]| y.widen(),
+            );
+        for y in y {
+            *y = T::narrow(y.widen() * scale);
+        }
     } else {
         // Exponentials would be rounded on the way.
-        let scale = T::Compute::ONE / sum(n, |i| (at(x, i).widen() - largest).exp());
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow((x.widen() - largest).exp() * scale));
+        let scale = T::Compute::ONE / sum_exp(x, largest);
+        for i in 0..n {
+            y[i] = T::narrow((x[i].widen() - largest).exp() * scale);
+        }
     }
+}
+
+/// The largest of a row.
+#[inline(always)]
+pub(super) fn largest<T: Float<Compute: Math>>(x: &[T]) -> T::Compute {
+    gather(
+        [x],
+        T::Compute::of(f64::NEG_INFINITY),
+        #[inline(always)]
+        |[x]| x.widen(),
+        larger,
+    )
+}
+
+/// The sum of a row's exponentials, each less the largest.
+#[inline(always)]
+pub(super) fn sum_exp<T: Float<Compute: Math>>(x: &[T], largest: T::Compute) -> T::Compute {
+    sum(
+        [x],
+        #[inline(always)]
+        |[x]| (x.widen() - largest).exp(),
+    )
 }
 
 #[inline(always)]
@@ -72,14 +103,18 @@ fn softmax_columns<'a, T: Float<Compute: Math>>(
     let mut sums = [T::Compute::ZERO; WIDTH];
     let (largest, sums) = (&mut largest[..width], &mut sums[..width]);
     for i in 0..n {
-        largest.iter_mut().zip(x(i)).for_each(|(largest, x)| *largest = larger(*largest, x.widen()));
+        for (largest, x) in largest.iter_mut().zip(x(i)) {
+            *largest = larger(*largest, x.widen());
+        }
     }
     for i in 0..n {
-        let largest = largest.iter();
-        sums.iter_mut().zip(largest).zip(x(i)).for_each(|((sum, l), x)| *sum = *sum + (x.widen() - *l).exp());
+        for ((sum, largest), x) in sums.iter_mut().zip(&*largest).zip(x(i)) {
+            *sum = *sum + (x.widen() - *largest).exp();
+        }
     }
-    let finish = |sum: T::Compute| if logarithmic { sum.log() } else { T::Compute::ONE / sum };
-    sums.iter_mut().for_each(|sum| *sum = finish(*sum));
+    for sum in &mut *sums {
+        *sum = if logarithmic { sum.log() } else { T::Compute::ONE / *sum };
+    }
     for i in 0..n {
         for (((y, x), largest), sum) in y(i).iter_mut().zip(x(i)).zip(&*largest).zip(&*sums) {
             let x = x.widen() - *largest;
@@ -119,15 +154,26 @@ fn softmax_backward<T: Float<Compute: Math>>(
 
 #[inline(always)]
 fn backward_row<T: Float<Compute: Math>>(g: &[T], y: &[T], out: &mut [T], logarithmic: bool) {
-    let n = g.len().min(y.len());
+    let n = out.len();
     let (g, y) = (&g[..n], &y[..n]);
-    let each = out.iter_mut().zip(g).zip(y);
     if logarithmic {
-        let sum = sum(n, |i| at(g, i).widen());
-        each.for_each(|((out, g), y)| *out = T::narrow(g.widen() - y.widen().exp() * sum));
+        let sum = sum(
+            [g],
+            #[inline(always)]
+            |[g]| g.widen(),
+        );
+        for i in 0..n {
+            out[i] = T::narrow(g[i].widen() - y[i].widen().exp() * sum);
+        }
     } else {
-        let sum = sum(n, |i| at(g, i).widen() * at(y, i).widen());
-        each.for_each(|((out, g), y)| *out = T::narrow((g.widen() - sum) * y.widen()));
+        let sum = sum(
+            [g, y],
+            #[inline(always)]
+            |[g, y]| g.widen() * y.widen(),
+        );
+        for i in 0..n {
+            out[i] = T::narrow((g[i].widen() - sum) * y[i].widen());
+        }
     }
 }
 
@@ -153,46 +199,4 @@ fn backward_columns<'a, T: Float<Compute: Math>>(
             *out = T::narrow(if logarithmic { g - y.exp() * *sum } else { (g - *sum) * y });
         }
     }
-}
-
-#[inline(always)]
-fn at<T: Copy>(slice: &[T], i: usize) -> T {
-    slice[i]
-}
-
-/// Some lines along a dimension next to each other: `n` rows of `width` elements.
-struct Columns {
-    start: usize,
-    n: usize,
-    width: usize,
-    step: usize,
-}
-
-impl Columns {
-    #[inline(always)]
-    fn row(&self, i: usize) -> Range<usize> {
-        let start = self.start + i * self.step;
-        start..start + self.width
-    }
-}
-
-/// Goes through all lines along a dimension: `row` of each where they are dense, else `columns` of some at once.
-fn for_each_line(sizes: &[usize], dim: usize, row: impl Fn(Range<usize>) + Sync, columns: impl Fn(Columns) + Sync) {
-    let n = sizes.get(dim).copied().unwrap_or(1);
-    let outer: usize = sizes.iter().take(dim).product();
-    let inner: usize = sizes.iter().skip(dim + 1).product();
-    let per_line = GRAIN.checked_div(n).unwrap_or(1);
-    if inner == 1 {
-        threads::for_each_range(outer, per_line, |lines| lines.for_each(|line| row(line * n..(line + 1) * n)));
-        return;
-    }
-    let tiles = inner.div_ceil(WIDTH);
-    let per_tile = per_line / WIDTH.min(inner.max(1));
-    threads::for_each_range(outer * tiles, per_tile, |range| {
-        for tile in range {
-            let (line, column) = (tile / tiles, tile % tiles * WIDTH);
-            let width = WIDTH.min(inner - column);
-            columns(Columns { start: line * n * inner + column, n, width, step: inner });
-        }
-    });
 }

@@ -5,9 +5,10 @@
 
 use super::pointwise::{self, Binary};
 use super::unary::functions;
+use crate::autocast::raise;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
-use crate::{Kernel, Result, Tensor, autocast, cpu};
+use crate::{Kernel, Result, Tensor, cpu};
 
 static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU]);
 static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD]);
@@ -24,15 +25,15 @@ static BAND_BACKWARD: Kernel<BandBackward> = Kernel::new("threshold_backward", &
 
 functions! {
     /// The logistic function, from 0 to 1.
-    sigmoid = cpu::unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
+    sigmoid / sigmoid_ = cpu::unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
     /// What is above 0, else 0.
-    relu = kernels::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
+    relu / relu_ = kernels::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
     /// x·Φ(x), by the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
     gelu = kernels::GELU, by input |grad, x| gelu_backward(grad, x);
     /// The approximation of [`gelu`](Self::gelu) by the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
     gelu_tanh = kernels::GELU_TANH, by input |grad, x| gelu_tanh_backward(grad, x);
     /// x·sigmoid(x), also called swish.
-    silu = kernels::SILU, by input |grad, x| silu_backward(grad, x);
+    silu / silu_ = kernels::SILU, by input |grad, x| silu_backward(grad, x);
     /// x·tanh(softplus(x)) (Misra 2019).
     mish = kernels::MISH, by input |grad, x| {
         let t = x.softplus(1.0, 20.0)?.tanh()?;
@@ -113,7 +114,7 @@ impl Tensor {
 
     /// log(1 + exp(`beta`·x)) / `beta`; x where `beta`·x is above `threshold`. PyTorch's are 1 and 20.
     pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Self> {
-        autocast::raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
+        raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
             let scaled = x.mul(beta)?;
             scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
         })

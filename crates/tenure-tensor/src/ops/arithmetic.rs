@@ -172,7 +172,7 @@ impl Tensor {
         let weight = pointwise::tensor(weight, dtype)?;
         let inputs = [self, end, &*weight];
         let out = pointwise::run(&LERP, dtype, dtype, &inputs, |kernel, iter| kernel(iter))?;
-        attach(out, "lerp", &inputs, |saver| towards(saver, self, end, &weight))
+        attach(out, "lerp", &inputs, |saver| way(saver, inputs))
     }
 
     /// The sum with `factor` · `a` · `b`, in one pass.
@@ -182,7 +182,7 @@ impl Tensor {
         let dtype = pointwise::promoted(&inputs.map(Value::from));
         check_factor("addcmul", factor, dtype)?;
         let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
-        attach(out, "addcmul", &inputs, |saver| sum_of_product(saver, a, b, factor))
+        attach(out, "addcmul", &inputs, |saver| sum_with_product(saver, a, b, factor))
     }
 
     /// The sum with `factor` · `a` / `b`, in one pass.
@@ -191,7 +191,7 @@ impl Tensor {
         let inputs = [self, a, b];
         let dtype = pointwise::promoted(&inputs.map(Value::from));
         let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
-        attach(out, "addcdiv", &inputs, |saver| sum_of_quotient(saver, a, b, factor))
+        attach(out, "addcdiv", &inputs, |saver| sum_with_quotient(saver, a, b, factor))
     }
 }
 
@@ -241,21 +241,19 @@ pub(super) fn quotient(
 
 /// The gradients of a sum with `alpha` times another.
 pub(super) fn scaled_sum(alpha: Scalar) -> impl Fn(&Context<'_>) -> Result<Grads> {
-    move |context: &Context<'_>| {
+    move |context| {
         let grad = context.grad(0)?;
         Ok([Some(grad.clone()), context.give(1, || grad.mul(alpha))?].into_iter().collect())
     }
 }
 
-/// The gradients of the way from `start` to `end`.
-pub(super) fn towards(
+/// The gradients of the way from one tensor to another, as far as the third says.
+pub(super) fn way(
     saver: &mut Saver,
-    start: &Tensor,
-    end: &Tensor,
-    weight: &Tensor,
+    [from, to, weight]: [&Tensor; 3],
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let needs = saver.needs(2);
-    let (from, to) = (saver.save_if(needs, start)?, saver.save_if(needs, end)?);
+    let (from, to) = (saver.save_if(needs, from)?, saver.save_if(needs, to)?);
     let weight = saver.save(weight)?;
     Ok(move |context: &Context<'_>| {
         let (grad, weight) = (context.grad(0)?, context.unpack(weight)?);
@@ -266,8 +264,8 @@ pub(super) fn towards(
     })
 }
 
-/// The gradients of a sum with `factor` · `a` · `b`.
-pub(super) fn sum_of_product(
+/// The gradients of a sum with `factor` times a product.
+pub(super) fn sum_with_product(
     saver: &mut Saver,
     a: &Tensor,
     b: &Tensor,
@@ -282,8 +280,8 @@ pub(super) fn sum_of_product(
     })
 }
 
-/// The gradients of a sum with `factor` · `a` / `b`.
-pub(super) fn sum_of_quotient(
+/// The gradients of a sum with `factor` times a quotient.
+pub(super) fn sum_with_quotient(
     saver: &mut Saver,
     a: &Tensor,
     b: &Tensor,

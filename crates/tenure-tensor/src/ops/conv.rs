@@ -2,6 +2,7 @@
 
 use super::matmul::check_operands;
 use super::view::signed;
+use crate::autocast::lower;
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
@@ -52,6 +53,11 @@ impl Tensor {
             let out = self.one_image()?.conv(weight, bias, how)?;
             return out.view(&signed(&out.sizes()[1..]));
         }
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.convolved(&lower(weight)?, bias.as_ref(), how)
+    }
+
+    fn convolved(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
         let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
@@ -102,11 +108,22 @@ impl Tensor {
         how: &Conv<'_>,
         output_padding: &[usize],
     ) -> Result<Self> {
-        const OP: &str = "conv_transpose";
         if self.rank() + 1 == weight.rank() {
             let out = self.one_image()?.conv_transpose(weight, bias, how, output_padding)?;
             return out.view(&signed(&out.sizes()[1..]));
         }
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.convolved_transposed(&lower(weight)?, bias.as_ref(), how, output_padding)
+    }
+
+    fn convolved_transposed(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        how: &Conv<'_>,
+        output_padding: &[usize],
+    ) -> Result<Self> {
+        const OP: &str = "conv_transpose";
         let spatial = check(OP, self, weight, bias)?;
         let geometry = geometry(OP, spatial, how)?;
         let added = for_each_dim(OP, "output_padding", output_padding, spatial, 0)?;

@@ -2,13 +2,14 @@
 //!
 //! Each is [`attach_in_place`] of a write and of the formula of the operation that is not in place.
 
-use smallvec::SmallVec;
 use tenure_core::DType;
 
 use super::arithmetic::{self, ADD, ADD_SCALED, ADDCDIV, ADDCMUL, DIV, LERP, MUL, SUB};
-use super::pointwise::{self, Binary};
+use super::pointwise::{self, Binary, Pair};
+use super::select::{self, CLAMP, WHERE};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
-use crate::cpu::binary::{self, Scaled};
+use crate::cpu::binary::Scaled;
+use crate::cpu::select::Clamp;
 use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 
 impl Tensor {
@@ -47,14 +48,13 @@ impl Tensor {
         self.computed("div_", &DIV, other.into(), pointwise::floating, save)
     }
 
-    /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+    /// Adds `alpha` times another, in one pass. PyTorch's `add_(other, alpha=alpha)`.
     ///
     /// # Errors
     /// Those of [`add_`](Self::add_).
     pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
         let alpha = alpha.into();
-        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, alpha);
-        self.fused("add_scaled_", &ADD_SCALED, Some(alpha), &[other], call, |_| Ok(arithmetic::scaled_sum(alpha)))
+        self.scaled("add_scaled_", &ADD_SCALED, &[self, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
     }
 
     /// Adds `factor` · `a` · `b`, in one pass.
@@ -63,9 +63,8 @@ impl Tensor {
     /// Those of [`add_`](Self::add_).
     pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
-        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, factor);
-        let save = |saver: &mut Saver| arithmetic::sum_of_product(saver, a, b, factor);
-        self.fused("addcmul_", &ADDCMUL, Some(factor), &[a, b], call, save)
+        let save = |saver: &mut Saver| arithmetic::sum_with_product(saver, a, b, factor);
+        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, save)
     }
 
     /// Adds `factor` · `a` / `b`, in one pass.
@@ -74,20 +73,22 @@ impl Tensor {
     /// Those of [`add_`](Self::add_).
     pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
-        let call = |kernel: Scaled, iter: &Elementwise<'_>| kernel(iter, factor);
-        let save = |saver: &mut Saver| arithmetic::sum_of_quotient(saver, a, b, factor);
-        self.fused("addcdiv_", &ADDCDIV, Some(factor), &[a, b], call, save)
+        let save = |saver: &mut Saver| arithmetic::sum_with_quotient(saver, a, b, factor);
+        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, save)
     }
 
-    /// Goes towards `end`, as far as `weight` says: 0 stays, 1 is there.
+    /// Goes towards `end`, as far as `weight` says: 0 is here, 1 is there.
     ///
     /// # Errors
     /// Those of [`add_`](Self::add_).
-    pub fn lerp_<'a>(&self, end: &Self, weight: impl Into<Value<'a>>) -> Result<()> {
-        let weight = pointwise::tensor(weight.into(), self.dtype())?;
-        let call = |kernel: binary::Binary, iter: &Elementwise<'_>| kernel(iter);
-        let save = |saver: &mut Saver| arithmetic::towards(saver, self, end, &weight);
-        self.fused("lerp_", &LERP, None, &[end, &weight], call, save)
+    pub fn lerp_<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<()> {
+        let weight = weight.into();
+        let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
+        self.check_stores("lerp_", dtype)?;
+        let weight = pointwise::tensor(weight, dtype)?;
+        let inputs = [self, end, &*weight];
+        let write = || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter));
+        attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
     }
 
     /// Makes every element this number.
@@ -128,73 +129,79 @@ impl Tensor {
         if self.is_same(source) {
             return Ok(());
         }
-        self.check_broadcast("copy_", source)?;
+        pointwise::check_writes("copy_", self, source.sizes())?;
         let formula = |context: &Context<'_>| Ok([None, Some(context.grad(0)?)].into_iter().collect());
         attach_in_place(self, "copy_", &[self, source], || self.copy_raw(source), |_| Ok(formula))
     }
 
-    /// What a kernel computes of this tensor and another operand, in `dtype` of their common one.
+    /// Makes the elements `value` where `mask`, of `bool` and broadcast, is true.
+    ///
+    /// # Errors
+    /// The mask is not `bool`; those of [`add_`](Self::add_).
+    pub fn masked_fill_(&self, mask: &Self, value: impl Into<Scalar>) -> Result<()> {
+        let value = Value::Number(value.into());
+        self.check_stores("masked_fill_", pointwise::promoted(&[self.into(), value]))?;
+        let value = pointwise::tensor(value, self.dtype())?;
+        select::check_condition("masked_fill_", mask)?;
+        let inputs = [mask, &value, self];
+        let write =
+            || pointwise::write("masked_fill_", &WHERE, self.dtype(), self, &inputs, |kernel, iter| kernel(iter));
+        attach_in_place(self, "masked_fill_", &[&value, self], write, |saver| select::chosen(saver, mask))
+    }
+
+    /// Limits each element to `min` and `max`; `max` where they cross.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn clamp_(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<()> {
+        let (min, max) = (min.into(), max.into());
+        let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
+        self.check_stores("clamp_", dtype)?;
+        let limits = (Some(min), Some(max));
+        let call = |kernel: Clamp, iter: &Elementwise<'_>| kernel(iter, limits.0, limits.1);
+        let write = || pointwise::write("clamp_", &CLAMP, dtype, self, &[self], call);
+        attach_in_place(self, "clamp_", &[self], write, |saver| select::clamped(saver, self, limits))
+    }
+
+    /// What a kernel computes of this tensor and another operand, in `compute` of what they promote to.
     fn computed<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
         &self,
         op: &'static str,
         kernel: &'static Binary,
         other: Value<'_>,
-        dtype: impl Fn(DType) -> DType,
+        compute: impl Fn(DType) -> DType,
         save: impl FnOnce(&mut Saver, &Self) -> Result<F>,
     ) -> Result<()> {
-        let dtype = dtype(pointwise::promoted(&[self.into(), other]));
-        self.check_stores(op, dtype)?;
-        let other = pointwise::tensor(other, dtype)?;
-        self.check_broadcast(op, &other)?;
-        let write = || {
-            let iter = Elementwise::new(op, &[self], &[self, &other])?;
-            kernel.find(self.device().kind(), dtype)?(&iter)
-        };
-        attach_in_place(self, op, &[self, &other], write, |saver| save(saver, &other))
+        let pair = Pair::new(self, other, compute)?;
+        self.check_stores(op, pair.dtype)?;
+        let write = || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter));
+        attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))
     }
 
-    /// What a kernel computes of this tensor and others, one of which may be a factor.
-    fn fused<K: Copy, F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
+    /// What a kernel computes of these and a number.
+    fn scaled<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
         &self,
         op: &'static str,
-        kernel: &'static Kernel<K>,
-        factor: Option<Scalar>,
-        others: &[&Self],
-        call: impl FnOnce(K, &Elementwise<'_>) -> Result<()>,
+        kernel: &'static Kernel<Scaled>,
+        inputs: &[&Self],
+        factor: Scalar,
         save: impl FnOnce(&mut Saver) -> Result<F>,
     ) -> Result<()> {
-        let inputs: SmallVec<[&Self; 3]> = std::iter::once(self).chain(others.iter().copied()).collect();
-        let values: SmallVec<[Value<'_>; 3]> = inputs.iter().map(|input| Value::from(*input)).collect();
-        let dtype = pointwise::promoted(&values);
+        let operands: Vec<Value<'_>> = inputs.iter().map(|input| Value::from(*input)).collect();
+        let dtype = pointwise::promoted(&operands);
+        arithmetic::check_factor(op, factor, dtype)?;
         self.check_stores(op, dtype)?;
-        factor.map_or(Ok(()), |factor| arithmetic::check_factor(op, factor, dtype))?;
-        others.iter().try_for_each(|other| self.check_broadcast(op, other))?;
-        let write = || {
-            let iter = Elementwise::new(op, &[self], &inputs)?;
-            call(kernel.find(self.device().kind(), dtype)?, &iter)
-        };
-        attach_in_place(self, op, &inputs, write, save)
+        let write = || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor));
+        attach_in_place(self, op, inputs, write, save)
     }
 
     /// Checks that a result of `dtype` can be written to this tensor, as PyTorch allows it.
-    pub(crate) fn check_stores(&self, op: &'static str, dtype: DType) -> Result<()> {
-        let loses =
-            |to: DType| (dtype.is_floating() && !to.is_floating()) || (dtype != DType::Bool && to == DType::Bool);
-        if !loses(self.dtype()) {
+    pub(super) fn check_stores(&self, op: &'static str, dtype: DType) -> Result<()> {
+        let own = self.dtype();
+        if (own.is_floating() || !dtype.is_floating()) && (own != DType::Bool || dtype == DType::Bool) {
             return Ok(());
         }
-        let expected = format!(
-            "the result is {dtype}, which {} cannot hold: use the operation that is not in place",
-            self.dtype()
-        );
-        Err(TensorError::DType { op, found: self.dtype(), expected })
-    }
-
-    fn check_broadcast(&self, op: &'static str, source: &Self) -> Result<()> {
-        if pointwise::broadcast(op, self.sizes(), source.sizes())?[..] == *self.sizes() {
-            return Ok(());
-        }
-        let reason = format!("sizes {:?} do not broadcast to {:?}, which is written", source.sizes(), self.sizes());
-        Err(TensorError::shape(op, reason))
+        let expected = format!("the result is {dtype}, which it cannot hold: use the operation that is not in place");
+        Err(TensorError::DType { op, found: own, expected })
     }
 }

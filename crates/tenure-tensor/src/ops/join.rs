@@ -137,7 +137,7 @@ impl Tensor {
         let mut repeated = signed(self.sizes());
         repeated.insert(place + 1, repeats as isize);
         let mut together = signed(self.sizes());
-        together[place] *= repeats as isize;
+        together[place] = together[place].saturating_mul(repeats as isize);
         self.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
     }
 

@@ -31,8 +31,9 @@ impl Tensor {
         let mut inner = self.clone();
         let mut widths = vec![[0; 2]; self.rank()];
         for (dim, [before, after]) in (0..self.rank()).rev().zip(pairs) {
-            let (length, cut) = (self.sizes()[dim], [(-before).max(0) as usize, (-after).max(0) as usize]);
-            if cut[0] + cut[1] > length {
+            let length = self.sizes()[dim];
+            let cut = [before, after].map(|width| if *width < 0 { width.unsigned_abs() } else { 0 });
+            if cut[0].saturating_add(cut[1]) > length {
                 let reason =
                     format!("padding {before} and {after} take more than dimension {dim} of size {length} has");
                 return Err(TensorError::shape("pad", reason));
@@ -49,8 +50,12 @@ impl Tensor {
     }
 
     fn padded(&self, widths: &[[usize; 2]], value: Scalar) -> Result<Self> {
-        let sizes: Vec<usize> =
-            self.sizes().iter().zip(widths).map(|(size, [before, after])| before + size + after).collect();
+        let sizes: Vec<usize> = self
+            .sizes()
+            .iter()
+            .zip(widths)
+            .map(|(size, [before, after])| before.saturating_add(*size).saturating_add(*after))
+            .collect();
         let out = Self::full(&sizes, value, self.dtype(), self.device())?;
         let places: Vec<(usize, usize)> =
             widths.iter().zip(self.sizes()).map(|(width, size)| (width[0], *size)).collect();

@@ -123,6 +123,29 @@ pub(crate) fn run<F: Copy>(
     Ok(out)
 }
 
+/// The same, written to `target`, which may be one of the inputs, by the operation `op`.
+pub(crate) fn write<F: Copy>(
+    op: &'static str,
+    kernel: &'static Kernel<F>,
+    compute: DType,
+    target: &Tensor,
+    inputs: &[&Tensor],
+    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+) -> Result<()> {
+    check_writes(op, target, &common_sizes(op, inputs)?)?;
+    let function = kernel.find(target.device().kind(), compute)?;
+    call(function, &Elementwise::new(op, &[target], inputs)?)
+}
+
+/// Checks that `sizes` broadcast to those of a tensor that is written.
+pub(crate) fn check_writes(op: &'static str, target: &Tensor, sizes: &[usize]) -> Result<()> {
+    if broadcast(op, target.sizes(), sizes)?[..] == *target.sizes() {
+        return Ok(());
+    }
+    let reason = format!("sizes {sizes:?} do not broadcast to {:?}, which is written", target.sizes());
+    Err(TensorError::shape(op, reason))
+}
+
 /// The sizes that all broadcast to.
 fn common_sizes(op: &'static str, tensors: &[&Tensor]) -> Result<SmallVec<[usize; 5]>> {
     let mut sizes: SmallVec<[usize; 5]> = tensors[0].sizes().into();

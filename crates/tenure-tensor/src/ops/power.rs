@@ -1,9 +1,10 @@
 //! Powers.
 
 use super::pointwise::{self, Binary, Pair, Unary};
+use crate::autocast::raise;
 use crate::autograd::{Context, attach};
+use crate::cpu;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
-use crate::{autocast, cpu};
 
 static POW: Binary = Kernel::new("pow", &[cpu::binary::POW]);
 static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE]);
@@ -18,9 +19,10 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not broadcast, different devices, `bool`, integers to a negative number.
     pub fn pow<'a>(&'a self, exponent: impl Into<Value<'a>>) -> Result<Self> {
+        let base = raise(self)?;
         match exponent.into() {
-            Value::Number(exponent) => autocast::raise(self)?.to_number(exponent),
-            Value::Tensor(exponent) => autocast::raise(self)?.to_tensor(&autocast::raise(exponent)?),
+            Value::Number(exponent) => base.to_number(exponent),
+            Value::Tensor(exponent) => base.to_tensor(&raise(exponent)?),
         }
     }
 

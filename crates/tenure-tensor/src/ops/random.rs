@@ -30,6 +30,22 @@ impl Tensor {
         drawn(&NORMAL, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
     }
 
+    /// [`rand`](Self::rand) in the sizes, dtype and place of this tensor.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn rand_like(&self, generator: &Generator) -> Result<Self> {
+        Self::rand(self.sizes(), self.dtype(), self.device(), generator)
+    }
+
+    /// [`randn`](Self::randn) in the sizes, dtype and place of this tensor.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn randn_like(&self, generator: &Generator) -> Result<Self> {
+        Self::randn(self.sizes(), self.dtype(), self.device(), generator)
+    }
+
     /// Integers from `low` to below `high`, each as likely.
     ///
     /// # Errors

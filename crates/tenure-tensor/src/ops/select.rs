@@ -5,13 +5,13 @@ use tenure_core::DType;
 
 use super::activation::band_backward;
 use super::pointwise;
-use crate::autograd::{Context, attach, no_grad};
+use crate::autograd::{Context, Grads, Saver, attach, no_grad};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
 
-static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE]);
-static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP]);
+pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE]);
+pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP]);
 static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM]);
 
 impl Tensor {
@@ -42,21 +42,10 @@ impl Tensor {
     }
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
-        if self.dtype() != DType::Bool {
-            let expected = "the condition must be bool: compare with ne(0)".to_owned();
-            return Err(TensorError::DType { op, found: self.dtype(), expected });
-        }
+        check_condition(op, self)?;
         let (a, b) = (pointwise::tensor(a, dtype)?, pointwise::tensor(b, dtype)?);
         let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
-        attach(out, op, &[&a, &b], |saver| {
-            let condition = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, condition) = (context.grad(0)?, context.unpack(condition)?);
-                let to_a = context.give(0, || condition.where_(&grad, 0))?;
-                let to_b = context.give(1, || condition.where_(0, &grad))?;
-                Ok([to_a, to_b].into_iter().collect())
-            })
-        })
+        attach(out, op, &[&a, &b], |saver| chosen(saver, self))
     }
 
     /// Each element, but no less than `min` and no more than `max`; `max` where they cross.
@@ -97,16 +86,7 @@ impl Tensor {
             std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
         let dtype = pointwise::promoted(&limits);
         let out = pointwise::run(&CLAMP, dtype, dtype, &[self], |kernel, iter| kernel(iter, min, max))?;
-        let limit = |limit: Option<Scalar>, none| limit.map_or(none, Scalar::to_f64);
-        let (low, high) = (limit(min, f64::NEG_INFINITY), limit(max, f64::INFINITY));
-        attach(out, "clamp", &[self], |saver| {
-            let x = saver.save(self)?;
-            let band = Band { low, high, inclusive: true, inside: 1.0, outside: 0.0 };
-            Ok(move |context: &Context<'_>| {
-                let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;
-                Ok([Some(gradient)].into_iter().collect())
-            })
-        })
+        attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }
 
     /// One of this and the limit, as `which` says. Where `keeps`, the gradient is this one's.
@@ -152,4 +132,39 @@ impl Tensor {
             })
         })
     }
+}
+
+pub(super) fn check_condition(op: &'static str, condition: &Tensor) -> Result<()> {
+    if condition.dtype() == DType::Bool {
+        return Ok(());
+    }
+    let expected = "the condition must be bool: compare with ne(0)".to_owned();
+    Err(TensorError::DType { op, found: condition.dtype(), expected })
+}
+
+/// The gradients of what is chosen where a condition is true, and of what is elsewhere.
+pub(super) fn chosen(saver: &mut Saver, condition: &Tensor) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let condition = saver.save(condition)?;
+    Ok(move |context: &Context<'_>| {
+        let (grad, condition) = (context.grad(0)?, context.unpack(condition)?);
+        let to_a = context.give(0, || condition.where_(&grad, 0))?;
+        let to_b = context.give(1, || condition.where_(0, &grad))?;
+        Ok([to_a, to_b].into_iter().collect())
+    })
+}
+
+/// The gradient of what is limited.
+pub(super) fn clamped(
+    saver: &mut Saver,
+    x: &Tensor,
+    (min, max): (Option<Scalar>, Option<Scalar>),
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let x = saver.save(x)?;
+    let limit = |limit: Option<Scalar>, none| limit.map_or(none, Scalar::to_f64);
+    let (low, high) = (limit(min, f64::NEG_INFINITY), limit(max, f64::INFINITY));
+    let band = Band { low, high, inclusive: true, inside: 1.0, outside: 0.0 };
+    Ok(move |context: &Context<'_>| {
+        let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;
+        Ok([Some(gradient)].into_iter().collect())
+    })
 }

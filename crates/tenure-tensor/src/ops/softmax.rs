@@ -1,6 +1,7 @@
 //! Softmax and its logarithm.
 
 use super::reduce::floating;
+use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
@@ -15,7 +16,7 @@ impl Tensor {
     /// # Errors
     /// An integer dtype, a dimension that is not there.
     pub fn softmax(&self, dim: isize) -> Result<Self> {
-        self.exponentials("softmax", dim, false)
+        raise(self)?.exponentials("softmax", dim, false)
     }
 
     /// The logarithm of [`softmax`](Self::softmax), in one step.
@@ -23,7 +24,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`softmax`](Self::softmax).
     pub fn log_softmax(&self, dim: isize) -> Result<Self> {
-        self.exponentials("log_softmax", dim, true)
+        raise(self)?.exponentials("log_softmax", dim, true)
     }
 
     fn exponentials(&self, op: &'static str, dim: isize, logarithmic: bool) -> Result<Self> {

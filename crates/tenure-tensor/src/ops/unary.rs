@@ -6,15 +6,15 @@ use tenure_core::DType;
 
 use super::activation;
 use super::pointwise::{self, Unary, floating};
-use crate::autograd::{Context, attach};
+use crate::autocast::raise;
+use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::unary as kernels;
 use crate::{Kernel, Result, Tensor, TensorError};
 
 /// Functions of floats, with the gradient of the input by that of the output and what was saved: the input (`by input`),
-/// or the output, so that the input's memory can go. Of integers they are PyTorch's default dtype. The word in parentheses
-/// is what [`autocast`](crate::autocast) does to the input.
+/// or the output, so that the input's memory can go; where a second name is given, in place too. Of integers they are PyTorch's default dtype.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident $(($autocast:ident))? = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
         impl $crate::Tensor {$(
             $(#[$doc])*
             ///
@@ -23,14 +23,42 @@ macro_rules! functions {
             pub fn $name(&self) -> $crate::Result<Self> {
                 static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$kernel]);
                 let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                let input = self;
-                $(let input = &$crate::autocast::$autocast(input)?;)?
-                $crate::ops::unary::of_floats(&KERNEL, input, $crate::ops::unary::By::$saved, formula)
+                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
             }
+
+            $(
+                #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), "), in place.")]
+                ///
+                /// # Errors
+                /// Those of [`add_`](Self::add_).
+                pub fn $in_place(&self) -> $crate::Result<()> {
+                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$kernel]);
+                    let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
+                    $crate::ops::unary::of_floats_in_place(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+                }
+            )?
         )*}
     };
 }
 pub(super) use functions;
+
+/// What is computed in `float32` inside an [`Autocast`](crate::autocast::Autocast), as PyTorch does.
+const RAISED: [&str; 14] = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+];
 
 /// What a formula needs.
 #[expect(non_camel_case_types, reason = "words of `functions!`")]
@@ -46,63 +74,87 @@ pub(super) fn of_floats(
     by: By,
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let dtype = floating(input.dtype());
+    let raised = if RAISED.contains(&kernel.name()) { raise(input)? } else { input.clone() };
+    let (input, dtype) = (&raised, floating(raised.dtype()));
     let out = pointwise::run(kernel, dtype, dtype, &[input], |kernel, iter| kernel(iter))?;
-    attach(out.clone(), kernel.name(), &[input], |saver| {
-        let saved = match by {
-            By::input => saver.save(input)?,
-            By::output => saver.save_output(&out, 0)?,
+    attach(out.clone(), kernel.name(), &[input], |saver| by.save(saver, input, &out, formula))
+}
+
+/// The same, written to the input.
+pub(super) fn of_floats_in_place(
+    kernel: &'static Unary,
+    target: &Tensor,
+    by: By,
+    formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<()> {
+    let (op, dtype) = (kernel.name(), floating(target.dtype()));
+    target.check_stores(op, dtype)?;
+    let write = || pointwise::write(op, kernel, dtype, target, &[target], |kernel, iter| kernel(iter));
+    attach_in_place(target, op, &[target], write, |saver| by.save(saver, target, target, formula))
+}
+
+impl By {
+    fn save<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static>(
+        self,
+        saver: &mut Saver,
+        input: &Tensor,
+        output: &Tensor,
+        formula: F,
+    ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + use<F>> {
+        let saved = match self {
+            Self::input => saver.save(input)?,
+            Self::output => saver.save_output(output, 0)?,
         };
         Ok(move |context: &Context<'_>| {
             let gradient = formula(&context.grad(0)?, &context.unpack(saved)?)?;
             Ok([Some(gradient)].into_iter().collect())
         })
-    })
+    }
 }
 
 functions! {
     /// The square root.
-    sqrt = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
+    sqrt / sqrt_ = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
     /// One by the square root.
-    rsqrt(raise) = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
+    rsqrt / rsqrt_ = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
     /// One by each element.
-    reciprocal(raise) = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
+    reciprocal / reciprocal_ = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// e to the power of each element.
-    exp(raise) = kernels::EXP, by output |grad, y| grad.mul(y);
+    exp / exp_ = kernels::EXP, by output |grad, y| grad.mul(y);
     /// e to the power of each element, less 1: precise near 0.
-    expm1(raise) = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
+    expm1 = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
     /// The natural logarithm.
-    log(raise) = kernels::LOG, by input |grad, x| grad.div(x);
+    log / log_ = kernels::LOG, by input |grad, x| grad.div(x);
     /// The natural logarithm of 1 and each element: precise near 0.
-    log1p(raise) = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
+    log1p = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
     /// The logarithm to base 2.
-    log2(raise) = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
+    log2 = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
     /// The logarithm to base 10.
-    log10(raise) = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
+    log10 = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
     /// The sine of an angle in radians.
     sin = kernels::SIN, by input |grad, x| grad.mul(&x.cos()?);
     /// The cosine of an angle in radians.
     cos = kernels::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
     /// The tangent of an angle in radians.
-    tan(raise) = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
+    tan = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
     /// The angle of a sine.
-    asin(raise) = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
+    asin = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
     /// The angle of a cosine.
-    acos(raise) = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
+    acos = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
     /// The angle of a tangent.
     atan = kernels::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
     /// The hyperbolic sine.
-    sinh(raise) = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
+    sinh = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
     /// The hyperbolic cosine.
-    cosh(raise) = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    cosh = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
     /// The hyperbolic tangent.
-    tanh = kernels::TANH, by output |grad, y| activation::tanh_backward(grad, y);
+    tanh / tanh_ = kernels::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// The error function.
     erf = kernels::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
     /// 1 less the error function: precise where that is near 1.
     erfc = kernels::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
     /// What the error function is this of, from -1 to 1.
-    erfinv(raise) = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+    erfinv = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
 }
 
 /// exp(-x²)

@@ -281,7 +281,7 @@ impl Tensor {
         if row == column {
             return Err(TensorError::shape("diagonal", format!("two dimensions are needed, got {dim1} and {dim2}")));
         }
-        let (down, right) = ((-offset).max(0) as usize, offset.max(0) as usize);
+        let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
         let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
         let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
         // Without elements there may be no such place.

@@ -1,10 +1,14 @@
 //! The tensor itself.
 
+mod array;
 mod bytes;
 mod create;
 mod format;
 mod operators;
 mod read;
+mod series;
+
+pub use array::Nested;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

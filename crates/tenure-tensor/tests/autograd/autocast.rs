@@ -2,7 +2,7 @@
 
 use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::autograd;
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{Conv, DType, Device, Tensor};
 
 fn matrix() -> Tensor {
     Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap().requires_grad_(true).unwrap()
@@ -17,6 +17,8 @@ fn products_are_lower_and_gradients_of_the_parameters_own_dtype() {
         let y = x.linear(&weight, Some(&bias)).unwrap();
         assert_eq!(y.dtype(), DType::BF16);
         assert_eq!(x.bmm_of_one(&weight).dtype(), DType::BF16);
+        let images = x.view(&[1, 1, 2, 2]).unwrap();
+        assert_eq!(images.conv(&images, None, &Conv::default()).unwrap().dtype(), DType::BF16);
         y
     };
     assert_eq!(x.matmul(&weight).unwrap().dtype(), DType::F32);
@@ -89,12 +91,17 @@ fn scopes_nest_and_none_turns_it_off() {
 }
 
 #[test]
-fn sums_are_higher_and_what_takes_many_is_as_wide_as_the_widest() {
+fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest() {
     let x = matrix();
     let half = x.to_dtype(DType::BF16).unwrap();
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::BF16);
+    assert_eq!(half.exp().unwrap().dtype(), DType::BF16);
     let _autocast = Autocast::enter(DType::BF16);
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::F32);
+    for raised in [half.exp(), half.pow(2), half.softmax(0), half.softplus(1.0, 20.0)] {
+        assert_eq!(raised.unwrap().dtype(), DType::F32);
+    }
+    assert_eq!(half.tanh().unwrap().dtype(), DType::BF16);
     let widest = autocast::widest(&[&half, &x]).unwrap();
     assert!(widest.iter().all(|tensor| tensor.dtype() == DType::F32));
     assert_eq!(autocast::widest(&[&half, &half]).unwrap()[0].dtype(), DType::BF16);

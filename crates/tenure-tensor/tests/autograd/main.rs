@@ -6,6 +6,7 @@ mod checkpoint;
 mod graph;
 mod hooks;
 mod in_place;
+mod programs;
 
 use tenure_tensor::Tensor;
 

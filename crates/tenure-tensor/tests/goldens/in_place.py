@@ -22,6 +22,27 @@ def itself(x):
     return a
 
 
+def fused(x, a, b):
+    p, q, r, s = x * 2, x * 2, x * 2, x * 2
+    p.add_(a, alpha=-3)
+    q.addcmul_(a, b, value=0.5)
+    r.addcdiv_(a, b, value=0.5)
+    s.lerp_(a.expand(3, 4), b.expand(3, 4))
+    s.lerp_(x, 0.25)
+    return p * x, q * x, r * x, s * x
+
+
+def functions(x):
+    a, b, c, d, e, f, g, h = (x * 2 for _ in range(8))
+    for function, tensor in ((torch.exp_, a), (torch.relu_, b), (torch.sigmoid_, c), (torch.tanh_, d)):
+        function(tensor[1:])
+    e.add_(5).sqrt_()
+    f.clamp_(-0.75, 1.5)
+    g.masked_fill_(x > 0, 3)
+    torch.nn.functional.silu(h, inplace=True)
+    return a * x, b * x, c * x, d * x, e * x, f * x, g * x, h * x
+
+
 def filled(x):
     a = x * 2
     a[1].zero_()
@@ -105,8 +126,10 @@ DENSE = ("contiguous", "expanded", "sliced")
 
 CASES = [
     Case("arithmetic", arithmetic, [Input((3, 4)), Input((4,), 0.5)], [(0, 4), (4,)], [(), ()]),
-    Case("arithmetic_column", arithmetic, [Input((3, 4)), Input((3, 1), 0.5)]),
+    Case("arithmetic_column", arithmetic, [Input((3, 4)), Input((3, 1), 0.5)], second=False),
     Case("itself", itself, [MATRIX], [(0, 4)], [()]),
+    Case("fused", fused, [MATRIX, Input((4,)), Input((3, 1), 0.5)], second=False),
+    Case("functions", functions, [Input((3, 4), -1)], second=False),
     Case("filled", filled, [MATRIX]),
     Case("rows", rows, [MATRIX, ROW]),
     Case("view_of_result", view_of_result, [MATRIX], variants=DENSE),
@@ -115,8 +138,8 @@ CASES = [
     Case("view_after_other_view", view_after_other_view, [MATRIX, ROW]),
     Case("view_of_view", view_of_view, [MATRIX, Input((2,))]),
     Case("detached", detached, [MATRIX], gradcheck=False),
-    Case("parts", parts, [MATRIX, COLUMN]),
-    Case("swapped", swapped, [MATRIX, ROW]),
+    Case("parts", parts, [MATRIX, COLUMN], second=False),
+    Case("swapped", swapped, [MATRIX, ROW], second=False),
 ]
 
 write(__file__, CASES)

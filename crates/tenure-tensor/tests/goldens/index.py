@@ -8,8 +8,12 @@ def index(*sizes, low=0, high):
     return Input(sizes, low, high, torch.int64)
 
 
+# What the others are made of.
+SECOND = {"basic", "pair", "apart", "mask", "put_added"}
+
+
 def case(name, function, inputs=(), empty=None, scalar=None, **options):
-    return Case(name, function, [BLOCK, *inputs], empty, scalar, dtypes=("f32",), **options)
+    return Case(name, function, [BLOCK, *inputs], empty, scalar, dtypes=("f32",), second=name in SECOND, **options)
 
 
 BLOCK = Input((2, 3, 4))
