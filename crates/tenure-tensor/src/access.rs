@@ -204,10 +204,13 @@ fn pointer<T>(data: *mut u8) -> *mut T {
 
 /// Whether the ranges of two tensors in memory meet.
 pub(crate) fn overlap(left: &Tensor, right: &Tensor) -> bool {
+    if !left.storage().is_alias_of(right.storage()) {
+        return false;
+    }
     let range = |tensor: &Tensor| {
         let extent = tensor.layout().extent();
         extent.start * tensor.dtype().size()..extent.end * tensor.dtype().size()
     };
     let (a, b) = (range(left), range(right));
-    left.storage().is_alias_of(right.storage()) && a.start < b.end && b.start < a.end
+    a.start < b.end && b.start < a.end
 }

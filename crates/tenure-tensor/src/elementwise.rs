@@ -1,7 +1,7 @@
 //! Operands side by side, element by element: ATen's `TensorIterator`.
 
 use smallvec::SmallVec;
-use tenure_core::{DType, Device, Layout, Overlap};
+use tenure_core::{DType, Device, Overlap};
 
 use crate::access::{Access, overlap};
 use crate::{Result, Tensor, TensorError};
@@ -60,20 +60,27 @@ impl<'a> Elementwise<'a> {
                 return Err(TensorError::Device { op, left: first.device(), right: tensor.device() });
             }
         }
-        let layouts: SmallVec<[Layout; 4]> =
-            outputs.iter().chain(inputs).map(|tensor| tensor.layout().expand(sizes)).collect::<Result<_, _>>()?;
         let mut access = Access::new(op, outputs, inputs)?;
-        let operands = outputs.iter().chain(inputs).zip(&layouts).enumerate().map(|(index, (tensor, layout))| {
+        let mut operands: SmallVec<[Operand; 4]> = SmallVec::new();
+        let is_flat = |tensor: &&Tensor| tensor.rank() == 0 || (tensor.is_contiguous() && tensor.sizes() == sizes);
+        let is_one_run = outputs.iter().chain(inputs).all(is_flat);
+        for (index, tensor) in outputs.iter().chain(inputs).enumerate() {
             let data = match index.checked_sub(outputs.len()) {
                 None => access.write_ptr(index),
                 Some(input) => access.read_ptr(input).cast_mut(),
             };
             let dtype = tensor.dtype();
-            let strides = layout.strides().iter().map(|stride| stride * dtype.size()).collect();
-            Operand { data, strides, dtype, device: tensor.device() }
-        });
-        let mut operands: SmallVec<[Operand; 4]> = operands.collect();
-        let sizes = coalesce(sizes, &mut operands);
+            let strides = if is_one_run {
+                Dims::from_elem(if tensor.rank() == 0 { 0 } else { dtype.size() }, sizes.len().min(1))
+            } else {
+                tensor.layout().expand(sizes)?.strides().iter().map(|stride| stride * dtype.size()).collect()
+            };
+            operands.push(Operand { data, strides, dtype, device: tensor.device() });
+        }
+        let sizes = match is_one_run {
+            true => Dims::from_elem(first.numel(), sizes.len().min(1)),
+            false => coalesce(sizes, &mut operands),
+        };
         Ok(Self { op, sizes, operands, outputs: outputs.len(), device: first.device(), _access: access })
     }
 
@@ -109,7 +116,7 @@ impl<'a> Elementwise<'a> {
 }
 
 fn check_written(op: &'static str, output: &Tensor, inputs: &[&Tensor]) -> Result<()> {
-    if output.layout().overlap() == Overlap::Yes {
+    if !output.is_contiguous() && output.layout().overlap() == Overlap::Yes {
         let reason = format!("more than one element of the output of sizes {:?} is at one place", output.sizes());
         return Err(TensorError::Overlap { op, reason });
     }

@@ -189,3 +189,35 @@ fn whole_tensors_compare() {
     assert!(!a.equal(&a.view(&[2, 1]).unwrap()).unwrap());
     assert!(a.equal(&a.to_dtype(DType::F64).unwrap()).is_err());
 }
+
+#[test]
+fn in_place_is_the_same_as_not() {
+    type Fresh = fn(&[Tensor]) -> Result<Tensor, TensorError>;
+    type InPlace = fn(&[Tensor]) -> Result<(), TensorError>;
+    let pairs: [(Fresh, InPlace); 5] = [
+        (|x| x[0].add_scaled(&x[1], -0.3), |x| x[0].add_scaled_(&x[1], -0.3)),
+        (|x| x[0].addcmul(&x[1], &x[2], 0.5), |x| x[0].addcmul_(&x[1], &x[2], 0.5)),
+        (|x| x[0].addcdiv(&x[1], &x[2], 0.5), |x| x[0].addcdiv_(&x[1], &x[2], 0.5)),
+        (|x| x[0].lerp(&x[1], &x[2]), |x| x[0].lerp_(&x[1], &x[2])),
+        (|x| x[0].lerp(&x[1], 0.25), |x| x[0].lerp_(&x[1], 0.25)),
+    ];
+    let leaves = || {
+        [(3.0, vec![4, 3]), (2.0, vec![3]), (0.5, vec![4, 1])].map(|(first, sizes)| {
+            let values: Vec<f64> = (0..sizes.iter().product()).map(|i| first + i as f64).collect();
+            Tensor::from_slice(&values, &sizes).unwrap().requires_grad_(true).unwrap()
+        })
+    };
+    let result = |leaves: &[Tensor], result: Tensor| {
+        result.sum_all().unwrap().backward().unwrap();
+        let grads = leaves.iter().map(|leaf| leaf.grad().map(|grad| grad.to_vec::<f64>().unwrap()));
+        (result.to_vec::<f64>().unwrap(), grads.collect::<Vec<_>>())
+    };
+    for (fresh, in_place) in pairs {
+        let (one, two) = (leaves(), leaves());
+        let expected = result(&one, fresh(&one).unwrap());
+        // Transposed in memory, so that the write is to a view.
+        let target = two[0].transpose(0, 1).unwrap().copy().unwrap().transpose(0, 1).unwrap();
+        in_place(&[target.clone(), two[1].clone(), two[2].clone()]).unwrap();
+        assert_eq!(result(&two, target), expected);
+    }
+}

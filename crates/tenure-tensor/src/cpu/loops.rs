@@ -144,16 +144,12 @@ fn through_buffers<const N: usize>(
 ) {
     let mut buffers: [Buffers; N] = array::from_fn(|_| Buffers::new());
     let inner = ports[0].inner();
-    for port in 1..N {
-        if ports[port].place == Place::Constant {
-            ports[port].repeat(BLOCK.min(range.len()), &mut buffers[port]);
-        }
-    }
+    // Within a run along the densest dimension, more operands can be used in place. If all can, it is one block.
+    let longest = if inner >= BLOCK && ports.iter().all(Port::is_run) { inner } else { BLOCK };
     let mut at = range.start;
     while at < range.end {
-        let mut n = BLOCK.min(range.end - at);
+        let mut n = longest.min(range.end - at);
         if inner >= BLOCK {
-            // Within a run along the densest dimension, where more operands can be used in place.
             n = n.min(inner - at % inner);
         }
         let mut first = [std::ptr::null_mut(); N];
@@ -173,6 +169,8 @@ fn through_buffers<const N: usize>(
 struct Buffers {
     elements: MaybeUninit<Buffer>,
     lane: MaybeUninit<Buffer>,
+    /// The place of the one value that they are filled with, if they are, and how often.
+    repeated: (*mut u8, usize),
 }
 
 #[repr(align(64))]
@@ -183,7 +181,7 @@ struct Buffer {
 impl Buffers {
     #[inline(always)]
     fn new() -> Self {
-        Self { elements: MaybeUninit::uninit(), lane: MaybeUninit::uninit() }
+        Self { elements: MaybeUninit::uninit(), lane: MaybeUninit::uninit(), repeated: (std::ptr::null_mut(), 0) }
     }
 
     fn elements(&mut self) -> *mut u8 {
@@ -233,47 +231,71 @@ impl<'a> Port<'a> {
         self.sizes.first().copied().unwrap_or(1)
     }
 
+    /// Whether elements of a run along the densest dimension can be used in place.
+    fn is_run(&self) -> bool {
+        self.cast.is_none() && !self.is_output && self.stride() == self.width
+    }
+
+    /// Distance of neighbours along the densest dimension, in bytes.
+    fn stride(&self) -> usize {
+        self.operand.strides.first().copied().unwrap_or(0)
+    }
+
+    /// The place of an element.
+    fn element(&self, at: usize) -> *mut u8 {
+        let (mut rest, mut offset) = (at, 0);
+        for (size, stride) in self.sizes.iter().zip(&self.operand.strides) {
+            offset += rest % size * stride;
+            rest /= size;
+        }
+        self.operand.data.wrapping_add(offset)
+    }
+
     /// Elements `at..at + n` in memory, if they lie there one after the other.
     fn in_place(&self, at: usize, n: usize) -> Option<*mut u8> {
         if self.place == Place::Dense {
             return Some(self.operand.data.wrapping_add(at * self.width));
         }
-        let is_run = self.operand.strides.first() == Some(&self.width) && at % self.inner() + n <= self.inner();
-        let mut run = None;
-        if is_run {
-            self.for_each_run(at, n, |place, _, _| run = Some(place));
-        }
-        run
+        let is_run = self.stride() == self.width && at % self.inner() + n <= self.inner();
+        is_run.then(|| self.element(at))
     }
 
-    /// Fills the lane's buffer with the value of an operand that has one.
-    fn repeat(&self, n: usize, buffers: &mut Buffers) {
-        // SAFETY: the operand has an element, the buffers hold `n`, and nothing overlaps them.
-        unsafe {
-            strided(self.width).gather(self.operand.data, 0, buffers.elements(), n);
-            if let Some(cast) = self.cast {
-                cast(buffers.elements(), buffers.lane(), n);
-            }
+    /// The place of the one value of elements `at..at + n`, if they are at one place.
+    fn repeated(&self, at: usize, n: usize) -> Option<*mut u8> {
+        match self.place {
+            Place::Dense => None,
+            Place::Constant => Some(self.operand.data),
+            Place::Strided => (self.stride() == 0 && at % self.inner() + n <= self.inner()).then(|| self.element(at)),
         }
     }
 
     /// Elements `at..at + n` of an input as the lane's type.
     fn load(&self, at: usize, n: usize, buffers: &mut Buffers) -> *mut u8 {
         let buffer = buffers.elements();
-        if self.place == Place::Constant {
+        if let Some(place) = self.repeated(at, n) {
+            let (before, length) = buffers.repeated;
+            if before != place || length < n {
+                // SAFETY: an element of the operand, and buffers that hold `n`.
+                unsafe {
+                    strided(self.width).gather(place, 0, buffer, n);
+                    if let Some(cast) = self.cast {
+                        cast(buffer, buffers.lane(), n);
+                    }
+                }
+                buffers.repeated = (place, n);
+            }
             return if self.cast.is_some() { buffers.lane() } else { buffer };
         }
-        let mut elements = self.in_place(at, n).filter(|_| !self.is_output || self.cast.is_some());
-        if elements.is_none() {
+        buffers.repeated = (std::ptr::null_mut(), 0);
+        let in_place = self.in_place(at, n).filter(|_| !self.is_output || self.cast.is_some());
+        let elements = in_place.unwrap_or(buffer);
+        if in_place.is_none() {
             let copy = strided(self.width);
-            let stride = self.operand.strides.first().copied().unwrap_or(0);
             // SAFETY: `for_each_run` gives places of the operand's elements, and the buffer holds `n`.
             self.for_each_run(at, n, |place, done, length| unsafe {
-                copy.gather(place, stride, buffer.add(done * self.width), length);
+                copy.gather(place, self.stride(), buffer.add(done * self.width), length);
             });
-            elements = Some(buffer);
         }
-        let elements = elements.unwrap_or(buffer);
         let Some(cast) = self.cast else { return elements };
         // SAFETY: `n` elements of the operand's dtype, and a buffer for as many of the lane's.
         unsafe { cast(elements, buffers.lane(), n) };
@@ -295,10 +317,9 @@ impl<'a> Port<'a> {
         }
         if run.is_none() {
             let copy = strided(self.width);
-            let stride = self.operand.strides.first().copied().unwrap_or(0);
             // SAFETY: as in `load`, the other way.
             self.for_each_run(at, n, |place, done, length| unsafe {
-                copy.scatter(elements.add(done * self.width), place, stride, length);
+                copy.scatter(elements.add(done * self.width), place, self.stride(), length);
             });
         }
     }
@@ -367,7 +388,7 @@ impl Strided {
                     to.copy_from_nonoverlapping(from.cast(), n);
                 } else if stride == 0 {
                     let value = from.cast::<T>().read();
-                    (0..n).for_each(|i| to.add(i).write(value));
+                    vectorized!((0..n).for_each(|i| to.add(i).write(value)));
                 } else {
                     (0..n).for_each(|i| to.add(i).write(from.add(i * stride).cast::<T>().read()));
                 }

@@ -79,12 +79,13 @@ macro_rules! angles {
                     iter,
                     #[inline(always)]
                     |angles: &[f32], out: &mut [f32]| {
-                        let mut largest = 0.0_f32;
+                        // As bits, the maximum of which is vectorised.
+                        let mut largest = 0;
                         for (out, angle) in out.iter_mut().zip(angles) {
                             *out = Math::$function(*angle);
-                            largest = largest.max(angle.abs());
+                            largest = largest.max(angle.abs().to_bits());
                         }
-                        if largest > REDUCIBLE {
+                        if largest > REDUCIBLE.to_bits() {
                             for (out, angle) in out.iter_mut().zip(angles).filter(|(_, angle)| angle.abs() > REDUCIBLE) {
                                 *out = angle.$function();
                             }

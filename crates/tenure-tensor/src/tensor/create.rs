@@ -8,6 +8,7 @@ use tenure_device::host::HostMemory;
 
 use super::Tensor;
 use crate::cpu::fill::{FILL, Fill};
+use crate::element::with_element;
 use crate::ops::pointwise::dense_like;
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError};
 
@@ -137,7 +138,8 @@ impl Tensor {
     /// # Errors
     /// No memory.
     pub fn scalar(value: impl Into<Scalar>, dtype: DType) -> Result<Self> {
-        Self::full(&[], value, dtype, Device::CPU)
+        let value = value.into();
+        with_element!(dtype, T => Self::from_slice(&[T::from_scalar(value)], &[]))
     }
 
     /// Writes one value everywhere; nobody is told.
