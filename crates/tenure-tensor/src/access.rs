@@ -26,6 +26,9 @@ pub struct Access<'a> {
     guards: SmallVec<[(&'a Storage, Guard<'a>); 4]>,
 }
 
+/// All that is read, and all that is written.
+type Split<'a, R, W> = (Vec<&'a [R]>, Vec<&'a mut [W]>);
+
 enum Guard<'a> {
     Shared(StorageGuard<'a>),
     Exclusive(ExclusiveGuard<'a>),
@@ -157,7 +160,7 @@ impl<'a> Access<'a> {
     ///
     /// # Errors
     /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
-    pub fn split<R: Element, W: Element>(&mut self) -> Result<(Vec<&[R]>, Vec<&mut [W]>)> {
+    pub fn split<R: Element, W: Element>(&mut self) -> Result<Split<'_, R, W>> {
         let reads =
             (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
         let reads: Vec<_> = reads.collect::<Result<_>>()?;
