@@ -20,6 +20,12 @@ _LOG = logging.getLogger("tenure")
 #: The oldest PyTorch that the shim is written for.
 _OLDEST = (2, 8)
 
+#: What to do where PyTorch's own allocator is in use, if only by PyTorch's C++.
+_HAS_STARTED = (
+    "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the first "
+    "tensor on a GPU or in pinned memory and before a memory history is recorded, or set TENURE_TORCH=1"
+)
+
 
 class InstallError(Error, RuntimeError):
     """Tenure cannot be put under PyTorch: why, and what to do."""
@@ -145,10 +151,7 @@ def _check(torch: ModuleType) -> None:
             f"PyTorch {torch.__version__} is built without CUDA: install one with it (https://pytorch.org/get-started)"
         )
     if torch.cuda.is_initialized():
-        raise InstallError(
-            "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the "
-            "first tensor on a GPU, or set TENURE_TORCH=1"
-        )
+        raise InstallError(_HAS_STARTED)
     backend = torch.cuda.get_allocator_backend()
     if backend == "tenure":
         raise InstallError(
@@ -189,7 +192,10 @@ def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
             f"{error}. Without the shim, PyTorch can do less on Tenure: tenure.torch.status() says what",
             stacklevel=3,
         )
-        fallback.install(str(options))
+        try:
+            fallback.install(str(options))
+        except fallback.HasStarted as too_late:
+            raise InstallError(_HAS_STARTED) from too_late
         return "pluggable", None
     _start(shim, options)
     return mode, str(library)
@@ -223,6 +229,9 @@ def _load(library: Path) -> ctypes.CDLL:
 
 
 def _start(shim: ctypes.CDLL, options: Options) -> None:
+    shim.tenure_torch_has_started.restype = ctypes.c_bool
+    if shim.tenure_torch_has_started():
+        raise InstallError(_HAS_STARTED)
     shim.tenure_torch_install.restype = ctypes.c_bool
     message = ctypes.create_string_buffer(4096)
     table = ctypes.c_void_p(_native.torch_api())
