@@ -180,10 +180,21 @@ def test_another_copy_of_tenure_was_installed_before(machine: Machine) -> None:
     [
         ("tenure.torch.install('best')", "allocator='best': expected one of 'paged', 'native', 'expandable'"),
         ("tenure.torch.install(fraction=0)", "fraction=0: expected more than 0 and at most 1"),
+        ("tenure.torch.install(fraction=True)", "fraction=True: expected more than 0 and at most 1"),
+        ("tenure.torch.install(fraction=float('nan'))", "fraction=nan: expected more than 0 and at most 1"),
     ],
 )
 def test_an_option_makes_no_sense(machine: Machine, call: str, message: str) -> None:
     assert machine.install(call) == [f"error: {message}", "not installed"]
+
+
+@pytest.mark.parametrize("fraction", ["fractions.Fraction(1, 2)", "numpy.float32(0.5)"])
+def test_the_fraction_is_any_library_s_number(machine: Machine, fraction: str) -> None:
+    machine.have_torch()
+    library = fraction.split(".")[0]
+    pytest.importorskip(library)
+    said = machine.install(f"import {library}; tenure.torch.install(fraction={fraction})", CXX="nowhere")
+    assert said[-2:] == ["fallback: allocator=paged,fraction=0.5", "pluggable"]
 
 
 def test_a_shim_is_built_once(machine: Machine) -> None:
@@ -237,6 +248,19 @@ def test_installed_twice(machine: Machine) -> None:
     shim, error, mode = machine.install(twice, CXX=compiler)
     assert shim.startswith("shim:") and mode == "built shim"
     assert error.startswith("error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once")
+
+
+def test_a_later_call_asks_for_no_more_than_it_says(machine: Machine) -> None:
+    """As that of a program whose user has said in TENURE_TORCH_OPTIONS what is to be installed."""
+    machine.have_torch()
+    later = "{}, {'fraction': 0.9}, {'allocator': 'native'}, {'fraction': 0.5}"
+    call = (
+        "tenure.torch.install('native', fraction=0.9)\n"
+        f"    for options in ({later}): print(tenure.torch.install(**options).allocator)"
+    )
+    _, *same, error, mode = machine.install(call, CXX=machine.have_compiler(WORKING))
+    assert same == ["native"] * 3 and mode == "built shim"
+    assert error.startswith("error: Tenure is installed already, with allocator=native,fraction=0.9: install it once")
 
 
 @pytest.mark.parametrize("compiler", [True, False])
