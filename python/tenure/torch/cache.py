@@ -43,10 +43,11 @@ Workers have allocated before anything is written, and may compute with the firs
 way. So there it is for the program to say who computes when with what, and Tenure can not see it if a worker computes
 too early or too long. What it sees to: a worker writes no parameters by mistake. Two never compute in the same memory.
 And a computation, with its first large tensor, waits until its parameters are transferred or being so, and fails if
-their writer died at it, or what was transferred last is not laid out as the parameters for which its process inserted the range last before that
-for the computation; one that began during a transfer is checked with its first large tensor after it. Two models of the
-same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the owner transfers many
-parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at all.
+their writer died at it, or what was transferred last is not laid out as the parameters for which its process inserted
+the range last before that for the computation; one that began during a transfer is checked with its first large tensor
+after it. Two models of the same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the
+owner transfers many parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at
+all.
 
 What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
 among them. New processes can receive the cache while its owner lives. Who computes when the owner has died does so in
@@ -91,8 +92,8 @@ class SharedCacheSettings:
         The next, for computation: 11 GiB.
     socket
         Where the cache is sent and received; by default where `tenure memory daemon` serves the device, by this
-        process's count: give it where processes have different ``CUDA_VISIBLE_DEVICES``. A relative path is one from the
-        folder that the process is in when it is given.
+        process's count: give it where processes have different ``CUDA_VISIBLE_DEVICES``. A relative path is one from
+        the folder that the process is in when it is given.
     wait
         Seconds to wait for a cache to be sent; and with a tensor, for others to end their computation, or for
         parameters to be transferred. A cache keeps what was set when it was received.
@@ -212,8 +213,8 @@ def recv_shared_cache(
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time; it lies on another device; it can not be mapped; parameters would share a chunk with what others write; ranges
-        of another are inserted.
+        Nobody has sent one in time; it lies on another device; it can not be mapped; parameters would share a chunk
+        with what others write; ranges of another are inserted.
     """
     given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
@@ -361,8 +362,9 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        The range for parameters is too small; a tensor has no values yet, or is sparse or quantized; or as `insert_shared_cache_for_parameter` and
-        `publish_shared_parameters`. Whatever is raised, the module is as it was, and nothing is inserted.
+        The range for parameters is too small; a tensor has no values yet, or is sparse or quantized; or as
+        `insert_shared_cache_for_parameter` and `publish_shared_parameters`. Whatever is raised, the module is as it
+        was, and nothing is inserted.
     """
     device, slots = _cache(), _slots(module, needs_values=True)
     about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
@@ -394,7 +396,8 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     ------
     tenure.Error
         Nothing is shared, or another module: the error names the first tensor that differs. A tensor has no shape yet,
-        or is sparse or quantized. This process has inserted the range for parameters already. Whatever is raised, the module is as it was, and nothing is inserted.
+        or is sparse or quantized. This process has inserted the range for parameters already. Whatever is raised, the
+        module is as it was, and nothing is inserted.
     """
     device, slots = _cache(), _slots(module, needs_values=False)
     about = _described(slots)
