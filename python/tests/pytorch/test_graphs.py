@@ -127,7 +127,7 @@ def test_a_capture_asks_no_stream_how_far_it_is() -> None:
 @pytest.mark.parametrize("streams", [1, 3])
 def test_what_other_streams_use_in_a_capture_is_not_reused_before_they_join(streams: int) -> None:
     """Covers of TestMemPool.test_graph_capture_reclaim_2_streams and _4_streams what both allocators do, without the
-    setting `graph_capture_record_stream_reuse`: nor later in the same capture. With it, PyTorch reuses the block then."""
+    setting `graph_capture_record_stream_reuse`: nor later in the same capture. With it, PyTorch reuses it then."""
     graph, first, others = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(streams)]
     with torch.cuda.stream(first):
         graph.capture_begin()
