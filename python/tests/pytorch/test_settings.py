@@ -247,7 +247,7 @@ def test_the_first_allocation_imports_no_compiler() -> None:
 
 
 def test_a_program_may_fork_after_the_import() -> None:
-    """Covers TestCuda.test_is_pinned_no_context."""
+    """Beside TestCuda.test_lazy_init: neither the import nor the installation may start CUDA."""
     text = """
 import multiprocessing, torch
 def child(): print(torch.empty(2, device="cuda").numel(), flush=True)
