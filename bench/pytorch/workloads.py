@@ -24,6 +24,9 @@ from typing import Any
 HERE = pathlib.Path(__file__).resolve().parent
 MIB = 1 << 20
 ALLOCATORS = ["native", "expandable", "tenure"]
+PROGRAMS = ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen", "multi_model_serve"]
+# Native runs, without which nothing is said of the spread of losses.
+SPREAD_RUNS = 5
 # What a step may take beside the better of PyTorch's two allocators.
 SLOWER_AT_MOST = 1.02
 # What may be in use on the device, by one allocator more than by another, beside what is reserved.
@@ -32,33 +35,42 @@ DEVICE_DIFFERENCE = 64 * MIB
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", action="append", help="only this one; may be given several times")
+    parser.add_argument(
+        "--program", action="append", choices=PROGRAMS, help="only this one; may be given several times"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="processes of each program and allocator (default 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="times a process runs its program (default 3)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="times a process runs its program (default 3, at least 2)"
+    )
     parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default 240)")
     parser.add_argument("--json", type=pathlib.Path, help="file to write the figures to")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--allocator", choices=ALLOCATORS, help=argparse.SUPPRESS)
     parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    check_arguments(arguments)
     if arguments.child:
         print(json.dumps(run(arguments.child, arguments.allocator, arguments.repeats, arguments.deterministic)))
         return
-    programs = arguments.program or [
-        "resnet50_train",
-        "densenet201_train",
-        "gpt2_varlen",
-        "llama_ckpt_varlen",
-        "multi_model_serve",
-    ]
     rows: list[dict[str, Any]] = []
     print(HEADING)
-    for program in programs:
+    for program in arguments.program or PROGRAMS:
         rows.append(compare(program, measure(program, arguments)))
         print(line_of(rows[-1]), flush=True)
         if arguments.json:
             arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(not all(row["good"] for row in rows))
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Ends the program, before anything takes long, with a line on what is wrong."""
+    # The first repetition of a process is counted apart; a child that is deterministic makes one.
+    least = {"rounds": 1, "repeats": 1 if arguments.child else 2, "seconds": 1}
+    for option, count in least.items():
+        if getattr(arguments, option) < count:
+            sys.exit(f"--{option} {getattr(arguments, option)}: expected {count} or more")
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        sys.exit(f"--json {arguments.json}: there is no such folder")
 
 
 def run(program: str, allocator: str, repeats: int, deterministic: bool) -> dict[str, Any]:
@@ -72,6 +84,8 @@ def run(program: str, allocator: str, repeats: int, deterministic: bool) -> dict
     if deterministic:
         torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
+    # Python does not look beside a program if it is told not to (PYTHONSAFEPATH).
+    sys.path.insert(0, str(HERE))
     from programs import PROGRAMS
 
     torch.empty(1, device="cuda")
@@ -128,7 +142,10 @@ def child(program: str, allocator: str, repeats: int, deterministic: bool, argum
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     command = [sys.executable, str(HERE / "workloads.py"), "--child", program, "--allocator", allocator]
     command += ["--repeats", str(repeats)] + ["--deterministic"] * deterministic
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=arguments.seconds)
+    try:
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=arguments.seconds)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"{program} on {allocator} took more than {arguments.seconds} s: allow it more with --seconds")
     if ended.returncode:
         sys.exit(f"{program} on {allocator} failed:\n{ended.stderr[-4000:]}")
     return json.loads(ended.stdout.splitlines()[-1])
@@ -171,7 +188,7 @@ def compare(program: str, measured: dict[str, list[dict[str, Any]]]) -> dict[str
         and reserved <= requested + max(requested // 100, 64 * MIB)
         and abs(row["device_difference"]) <= DEVICE_DIFFERENCE
         and row["deterministic_equal"]
-        and row["spread"]["within"]
+        and row["spread"]["within"] is not False
     )
     return row
 
@@ -186,13 +203,14 @@ def losses_of(runs: list[dict[str, Any]]) -> list[list[float]]:
 
 
 def spread(native: list[list[float]], tenure: list[list[float]]) -> dict[str, Any]:
-    """Whether the mean of Tenure's last losses is among those of native, of which there are at least five.
+    """Whether the mean of Tenure's last losses is among those of native: each repetition of a process is a run.
 
-    Where native's losses do not differ at all, Tenure's must be the same bits.
+    Where native's losses do not differ at all, Tenure's must be the same bits. Of few native runs nothing is said: None.
     """
     last, ours = [losses[-1] for losses in native], [losses[-1] for losses in tenure]
     low, high, mean = min(last), max(last), statistics.fmean(ours)
-    return {"native": [low, high], "tenure": [min(ours), max(ours)], "runs": len(last), "within": low <= mean <= high}
+    within = low <= mean <= high if len(last) >= SPREAD_RUNS else None
+    return {"native": [low, high], "tenure": [min(ours), max(ours)], "runs": len(last), "within": within}
 
 
 HEADING = (
@@ -204,7 +222,7 @@ HEADING = (
 def line_of(row: dict[str, Any]) -> str:
     figures = {name: row["figures"][name] for name in ALLOCATORS}
     bits = "equal bits" if row["deterministic_equal"] else "DIFFERENT"
-    spread = "in spread" if row["spread"]["within"] else "OUTSIDE"
+    spread = {True: "in spread", False: "OUTSIDE", None: "few runs"}[row["spread"]["within"]]
     return (
         f"{row['program']:20} {row['warm_ratio']:10.3f}x {row['cold_ratio']:6.3f}x"
         f" {figures['native']['requested'] / MIB:7.0f} MiB {figures['native']['reserved'] / MIB:5.0f} MiB"

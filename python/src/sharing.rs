@@ -18,6 +18,7 @@ use tenure_device::{Access, Priority};
 
 use crate::errors::{complaint, device_complaint};
 use crate::memory::not_open;
+use crate::torch::without_lock;
 
 /// How often a daemon is looked for that is not there yet.
 const RETRY: Duration = Duration::from_millis(20);
@@ -58,7 +59,7 @@ impl Caches {
             computation_bytes: size(computation_bytes, 1),
         };
         let cache = WorkerCache::recv_shared_cache(Arc::new(client), opened(device)?, config);
-        self.joined = Some(cache.map_err(exception)?.with_patience(patience));
+        self.joined = Some(cache.map_err(exception)?.with_patience(patience).with_waits_in(without_lock));
         self.is_own = is_own;
         Ok(())
     }

@@ -11,8 +11,8 @@ pub(crate) fn torch_api() -> usize {
 }
 
 /// Lets other Python threads run during `wait`, whether this thread has Python's lock, as PyTorch's does when it opens
-/// another process's block, or not. When Python ends there is no lock to be had.
-fn without_lock(wait: &mut (dyn FnMut() + Send)) {
+/// another process's block or makes a storage, or not. When Python ends there is no lock to be had.
+pub(crate) fn without_lock(wait: &mut (dyn FnMut() + Send)) {
     if Python::try_attach(|py| py.detach(&mut *wait)).is_none() {
         wait();
     }

@@ -2,6 +2,50 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal, final
 
+__all__ = [
+    "Trace",
+    "VERSION",
+    "about_shared_parameters",
+    "allocate_shared_cache",
+    "attach_shared_parameters",
+    "begin_span",
+    "check_room_for_parameters",
+    "check_shared_parameters",
+    "clear_shared_cache",
+    "clear_shared_parameters",
+    "current_purpose",
+    "devices",
+    "empty_cache",
+    "end_span",
+    "enter_purpose",
+    "insert_shared_computation",
+    "insert_shared_parameters",
+    "installed",
+    "intern_key",
+    "join_own_shared_cache",
+    "leave_purpose",
+    "memory_report",
+    "memory_snapshot",
+    "memory_stats",
+    "module_of_key",
+    "module_stream",
+    "own_bytes",
+    "owns_shared_cache",
+    "publish_shared_parameters",
+    "recv_shared_cache",
+    "reset_peak_stats",
+    "retag",
+    "send_shared_cache",
+    "set_memory_fraction",
+    "set_purpose",
+    "shared_cache_socket",
+    "shared_parameter_range",
+    "tags",
+    "torch_api",
+    "torch_configure",
+    "torch_memory_fraction",
+]
+
 VERSION: str
 
 def devices(driver: str) -> str: ...

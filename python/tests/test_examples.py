@@ -166,6 +166,14 @@ def test_the_rows_are_those_of_the_allocators_that_served(machine: Machine) -> N
     assert rows == [[allocator, "completed"] for allocator in ("native", "expandable", "tenure")]
 
 
+def test_an_example_finds_its_models_where_python_does_not_look_beside_a_program(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    machine.torch("del sys.modules['models.gpt2']")
+    assert "No module named 'models'" not in machine.run("prefix_cache.py").stderr
+
+
 @pytest.mark.parametrize(
     ("but", "served", "row"),
     [

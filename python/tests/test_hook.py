@@ -100,6 +100,12 @@ def test_a_word_that_says_neither_on_nor_off_is_told_and_off(run: Run) -> None:
     assert done.stderr.startswith("tenure: TENURE_TORCH='paged' is taken for 0: expected 1,")
 
 
+def test_it_is_told_once_although_python_starts_it_twice(run: Run) -> None:
+    """As in a virtual environment."""
+    done = run(f"site.addsitedir({os.fspath(HOOK)!r})", TENURE_TORCH="paged")
+    assert done.stderr.count("tenure:") == 1
+
+
 @pytest.mark.parametrize("options", ["native", "fraction=abc", "foo=1", "allocator=paged,fraction"])
 def test_options_that_make_no_sense_are_one_line(run: Run, options: str) -> None:
     done = run("import torch; print(torch.version)", TENURE_TORCH="1", TENURE_TORCH_OPTIONS=options)
@@ -115,6 +121,19 @@ def test_a_failure_is_one_line_and_the_program_goes_on(run: Run) -> None:
     assert done.stdout.endswith("2.11\n")
     reason = "CUDA was used already"
     assert done.stderr == f"tenure: TENURE_TORCH is set, but PyTorch keeps its own allocator: {reason}\n"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+        "sys.stderr.close()",
+        "sys.stderr = None",  # as where it is closed from the start
+    ],
+)
+def test_a_failure_that_cannot_be_told_is_not(run: Run, spoil: str) -> None:
+    done = run(f"{spoil}\nimport torch; print(torch.version)", "fail", TENURE_TORCH="1")
+    assert done.stdout == "torch runs\ninstalled {} True\n2.11\n"
 
 
 def test_a_warning_is_one_line(run: Run) -> None:

@@ -92,13 +92,9 @@ def test_every_function_says_what_it_takes() -> None:
 
 def test_the_stubs_match_the_extension_module(tmp_path: Path) -> None:
     pytest.importorskip("mypy", reason="mypy is not installed")
-    # Nobody imports the module's names with a star.
-    allowed = tmp_path / "allowed"
-    allowed.write_text("tenure._native.__all__\n")
     # mypy wants a folder with nothing else in it.
     (tmp_path / "tenure").symlink_to(PACKAGE)
-    options = ["--ignore-disjoint-bases", "--allowlist", str(allowed)]
-    command = [sys.executable, "-m", "mypy.stubtest", "tenure._native", *options]
+    command = [sys.executable, "-m", "mypy.stubtest", "tenure._native", "--ignore-disjoint-bases"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -91,6 +91,8 @@ class Run:
         (["--native", "missing"], "--native missing: No such file or directory"),
         (["--native", "empty.json"], "--native empty.json: no results of the native allocator: give what an earlier"),
         (["--native", "list.json"], "--native list.json: no results of the native allocator"),
+        (["-j", "0"], "--jobs 0: expected 1 or more"),
+        (["--seconds", "-1"], "--seconds -1: expected 1 or more"),
         (["--json", "missing/a.json"], "--json missing/a.json: there is no such folder"),
         (["--table", "list.json"], "--table list.json: it has no <!-- results --> and <!-- end of results -->"),
     ],
@@ -129,6 +131,49 @@ def test_results_are_kept_after_every_batch_and_when_interrupted(
     results = json.loads(run.json.read_text())
     assert run.done() == {f"{FILE}::TestMemPool.test_a", f"{FILE}::TestCuda.test_b"}
     assert all(lines["native"]["outcome"] == "pass" for lines in results.values()) and len(results) == 3
+
+
+def test_native_results_that_are_not_asked_for_are_kept(
+    script: Any, tmp_path: Path, native: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(script, tmp_path, native, monkeypatch)
+    run.json = run.runner.arguments.json = native
+    run.runner.arguments.classes = "MemPool"
+    run.runner.run(["tenure"])
+    assert run.done() == set(run.runner.chosen()) == {f"{FILE}::TestMemPool.test_a"}
+    assert len(script.native_results(native)) == 3
+
+
+def test_a_table_is_not_replaced_by_one_that_lacks_tests(
+    script: Any, tmp_path: Path, native: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{script.BEGIN}\nold\n{script.END}\n")
+    Run(script, tmp_path, native, monkeypatch)
+    monkeypatch.setattr(script, "check_machine", lambda _: None)
+    monkeypatch.setattr(script, "provenance", lambda _: "Here.")
+    command = ["pytorch-tests", str(tmp_path), "--native", str(native), "--table", str(page), "--classes"]
+    monkeypatch.setattr(sys, "argv", [*command, "Nonesuch"])
+    with pytest.raises(SystemExit, match="no test was run, and nothing is written: look at --classes"):
+        script.main()
+
+    def run(runner: Any, _: list[str]) -> None:
+        runner.asked, runner.unlisted = set(runner.results), ["test_multiprocessing.py"]
+
+    monkeypatch.setattr(script.Runner, "run", run)
+    with pytest.raises(SystemExit, match="the table is not written, as it would be without test_multiprocessing.py"):
+        script.main()
+    assert "old" in page.read_text()
+
+
+def test_results_say_what_they_are_of(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(script, "commit", lambda: "commit 0123abc")
+    line = f"A GPU, PyTorch {torch.__version__}, {time.strftime('%Y-%m-%d')}, commit 0123abc"
+    assert script.provenance(False) == f"{line}."
+    assert script.provenance(True) == f"{line}; native results of an earlier run."
 
 
 def test_a_table_says_what_fails_natively_by_what_it_says(script: Any) -> None:

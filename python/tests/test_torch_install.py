@@ -180,10 +180,21 @@ def test_another_copy_of_tenure_was_installed_before(machine: Machine) -> None:
     [
         ("tenure.torch.install('best')", "allocator='best': expected one of 'paged', 'native', 'expandable'"),
         ("tenure.torch.install(fraction=0)", "fraction=0: expected more than 0 and at most 1"),
+        ("tenure.torch.install(fraction=True)", "fraction=True: expected more than 0 and at most 1"),
+        ("tenure.torch.install(fraction=float('nan'))", "fraction=nan: expected more than 0 and at most 1"),
     ],
 )
 def test_an_option_makes_no_sense(machine: Machine, call: str, message: str) -> None:
     assert machine.install(call) == [f"error: {message}", "not installed"]
+
+
+@pytest.mark.parametrize("fraction", ["fractions.Fraction(1, 2)", "numpy.float32(0.5)"])
+def test_the_fraction_is_any_library_s_number(machine: Machine, fraction: str) -> None:
+    machine.have_torch()
+    library = fraction.split(".")[0]
+    pytest.importorskip(library)
+    said = machine.install(f"import {library}; tenure.torch.install(fraction={fraction})", CXX="nowhere")
+    assert said[-2:] == ["fallback: allocator=paged,fraction=0.5", "pluggable"]
 
 
 def test_a_shim_is_built_once(machine: Machine) -> None:
@@ -239,6 +250,19 @@ def test_installed_twice(machine: Machine) -> None:
     assert error.startswith("error: Tenure is installed already, with allocator=paged,fraction=1.0: install it once")
 
 
+def test_a_later_call_asks_for_no_more_than_it_says(machine: Machine) -> None:
+    """As that of a program whose user has said in TENURE_TORCH_OPTIONS what is to be installed."""
+    machine.have_torch()
+    later = "{}, {'fraction': 0.9}, {'allocator': 'native'}, {'fraction': 0.5}"
+    call = (
+        "tenure.torch.install('native', fraction=0.9)\n"
+        f"    for options in ({later}): print(tenure.torch.install(**options).allocator)"
+    )
+    _, *same, error, mode = machine.install(call, CXX=machine.have_compiler(WORKING))
+    assert same == ["native"] * 3 and mode == "built shim"
+    assert error.startswith("error: Tenure is installed already, with allocator=native,fraction=0.9: install it once")
+
+
 @pytest.mark.parametrize("compiler", [True, False])
 def test_the_program_puts_another_allocator_in_its_place(machine: Machine, compiler: bool) -> None:
     machine.have_torch()
@@ -256,19 +280,53 @@ def test_there_is_no_compiler(machine: Machine) -> None:
     assert rest == ["fallback: allocator=paged,fraction=1.0", "pluggable"]
 
 
+# A compiler that refuses.
+REFUSING = 'case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac'
+
+
 @pytest.mark.parametrize("cache", ["cache", "torch/__init__.py"])
 def test_the_compiler_refuses(machine: Machine, cache: str) -> None:
     """What it said can be read afterwards, also where there is no cache."""
     machine.have_torch()
-    compiler = machine.have_compiler(
-        'case "$1" in --version) ;; *) echo "x.h:1: error: no such thing" >&2; exit 1;; esac'
-    )
+    compiler = machine.have_compiler(REFUSING)
     folders = {"XDG_CACHE_HOME": str(machine.folder / cache), "TMPDIR": str(machine.folder)}
     *_, warning, fallback, mode = machine.install(CXX=compiler, **folders)
     assert warning.startswith("warning: the compiler refused: x.h:1: error: no such thing (all of it is in ")
     log = Path(warning.split("(all of it is in ")[1].split(")")[0])
     assert "no such thing" in log.read_text()
     assert fallback.startswith("fallback:") and mode == "pluggable"
+
+
+def test_what_the_compiler_said_is_told_if_it_cannot_be_written(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(REFUSING)
+    machine.install(CXX=compiler)
+    (log,) = (machine.folder / "cache").glob("**/*.log")
+    log.unlink()
+    log.mkdir()
+    warning = machine.install(CXX=compiler)[0]
+    assert warning.startswith("warning: the compiler refused: x.h:1: error: no such thing: set CXX to another one. ")
+
+
+def test_what_the_compiler_said_overwrites_no_file_of_others(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(REFUSING)
+    folders = {"XDG_CACHE_HOME": str(machine.folder / "torch/__init__.py"), "TMPDIR": str(machine.folder)}
+    machine.install(CXX=compiler, **folders)
+    (first,) = machine.folder.glob("*.log")
+    first.write_text("of others")
+    machine.install(CXX=compiler, **folders)
+    assert len(list(machine.folder.glob("*.log"))) == 2 and first.read_text() == "of others"
+
+
+@pytest.mark.parametrize(
+    ("end", "says"), [("exit 3", "it ended with status 3"), ("kill -9 $$", "it was killed by signal 9 (Killed)")]
+)
+def test_the_compiler_ends_without_a_word(machine: Machine, end: str, says: str) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(f'case "$1" in --version) ;; *) {end};; esac')
+    warning = machine.install(CXX=compiler)[0]
+    assert warning.startswith(f"warning: the compiler refused: {says}, and said nothing (all of it is in ")
 
 
 @pytest.mark.parametrize(
@@ -375,6 +433,28 @@ def test_the_cache_cannot_be_written_to(machine: Machine) -> None:
     said = machine.install(CXX=machine.have_compiler(WORKING), XDG_CACHE_HOME=str(machine.folder / "file"))
     assert said[0].startswith("warning: the shim is built again by every process, since")
     assert said[-1] == "built shim"
+
+
+def test_the_user_has_no_home(machine: Machine) -> None:
+    """As in a container that runs as a user whom it does not know."""
+    machine.have_torch()
+    call = (
+        "import os, pwd; del os.environ['HOME']; pwd.getpwuid = lambda user: {}[user]; "
+        f"os.chdir({str(machine.folder)!r}); tenure.torch.install()"
+    )
+    before = sorted(machine.folder.iterdir())
+    compiler = machine.have_compiler(WORKING)
+    said = machine.install(call, XDG_CACHE_HOME="", CXX=compiler)
+    assert said[0].startswith("warning: the shim is built again by every process, since ~/.cache cannot be written to")
+    assert "(this user has no home): set XDG_CACHE_HOME" in said[0] and said[-1] == "built shim"
+    assert sorted(machine.folder.iterdir()) == sorted([*before, Path(compiler)])
+
+
+def test_a_cache_is_not_sought_in_the_working_folder(machine: Machine) -> None:
+    machine.have_torch()
+    compiler = machine.have_compiler(WORKING)
+    shim, mode = machine.install(XDG_CACHE_HOME="relative", HOME=str(machine.folder), CXX=compiler)
+    assert shim.startswith(f"shim: {machine.folder}/.cache/tenure/shims/") and mode == "built shim"
 
 
 def test_a_shim_that_was_built_is_taken_from_a_folder_that_cannot_be_written_to(machine: Machine) -> None:

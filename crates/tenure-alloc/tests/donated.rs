@@ -441,6 +441,7 @@ struct Counting {
     inside: AtomicI64,
     is_closed: AtomicBool,
     is_over: AtomicBool,
+    captures_ended: AtomicI64,
     /// What is freed while somebody waits to get in.
     frees: Mutex<Option<(Arc<Donated<NativeAllocator>>, u64)>>,
 }
@@ -462,6 +463,10 @@ impl Gate for Counting {
 
     fn leave(&self) {
         self.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn after_captures(&self) {
+        self.captures_ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -491,6 +496,22 @@ fn a_gate_is_entered_for_each_block_and_left_with_it() {
     assert_eq!(inside(), 0);
     assert!(f.donated.free(blocks[1]).is_err());
     assert_eq!(inside(), 0);
+}
+
+#[test]
+fn a_gate_is_told_when_the_last_capture_has_ended() {
+    let f = Fixture::new();
+    let (gate, _) = behind_gate(&f, 8 * MIB);
+    let begin = |number, purpose| f.donated.begin_pool(PoolId(0, number), purpose, Box::new(|_| false)).unwrap();
+    let ended = |number| {
+        f.donated.end_pool(PoolId(0, number)).unwrap();
+        gate.captures_ended.load(Ordering::Relaxed)
+    };
+    begin(1, PoolUse::Eager);
+    assert_eq!(ended(1), 0, "nothing was captured");
+    begin(1, PoolUse::Capture);
+    begin(2, PoolUse::Capture);
+    assert_eq!([ended(1), ended(2)], [0, 1]);
 }
 
 #[test]

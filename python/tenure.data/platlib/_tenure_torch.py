@@ -10,6 +10,7 @@ This module is not part of the package `tenure`, so that no program pays for imp
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -28,8 +29,18 @@ _OFF = ("", "0", "false", "no", "off")
 _READERS: dict[str, Callable[[str], Any]] = {"allocator": str, "fraction": float}
 
 
+_is_armed = False
+
+
 def arm() -> None:
-    """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises."""
+    """Has the allocator installed when `torch` has been imported, if that is wanted. Never raises.
+
+    In a virtual environment, Python calls it twice.
+    """
+    global _is_armed
+    if _is_armed:
+        return
+    _is_armed = True
     wish = os.environ.get("TENURE_TORCH", "").lower()
     if wish in _OFF:
         return
@@ -38,7 +49,7 @@ def arm() -> None:
         return
     if "torch" in sys.modules:
         _install()
-    elif not any(isinstance(finder, _TorchFinder) for finder in sys.meta_path):
+    else:
         sys.meta_path.insert(0, _TorchFinder())
 
 
@@ -92,7 +103,9 @@ def _install() -> None:
 
 
 def _say(text: str) -> None:
-    print("tenure:", " ".join(text.split()), file=sys.stderr)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # of a full disk, or of a file that is closed
+            print("tenure:", " ".join(text.split()), file=sys.stderr)
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -12,6 +13,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -105,19 +107,19 @@ def built(torch: Torch) -> Path:
     includes = _includes(torch)
     key = _key(torch, compiler)
     # Also where the folder cannot be written to, as in an image that was made with the shim in it.
-    if _is_whole(shipped := _folder() / f"{key}.so"):
+    if (folder := _folder()) and _is_whole(shipped := folder / f"{key}.so"):
         with contextlib.suppress(OSError):
             os.utime(shipped)
         return shipped
-    with _cache(key) as folder:
-        library = folder / f"{key}.so"
+    with _cache(folder, key) as place:
+        library = place / f"{key}.so"
         if not _is_whole(library):
             _LOG.warning("building the allocator shim for PyTorch %s: this takes some seconds, once", torch.version)
             began = time.monotonic()
             compile_shim(torch, library, compiler=compiler, includes=includes)
             took = time.monotonic() - began
             _LOG.info("built the allocator shim in %.1f s: %s", took, library)
-            _remove_unused(folder)
+            _remove_unused(place)
         return library
 
 
@@ -152,10 +154,12 @@ def compile_shim(
         unfinished.unlink(missing_ok=True)
         result = _run(command, source)
         if result.returncode != 0:
-            log = _log_beside(library)
-            log.write_text(f"{shlex.join(command)}\n{result.stderr}")
             error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
-            raise BuildError(f"the compiler refused: {error} (all of it is in {log}): set CXX to another one")
+            log = _log(library, f"{shlex.join(command)}\n{result.stderr}")
+            all_of_it = f" (all of it is in {log})" if log else ""
+            raise BuildError(
+                f"the compiler refused: {error or _end(result.returncode)}{all_of_it}: set CXX to another one"
+            )
         _seal(unfinished)
         os.replace(unfinished, library)
     except OSError as error:
@@ -170,6 +174,13 @@ def _run(command: list[str], source: str = "") -> subprocess.CompletedProcess[st
         return subprocess.run(command, input=source, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BuildError(f"the compiler does not run ({error}): set CXX to another one") from error
+
+
+def _end(status: int) -> str:
+    """How a program ended that said nothing."""
+    if status < 0:
+        return f"it was killed by signal {-status} ({signal.strsignal(-status)}), and said nothing"
+    return f"it ended with status {status}, and said nothing"
 
 
 def _seal(library: Path) -> None:
@@ -246,10 +257,13 @@ def _key(torch: Torch, compiler: list[str]) -> str:
     return f"{torch.version}-{digest[:12]}-{sources_digest()}"
 
 
-def _folder() -> Path:
-    """The folder of shims that were built here, there or not."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "tenure" / "shims"
+def _folder() -> Path | None:
+    """The folder of shims that were built here, there or not; None for a user who has no home."""
+    # As the XDG specification has it, what is relative is not taken.
+    for home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(home):
+            return Path(home) / "tenure" / "shims"
+    return None
 
 
 @functools.cache
@@ -260,10 +274,19 @@ def _own_folder() -> Path:
     return Path(folder)
 
 
-def _log_beside(library: Path) -> Path:
-    """Where to write what the compiler says: where it is found after this process too."""
-    folder = Path(tempfile.gettempdir()) if library.parent == _own_folder() else library.parent
-    return folder / f"{library.stem}.log"
+def _log(library: Path, text: str) -> Path | None:
+    """Writes what the compiler said, if it can be, to where it is found after this process too."""
+    try:
+        if library.parent == _own_folder():
+            # Beside other users' files, of which one may have any name that can be guessed.
+            with tempfile.NamedTemporaryFile("w", prefix=f"{library.stem}-", suffix=".log", delete=False) as file:
+                file.write(text)
+            return Path(file.name)
+        log = library.with_suffix(".log")
+        log.write_text(text)
+    except OSError:
+        return None
+    return log
 
 
 def _remove_unused(folder: Path) -> None:
@@ -275,11 +298,12 @@ def _remove_unused(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _cache(key: str) -> Iterator[Path]:
-    """The folder of shims built here. Of several processes that want `key`, one has it and the others wait."""
-    folder = _folder()
+def _cache(folder: Path | None, key: str) -> Iterator[Path]:
+    """`folder`, or one to build in instead. Of several processes that want `key`, one has it and the others wait."""
     with contextlib.ExitStack() as held:
         try:
+            if folder is None:
+                raise FileNotFoundError(errno.ENOENT, "this user has no home")
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
@@ -287,8 +311,8 @@ def _cache(key: str) -> Iterator[Path]:
             fcntl.flock(held.enter_context(open(folder / f"{key}.lock", "w")), fcntl.LOCK_EX)
         except OSError as error:
             warnings.warn(
-                f"the shim is built again by every process, since {folder} cannot be written to ({error.strerror}): "
-                "set XDG_CACHE_HOME to a folder that can",
+                f"the shim is built again by every process, since {folder or '~/.cache'} cannot be written to "
+                f"({error.strerror}): set XDG_CACHE_HOME to a folder that can",
                 stacklevel=7,  # whoever calls install()
             )
             folder = _own_folder()

@@ -6,8 +6,8 @@ under its PyTorch, for the current stream:
 - the range for *parameters* takes every tensor of the stream, one behind the other. One process writes them; any number
   of others read them, mapped for reading only: they allocate the same tensors in the same order, at no copy.
 - the range for *computation* takes the large tensors of the stream. Any number of processes and streams have it
-  inserted; it is used by one at a time, from its first large tensor to its last. Who allocates meanwhile waits, and
-  gets an error that names the process after `SharedCacheSettings.wait` seconds.
+  inserted; it is used by one at a time, from its first large tensor to its last. Who allocates meanwhile waits, in the
+  order of processes, and gets an error that names the process after `SharedCacheSettings.wait` seconds.
 
 There are two orders of calls. In **Tenure's own** parameters are published once and then read:
 
@@ -43,10 +43,11 @@ Workers have allocated before anything is written, and may compute with the firs
 way. So there it is for the program to say who computes when with what, and Tenure can not see it if a worker computes
 too early or too long. What it sees to: a worker writes no parameters by mistake. Two never compute in the same memory.
 And a computation, with its first large tensor, waits until its parameters are transferred or being so, and fails if
-what was transferred last is not laid out as the parameters for which its process inserted the range last before that
-for the computation; one that began during a transfer is checked with its first large tensor after it. Two models of the
-same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the owner transfers many
-parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at all.
+their writer died at it, or what was transferred last is not laid out as the parameters for which its process inserted
+the range last before that for the computation; one that began during a transfer is checked with its first large tensor
+after it. Two models of the same layout are not told apart, nor do sizes that fill the same 512 bytes differ where the
+owner transfers many parameters as one tensor, as PipeSwitch does. A computation of small tensors alone is not seen at
+all.
 
 What survives what: memory that a process has mapped stays valid and unchanged whoever else dies, the owner of the cache
 among them. New processes can receive the cache while its owner lives. Who computes when the owner has died does so in
@@ -90,8 +91,9 @@ class SharedCacheSettings:
     computation_bytes
         The next, for computation: 11 GiB.
     socket
-        Where the cache is sent and received; by default where `tenure memory daemon` serves the device. A relative path
-        is one from the folder that the process is in when it is given.
+        Where the cache is sent and received; by default where `tenure memory daemon` serves the device, by this
+        process's count: give it where processes have different ``CUDA_VISIBLE_DEVICES``. A relative path is one from
+        the folder that the process is in when it is given.
     wait
         Seconds to wait for a cache to be sent; and with a tensor, for others to end their computation, or for
         parameters to be transferred. A cache keeps what was set when it was received.
@@ -145,7 +147,7 @@ def configure_shared_cache(
         pool_bytes=pool_bytes,
         parameter_bytes=parameter_bytes,
         computation_bytes=computation_bytes,
-        socket=socket and os.path.abspath(socket),
+        socket=None if socket is None else _path(socket),
         wait=wait,
     )
     return _settings
@@ -211,8 +213,8 @@ def recv_shared_cache(
     Raises
     ------
     tenure.Error
-        Nobody has sent one in time; it can not be mapped; parameters would share a chunk with what others write; ranges
-        of another are inserted.
+        Nobody has sent one in time; it lies on another device; it can not be mapped; parameters would share a chunk
+        with what others write; ranges of another are inserted.
     """
     given = _given(parameter_bytes=parameter_bytes, computation_bytes=computation_bytes, wait=wait)
     device = _device()
@@ -263,7 +265,9 @@ def insert_shared_cache_for_computation() -> None:
     """Places the large tensors that the current stream allocates from now on in the cache's range for computation.
 
     It is the stream's alone from the first of them, which waits for others to end, to the last. That one's deletion
-    waits for the device: a program that keeps one alive between its steps saves the time.
+    waits for the device: a program that keeps one alive between its steps saves the time. Deleted while any thread is
+    inside of ``torch.cuda.use_mem_pool`` or captures a graph, when the device can not be waited for, it keeps the range
+    until that ends.
 
     What cuBLAS keeps for the stream, for as long as the process lives, is made before, in other memory. It keeps more
     for each other thread that computes on the stream, as a backward pass does: then the range stays this process's
@@ -358,10 +362,11 @@ def share_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        The range for parameters is too small; or as `insert_shared_cache_for_parameter` and
-        `publish_shared_parameters`. Whatever is raised, the module is as it was, and nothing is inserted.
+        The range for parameters is too small; a tensor has no values yet, or is sparse or quantized; or as
+        `insert_shared_cache_for_parameter` and `publish_shared_parameters`. Whatever is raised, the module is as it
+        was, and nothing is inserted.
     """
-    device, slots = _cache(), _slots(module)
+    device, slots = _cache(), _slots(module, needs_values=True)
     about, layouts = _described(slots), [_layout(tensor) for tensor in _tensors(slots)]
     sizes = [layout.untyped_storage().nbytes() for layout in layouts]
     _native.check_room_for_parameters(device, [size for size in sizes if size > 0], about)
@@ -390,10 +395,11 @@ def attach_module(module: torch.nn.Module) -> torch.nn.Module:
     Raises
     ------
     tenure.Error
-        Nothing is shared, or another module: the error names the first tensor that differs. This process has inserted
-        the range for parameters already. Whatever is raised, the module is as it was, and nothing is inserted.
+        Nothing is shared, or another module: the error names the first tensor that differs. A tensor has no shape yet,
+        or is sparse or quantized. This process has inserted the range for parameters already. Whatever is raised, the
+        module is as it was, and nothing is inserted.
     """
-    device, slots = _cache(), _slots(module)
+    device, slots = _cache(), _slots(module, needs_values=False)
     about = _described(slots)
     with _alone(device) as stream:
         published = _native.attach_shared_parameters(device, stream, about)
@@ -435,15 +441,32 @@ class _Slot(NamedTuple):
     tensor: torch.Tensor
 
 
-def _slots(module: torch.nn.Module) -> list[_Slot]:
+def _slots(module: torch.nn.Module, *, needs_values: bool) -> list[_Slot]:
     """Those of all its parts; tensors that are tied come once for each place."""
-    return [
+    slots = [
         _Slot(f"{prefix}.{attribute}" if prefix else attribute, part, attribute, tensor)
         for prefix, part in module.named_modules()
         for held in (part._parameters, part._buffers)
         for attribute, tensor in held.items()
         if tensor is not None
     ]
+    for slot in slots:
+        if why := _unshareable(slot.tensor, needs_values):
+            raise Error(f"{slot.name} {why}")
+    return slots
+
+
+def _unshareable(tensor: torch.Tensor, needs_values: bool) -> str | None:
+    """Why a tensor can not lie in the cache, if it can not."""
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor):
+        return "has no shape yet: call the module once first"
+    if tensor.is_meta and needs_values:
+        return "has no values, as it lies on the device meta: fill it first, on the host"
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return "is sparse or quantized, and only dense tensors can be shared: leave it out of the module, or convert it"
+    return None
 
 
 def _tensors(slots: list[_Slot]) -> list[torch.Tensor]:
@@ -577,4 +600,13 @@ def _stream(device: int) -> int:
 
 def _socket(device: int, socket: str | os.PathLike[str] | None) -> str:
     """Where to send or receive, wherever the process goes later."""
-    return os.path.abspath(socket or _settings.socket or _native.shared_cache_socket(device))
+    if socket is not None:
+        return _path(socket)
+    return os.path.abspath(_settings.socket or _native.shared_cache_socket(device))
+
+
+def _path(socket: str | os.PathLike[str]) -> str:
+    path = os.fspath(socket)
+    if not isinstance(path, str) or not path:
+        raise Error(f"socket = {socket!r}: expected a path as text")
+    return os.path.abspath(path)

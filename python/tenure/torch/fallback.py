@@ -7,12 +7,21 @@ import ctypes
 from tenure import _native
 
 
+class HasStarted(Exception):
+    """PyTorch has begun to use the allocator that it has, and takes no other."""
+
+
 def install(options: str) -> None:
-    """Puts Tenure under PyTorch as a `CUDAPluggableAllocator`, with every optional function that there is."""
+    """Puts Tenure under PyTorch as a `CUDAPluggableAllocator`, with every optional function that there is.
+
+    Raises
+    ------
+    HasStarted
+        It is too late.
+    """
     import torch
 
     path = _native.__file__
-    _native.torch_configure(options)
     allocator = torch.cuda.memory.CUDAPluggableAllocator(path, "tenure_torch_plug_alloc", "tenure_torch_plug_free")
     library = ctypes.CDLL(path)
 
@@ -29,4 +38,8 @@ def install(options: str) -> None:
     inner.set_begin_allocate_to_pool(address("begin_pool"))
     inner.set_end_allocate_to_pool_fn(address("end_pool"))
     inner.set_release_pool(address("release_pool"))
-    torch.cuda.memory.change_current_allocator(allocator)
+    try:
+        torch.cuda.memory.change_current_allocator(allocator)
+    except RuntimeError as error:  # there is no other reason
+        raise HasStarted from error
+    _native.torch_configure(options)

@@ -79,8 +79,11 @@ class OptimizerStates:
 
     def __init__(self, optimizer: Optimizer, module: nn.Module, name: str) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._module = weakref.ref(module)
+        self._name = name
         self._op = type(optimizer).__name__
-        self._keys = {id(parameter): (path, role) for path, role, parameter in named_parameters(module, name)}
+        self._places: dict[int, tuple[str, str]] = {}
+        self._find_places()
         self._known: dict[int, weakref.ref[Tensor]] = {}
         _holdings.add(self)
 
@@ -99,21 +102,31 @@ class OptimizerStates:
 
     def _tag_but(self, known: dict[int, weakref.ref[Tensor]]) -> dict[int, weakref.ref[Tensor]]:
         optimizer = self._optimizer()
-        found = {}
+        found, are_places_found = {}, False
         # Copies, since a report may be asked for by another thread than the one that trains.
         for parameter, state in list(optimizer.state.items()) if optimizer is not None else ():
             for name, value in list(state.items()):
                 for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
                     seen = known.get(id(tensor))
                     if seen is None or seen() is not tensor:
+                        if not are_places_found:
+                            self._find_places()
+                            are_places_found = True
                         seen = weakref.ref(tensor)
                         retag(tensor, _OPTIMIZER_STATE, self._key(parameter, name))
                     found[id(tensor)] = seen
         return found
 
     def _key(self, parameter: Tensor, name: str) -> int:
-        path, role = self._keys.get(id(parameter), ("", ""))
+        path, role = self._places.get(id(parameter), ("", ""))
         return number_of_key(path, self._op, f"{role}.{name}" if role else name)
+
+    def _find_places(self) -> None:
+        """Where the model holds its parameters now: it may have got more, and lost some whose numbers others have."""
+        module = self._module()
+        if module is not None:
+            places = named_parameters(module, self._name)
+            self._places = {id(parameter): (path, role) for path, role, parameter in places}
 
 
 def named_parameters(module: nn.Module, name: str) -> Iterator[tuple[str, str, nn.Parameter]]:

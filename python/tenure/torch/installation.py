@@ -6,10 +6,11 @@ import ctypes
 import logging
 import threading
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 from tenure import Error, _native
 from tenure.torch import build, fallback
@@ -20,6 +21,12 @@ _LOG = logging.getLogger("tenure")
 #: The oldest PyTorch that the shim is written for.
 _OLDEST = (2, 8)
 
+#: What to do where PyTorch's own allocator is in use, if only by PyTorch's C++.
+_HAS_STARTED = (
+    "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the first "
+    "tensor on a GPU or in pinned memory and before a memory history is recorded, or set TENURE_TORCH=1"
+)
+
 
 class InstallError(Error, RuntimeError):
     """Tenure cannot be put under PyTorch: why, and what to do."""
@@ -29,8 +36,8 @@ class InstallError(Error, RuntimeError):
 class Options:
     """What `install` was asked for."""
 
-    allocator: Allocator
-    fraction: float
+    allocator: Allocator = "paged"
+    fraction: float = 1.0
 
     def __str__(self) -> str:
         return f"allocator={self.allocator},fraction={self.fraction}"
@@ -67,20 +74,22 @@ def stood_aside() -> str | None:
     return _stood_aside
 
 
-def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
+def install(allocator: Allocator | None = None, *, fraction: float | None = None) -> Status:
     """Puts Tenure's memory under PyTorch, for the rest of the process.
 
-    To be called before the program first uses CUDA. A second call with the same arguments does nothing. Where
-    ``TENURE_TORCH`` is set, that is the first call, with what ``TENURE_TORCH_OPTIONS`` says.
+    To be called before the program first uses CUDA, if only for pinned memory or to record a memory history. A second
+    call that asks for nothing else does nothing. Where ``TENURE_TORCH`` is set, that is the first call, with what
+    ``TENURE_TORCH_OPTIONS`` says.
 
     Parameters
     ----------
     allocator
         Tenure's own (``paged``), or PyTorch's own policy in Tenure, without and with expandable segments (``native``,
-        ``expandable``).
+        ``expandable``). If it is not given: what is installed, or else ``paged``.
     fraction
         The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
-        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it.
+        ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it. If it is not
+        given: what is installed, or else 1.
 
     Returns
     -------
@@ -94,12 +103,12 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
         It cannot be installed; the message says what to do.
     """
     global _installed, _stood_aside
-    options = _checked(allocator, fraction)
+    wanted = _checked(allocator, fraction)
     # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.
     torch = _torch()
     with _installing:
         if _installed is not None:
-            if _installed.options != options:
+            if replace(_installed.options, **wanted) != _installed.options:
                 raise InstallError(
                     f"Tenure is installed already, with {_installed.options}: install it once, with the options wanted "
                     "(TENURE_TORCH_OPTIONS has them if TENURE_TORCH is set)"
@@ -110,18 +119,26 @@ def install(allocator: Allocator = "paged", *, fraction: float = 1.0) -> Status:
         if _stood_aside is not None:
             warnings.warn(f"Tenure is not installed: {_stood_aside}", stacklevel=2)
             return status()
+        options = Options(**wanted)
         mode, library = _put_under(torch, options)
         _installed = Installation(options, mode, torch.__version__, str(torch.version.cuda), library)
     _LOG.info("installed under PyTorch %s by way of: %s", torch.__version__, mode)
     return status()
 
 
-def _checked(allocator: Allocator, fraction: float) -> Options:
-    if allocator not in get_args(Allocator):
-        raise InstallError(f"allocator={allocator!r}: expected one of {', '.join(map(repr, get_args(Allocator)))}")
-    if not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
-        raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
-    return Options(allocator, float(fraction))
+def _checked(allocator: Allocator | None, fraction: float | None) -> dict[str, Any]:
+    """Those of `Options` that are given."""
+    given: dict[str, Any] = {}
+    if allocator is not None:
+        if allocator not in get_args(Allocator):
+            raise InstallError(f"allocator={allocator!r}: expected one of {', '.join(map(repr, get_args(Allocator)))}")
+        given["allocator"] = allocator
+    if fraction is not None:
+        # A number of any library's, such as NumPy's.
+        if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 < fraction <= 1:
+            raise InstallError(f"fraction={fraction!r}: expected more than 0 and at most 1")
+        given["fraction"] = float(fraction)
+    return given
 
 
 def _torch() -> ModuleType:
@@ -145,10 +162,7 @@ def _check(torch: ModuleType) -> None:
             f"PyTorch {torch.__version__} is built without CUDA: install one with it (https://pytorch.org/get-started)"
         )
     if torch.cuda.is_initialized():
-        raise InstallError(
-            "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the "
-            "first tensor on a GPU, or set TENURE_TORCH=1"
-        )
+        raise InstallError(_HAS_STARTED)
     backend = torch.cuda.get_allocator_backend()
     if backend == "tenure":
         raise InstallError(
@@ -189,7 +203,10 @@ def _put_under(torch: ModuleType, options: Options) -> tuple[Mode, str | None]:
             f"{error}. Without the shim, PyTorch can do less on Tenure: tenure.torch.status() says what",
             stacklevel=3,
         )
-        fallback.install(str(options))
+        try:
+            fallback.install(str(options))
+        except fallback.HasStarted as too_late:
+            raise InstallError(_HAS_STARTED) from too_late
         return "pluggable", None
     _start(shim, options)
     return mode, str(library)
@@ -223,6 +240,9 @@ def _load(library: Path) -> ctypes.CDLL:
 
 
 def _start(shim: ctypes.CDLL, options: Options) -> None:
+    shim.tenure_torch_has_started.restype = ctypes.c_bool
+    if shim.tenure_torch_has_started():
+        raise InstallError(_HAS_STARTED)
     shim.tenure_torch_install.restype = ctypes.c_bool
     message = ctypes.create_string_buffer(4096)
     table = ctypes.c_void_p(_native.torch_api())

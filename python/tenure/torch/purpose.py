@@ -68,7 +68,9 @@ class Span:
         _native.end_span(self.number)
 
     def __del__(self) -> None:
-        self.end()
+        # When Python ends, what it needs may be gone before it.
+        if _native is not None and _native.end_span is not None:
+            self.end()
 
 
 def number_of_tag(name: TagName) -> int:

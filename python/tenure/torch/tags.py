@@ -15,6 +15,11 @@ What hooks cannot see:
 - A generator's body runs after the module's call: it belongs to whoever iterates.
 - TorchScript modules belong to the module that calls them.
 - Gradients of what follows the model, such as the loss, have the tag of nothing until backward reaches the model.
+- Hooks are not told of the end of a call that Ctrl-C ends: what the thread allocates after it belongs to the module
+  that was interrupted, until the model is called again or the tagging removed.
+
+``torch.jit.script`` and ``torch.cuda.make_graphed_callables`` take no module that has hooks: give them the model before
+it is tagged, or after `Tagging.remove`.
 """
 
 from __future__ import annotations

@@ -31,6 +31,31 @@ def multiplies(inbox: Any, outbox: Any, done: Any) -> None:
     done.wait(60)
 
 
+def waits_for_an_event(inbox: Any, outbox: Any, done: Any) -> None:
+    event = inbox.get(timeout=60)
+    if isinstance(event, bytes):
+        event = torch.cuda.Event.from_ipc_handle(0, event)
+    outbox.put("here")
+    assert inbox.get(timeout=60) == "recorded"
+    event.synchronize()
+    outbox.put("synchronized")
+    done.wait(60)
+
+
+def records(inbox: Any, outbox: Any, done: Any) -> None:
+    event = torch.cuda.Event(interprocess=True)
+    torch.cuda._sleep(20_000_000)
+    event.record()
+    outbox.put(event.ipc_handle())
+    done.wait(60)
+
+
+def tells_of_gradients(inbox: Any, outbox: Any, done: Any) -> None:
+    tensor = inbox.get(timeout=60)
+    outbox.put((tensor.requires_grad, tensor.is_leaf))
+    done.wait(60)
+
+
 def shows_and_fills(inbox: Any, outbox: Any) -> None:
     tensor = inbox.get(timeout=60)
     outbox.put(tensor.tolist())

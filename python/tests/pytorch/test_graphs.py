@@ -124,6 +124,31 @@ def test_a_capture_asks_no_stream_how_far_it_is() -> None:
     graph.replay()
 
 
+@pytest.mark.parametrize("streams", [1, 3])
+def test_what_other_streams_use_in_a_capture_is_not_reused_before_they_join(streams: int) -> None:
+    """Covers of TestMemPool.test_graph_capture_reclaim_2_streams and _4_streams what both allocators do, without the
+    setting `graph_capture_record_stream_reuse`: nor later in the same capture. With it, PyTorch reuses it then."""
+    graph, first, others = torch.cuda.CUDAGraph(), torch.cuda.Stream(), [torch.cuda.Stream() for _ in range(streams)]
+    with torch.cuda.stream(first):
+        graph.capture_begin()
+        sink, block = tensor(512), tensor(512)
+        address = block.data_ptr()
+        for other in others:
+            other.wait_stream(first)
+            with torch.cuda.stream(other):
+                block.fill_(1)
+            block.record_stream(other)
+        del block
+        before = tensor(512)
+        for other in others:
+            first.wait_stream(other)
+        sink.fill_(1)
+        after = tensor(512)
+        graph.capture_end()
+    assert address not in (before.data_ptr(), after.data_ptr())
+    del before, after, sink
+
+
 @pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
 def test_another_thread_allocates_during_a_capture(mode: str) -> None:
     """Covers TestCuda.test_cuda_graph_error_options."""

@@ -1,4 +1,4 @@
-"""Tensors that processes share.
+"""Tensors and events that processes share.
 
 Children are spawned, and get their allocator from `TENURE_TORCH`.
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from memory import ALLOCATOR, MIB
-from peers import fills, multiplies, sends
+from peers import fills, multiplies, records, sends, tells_of_gradients, waits_for_an_event
 
 context = mp.get_context("spawn")
 
@@ -100,3 +100,66 @@ def test_a_tensor_of_nothing_is_shared() -> None:
 def test_every_device_tensor_can_be_shared() -> None:
     """Covers TestMultiprocessing.test_is_shared_cuda."""
     assert torch.empty(1, device="cuda").is_shared()
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("is_handle", [False, True])
+def test_a_child_waits_for_an_event_of_its_parent(is_handle: bool) -> None:
+    """Covers TestMultiprocessing.test_event_multiprocess, .test_event_handle_importer."""
+    event = torch.cuda.Event(interprocess=True)
+    assert event.query()
+    child = Child(waits_for_an_event)
+    child.inbox.put(event.ipc_handle() if is_handle else event)
+    assert child.outbox.get(timeout=60) == "here"
+    torch.cuda._sleep(50_000_000)
+    event.record()
+    child.inbox.put("recorded")
+    assert not event.query()
+    assert child.outbox.get(timeout=60) == "synchronized"
+    assert event.query()
+    child.end()
+
+
+@pytest.mark.values
+def test_a_parent_waits_for_an_event_of_its_child() -> None:
+    """Covers TestMultiprocessing.test_event_handle_exporter."""
+    child = Child(records)
+    event = torch.cuda.Event.from_ipc_handle(0, child.outbox.get(timeout=60))
+    event.synchronize()
+    assert event.query()
+    child.end()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_leaf_is_one_in_the_child_too(requires_grad: bool) -> None:
+    """Covers TestMultiprocessing.test_leaf_variable_sharing."""
+    tensor = torch.zeros(5, 5, device="cuda", requires_grad=requires_grad)
+    child = Child(tells_of_gradients)
+    child.inbox.put(tensor)
+    assert child.outbox.get(timeout=60) == (requires_grad, True)
+    child.end()
+
+
+def test_a_result_that_needs_a_gradient_is_not_sent() -> None:
+    """Covers TestMultiprocessing.test_non_leaf_variable_sharing."""
+    result = torch.zeros(5, device="cuda", requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="requires_grad"):
+        context.SimpleQueue().put(result)
+
+
+def test_a_forked_child_is_told_that_it_has_no_device() -> None:
+    """Covers TestMultiprocessing.test_cuda_bad_call, .test_wrong_cuda_fork."""
+    torch.zeros(1, device="cuda")
+    queue = mp.get_context("fork").SimpleQueue()
+    process = mp.get_context("fork").Process(target=_uses_the_device, args=(queue,))
+    process.start()
+    assert "Cannot re-initialize CUDA in forked subprocess" in queue.get()
+    process.join(30)
+
+
+def _uses_the_device(queue: Any) -> None:
+    try:
+        torch.zeros(1, device="cuda")
+        queue.put("nothing")
+    except RuntimeError as error:
+        queue.put(str(error))

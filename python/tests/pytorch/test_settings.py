@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +73,45 @@ def test_settings_that_change_nothing_are_named_and_no_others() -> None:
     assert ("max_split_size_mb changes nothing" in done.stderr) == (ALLOCATOR == "tenure")
 
 
+# A setting of each name, and whether Tenure has no use for it.
+SETTINGS = {
+    "backend:native": False,
+    "expandable_segments:True": False,
+    "garbage_collection_threshold:0.5": True,
+    "graph_capture_record_stream_reuse:True": True,
+    "large_segment_size_mb:40": True,
+    "max_non_split_rounding_mb:100": True,
+    "max_split_size_mb:40": True,
+    "per_process_memory_fraction:0.5": False,
+    "pinned_num_register_threads:2": False,
+    "pinned_reserve_segment_size_mb:2": False,
+    "pinned_use_background_threads:True": False,
+    "pinned_use_cuda_host_register:True": False,
+    "release_lock_on_cudamalloc:True": True,
+    "roundup_power2_divisions:4": False,
+}
+
+
+def test_every_setting_is_known() -> None:
+    """Those that PyTorch has more are to be followed too, or named as those that change nothing."""
+    include = Path(torch.__file__).parent / "include/c10"
+    names = set()
+    for header in ("core/AllocatorConfig.h", "cuda/CUDAAllocatorConfig.h"):
+        (keys,) = re.findall(r"unordered_set<std::string> keys\{(.*?)\};", (include / header).read_text(), re.DOTALL)
+        keys = re.sub(r"//.*", "", keys)
+        names |= {name.replace('"', "") for name in re.sub(r'"\s+"', "", keys).replace(" ", "").split(",")}
+    known = {setting.split(":")[0] for setting in SETTINGS}
+    assert {name.strip() for name in names if "hip" not in name} == known
+
+
+def test_of_all_settings_those_that_change_nothing_are_named_once() -> None:
+    text = f"import torch\nfor setting in {list(SETTINGS) * 2}: torch._C._accelerator_setAllocatorSettings(setting)"
+    done = program(text)
+    assert done.returncode == 0, done.stderr
+    unused = [setting.split(":")[0] for setting, is_unused in SETTINGS.items() if is_unused and ALLOCATOR == "tenure"]
+    assert re.findall(r"(\w+) changes nothing", done.stderr) == unused
+
+
 FRACTIONS = """
 import torch, tenure.torch
 before = torch.cuda.get_per_process_memory_fraction(), tenure.torch.status().fraction
@@ -92,6 +133,23 @@ def test_of_two_fractions_the_smaller_holds(installed: str, setting: str, least:
         PYTORCH_ALLOC_CONF=f"per_process_memory_fraction:{setting}",
     )
     assert [float(word) for word in done.stdout.split()] == [least] * 4 + [0.75], done.stderr
+
+
+FRACTION = "torch.cuda.get_per_process_memory_fraction()"
+
+
+@pytest.mark.parametrize(("started", "installed", "least"), [(False, "1", 0.5), (False, "0.25", 0.25), (True, "1", 1)])
+def test_the_fraction_can_be_set_by_the_program_until_cuda_starts(started: bool, installed: str, least: float) -> None:
+    text = f"""
+import torch, tenure.torch
+{FRACTION if started else ""}
+for fraction in (0.125, 0.5):
+    torch._C._accelerator_setAllocatorSettings(f"per_process_memory_fraction:{{fraction}}")
+torch.zeros(1, device="cuda")
+print({FRACTION})
+"""
+    done = program(text, TENURE_TORCH_OPTIONS=f"fraction={installed}")
+    assert float(done.stdout) == (least if ALLOCATOR == "tenure" else max(least, 0.5)), done.stderr
 
 
 def test_expandable_segments_are_turned_on_and_off_between_blocks() -> None:
@@ -157,8 +215,14 @@ def test_a_backend_that_pytorch_does_not_know_is_an_error() -> None:
     done = program(text, PYTORCH_ALLOC_CONF="backend:tenure")
     assert done.returncode != 0
     assert "ValueError: Unknown allocator backend" in done.stderr
-    told = "PyTorch refuses its own settings, PYTORCH_ALLOC_CONF: Unknown allocator backend" in done.stderr
+    told = "PyTorch refuses its own settings, PYTORCH_ALLOC_CONF=backend:tenure: Unknown allocator back" in done.stderr
     assert told == (ALLOCATOR == "tenure")
+
+
+@pytest.mark.skipif(ALLOCATOR != "tenure", reason="of what install() says")
+def test_a_value_that_pytorch_cannot_read_is_named() -> None:
+    done = program("import torch", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:abc")
+    assert "PyTorch refuses its own settings, PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:abc: sto" in done.stderr
 
 
 @pytest.mark.values
@@ -183,7 +247,7 @@ def test_the_first_allocation_imports_no_compiler() -> None:
 
 
 def test_a_program_may_fork_after_the_import() -> None:
-    """Covers TestCuda.test_is_pinned_no_context."""
+    """Beside TestCuda.test_lazy_init: neither the import nor the installation may start CUDA."""
     text = """
 import multiprocessing, torch
 def child(): print(torch.empty(2, device="cuda").numel(), flush=True)

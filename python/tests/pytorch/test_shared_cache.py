@@ -7,7 +7,9 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -295,3 +297,91 @@ def test_two_processes_share_weights_and_either_may_die(made: str) -> None:
     if made != "small":
         pytest.importorskip("torchvision", reason="torchvision is not installed")
     subprocess.run([sys.executable, str(EXAMPLE), "--model", made], check=True, timeout=300)
+
+
+@pytest.fixture
+def computing() -> list[torch.cuda.Stream]:
+    """Two streams that compute in the cache."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            tt.insert_shared_cache_for_computation()
+    return streams
+
+
+def computed(stream: torch.cuda.Stream) -> torch.Tensor:
+    with torch.cuda.stream(stream):
+        return torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(4 * MIB, dtype=torch.uint8, device="cuda"),
+        lambda: torch.UntypedStorage(4 * MIB, device="cuda"),
+        lambda: torch.UntypedStorage(4 * MIB).cuda(),
+        lambda: torch.empty(0, device="cuda").untyped_storage().resize_(4 * MIB),
+    ],
+    ids=["tensor", "storage", "storage.cuda", "resize_"],
+)
+def test_who_waits_to_compute_lets_other_threads_end(
+    computing: list[torch.cuda.Stream], allocate: Callable[[], object]
+) -> None:
+    held = [computed(computing[0])]
+
+    def end() -> None:
+        time.sleep(0.1)
+        held.clear()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with torch.cuda.stream(computing[1]):
+        allocate()
+    thread.join()
+
+
+def test_a_computation_that_ends_inside_a_pool_is_over_for_others_after_it(
+    computing: list[torch.cuda.Stream],
+) -> None:
+    held = computed(computing[0])
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        del held
+    computed(computing[1])
+
+
+def test_a_cache_is_received_on_the_device_that_it_lies_on(tmp_path: Path) -> None:
+    if torch.cuda.get_device_name() != "Simulated" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    socket, device = str(tmp_path / "other.sock"), {"TENURE_CUDART_DEVICES": "2"}
+    processes = [
+        [sys.executable, "-c", ON_DEVICE.format(device), what, socket] for device, what in ((1, "send"), (0, "receive"))
+    ]
+    with subprocess.Popen(
+        processes[0], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | device
+    ) as sender:
+        assert sender.stdout is not None
+        assert sender.stdout.readline() == b"sent\n"
+        said = subprocess.run(processes[1], capture_output=True, text=True, check=True, env=os.environ | device).stdout
+        sender.kill()
+    assert said.startswith("what is shared lies on device")
+
+
+ON_DEVICE = """
+import sys
+import torch
+import tenure, tenure.torch as tt
+
+tt.install()
+torch.cuda.set_device({})
+_, what, socket = sys.argv
+if what == "send":
+    tt.allocate_shared_cache(8 << 20, 2 << 20, 6 << 20)
+    tt.send_shared_cache(socket)
+    print("sent", flush=True)
+    sys.stdin.read()
+else:
+    try:
+        tt.recv_shared_cache(socket)
+    except tenure.Error as error:
+        print(error)
+"""

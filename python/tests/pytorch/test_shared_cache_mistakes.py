@@ -176,7 +176,36 @@ def test_a_module_that_is_too_large_is_refused_before_anything_is_moved() -> Non
 
 def test_a_copy_that_fails_leaves_the_module_as_it_was() -> None:
     half = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8, device="meta"))
-    refused(half, tt.share_module, NotImplementedError, "Cannot copy out of meta tensor")
+    refused(half, tt.share_module, tenure.Error, "1.weight has no values, as it lies on the device meta")
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: nn.LazyLinear(4), "weight has no shape yet: call the module once first"),
+        (lambda: holding(torch.eye(4).to_sparse()), "held is sparse or quantized"),
+        (lambda: holding(torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.qint8)), "held is sparse or quantized"),
+    ],
+    ids=["lazy", "sparse", "quantized"],
+)
+def test_tensors_that_are_not_dense_are_named(made: Callable[[], nn.Module], says: str) -> None:
+    for call in (tt.share_module, tt.attach_module):
+        with pytest.raises(tenure.Error, match=says):
+            call(made())
+    tt.share_module(model())
+
+
+def holding(held: torch.Tensor) -> nn.Module:
+    module = nn.Module()
+    module.held = nn.Buffer(held)
+    return module
+
+
+@pytest.mark.parametrize("socket", ["", b"bytes.sock"])
+def test_a_socket_is_a_path_as_text(socket: str) -> None:
+    for call in (tt.send_shared_cache, tt.recv_shared_cache, lambda at: tt.configure_shared_cache(socket=at)):
+        with pytest.raises(tenure.Error, match="expected a path as text"):
+            call(socket)
 
 
 @pytest.mark.parametrize("error", [tenure.Error, KeyboardInterrupt])

@@ -221,3 +221,17 @@ def test_the_profiler_sees_allocations() -> None:
             held = tensor(4096)
     used = {event.key: event.device_memory_usage for event in profile.key_averages()}
     assert used["allocates"] == held.numel()
+
+
+def test_events_name_the_compiled_region_that_they_are_of() -> None:
+    """Covers TestCudaMallocAsync.test_memory_compile_regions."""
+    with recorded(context="all", compile_context=True) as snapshot:
+        held = torch.compile(lambda size: tensor(size), backend="eager")(512)
+        outside = tensor(512)
+        found = {
+            event["addr"]: event["compile_context"]
+            for event in snapshot()["device_traces"][0]
+            if event["action"] == "alloc"
+        }
+    assert found[held.data_ptr()].startswith("Torch-Compiled Region: ")
+    assert found[outside.data_ptr()] == "N/A"

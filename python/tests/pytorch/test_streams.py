@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from memory import tensor
 
@@ -76,3 +79,46 @@ def test_a_copy_on_another_stream_is_whole() -> None:
     with torch.cuda.stream(stream):
         torch.zeros(4, device="cuda")
     assert result.tolist() == [0, 1, 2, 3]
+
+
+class _Doubled(torch.autograd.Function):
+    """Computes backward on the stream of its forward, where autograd runs it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.stream = torch.cuda.current_stream()
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        assert torch.cuda.current_stream() == ctx.stream
+        torch.cuda._sleep(5_000_000)
+        return gradient * 2
+
+
+@pytest.mark.values
+@pytest.mark.parametrize("iterations", [1, 5])
+def test_gradients_of_several_streams_are_whole(iterations: int) -> None:
+    """Covers TestCuda.test_streaming_backwards_sync, .test_streaming_backwards_multiple_streams,
+    .test_streaming_backwards_sync_graph_root, .test_streaming_backwards_callback."""
+    streams, ambient = [torch.cuda.Stream() for _ in range(2)], torch.cuda.Stream()
+    leaf = torch.ones(1000, device="cuda", requires_grad=True)
+    ambient.wait_stream(torch.cuda.current_stream())
+    for _ in range(iterations):
+        with torch.cuda.stream(ambient):
+            results = []
+            for stream in streams:
+                stream.wait_stream(ambient)
+                with torch.cuda.stream(stream):
+                    results.append(_Doubled.apply(leaf))
+                ambient.wait_stream(stream)
+            seed = torch.full((1000,), 3.0, device="cuda")
+            torch.autograd.backward(results[0] + results[1], seed)
+            # Freed and overwritten while backward may still run: autograd and record_stream see to it.
+            for result in results:
+                result.record_stream(ambient)
+            del results, seed
+            torch.full((1000,), 7.0, device="cuda")
+    torch.cuda.current_stream().wait_stream(ambient)
+    assert leaf.grad is not None
+    assert leaf.grad.eq(12.0 * iterations).all()

@@ -29,6 +29,7 @@ from torch.optim import Optimizer  # noqa: E402
 from torch.optim.lr_scheduler import StepLR  # noqa: E402
 
 import tenure.torch  # noqa: E402
+from tenure.torch import holdings  # noqa: E402
 from tenure.torch import purpose as purpose_module  # noqa: E402
 
 
@@ -222,3 +223,28 @@ def test_state_of_others_parameters_is_the_optimizers(model: nn.Module) -> None:
             "0/Momentum/bias.buffer#0",
             "/Momentum/buffer#0",
         }
+
+
+@needs_device
+def test_state_of_a_parameter_that_came_later_has_its_path() -> None:
+    model = nn.Sequential(Scale(), Scale()).cuda()
+    optimizer = Momentum(model[0].parameters())
+    with tenure.torch.tag(model, optimizer):
+        optimizer.step()
+        model[1].register_parameter("adapter", nn.Parameter(torch.ones(WIDTH, device="cuda")))
+        optimizer.add_param_group({"params": [model[1].adapter]})
+        optimizer.step()
+        assert held("optimizer_state") == {"": 3 * ROW, "0": 2 * ROW, "1": ROW}
+        assert "1/Momentum/adapter.buffer#0" in tagged_keys("optimizer_state")
+
+
+@needs_device
+def test_state_outlives_the_model_with_its_path() -> None:
+    model = nn.Sequential(Scale()).cuda()
+    optimizer = Momentum(model.parameters())
+    with tenure.torch.tag(model, optimizer):
+        optimizer.step()
+        del model
+        gc.collect()
+        holdings.tag_holdings()
+        assert held("optimizer_state") == {"": 2 * ROW, "0": 2 * ROW}

@@ -453,3 +453,30 @@ def test_an_operation_inside_a_scope_leaves_it_as_it_was(device: str) -> None:
     with tenure.torch.tagged("input", module="loader"), tenure.torch.tag_operations():
         torch.ones(WIDTH, device=device)
         assert purpose() == ("input", "loader")
+
+
+def test_a_span_that_outlives_the_interpreter_says_nothing() -> None:
+    program = """
+import sys
+from tenure.torch.purpose import Span
+span = Span()
+span.itself = sys.modules["kept"] = span
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"TENURE_TORCH": "0"},
+    )
+    assert ended.stderr == ""
+
+
+@pytest.mark.usefixtures("untouched")
+def test_what_takes_no_hooks_takes_the_model_once_the_tagging_is_removed() -> None:
+    model = nn.Sequential(nn.ReLU())
+    tagging = tenure.torch.tag(model)
+    with pytest.raises(AttributeError):
+        torch.jit.script(model)
+    tagging.remove()
+    torch.jit.script(model)

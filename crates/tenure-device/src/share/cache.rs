@@ -14,7 +14,7 @@ use tenure_core::StreamId;
 
 use super::inserted::{Inserted, Right};
 use super::manifest::Manifest;
-use super::tenancy::Tenancy;
+use super::tenancy::{AroundWait, Tenancy};
 use super::{Client, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
 use crate::Access;
 use crate::memory::DeviceMemory;
@@ -42,6 +42,7 @@ pub struct WorkerCache {
     memory: &'static DeviceMemory,
     config: SharedCacheConfig,
     patience: Duration,
+    around_wait: AroundWait,
     inserted: Mutex<Vec<Inserted>>,
 }
 
@@ -49,8 +50,8 @@ impl WorkerCache {
     /// Maps the cache of `client`'s daemon, which has the size of `config`, for `memory` to use.
     ///
     /// # Errors
-    /// The sizes do not fit together; the daemon has no cache of this size, has one in which a chunk holds parameters and
-    /// something else, or is gone; a driver call failed.
+    /// The sizes do not fit together; the daemon has no cache of this size, has it on another device, has one in which a
+    /// chunk holds parameters and something else, or is gone; a driver call failed.
     pub fn recv_shared_cache(
         client: Arc<Client>,
         memory: &'static DeviceMemory,
@@ -67,13 +68,21 @@ impl WorkerCache {
         }
         config.check_border(&client.terms().pool)?;
         let pool = SharedPool::attach(client, Arc::clone(memory.driver()))?;
-        Ok(Self { pool, memory, config, patience: PATIENCE, inserted: Mutex::default() })
+        Ok(Self { pool, memory, config, patience: PATIENCE, around_wait: |wait| wait(), inserted: Mutex::default() })
     }
 
     /// Waits so long for the range for computation while others use it: 10 s unless told.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// Has waits for the range for computation run by `around`, which must call what it is given: who allocates may hold a
+    /// lock that others need to go on, such as Python's, and can let go of it meanwhile.
+    #[must_use]
+    pub fn with_waits_in(mut self, around: fn(&mut (dyn FnMut() + Send))) -> Self {
+        self.around_wait = around;
         self
     }
 
@@ -175,7 +184,8 @@ impl WorkerCache {
         let (bytes, offset) = (self.config.computation_bytes, self.config.parameter_bytes);
         let view = self.view(&inserted, range, stream, offset, bytes)?;
         let awaited = inserted.iter().rev().find(|one| matches!(one.right, Right::Awaiting)).map(Inserted::awaited);
-        let tenancy = Tenancy::new(Arc::clone(&view), (offset, bytes), self.memory, awaited, self.patience);
+        let waits = (self.patience, self.around_wait);
+        let tenancy = Tenancy::new(Arc::clone(&view), (offset, bytes), self.memory, awaited, waits);
         let right = Right::WhileUsed(Arc::new(tenancy));
         let one = Inserted { view, offset, bytes, range, stream, right, about: None };
         let address = self.insert(&mut inserted, one, Placement::BestFit)?;
@@ -228,7 +238,8 @@ impl WorkerCache {
     ///
     /// # Errors
     /// [`ShareError::Outstanding`]: some were not, and would be computed with as something else.
-    /// [`ShareError::PlacedOtherwise`], of the stream that was inserted last; [`ShareError::NothingPublished`].
+    /// [`ShareError::PlacedOtherwise`], of the stream that was inserted last; [`ShareError::NothingPublished`];
+    /// [`ShareError::Incomplete`].
     pub fn check_parameters(&self) -> Result<(), ShareError> {
         let inserted = self.inserted.lock();
         self.check_outstanding(&inserted)?;

@@ -95,9 +95,23 @@ impl Client {
         }
     }
 
-    pub(super) fn lease_pool(&self, offset: u64, bytes: u64, access: Access) -> Result<LeaseId, ShareError> {
-        match self.request(&Request::LeasePool { offset, bytes, access }, 0)? {
+    pub(super) fn lease_pool(
+        &self,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+        waits: bool,
+    ) -> Result<LeaseId, ShareError> {
+        match self.request(&Request::LeasePool { offset, bytes, access, waits }, 0)? {
             (Reply::Leased(lease), _) => Ok(lease),
+            _ => Err(ShareError::Unexpected),
+        }
+    }
+
+    /// Whether somebody who is there may write some of a range of the pool.
+    pub(super) fn is_written(&self, offset: u64, bytes: u64) -> Result<bool, ShareError> {
+        match self.request(&Request::IsWritten { offset, bytes }, 0)? {
+            (Reply::Written(is_written), _) => Ok(is_written),
             _ => Err(ShareError::Unexpected),
         }
     }

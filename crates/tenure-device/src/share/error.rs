@@ -132,11 +132,11 @@ pub enum ShareError {
     /// Bytes that name no block.
     #[error("the handle names no block: {0}")]
     Handle(#[from] HandleError),
-    /// The block lies on another device.
+    /// The other process's memory lies on another device.
     #[error(
-        "the block lies on device {}, and {device} is {}: open it on the device that it lies on (see \
+        "what is shared lies on device {}, and {device} is {}: open it on the device that it lies on (see \
          CUDA_VISIBLE_DEVICES of both processes)",
-        hex(.block), hex(.uuid)
+        hex(.lies_on), hex(.uuid)
     )]
     OtherDevice {
         /// The device it was to be opened on.
@@ -144,7 +144,7 @@ pub enum ShareError {
         /// That device, as every process knows it.
         uuid: [u8; 16],
         /// The device that it lies on.
-        block: [u8; 16],
+        lies_on: [u8; 16],
     },
     /// The process that shares a block has ended.
     #[error(
@@ -186,6 +186,12 @@ pub enum ShareError {
          cache, after it has inserted the cache for writing and allocated them there"
     )]
     NothingPublished,
+    /// Parameters were written in part.
+    #[error(
+        "the parameters in the shared cache are incomplete: the process that wrote them has ended, or the memory daemon \
+         has, before it was done; transfer or publish them again"
+    )]
+    Incomplete,
     /// What was published can not be read.
     #[error("what is published in the shared cache can not be read, so its parameters are not used: {0}")]
     PublishedUnreadable(&'static str),

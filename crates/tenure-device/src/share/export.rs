@@ -22,6 +22,7 @@ use super::ShareError;
 use super::handle::{BlockHandle, Sender, SharedChunk};
 use super::liveness::credentials;
 use super::socket::{Socket, SocketError};
+use super::unforked::Unforked;
 use crate::{CallError, Driver};
 
 /// Connections at once. Who comes later waits until one of them is done, which takes a few messages.
@@ -139,7 +140,7 @@ impl Server {
         let mut token = [0; 16];
         getrandom(&mut token, GetRandomFlags::empty())?;
         let sender = Sender { token, pid: std::process::id() };
-        let listener = Socket::unconnected()?;
+        let listener = Unforked::new(Socket::unconnected)?;
         ioctl_fionbio(&listener, true)?;
         net::bind(&listener, &sender.address()?)?;
         net::listen(&listener, CONNECTIONS as i32)?;
@@ -168,8 +169,8 @@ impl Drop for Server {
 /// What the thread does. It waits for no receiver: one that does not take its answer is disconnected.
 struct Service {
     shared: Arc<Shared>,
-    listener: OwnedFd,
-    connections: Vec<Socket>,
+    listener: Unforked,
+    connections: Vec<Socket<Unforked>>,
 }
 
 impl Service {
@@ -224,7 +225,7 @@ pub(super) fn is_trusted(connection: BorrowedFd<'_>) -> bool {
 }
 
 /// Answers one message. Returns whether the connection goes on.
-fn serve(shared: &Shared, socket: &Socket) -> bool {
+fn serve(shared: &Shared, socket: &Socket<Unforked>) -> bool {
     let numbers = match socket.receive(0) {
         Ok((ChunkRequest(numbers), _)) => numbers,
         Err(SocketError::Waiting) => return true,

@@ -56,7 +56,7 @@ impl Imports {
     pub(crate) fn open(&self, handle: &BlockHandle) -> Result<Address, ShareError> {
         if handle.device != self.driver.uuid() {
             let device = self.driver.device();
-            return Err(ShareError::OtherDevice { device, uuid: self.driver.uuid(), block: handle.device });
+            return Err(ShareError::OtherDevice { device, uuid: self.driver.uuid(), lies_on: handle.device });
         }
         if let Some(mapped) = self.state.lock().mapped.get_mut(handle) {
             return Ok(mapped.used());

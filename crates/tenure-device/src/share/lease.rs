@@ -12,6 +12,9 @@ use crate::Access;
 /// The most leases that a daemon gives at once.
 const LEASES: usize = 1 << 16;
 
+/// How long a place in the queue is kept for one who does not ask again, in ms.
+const QUEUED_MS: u64 = 100;
+
 /// A lease of one daemon; never used for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LeaseId(pub u64);
@@ -42,6 +45,21 @@ impl Extent {
             Self::Pool { .. } => 0,
         }
     }
+
+    /// Whether two ranges of the pool have bytes in common.
+    fn overlaps(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Pool { offset, bytes }, Self::Pool { offset: start, bytes: length }) => {
+                offset < start.saturating_add(length) && start < offset.saturating_add(bytes)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether two uses of the pool can not be at once.
+fn excludes((one, use_of_one): (Extent, Access), (other, use_of_other): (Extent, Access)) -> bool {
+    one.overlaps(other) && (use_of_one == Access::ReadWrite || use_of_other == Access::ReadWrite)
 }
 
 /// All leases of a daemon.
@@ -62,6 +80,8 @@ pub(super) struct Leases {
     grace_ms: u64,
     holders: BTreeMap<HolderId, Holder>,
     leases: BTreeMap<LeaseId, Lease>,
+    /// Who waits for a range of the pool, in the order in which they began to.
+    queue: Vec<Queued>,
     chunk_bytes: u64,
     next_holder: u64,
     next_lease: u64,
@@ -88,6 +108,14 @@ struct Lease {
     since_ms: u64,
 }
 
+/// One who asks again and again for what others have.
+struct Queued {
+    holder: HolderId,
+    extent: Extent,
+    access: Access,
+    asked_ms: u64,
+}
+
 impl Leases {
     /// None yet.
     pub(super) fn new(grace_ms: u64) -> Self {
@@ -95,6 +123,7 @@ impl Leases {
             grace_ms,
             holders: BTreeMap::new(),
             leases: BTreeMap::new(),
+            queue: Vec::new(),
             chunk_bytes: 0,
             next_holder: 0,
             next_lease: 0,
@@ -124,9 +153,11 @@ impl Leases {
         if out_of_sight && matches!(extent, Extent::Pool { .. }) && access == Access::ReadWrite {
             return Err(Refusal::OutOfSight);
         }
-        if let Some(refusal) = self.conflict(extent, access) {
+        self.queue.retain(|queued| now_ms < queued.asked_ms + QUEUED_MS);
+        if let Some(refusal) = self.conflict(extent, access).or_else(|| self.ahead(holder, extent, access)) {
             return Err(refusal);
         }
+        self.leave_queue(holder, extent);
         let id = LeaseId(self.next_lease);
         self.next_lease += 1;
         self.leases.insert(id, Lease { holder, extent, access, since_ms: now_ms });
@@ -135,6 +166,27 @@ impl Leases {
             holder.leases += 1;
         }
         Ok(id)
+    }
+
+    /// Notes that a holder who was refused `extent` asks for it again soon: others get it after that.
+    pub(super) fn queue(&mut self, holder: HolderId, extent: Extent, access: Access, now_ms: u64) {
+        match self.queue.iter_mut().find(|queued| queued.holder == holder && queued.extent == extent) {
+            Some(queued) => queued.asked_ms = now_ms,
+            None => self.queue.push(Queued { holder, extent, access, asked_ms: now_ms }),
+        }
+    }
+
+    /// Notes that a holder who was refused `extent` does not ask for it again.
+    pub(super) fn leave_queue(&mut self, holder: HolderId, extent: Extent) {
+        self.queue.retain(|queued| queued.holder != holder || queued.extent != extent);
+    }
+
+    /// Whether a holder that is still connected may write some of a range of the pool.
+    pub(super) fn is_written(&self, offset: u64, bytes: u64) -> bool {
+        let range = Extent::Pool { offset, bytes };
+        self.leases
+            .values()
+            .any(|lease| lease.access == Access::ReadWrite && range.overlaps(lease.extent) && !self.is_orphaned(lease))
     }
 
     /// Ends a lease of `holder`. Returns what was leased.
@@ -163,6 +215,7 @@ impl Leases {
     }
 
     fn end_life(&mut self, id: HolderId, life: Life) -> bool {
+        self.queue.retain(|queued| queued.holder != id);
         let Some(holder) = self.holders.get_mut(&id) else { return true };
         // The one does not follow the other.
         if !matches!((&holder.life, &life), (Life::Exited { .. }, _)) {
@@ -224,7 +277,7 @@ impl Leases {
                 Extent::Chunk { bytes } => (LeaseKind::Chunk, bytes),
             };
             let state = if self.is_orphaned(lease) { LeaseState::Orphaned } else { LeaseState::Held };
-            let (pid, access) = (self.pid(lease), lease.access);
+            let (pid, access) = (self.pid(lease.holder), lease.access);
             let key = (lease.holder, kind, access == Access::ReadWrite);
             let holding =
                 holdings.entry(key).or_insert(Holding { pid, kind, access, state, leases: 0, bytes: 0, oldest_ms: 0 });
@@ -237,16 +290,28 @@ impl Leases {
 
     /// Why `extent` can not be leased, if somebody's lease is in the way.
     fn conflict(&self, extent: Extent, access: Access) -> Option<Refusal> {
-        let Extent::Pool { offset, bytes } = extent else { return None };
         self.leases.values().find_map(|lease| {
-            let Extent::Pool { offset: start, bytes: length } = lease.extent else { return None };
-            let apart = offset + bytes <= start || start + length <= offset;
-            let readers = access == Access::Read && lease.access == Access::Read;
-            (!apart && !readers).then(|| Refusal::Leased {
-                offset: start,
-                bytes: length,
-                pid: self.pid(lease),
+            let Extent::Pool { offset, bytes } = lease.extent else { return None };
+            excludes((extent, access), (lease.extent, lease.access)).then(|| Refusal::Leased {
+                offset,
+                bytes,
+                pid: self.pid(lease.holder),
                 access: lease.access,
+            })
+        })
+    }
+
+    /// Who is to have `extent` before `holder`, if anybody is.
+    fn ahead(&self, holder: HolderId, extent: Extent, access: Access) -> Option<Refusal> {
+        let before = self.queue.iter().take_while(|queued| queued.holder != holder || queued.extent != extent);
+        let mut before = before.filter(|queued| queued.holder != holder);
+        before.find_map(|queued| {
+            let Extent::Pool { offset, bytes } = queued.extent else { return None };
+            excludes((extent, access), (queued.extent, queued.access)).then(|| Refusal::Leased {
+                offset,
+                bytes,
+                pid: self.pid(queued.holder),
+                access: queued.access,
             })
         })
     }
@@ -255,8 +320,8 @@ impl Leases {
         self.holders.get(&lease.holder).is_none_or(|holder| !matches!(holder.life, Life::Connected))
     }
 
-    fn pid(&self, lease: &Lease) -> Option<u32> {
-        self.holders.get(&lease.holder).and_then(|holder| holder.pid)
+    fn pid(&self, holder: HolderId) -> Option<u32> {
+        self.holders.get(&holder).and_then(|holder| holder.pid)
     }
 
     fn end(&mut self, id: LeaseId) -> Option<Extent> {

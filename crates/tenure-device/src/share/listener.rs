@@ -10,9 +10,11 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, Mode, Uid, chown, fchmod, flock};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{self, SocketAddrUnix};
+use rustix::process::{Pid, test_kill_process};
 
 use super::ShareError;
 use super::socket::Socket;
+use super::unforked::Unforked;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -30,16 +32,16 @@ pub fn default_socket(device: u8) -> PathBuf {
     folder.join(format!("memory-{device}.sock"))
 }
 
-/// A listening socket. Dropped, its file is removed.
+/// A listening socket, which children of this process do not keep open. Dropped, its file is removed.
 pub(super) struct Listener {
-    socket: OwnedFd,
+    socket: Unforked,
     path: PathBuf,
     _lock: Lock,
 }
 
 /// Held for as long as the daemon lives, however it ends. The file stays: who removes a lock file races with who takes
 /// it.
-struct Lock(File);
+struct Lock(Unforked);
 
 impl Drop for Lock {
     fn drop(&mut self) {
@@ -55,7 +57,7 @@ impl Listener {
         private_folder(path.parent().unwrap_or(Path::new(".")))?;
         let lock = lock(path)?;
         remove_stale(path)?;
-        let socket = Socket::unconnected().map_err(failed("no socket"))?;
+        let socket = Unforked::new(Socket::unconnected).map_err(failed("no socket"))?;
         // Before it has a name: the file is made with the socket's own mode, so that it is never open to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("its mode can not be set"))?;
         let address = SocketAddrUnix::new(path).map_err(failed("no socket can have this path"))?;
@@ -71,7 +73,7 @@ impl Listener {
     }
 
     /// A connection that waits, if there is one.
-    pub(super) fn accept(&self) -> Result<Socket, Errno> {
+    pub(super) fn accept(&self) -> Result<Socket<Unforked>, Errno> {
         Socket::accept(self.socket.as_fd())
     }
 }
@@ -113,38 +115,42 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
     name.push(".lock");
     let lock_path = Path::new(&name);
     let failed = |doing| move |error| socket_error(lock_path, doing, error);
-    let mut file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&name)
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let held = Unforked::new(|| options.open(&name).map(OwnedFd::from))
         .map_err(failed("the lock can not be opened: another user's file may be in the way"))?;
+    // The same file, to be read and written.
+    let mut file = File::from(held.as_fd().try_clone_to_owned().map_err(failed("the lock can not be read"))?);
     let owner = file.metadata().map_err(failed("the lock can not be read"))?.uid();
     if owner != rustix::process::getuid().as_raw() && owner != 0 {
         let reason = format!("it belongs to user {owner}: remove it, or choose another folder");
         let reason = io::Error::new(io::ErrorKind::PermissionDenied, reason);
         return Err(failed("the lock is not to be trusted")(reason));
     }
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    match flock(&held, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
             let mut pid = String::new();
             // Its number is a courtesy.
             let _ = file.read_to_string(&mut pid);
-            let by = format!("the memory daemon of process {}", pid.trim());
-            return Err(ShareError::AlreadyServed { socket: path.into(), by });
+            return Err(ShareError::AlreadyServed { socket: path.into(), by: server(pid.trim()) });
         }
         Err(error) => return Err(failed("the lock can not be taken")(error.into())),
     }
-    let mut lock = Lock(file);
-    lock.0
-        .set_len(0)
-        .and_then(|()| writeln!(lock.0, "{}", std::process::id()))
+    let lock = Lock(held);
+    file.set_len(0)
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(failed("the lock can not be written"))?;
     Ok(lock)
+}
+
+/// Who holds the lock, by the number in it.
+fn server(pid: &str) -> String {
+    let process = pid.parse().ok().and_then(Pid::from_raw);
+    match process.map(test_kill_process) {
+        Some(Err(Errno::SRCH)) => format!("what process {pid}, which has ended, has left behind: end its children"),
+        _ => format!("the memory daemon of process {pid}"),
+    }
 }
 
 /// Removes what a dead daemon left. A socket that somebody answers on, or a file that is no socket, is not that.
@@ -198,6 +204,19 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         Listener::bind(&path, own()).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_not_named_as_the_one_that_serves() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, lock) = (folder.path().join("memory.sock"), folder.path().join("memory.sock.lock"));
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        fs::write(&lock, ended.id().to_string()).unwrap();
+        let held = File::open(&lock).unwrap();
+        flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let error = Listener::bind(&path, own()).err().unwrap().to_string();
+        assert!(error.contains(&format!("process {}, which has ended", ended.id())), "{error}");
     }
 
     #[test]

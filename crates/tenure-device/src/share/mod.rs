@@ -65,6 +65,7 @@ mod service;
 mod socket;
 mod store;
 mod tenancy;
+mod unforked;
 pub mod wire;
 
 pub use backing::LeasedBacking;

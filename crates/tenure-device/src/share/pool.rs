@@ -37,11 +37,15 @@ impl SharedPool {
     /// Maps the pool of the daemon that `client` is connected to, for reading.
     ///
     /// # Errors
-    /// The daemon is gone or has no pool; a driver call failed. Nothing is left behind.
+    /// The daemon is gone, has no pool, or has it on another device; a driver call failed. Nothing is left behind.
     pub fn attach(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<Arc<Self>, ShareError> {
         let sizes = client.terms().pool.clone();
         if sizes.is_empty() {
             return Err(ShareError::NoPool { socket: client.path().into() });
+        }
+        let (lies_on, uuid) = (client.terms().uuid, driver.uuid());
+        if lies_on != uuid {
+            return Err(ShareError::OtherDevice { device: driver.device(), uuid, lies_on });
         }
         let descriptors = client.attach()?;
         let bytes = client.terms().pool_bytes();
@@ -81,7 +85,18 @@ impl SharedPool {
     /// # Errors
     /// Somebody else uses a part of the range; it is none of the pool; the daemon is gone; a driver call failed.
     pub fn lease(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Result<PoolLease, ShareError> {
-        let id = self.client.lease_pool(offset, bytes, access)?;
+        self.lease_in_turn(offset, bytes, access, false)
+    }
+
+    /// The same. Who `waits` asks again soon if it is refused, and gets it before those who ask later.
+    pub(super) fn lease_in_turn(
+        self: &Arc<Self>,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+        waits: bool,
+    ) -> Result<PoolLease, ShareError> {
+        let id = self.client.lease_pool(offset, bytes, access, waits)?;
         if access == Access::ReadWrite
             && let Err(error) = self.begin_writing(offset, bytes)
         {
@@ -90,6 +105,11 @@ impl SharedPool {
             return Err(error.into());
         }
         Ok(PoolLease { pool: Arc::clone(self), id, offset, bytes, access, ended: false })
+    }
+
+    /// Whether somebody who is there may write some of a range.
+    pub(super) fn is_written(&self, offset: u64, bytes: u64) -> Result<bool, ShareError> {
+        self.client.is_written(offset, bytes)
     }
 
     /// Makes the chunks under a range writable, or none of them.

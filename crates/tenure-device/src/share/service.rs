@@ -13,6 +13,7 @@ use super::listener::Listener;
 use super::liveness::{Peer, is_listed};
 use super::socket::{Socket, SocketError};
 use super::store::Store;
+use super::unforked::Unforked;
 use super::wire::{Reply, Request, Status, Terms};
 use super::{LeaseId, Refusal};
 use crate::Access;
@@ -46,7 +47,7 @@ pub(super) struct Service {
 
 /// A connection, or what is left of one while its leases are orphaned.
 struct Client {
-    socket: Option<Socket>,
+    socket: Option<Socket<Unforked>>,
     peer: Peer,
     /// Whether it is told when memory runs short.
     recalls: bool,
@@ -163,7 +164,7 @@ impl Service {
         }
     }
 
-    fn admit(&mut self, socket: &Socket) -> Result<Peer, Refusal> {
+    fn admit(&mut self, socket: &Socket<Unforked>) -> Result<Peer, Refusal> {
         let peer = Peer::of(socket.as_fd());
         let peer = peer.map_err(|error| Refusal::Unwatched { reason: error.to_string() })?;
         let (allowed, limit) = (self.config.uid, self.config.clients);
@@ -216,9 +217,13 @@ impl Service {
         }
         match request {
             Request::Attach => self.answer_with_pool(holder),
-            Request::LeasePool { offset, bytes, access } => {
-                let reply = self.lease_pool(holder, offset, bytes, access).map(Reply::Leased);
+            Request::LeasePool { offset, bytes, access, waits } => {
+                let reply = self.lease_pool(holder, offset, bytes, access, waits).map(Reply::Leased);
                 self.answer(holder, reply, None);
+            }
+            Request::IsWritten { offset, bytes } => {
+                let reply = Reply::Written(self.leases.is_written(offset, bytes));
+                self.answer(holder, Ok(reply), None);
             }
             Request::LeaseChunk { bytes } => self.lease_chunk_or_recall(holder, bytes),
             Request::Room { bytes, wait_ms } => self.wait_for_room(holder, bytes, wait_ms.into()),
@@ -265,11 +270,24 @@ impl Service {
         }
     }
 
-    fn lease_pool(&mut self, holder: HolderId, offset: u64, bytes: u64, access: Access) -> Result<LeaseId, Refusal> {
+    fn lease_pool(
+        &mut self,
+        holder: HolderId,
+        offset: u64,
+        bytes: u64,
+        access: Access,
+        waits: bool,
+    ) -> Result<LeaseId, Refusal> {
         if !self.store.is_range(offset, bytes) {
             return Err(Refusal::OutsidePool { offset, bytes, pool_bytes: self.store.pool_bytes() });
         }
-        self.leases.grant(holder, Extent::Pool { offset, bytes }, access, self.now_ms())
+        let (extent, now_ms) = (Extent::Pool { offset, bytes }, self.now_ms());
+        let granted = self.leases.grant(holder, extent, access, now_ms);
+        match granted {
+            Err(Refusal::Leased { .. }) if waits => self.leases.queue(holder, extent, access, now_ms),
+            _ => self.leases.leave_queue(holder, extent),
+        }
+        granted
     }
 
     fn lease_chunk_or_recall(&mut self, holder: HolderId, bytes: u64) {
@@ -396,7 +414,7 @@ impl Service {
     }
 
     fn terms(&self) -> Terms {
-        Terms { device: self.store.device(), pool: self.store.pool() }
+        Terms { device: self.store.device(), uuid: self.store.uuid(), pool: self.store.pool() }
     }
 
     fn status(&self) -> Status {

@@ -17,10 +17,11 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::unforked::Unforked;
 use super::wire::{self, DESCRIPTORS, FRAME_BYTES, WireError};
 
 /// One end of a connection.
-pub(super) struct Socket(OwnedFd);
+pub(super) struct Socket<D = OwnedFd>(D);
 
 /// Why nothing could be sent or received.
 #[derive(Debug)]
@@ -51,12 +52,16 @@ impl Socket {
         net::connect(&socket.0, address)?;
         Ok(socket)
     }
+}
 
+impl Socket<Unforked> {
     /// The next connection to a listening socket. It never blocks, nor do its calls.
     pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<Self, Errno> {
-        Ok(Self(net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?))
+        Unforked::new(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)).map(Self)
     }
+}
 
+impl<D: AsFd> Socket<D> {
     /// How long [`send`](Self::send) and [`receive`](Self::receive) wait; `None` is for ever.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Errno> {
         set_socket_timeout(&self.0, Timeout::Recv, timeout)?;
@@ -120,7 +125,7 @@ impl Socket {
     }
 }
 
-impl AsFd for Socket {
+impl<D: AsFd> AsFd for Socket<D> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

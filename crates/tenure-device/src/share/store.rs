@@ -111,6 +111,11 @@ impl Store {
         self.driver.device().to_string()
     }
 
+    /// The device, as every process knows it.
+    pub(super) fn uuid(&self) -> [u8; 16] {
+        self.driver.uuid()
+    }
+
     fn exported(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), CallError> {
         let chunk = self.driver.create(bytes)?;
         match self.driver.export(chunk) {

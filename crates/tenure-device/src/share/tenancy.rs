@@ -16,6 +16,9 @@ use crate::memory::DeviceMemory;
 /// How often it is looked again whether others have finished.
 const RETRY: Duration = Duration::from_millis(2);
 
+/// Runs what may wait for others.
+pub(super) type AroundWait = fn(&mut (dyn FnMut() + Send));
+
 /// A range that is leased while a stream has blocks in it.
 pub(super) struct Tenancy {
     view: Arc<SharedPool>,
@@ -25,6 +28,8 @@ pub(super) struct Tenancy {
     /// The parameters that are computed with.
     parameters: Option<Awaited>,
     patience: Duration,
+    around_wait: AroundWait,
+    /// Locked for a call of the daemon or the device at the longest, never while others are waited for.
     state: Mutex<State>,
 }
 
@@ -44,9 +49,9 @@ impl Tenancy {
         (offset, bytes): (u64, u64),
         memory: &'static DeviceMemory,
         parameters: Option<Awaited>,
-        patience: Duration,
+        (patience, around_wait): (Duration, AroundWait),
     ) -> Self {
-        Self { view, offset, bytes, memory, parameters, patience, state: Mutex::default() }
+        Self { view, offset, bytes, memory, parameters, patience, around_wait, state: Mutex::default() }
     }
 
     /// Gives the lease back, if it was kept.
@@ -54,58 +59,80 @@ impl Tenancy {
         self.state.lock().lease.take().map_or(Ok(()), PoolLease::release)
     }
 
-    /// Waits until the parameters are there and nobody else uses the range.
-    fn begin(&self, state: &mut State) -> Result<(), ShareError> {
+    /// Enters for one block more, if that takes no call of the daemon or the device.
+    fn enter_at_once(&self) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        let enters = state.blocks > 0 && state.is_checked;
+        state.blocks += u64::from(enters);
+        enters
+    }
+
+    /// Enters for one block more, and waits until the parameters are there and nobody else uses the range.
+    fn wait_and_enter(&self) -> Result<(), ShareError> {
         let deadline = Instant::now() + self.patience;
-        while let Err(error) = self.try_begin(state) {
-            if !may_pass(&error) || Instant::now() >= deadline {
-                return Err(error);
+        loop {
+            let waits = Instant::now() < deadline;
+            match self.try_enter(waits) {
+                // Whoever has blocks in it keeps it from those that could mend what is wrong.
+                Err(error) if waits && may_pass(&error) && !self.is_used() => thread::sleep(RETRY),
+                entered => return entered,
             }
-            thread::sleep(RETRY);
         }
+    }
+
+    fn try_enter(&self, waits: bool) -> Result<(), ShareError> {
+        let state = &mut *self.state.lock();
+        if state.blocks == 0 || !state.is_checked {
+            state.is_checked = self.check()?;
+        }
+        if state.lease.is_none() && state.blocks == 0 {
+            let lease = self.view.lease_in_turn(self.offset, self.bytes, Access::ReadWrite, waits)?;
+            state.lease = Some(lease);
+        }
+        state.blocks += 1;
         Ok(())
     }
 
-    fn try_begin(&self, state: &mut State) -> Result<(), ShareError> {
-        state.is_checked = self.check()?;
-        if state.lease.is_none() {
-            state.lease = Some(self.view.lease(self.offset, self.bytes, Access::ReadWrite)?);
-        }
-        Ok(())
+    fn is_used(&self) -> bool {
+        self.state.lock().blocks > 0
     }
 
     fn check(&self) -> Result<bool, ShareError> {
         self.parameters.as_ref().map_or(Ok(true), |parameters| parameters.check(self.memory))
+    }
+
+    /// Gives the range back if no blocks are in it and the device can be waited for.
+    fn give_back_if_unused(&self, state: &mut State) {
+        if state.blocks == 0 && !self.memory.donated().is_capturing() {
+            // Dropped, it waits for the device and is given back. What fails leaves it with this process.
+            state.lease = None;
+        }
     }
 }
 
 impl Gate for Tenancy {
     /// Without a daemon nobody can say who uses the range: this process goes on with memory of its own.
     fn enter(&self) -> Result<bool, BackingError> {
-        let mut state = self.state.lock();
-        let entered = match state.blocks {
-            0 => self.begin(&mut state),
-            _ if state.is_checked => Ok(()),
-            _ => self.check().map(|is_checked| state.is_checked = is_checked),
-        };
+        if self.enter_at_once() {
+            return Ok(true);
+        }
+        let mut entered = Ok(());
+        (self.around_wait)(&mut || entered = self.wait_and_enter());
         match entered {
-            Ok(()) => {
-                state.blocks += 1;
-                Ok(true)
-            }
+            Ok(()) => Ok(true),
             Err(ShareError::DaemonGone { .. } | ShareError::NoDaemon { .. }) => Ok(false),
             Err(error) => Err(BackingError::Failed { call: "use of the shared cache", reason: error.to_string() }),
         }
     }
 
     fn leave(&self) {
-        let mut state = self.state.lock();
+        let state = &mut *self.state.lock();
         state.blocks -= 1;
-        // In a capture the device can not be waited for: whoever uses the range next, or clears it, finds the lease.
-        if state.blocks == 0 && !self.memory.donated().is_capturing() {
-            // Dropped, it waits for the device and is given back. What fails leaves it with this process.
-            state.lease = None;
-        }
+        self.give_back_if_unused(state);
+    }
+
+    fn after_captures(&self) {
+        self.give_back_if_unused(&mut self.state.lock());
     }
 }
 
@@ -128,10 +155,27 @@ impl Awaited {
         if memory.donated().is_capturing() {
             return Ok(false);
         }
-        match Manifest::look(&**memory.driver(), address, self.bytes)? {
+        let look = || Manifest::look(&**memory.driver(), address, self.bytes);
+        let mut content = look()?;
+        if content == Content::Unfinished {
+            if self.is_being_written()? {
+                return Ok(false);
+            }
+            // Whoever wrote them may just have ended it.
+            content = look()?;
+        }
+        match content {
             Content::Nothing => Err(ShareError::NothingPublished),
-            Content::Unfinished => Ok(false),
+            Content::Unfinished => Err(ShareError::Incomplete),
             Content::Parameters(written) => written.difference(&placed).map_or(Ok(true), Err),
+        }
+    }
+
+    /// Without a daemon nobody can say so, and the process that wrote them was most likely the one that had it.
+    fn is_being_written(&self) -> Result<bool, ShareError> {
+        match self.view.is_written(0, self.bytes) {
+            Err(ShareError::DaemonGone { .. }) => Ok(false),
+            is_written => is_written,
         }
     }
 }
@@ -142,6 +186,7 @@ fn may_pass(error: &ShareError) -> bool {
         error,
         ShareError::Refused(Refusal::Leased { .. })
             | ShareError::NothingPublished
+            | ShareError::Incomplete
             | ShareError::PublishedUnreadable(_)
             | ShareError::PlacedOtherwise { .. }
     )

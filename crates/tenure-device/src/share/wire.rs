@@ -33,6 +33,15 @@ pub enum Request {
         bytes: u64,
         /// For which use.
         access: Access,
+        /// Whether it is asked for again and again, until others have given it back: they get it after this client.
+        waits: bool,
+    },
+    /// Whether somebody who is there may write some of a range of the pool.
+    IsWritten {
+        /// First byte, from the start of the pool.
+        offset: u64,
+        /// How many bytes.
+        bytes: u64,
     },
     /// A chunk of its own. If there is not enough memory, the answer does not wait, and others are asked for theirs.
     LeaseChunk {
@@ -68,6 +77,8 @@ pub enum Reply {
     Leased(LeaseId),
     /// Done.
     Done,
+    /// Whether somebody may write.
+    Written(bool),
     /// Memory runs short: clients are asked to give back about this many bytes of chunks that they can spare.
     Recall(u64),
     /// What is leased, and to whom.
@@ -81,6 +92,8 @@ pub enum Reply {
 pub struct Terms {
     /// The device, such as `cuda:0`, by the daemon's count.
     pub device: String,
+    /// The same device, as every process knows it.
+    pub uuid: [u8; 16],
     /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; together less than 2^64. Empty
     /// without a pool.
     #[serde(deserialize_with = "pool")]

@@ -12,8 +12,8 @@ use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::share::{
     Client, DaemonConfig, RangeUse, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
-use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Access, Call, Driver, ErrorKind, Priority};
+use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Access, Call, Driver, ErrorKind, Platform, Priority};
 
 use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 
@@ -51,11 +51,14 @@ impl Worker {
     }
 }
 
+pub(crate) fn memory(driver: Arc<dyn Driver>) -> &'static DeviceMemory {
+    let config = MemoryConfig { policy: "native".parse().unwrap(), ..MemoryConfig::default() };
+    Box::leak(Box::new(DeviceMemory::new(driver, config).unwrap()))
+}
+
 pub(crate) fn worker(owner: &SharedCache) -> Worker {
     let driver = sim();
-    let config = MemoryConfig { policy: "native".parse().unwrap(), ..MemoryConfig::default() };
-    let memory = DeviceMemory::new(Arc::<SimDriver>::clone(&driver), config).unwrap();
-    let memory: &'static DeviceMemory = Box::leak(Box::new(memory));
+    let memory = memory(Arc::<SimDriver>::clone(&driver));
     let cache = WorkerCache::recv_shared_cache(connect(owner), memory, SIZES).unwrap();
     Worker { driver, memory, cache }
 }
@@ -376,6 +379,15 @@ fn a_dropped_cache_keeps_what_blocks_live_in() {
     let status = connect(&owner).status().unwrap();
     assert_eq!(status.holdings.iter().map(|holding| holding.bytes).sum::<u64>(), SIZES.parameter_bytes);
     fill(&*driver, block, GRANULE, 1);
+}
+
+#[test]
+fn a_cache_is_received_on_the_device_that_it_lies_on() {
+    let (owner, _folder) = serve();
+    let other = SimPlatform::new(vec![SimConfig::default(); 2]).driver(1).unwrap();
+    let error = WorkerCache::recv_shared_cache(connect(&owner), memory(other), SIZES).err().unwrap();
+    assert!(matches!(error, ShareError::OtherDevice { .. }), "{error}");
+    assert!(error.to_string().contains("CUDA_VISIBLE_DEVICES"), "{error}");
 }
 
 #[test]

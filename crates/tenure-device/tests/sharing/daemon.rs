@@ -116,7 +116,7 @@ fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
     let daemon = Daemon::new(DaemonConfig { clients: 4, idle: Duration::ZERO, pool: vec![GRANULE], ..quick() });
     let (attached, idle) = (daemon.attach(), daemon.client());
     let (lessee, recalled) = (daemon.raw(), daemon.client());
-    lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read }).unwrap();
+    lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read, waits: false }).unwrap();
     // In the idle one's place; and this in `recalled`'s own, which holds nothing either.
     let _recalls = recalled.on_recall(|_| {}).unwrap();
     assert!(matches!(idle.status(), Err(ShareError::DaemonGone { .. })));
@@ -177,7 +177,7 @@ fn who_takes_no_answers_makes_nobody_wait() {
 fn leases_of_a_closed_connection_stay_while_its_process_runs() {
     let daemon = Daemon::with_pool(&[4]);
     let raw = daemon.raw();
-    let lease = raw.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite });
+    let lease = raw.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite, waits: false });
     assert!(matches!(lease, Some(Reply::Leased(_))));
     assert_eq!(daemon.status().holdings[0].state, LeaseState::Held);
     drop(raw);
@@ -194,7 +194,7 @@ fn nobody_gives_back_what_another_holds() {
     let daemon = Daemon::with_pool(&[4]);
     let (holder, other) = (daemon.raw(), daemon.raw());
     let Some(Reply::Leased(lease)) =
-        holder.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite })
+        holder.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite, waits: false })
     else {
         panic!("no lease")
     };

@@ -10,7 +10,7 @@ use tenure_device::sim::SimDriver;
 use tenure_device::{Access, Driver, ProcessMemory};
 
 use crate::common::{Footprint, GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, sim, socket, sum};
-use crate::process::{Process, tell};
+use crate::process::{Process, listen, tell};
 use crate::roles::SHARE;
 
 const CHUNK: u64 = 8 << 30;
@@ -56,6 +56,40 @@ fn a_write_through_a_mapping_for_reading_is_refused() {
     assert_ne!(worker.hear(), "written");
     worker.kill();
     assert_eq!(sum(&*driver, pool.address(), 2 * GRANULE), before);
+}
+
+/// Serves a pool in a process that is forked, and says which process its child is.
+pub(crate) fn serve_and_fork(socket: &Path) {
+    let _daemon = serve(sim(), socket);
+    // SAFETY: the child calls nothing but what may be called after a fork.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: it waits for a signal.
+            unsafe { libc::pause() };
+        },
+        child => tell(child),
+    }
+    listen();
+}
+
+#[test]
+fn a_daemon_whose_process_was_forked_dies_with_it() {
+    let (_folder, socket) = socket();
+    let mut daemon = Process::simulated(&format!("fork {}", socket.display()));
+    let child = daemon.hear().parse().unwrap();
+    let client = Client::connect(&socket).unwrap();
+    daemon.kill();
+    let status = client.status().map(drop);
+    let mut next = Err(ShareError::Unexpected);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    // The child may be yet to run.
+    while next.is_err() && Instant::now() < deadline {
+        next = MemoryDaemon::start(sim(), DaemonConfig { socket: socket.clone(), ..quick() }).map(drop);
+    }
+    // SAFETY: a number and a signal; nobody has waited for the child, so that its number is its own.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    assert!(matches!(status, Err(ShareError::DaemonGone { .. })), "no answer is waited for: {status:?}");
+    next.unwrap();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tenure_device::{Access, Priority};
 
 use crate::common::{GRANULE, driver, fill, paged, quick, sum};
 use crate::process::{listen, tell};
-use crate::{blocks, deaths};
+use crate::{blocks, deaths, transfers};
 
 /// What one worker uses of the pool, in bytes.
 pub(crate) const SHARE: u64 = 4 * GRANULE;
@@ -24,6 +24,8 @@ pub(crate) fn play(role: &str) {
     match words[..] {
         ["daemon", socket, chunk_bytes] => daemon(Path::new(socket), chunk_bytes.parse().unwrap()),
         ["attach", socket] => attach(Path::new(socket)),
+        ["fork", socket] => deaths::serve_and_fork(Path::new(socket)),
+        ["transfer", socket] => transfers::transfer_in_part(Path::new(socket)),
         ["sum", socket, index] => sums(Path::new(socket), index.parse().unwrap()),
         ["copy", socket, index] => copies(Path::new(socket), index.parse().unwrap()),
         ["trespass", socket] => trespasses(Path::new(socket)),

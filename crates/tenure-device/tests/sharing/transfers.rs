@@ -1,6 +1,8 @@
 //! PipeSwitch's order of calls: everything is inserted and placed first, by every worker and for every model, and then
 //! parameters come and go.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -8,11 +10,12 @@ use std::time::Duration;
 use tenure_alloc::{Address, BackingError, PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryError};
-use tenure_device::share::{RangeUse, ShareError, SharedCache};
+use tenure_device::share::{Client, RangeUse, ShareError, SharedCache, WorkerCache};
 use tenure_device::{Access, Driver, ErrorKind, Priority};
 
-use crate::cache::{SIZES, Worker, connect, serve, worker};
-use crate::common::{GRANULE, PATIENCE, fill};
+use crate::cache::{SIZES, Worker, connect, memory, serve, worker};
+use crate::common::{GRANULE, PATIENCE, eventually, fill, sim};
+use crate::process::{Process, listen, tell};
 
 /// The tensors of two models, in bytes.
 const MODELS: [&[u64]; 2] = [&[3_000_000, 64, 512], &[4096, 1 << 20]];
@@ -151,6 +154,54 @@ fn a_computation_waits_for_its_parameters() {
     assert!(holds(worker_, &models[0], MODELS[0], 2));
 }
 
+/// Begins a transfer, and never ends it.
+pub(crate) fn transfer_in_part(socket: &Path) {
+    let memory = memory(sim());
+    let client = Arc::new(Client::connect(socket).unwrap());
+    let cache = WorkerCache::recv_shared_cache(client, memory, SIZES).unwrap();
+    cache.transfer_parameters(StreamId::NULL).unwrap();
+    allocate(memory, MODELS[0][0], StreamId::NULL).unwrap();
+    tell("writing");
+    listen();
+}
+
+#[test]
+fn nothing_is_computed_with_what_a_process_wrote_that_died_at_it() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, cache, .. }, models) = &placed(&owner, SHORT, &MODELS[..1]);
+    transfer(&worker(&owner), MODELS[0], 1);
+    let mut writer = Process::start(&format!("transfer {}", owner.socket().unwrap().display()));
+    assert_eq!(writer.hear(), "writing");
+    cache.check_parameters().unwrap();
+    memory.free(allocate(memory, GRANULE, models[0].computation).unwrap()).unwrap();
+    writer.kill();
+    eventually("its death is known", || cache.check_parameters().is_err());
+    assert!(matches!(cache.check_parameters(), Err(ShareError::Incomplete)));
+    let reason = refused(memory, GRANULE, models[0].computation);
+    assert!(reason.contains("are incomplete"), "{reason}");
+    let scheduler = worker(&owner);
+    eventually("its lease is over", || {
+        scheduler.cache.transfer_parameters(StreamId::NULL).is_ok_and(|_| {
+            scheduler.cache.clear_shared_cache(StreamId::NULL).unwrap();
+            true
+        })
+    });
+    transfer(&scheduler, MODELS[0], 2);
+    allocate(memory, GRANULE, models[0].computation).unwrap();
+}
+
+#[test]
+fn nothing_is_computed_with_what_was_being_written_when_the_daemon_ended() {
+    let (owner, _folder) = serve();
+    let (Worker { memory, cache, .. }, models) = &placed(&owner, SHORT, &MODELS[..1]);
+    let writer = worker(&owner);
+    writer.cache.transfer_parameters(StreamId::NULL).unwrap();
+    drop(owner);
+    let reason = refused(memory, GRANULE, models[0].computation);
+    assert!(reason.contains("are incomplete"), "{reason}");
+    assert!(matches!(cache.check_parameters(), Err(ShareError::Incomplete)));
+}
+
 /// PipeSwitch computes with the first layers while the last are on their way.
 #[test]
 fn a_computation_that_begins_during_the_transfer_is_checked_after_it() {
@@ -261,8 +312,44 @@ fn what_is_freed_in_a_capture_is_given_back_after_it() {
     first.memory.free(held).unwrap();
     refused(second.memory, GRANULE, other[0].computation);
     allocator.end_pool(pool).unwrap();
-    first.cache.clear_shared_cache(one[0].computation).unwrap();
+    assert_eq!(connect(&owner).status().unwrap().holdings, []);
     allocate(second.memory, GRANULE, other[0].computation).unwrap();
+}
+
+#[test]
+fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
+    let (owner, _folder) = serve();
+    let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[]]));
+    let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
+    let had = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let block = allocate(second.memory, GRANULE, other[0].computation).unwrap();
+            had.store(1, Ordering::SeqCst);
+            second.memory.free(block).unwrap();
+        });
+        thread::sleep(SHORT);
+        first.memory.free(held).unwrap();
+        allocate(first.memory, GRANULE, one[0].computation).unwrap();
+        assert_eq!(had.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn waits_are_run_by_who_was_named_for_it() {
+    static RUN: AtomicUsize = AtomicUsize::new(0);
+    let (owner, _folder) = serve();
+    let Worker { memory, cache, driver } = worker(&owner);
+    let cache = cache.with_waits_in(|wait| {
+        RUN.fetch_add(1, Ordering::Relaxed);
+        wait();
+    });
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    cache.insert_shared_cache_for_computation(stream).unwrap();
+    for _ in 0..3 {
+        allocate(memory, GRANULE, stream).unwrap();
+    }
+    assert_eq!(RUN.load(Ordering::Relaxed), 1, "the first waits for others, and no other does");
 }
 
 #[test]

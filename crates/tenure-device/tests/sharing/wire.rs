@@ -12,11 +12,13 @@ fn access() -> impl Strategy<Value = Access> {
 fn request() -> impl Strategy<Value = Request> {
     prop_oneof![
         Just(Request::Attach),
-        (any::<u64>(), any::<u64>(), access()).prop_map(|(offset, bytes, access)| Request::LeasePool {
+        (any::<[u64; 2]>(), access(), any::<bool>()).prop_map(|([offset, bytes], access, waits)| Request::LeasePool {
             offset,
             bytes,
-            access
+            access,
+            waits
         }),
+        any::<[u64; 2]>().prop_map(|[offset, bytes]| Request::IsWritten { offset, bytes }),
         any::<u64>().prop_map(|bytes| Request::LeaseChunk { bytes }),
         (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::Room { bytes, wait_ms }),
         any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
@@ -27,7 +29,8 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 fn terms() -> impl Strategy<Value = Terms> {
-    (".*", prop::collection::vec(0..u64::MAX / 64, 0..64)).prop_map(|(device, pool)| Terms { device, pool })
+    let pool = prop::collection::vec(0..u64::MAX / 64, 0..64);
+    (".*", any::<[u8; 16]>(), pool).prop_map(|(device, uuid, pool)| Terms { device, uuid, pool })
 }
 
 fn holding() -> impl Strategy<Value = Holding> {
@@ -89,6 +92,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         Just(Reply::Attached),
         any::<u64>().prop_map(|lease| Reply::Leased(LeaseId(lease))),
         any::<u64>().prop_map(Reply::Recall),
+        any::<bool>().prop_map(Reply::Written),
         status().prop_map(Reply::Status),
         refusal().prop_map(Reply::Refused),
     ]
@@ -148,7 +152,7 @@ fn a_message_has_a_longest_length() {
 
 #[test]
 fn a_pool_that_has_no_size_is_no_offer() {
-    let terms = |pool| Reply::Welcome(Terms { device: "cuda:0".into(), pool });
+    let terms = |pool| Reply::Welcome(Terms { device: "cuda:0".into(), uuid: [0; 16], pool });
     let largest = terms(vec![u64::MAX - 1, 1]);
     assert_eq!(decode(&encode(&largest).unwrap()), Ok(largest));
     let error = decode::<Reply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
@@ -168,7 +172,7 @@ fn the_longest_status_fits() {
         oldest_ms: u64::MAX,
     };
     let status = Status {
-        terms: Terms { device: "cuda:255".into(), pool: vec![u64::MAX; 64] },
+        terms: Terms { device: "cuda:255".into(), uuid: [255; 16], pool: vec![u64::MAX; 64] },
         pid: u32::MAX,
         uptime_ms: u64::MAX,
         connections: u32::MAX,

@@ -90,7 +90,13 @@ private:
 
 // settings.cpp
 
-/// Has Tenure do what PyTorch's settings say, now and whenever they change.
+/// Has PyTorch read its settings. Throws if it refuses them.
+void read_settings();
+
+/// Has Tenure do what PyTorch's settings say.
+void apply_settings();
+
+/// The same whenever they change from now on.
 void follow_settings();
 
 /// The deleter of every block.

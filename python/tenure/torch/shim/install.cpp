@@ -2,10 +2,12 @@
 
 #include "allocator.h"
 
+#include <c10/util/env.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <cstdio>
 #include <exception>
+#include <string>
 
 namespace tenure {
 
@@ -23,21 +25,42 @@ bool free_memory(void *) {
   return shielded(call, false);
 }
 
+/// What an exception says, without the stack trace that PyTorch's own have.
+const char *text_of(const std::exception &error) {
+  const auto *own = dynamic_cast<const c10::Error *>(&error);
+  return own != nullptr ? own->what_without_backtrace() : error.what();
+}
+
+/// The settings that the program was started with.
+std::string settings_given() {
+  std::string given;
+  for (const char *name : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"})
+    if (const auto value = c10::utils::get_env(name))
+      given += std::string(", ") + name + "=" + *value;
+  return given;
+}
+
+/// Before anything is replaced, since PyTorch may refuse its settings.
+void check_settings() {
+  try {
+    read_settings();
+  } catch (const std::exception &error) {
+    TORCH_CHECK(false, "PyTorch refuses its own settings", settings_given(), ": ", text_of(error));
+  }
+}
+
 void install(const tenure_torch_api *table, const char *options) {
   TORCH_CHECK(table->abi == TENURE_TORCH_ABI && table->size >= sizeof(tenure_torch_api),
               "the shim and Tenure are of different versions: build the shim again");
+  check_settings();
   api = table;
   check(api->configure(options));
-  // Before anything is replaced, since PyTorch may refuse its settings.
-  try {
-    follow_settings();
-  } catch (const c10::Error &error) {
-    TORCH_CHECK(false, "PyTorch refuses its own settings, PYTORCH_ALLOC_CONF: ", error.what_without_backtrace());
-  }
+  apply_settings();
   // Never destroyed: blocks are freed until the process ends.
   static auto &allocator = *new auto(std::make_shared<Allocator>());
   torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(allocator);
   c10::SetAllocator(c10::kCUDA, allocator.get(), 1);
+  follow_settings();
   check(api->add_free_memory_callback(free_memory, kNothing));
 }
 
@@ -45,15 +68,19 @@ void install(const tenure_torch_api *table, const char *options) {
 
 } // namespace tenure
 
+/// Whether PyTorch has begun to use the allocator that it has: then it takes no other. It may have without Python's
+/// knowing.
+extern "C" __attribute__((visibility("default"))) bool tenure_torch_has_started() {
+  return tenure::caching::get()->initialized();
+}
+
 /// Puts Tenure under PyTorch. Returns whether it did; if not, `message` says why.
 extern "C" __attribute__((visibility("default"))) bool tenure_torch_install(const tenure_torch_api *table, const char *options, char *message, size_t bytes) {
   try {
     tenure::install(table, options);
     return true;
-  } catch (const c10::Error &error) {
-    std::snprintf(message, bytes, "%s", error.what_without_backtrace());
   } catch (const std::exception &error) {
-    std::snprintf(message, bytes, "%s", error.what());
+    std::snprintf(message, bytes, "%s", tenure::text_of(error));
   }
   return false;
 }

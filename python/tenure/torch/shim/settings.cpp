@@ -2,6 +2,7 @@
 
 #include "allocator.h"
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 
@@ -9,27 +10,40 @@ namespace tenure {
 
 namespace {
 
-/// Names settings once that change nothing.
-void warn_of(const char *setting) {
-  TORCH_WARN("PYTORCH_ALLOC_CONF: ", setting, " changes nothing, since Tenure's allocator has no use for it");
-}
+/// A setting that may change nothing, which is said once.
+class Unused {
+public:
+  explicit Unused(const char *name) : name_(name) {}
 
-/// The value that a setting had, to be set only when it changes.
-struct Known {
-  std::vector<double> values;
-  bool warned = false;
+  void warn_if(bool is_set) {
+    if (is_set && !std::exchange(warned_, true))
+      TORCH_WARN("PYTORCH_ALLOC_CONF: ", name_, " changes nothing, since Tenure's allocator has no use for it");
+  }
 
-  void set(tenure_setting setting, const char *name, std::vector<double> wanted) {
-    if (wanted == values)
+private:
+  const char *name_;
+  bool warned_ = false;
+};
+
+/// A setting that Tenure has too, with the value that it had, to be set only when it changes.
+class Known {
+public:
+  Known(tenure_setting setting, const char *name, std::vector<double> values)
+      : setting_(setting), values_(std::move(values)), unused_(name) {}
+
+  void set(std::vector<double> wanted) {
+    if (wanted == values_)
       return;
     bool applies = false;
-    check(api->tune(setting, wanted.data(), wanted.size(), &applies));
-    values = std::move(wanted);
-    if (!applies && !warned) {
-      warned = true;
-      warn_of(name);
-    }
+    check(api->tune(setting_, wanted.data(), wanted.size(), &applies));
+    values_ = std::move(wanted);
+    unused_.warn_if(!applies);
   }
+
+private:
+  tenure_setting setting_;
+  std::vector<double> values_;
+  Unused unused_;
 };
 
 std::vector<double> divisions() {
@@ -44,21 +58,20 @@ double max_split_bytes() {
   return bytes == std::numeric_limits<size_t>::max() ? -1 : static_cast<double>(bytes);
 }
 
-void apply_settings() {
-  static std::mutex mutex;
-  static Known rounding{std::vector<double>(16)}, split{{-1}}, collection{{0}}, expandable{{0}};
-  static bool releases_lock = false, reuses = false;
-  const std::lock_guard<std::mutex> lock(mutex);
-  rounding.set(TENURE_ROUNDUP_POWER2_DIVISIONS, "roundup_power2_divisions", divisions());
-  split.set(TENURE_MAX_SPLIT_BYTES, "max_split_size_mb", {max_split_bytes()});
-  collection.set(TENURE_GARBAGE_COLLECTION_THRESHOLD, "garbage_collection_threshold",
-                 {Settings::garbage_collection_threshold()});
-  expandable.set(TENURE_EXPANDABLE_SEGMENTS, "expandable_segments",
-                 {Settings::use_expandable_segments() ? 1.0 : 0.0});
-  if (CUDAAllocatorConfig::release_lock_on_cudamalloc() && !std::exchange(releases_lock, true))
-    warn_of("release_lock_on_cudamalloc");
-  if (reuses_recorded_streams() && !std::exchange(reuses, true))
-    warn_of("graph_capture_record_stream_reuse");
+/// The part of each device that this process may hold once CUDA starts.
+double opened_with() {
+  double fraction = 1;
+  check(api->memory_fraction(0, &fraction));
+  return fraction;
+}
+
+/// Limits what the process may hold. PyTorch reads that setting once, when CUDA starts.
+void limit_process() {
+  static const double installed = opened_with();
+  // Of two limits, the narrower holds.
+  const double limit = std::min(installed, process_fraction());
+  if (!caching::get()->initialized() && limit != opened_with())
+    check(api->set_memory_fraction(-1, limit));
 }
 
 /// Whether this thread is in PyTorch's parser of settings. That wants `backend:native`, whose place this allocator has,
@@ -81,14 +94,32 @@ void change_settings(const std::function<void()> &change) {
 
 std::string Allocator::name() { return in_parser ? "native" : "tenure"; }
 
-void follow_settings() {
-  apply_settings();
-  // Of two limits, the narrower holds.
-  double installed = 1;
-  check(api->memory_fraction(0, &installed));
-  if (const double fraction = process_fraction(); fraction < installed)
-    check(api->set_memory_fraction(-1, fraction));
-  follow_changes(change_settings);
+void read_settings() {
+  Settings::max_split_size();
+  CUDAAllocatorConfig::instance();
 }
+
+void apply_settings() {
+  static std::mutex mutex;
+  static Known rounding(TENURE_ROUNDUP_POWER2_DIVISIONS, "roundup_power2_divisions", std::vector<double>(16));
+  static Known split(TENURE_MAX_SPLIT_BYTES, "max_split_size_mb", {-1});
+  static Known collection(TENURE_GARBAGE_COLLECTION_THRESHOLD, "garbage_collection_threshold", {0});
+  static Known expandable(TENURE_EXPANDABLE_SEGMENTS, "expandable_segments", {0});
+  static Unused lock_release("release_lock_on_cudamalloc"), stream_reuse("graph_capture_record_stream_reuse");
+  static Unused segment("large_segment_size_mb"), non_split("max_non_split_rounding_mb");
+  const std::lock_guard<std::mutex> lock(mutex);
+  rounding.set(divisions());
+  split.set({max_split_bytes()});
+  collection.set({Settings::garbage_collection_threshold()});
+  expandable.set({Settings::use_expandable_segments() ? 1.0 : 0.0});
+  lock_release.warn_if(CUDAAllocatorConfig::release_lock_on_cudamalloc());
+  stream_reuse.warn_if(reuses_recorded_streams());
+  segment.warn_if(large_segment_size() != kLargeSegment);
+  // If it is not given, it is the size of a segment.
+  non_split.warn_if(Settings::max_non_split_rounding_size() != large_segment_size());
+  limit_process();
+}
+
+void follow_settings() { follow_changes(change_settings); }
 
 } // namespace tenure

@@ -129,6 +129,7 @@ inline double process_fraction() {
 struct Settings {
   static std::vector<size_t> roundup_power2_divisions() { return CUDAAllocatorConfig::roundup_power2_divisions(); }
   static size_t max_split_size() { return CUDAAllocatorConfig::max_split_size(); }
+  static size_t max_non_split_rounding_size() { return CUDAAllocatorConfig::max_non_split_rounding_size(); }
   static double garbage_collection_threshold() { return CUDAAllocatorConfig::garbage_collection_threshold(); }
   static bool use_expandable_segments() { return CUDAAllocatorConfig::expandable_segments(); }
   static std::string last_allocator_settings() { return CUDAAllocatorConfig::last_allocator_settings(); }
@@ -136,6 +137,18 @@ struct Settings {
 #else
 using Settings = c10::CachingAllocator::AcceleratorAllocatorConfig;
 #endif
+
+/// What large_segment_size_mb is, in bytes, if it is not given.
+inline constexpr size_t kLargeSegment = size_t{20} << 20;
+
+/// The setting large_segment_size_mb, in bytes.
+inline size_t large_segment_size() {
+#if TENURE_TORCH_BEFORE(11)
+  return kLargeSegment;
+#else
+  return Settings::large_segment_size();
+#endif
+}
 
 /// Has every change of settings made by `around`, which calls what it is given. Before 2.10, PyTorch tells of none.
 inline void follow_changes([[maybe_unused]] void (*around)(const std::function<void()> &change)) {

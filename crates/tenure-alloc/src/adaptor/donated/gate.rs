@@ -5,7 +5,7 @@ use crate::BackingError;
 /// What stands before a donated range that is not its process's alone: the right to use it is had only while blocks are
 /// in it.
 ///
-/// Neither call is made under a lock of the allocator's: both may wait, for whoever has the range or for the device.
+/// No call is made under a lock of the allocator's: each may wait, for whoever has the range or for the device.
 pub trait Gate: Send + Sync {
     /// Before a block is placed in the range. Whether it may be; if not, it is served from elsewhere.
     ///
@@ -16,6 +16,9 @@ pub trait Gate: Send + Sync {
     /// After a block was freed that had been entered for, or had not been placed after all. Work that was put on the
     /// device may still use it.
     fn leave(&self);
+
+    /// After the last of the captures, real or possible, in which the device could not be waited for.
+    fn after_captures(&self);
 }
 
 /// A gate that was entered for a block. Dropped, it is left.

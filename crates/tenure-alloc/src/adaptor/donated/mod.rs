@@ -339,7 +339,8 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.end_pool(pool)?;
-        self.donated.ranges.lock().end_pool(pool);
+        let told = self.donated.ranges.lock().end_pool(pool);
+        told.iter().for_each(|gate| gate.after_captures());
         Ok(())
     }
 

@@ -278,10 +278,14 @@ impl Ranges {
         self.pools.push((pool, purpose, filter));
     }
 
-    pub(super) fn end_pool(&mut self, pool: PoolId) {
+    /// Returns the gates that are to be told that nothing is captured any more, once no lock is held.
+    pub(super) fn end_pool(&mut self, pool: PoolId) -> Vec<Arc<dyn Gate>> {
+        let was_capturing = self.is_capturing();
         if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
             drop(self.pools.remove(at));
         }
+        let is_over = was_capturing && !self.is_capturing();
+        self.ranges.values().filter(|_| is_over).filter_map(|range| range.gate.clone()).collect()
     }
 
     pub(super) fn is_capturing(&self) -> bool {

@@ -32,6 +32,52 @@ fn any_number_of_readers_share_a_range_and_a_writer_shares_it_with_nobody() {
 }
 
 #[test]
+fn who_waits_for_a_range_gets_it_before_who_asks_later() {
+    let mut leases = Leases::new(GRACE_MS);
+    let [a, b, c] = [1, 2, 3].map(|pid| leases.connect(Some(pid)));
+    let held = leases.grant(a, pool(0, 10), WRITE, 0).unwrap();
+    for waiting in [b, c] {
+        leases.grant(waiting, pool(0, 10), WRITE, 0).unwrap_err();
+        leases.queue(waiting, pool(0, 10), WRITE, 0);
+    }
+    leases.release(a, held).unwrap();
+    assert!(matches!(leases.grant(a, pool(5, 10), READ, 1), Err(Refusal::Leased { pid: Some(2), .. })));
+    leases.grant(a, pool(10, 10), WRITE, 1).unwrap();
+    assert!(leases.grant(c, pool(0, 10), WRITE, 1).is_err());
+    let second = leases.grant(b, pool(0, 10), WRITE, 1).unwrap();
+    leases.release(b, second).unwrap();
+    assert!(matches!(leases.grant(b, pool(0, 10), WRITE, 2), Err(Refusal::Leased { pid: Some(3), .. })));
+    leases.grant(c, pool(0, 10), WRITE, 2).unwrap();
+}
+
+#[test]
+fn who_does_not_ask_again_has_no_place_in_the_queue() {
+    for gives_up in [0, 1, 2] {
+        let mut leases = Leases::new(GRACE_MS);
+        let [a, b] = [1, 2].map(|pid| leases.connect(Some(pid)));
+        leases.queue(b, pool(0, 10), WRITE, 0);
+        assert!(leases.grant(a, pool(0, 10), WRITE, QUEUED_MS - 1).is_err());
+        match gives_up {
+            0 => {}
+            1 => leases.leave_queue(b, pool(0, 10)),
+            _ => drop(leases.disconnect(b, 0)),
+        }
+        leases.grant(a, pool(0, 10), WRITE, if gives_up == 0 { QUEUED_MS } else { 1 }).unwrap();
+    }
+}
+
+#[test]
+fn a_range_is_written_while_whoever_writes_it_is_there() {
+    let mut leases = Leases::new(GRACE_MS);
+    let (reader, writer) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    leases.grant(reader, pool(0, 10), READ, 0).unwrap();
+    leases.grant(writer, pool(10, 10), WRITE, 0).unwrap();
+    assert_eq!([0, 9, 10, 20].map(|offset| leases.is_written(offset, 2)), [false, true, true, false]);
+    leases.disconnect(writer, 0);
+    assert!(!leases.is_written(10, 10));
+}
+
+#[test]
 fn only_its_holder_gives_a_lease_back_and_once() {
     let mut leases = Leases::new(GRACE_MS);
     let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));

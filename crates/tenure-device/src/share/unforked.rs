@@ -1,0 +1,65 @@
+//! Descriptors that end with their process even if it was forked: a forked child has all that its parent had open, and so
+//! would keep a daemon's socket, lock and connections alive after the daemon's death.
+
+use std::cell::Cell;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+/// Those that are open.
+static OPEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// Locked while this thread forks.
+    static FORKING: Cell<Option<MutexGuard<'static, Vec<RawFd>>>> = const { Cell::new(None) };
+}
+
+/// A descriptor that a forked child closes at once.
+pub(super) struct Unforked(OwnedFd);
+
+impl Unforked {
+    /// The descriptor that `open` makes. Nobody forks meanwhile.
+    pub(super) fn new<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
+        static HANDLERS: Once = Once::new();
+        HANDLERS.call_once(|| {
+            // SAFETY: functions of a library that stays loaded. Refused for want of memory, children keep the descriptors.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
+        });
+        let mut all = all();
+        let descriptor = open()?;
+        all.push(descriptor.as_raw_fd());
+        Ok(Self(descriptor))
+    }
+}
+
+impl AsFd for Unforked {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Drop for Unforked {
+    fn drop(&mut self) {
+        let own = self.0.as_raw_fd();
+        all().retain(|&descriptor| descriptor != own);
+    }
+}
+
+fn all() -> MutexGuard<'static, Vec<RawFd>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn before_fork() {
+    // A thread that is ending does not fork.
+    let _ = FORKING.try_with(|forking| forking.set(Some(all())));
+}
+
+extern "C" fn after_fork() {
+    let _ = FORKING.try_with(Cell::take);
+}
+
+extern "C" fn after_fork_in_child() {
+    if let Ok(Some(mut all)) = FORKING.try_with(Cell::take) {
+        // SAFETY: who owns them is on the stack of a thread that the child does not have.
+        all.drain(..).for_each(|descriptor| drop(unsafe { OwnedFd::from_raw_fd(descriptor) }));
+    }
+}
