@@ -51,6 +51,6 @@ pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, Sto
 pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
 pub use purpose::Purpose;
 pub use span::Span;
-pub use storage::{Generation, Storage, StorageGuard};
+pub use storage::{ExclusiveGuard, Generation, Storage, StorageGuard};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};

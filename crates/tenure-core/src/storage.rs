@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, slice};
 
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::{Allocator, DataPtr, Device, StorageError};
 
@@ -85,6 +85,19 @@ impl Storage {
         StorageGuard { state: self.shared.state.read_recursive() }
     }
 
+    /// The same, and keeps all other guards away: the bytes can be written to.
+    ///
+    /// On a thread that holds another guard of this storage, it waits for ever.
+    pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
+        ExclusiveGuard { state: self.shared.state.write() }
+    }
+
+    /// A number that orders storages, the same for all handles of one. Who takes guards of several takes them in this
+    /// order, so that two threads never wait for each other.
+    pub fn rank(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
     /// Number of bytes.
     pub fn bytes(&self) -> usize {
         self.lock().bytes()
@@ -113,6 +126,11 @@ impl Storage {
     /// Whether both are handles of one storage, so that a write to one is a write to the other.
     pub fn is_alias_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Whether there is no other handle: nobody else can read or write the bytes until this one is cloned.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
     }
 
     /// Allows or forbids [`resize`](Self::resize), such as while others have the address.
@@ -200,6 +218,23 @@ impl fmt::Debug for Storage {
             .field("generation", &state.generation)
             .field("resizable", &state.resizable)
             .finish()
+    }
+}
+
+/// The only guard of a storage while it lives.
+pub struct ExclusiveGuard<'a> {
+    state: RwLockWriteGuard<'a, State>,
+}
+
+impl ExclusiveGuard<'_> {
+    /// The first byte, on the storage's device; null if there are none. Valid while the guard lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.state.data.as_ptr()
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes
     }
 }
 

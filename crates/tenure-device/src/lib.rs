@@ -20,6 +20,7 @@ mod driver;
 mod error;
 mod event;
 pub mod functions;
+pub mod host;
 mod launches;
 pub mod memory;
 pub mod pinned;

@@ -1,7 +1,7 @@
 //! Reserved addresses, from which windows are cut.
 
-use super::runs::Runs;
 use crate::Address;
+use crate::runs::Runs;
 
 /// A range of reserved address space.
 pub(super) struct AddressSpace {

@@ -21,7 +21,6 @@ mod placement;
 mod private;
 mod progress;
 mod report;
-mod runs;
 mod search;
 mod segments;
 mod shown;

@@ -4,13 +4,13 @@ use crate::Address;
 
 /// A range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
-    pub(super) address: Address,
-    pub(super) bytes: u64,
+pub(crate) struct Run {
+    pub(crate) address: Address,
+    pub(crate) bytes: u64,
 }
 
 impl Run {
-    pub(super) fn end(&self) -> Address {
+    pub(crate) fn end(&self) -> Address {
         self.address + self.bytes
     }
 }
@@ -18,7 +18,7 @@ impl Run {
 /// A set of disjoint runs. First fit skips whole leaves that hold nothing long enough, so that it costs little more
 /// than a binary search while there are a few thousand runs.
 #[derive(Debug, Default)]
-pub(super) struct Runs {
+pub(crate) struct Runs {
     /// Never empty themselves; in address order.
     leaves: Vec<Leaf>,
 }
@@ -37,7 +37,7 @@ const LEAF_RUNS: usize = 64;
 
 impl Runs {
     /// Adds a range that overlaps none of the set.
-    pub(super) fn insert(&mut self, address: Address, bytes: u64) {
+    pub(crate) fn insert(&mut self, address: Address, bytes: u64) {
         let (leaf, at) = self.position(address);
         let mut run = Run { address, bytes };
         let previous = at.checked_sub(1).map(|before| self.leaves[leaf].runs[before]);
@@ -61,7 +61,7 @@ impl Runs {
     ///
     /// # Panics
     /// If no run contains it.
-    pub(super) fn remove(&mut self, address: Address, bytes: u64) {
+    pub(crate) fn remove(&mut self, address: Address, bytes: u64) {
         let (leaf, after) = self.position(address);
         let at = after.checked_sub(1).expect("a removed range lies in a run");
         let run = self.leaves[leaf].runs[at];
@@ -80,7 +80,7 @@ impl Runs {
     }
 
     /// The first run from `from` on that holds at least `bytes`.
-    pub(super) fn first_fit(&self, bytes: u64, from: Address) -> Option<Run> {
+    pub(crate) fn first_fit(&self, bytes: u64, from: Address) -> Option<Run> {
         let (first, at) = from.checked_sub(1).map_or((0, 0), |before| self.position(before));
         self.leaves.iter().enumerate().skip(first).filter(|(_, leaf)| leaf.longest >= bytes).find_map(
             |(index, leaf)| {
@@ -90,8 +90,8 @@ impl Runs {
         )
     }
 
-    #[cfg(test)]
-    fn iter(&self) -> impl Iterator<Item = Run> + '_ {
+    /// All runs, in address order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Run> + '_ {
         self.leaves.iter().flat_map(|leaf| leaf.runs.iter().copied())
     }
 

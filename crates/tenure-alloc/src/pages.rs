@@ -1,0 +1,314 @@
+//! Blocks in memory whose pages come when they are touched and go when they are given back: a host's.
+
+use std::ops::Range;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::runs::Runs;
+use crate::{Address, AllocError, BackingError, Block, PoolKind, Request, Resource, Statistics};
+
+/// Blocks are multiples of this: the smallest page there is.
+const PAGE_BYTES: u64 = 4096;
+/// Pages are given back in these first: the system's huge pages, which it would have to split.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Address space whose pages exist from their first touch until they are discarded.
+pub trait Pages: Send + Sync {
+    /// The address space, the heap's alone.
+    fn addresses(&self) -> Range<Address>;
+
+    /// Gives the pages of a range back. What was in them is lost; they come again when they are touched.
+    ///
+    /// # Errors
+    /// The system refuses. The pages are as they were.
+    fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError>;
+}
+
+/// How a [`PageHeap`] behaves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What may be held beyond the most that was ever allocated at once: this part of it, but at least
+    /// [`slack_bytes`](Self::slack_bytes).
+    pub slack: f64,
+    /// See [`slack`](Self::slack), in bytes.
+    pub slack_bytes: u64,
+    /// Bytes that may be held at a time.
+    pub limit_bytes: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { slack: 0.01, slack_bytes: 16 << 20, limit_bytes: u64::MAX }
+    }
+}
+
+/// Hands out blocks of address space, and keeps the pages of freed ones for the next: what is reused is not faulted in
+/// and cleared by the system again. Address space is free, and pages are not: where free pages fit no request, new ones
+/// are touched, and free ones given back so that no more are held than [`Config`] allows.
+///
+/// It is for large blocks: each is a multiple of 4 KiB.
+pub struct PageHeap<P> {
+    pages: P,
+    config: Config,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Free, with pages.
+    held: Runs,
+    /// Free, without.
+    bare: Runs,
+    live: FxHashMap<Address, (Request, u64)>,
+    /// The most bytes of live blocks at once.
+    peak: u64,
+    statistics: Statistics,
+}
+
+impl<P: Pages> PageHeap<P> {
+    /// A heap that holds no page yet.
+    pub fn new(pages: P, config: Config) -> Self {
+        let mut state = State::default();
+        let Range { start, end } = pages.addresses();
+        let (start, end) = (start.next_multiple_of(HUGE_PAGE_BYTES), end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+        if start < end {
+            state.bare.insert(start, end - start);
+        }
+        Self { pages, config, state: Mutex::new(state) }
+    }
+
+    /// Where its blocks are.
+    pub fn addresses(&self) -> Range<Address> {
+        self.pages.addresses()
+    }
+
+    /// The counters: what is reserved are bytes whose pages are held.
+    pub fn statistics(&self) -> Statistics {
+        self.state.lock().statistics.clone()
+    }
+
+    /// Sets every peak to the current value.
+    pub fn reset_peak_statistics(&self) {
+        self.state.lock().statistics.reset_peak();
+    }
+
+    /// Gives back the pages of all free ranges.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn release_cached(&self) -> Result<(), AllocError> {
+        Ok(self.discard(&mut self.state.lock(), 0)?)
+    }
+
+    /// Gives back pages of free ranges, the longest first, until at most `most` bytes are held, or no page is free.
+    fn discard(&self, state: &mut State, most: u64) -> Result<(), BackingError> {
+        for unit in [HUGE_PAGE_BYTES, PAGE_BYTES] {
+            let mut free: Vec<_> = state.held.iter().collect();
+            free.sort_unstable_by_key(|run| std::cmp::Reverse(run.bytes));
+            for run in free {
+                let excess = state.reserved().saturating_sub(most).next_multiple_of(unit);
+                let start = run.address.next_multiple_of(unit);
+                let bytes = (run.end() / unit * unit).saturating_sub(start).min(excess);
+                if bytes == 0 {
+                    continue;
+                }
+                // From its end, so that what stays is low and together.
+                let from = run.end() / unit * unit - bytes;
+                self.pages.discard(from, bytes)?;
+                state.held.remove(from, bytes);
+                state.bare.insert(from, bytes);
+                state.count_held(|reserved| reserved.decrease(bytes));
+                state.statistics.num_device_free += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&self, state: &mut State, bytes: u64) -> Result<Option<Address>, BackingError> {
+        if let Some(run) = state.held.first_fit(bytes, 0) {
+            state.held.remove(run.address, bytes);
+            return Ok(Some(run.address));
+        }
+        let live = state.statistics.all.allocated_bytes.current;
+        let peak = state.peak.max(live + bytes);
+        let slack = ((peak as f64 * self.config.slack) as u64).max(self.config.slack_bytes);
+        let most = peak.saturating_add(slack).min(self.config.limit_bytes);
+        if state.reserved() + bytes > most {
+            self.discard(state, most.saturating_sub(bytes))?;
+        }
+        if state.reserved() + bytes > self.config.limit_bytes {
+            return Ok(None);
+        }
+        let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
+        state.bare.remove(run.address, bytes);
+        state.count_held(|reserved| reserved.increase(bytes));
+        state.statistics.num_device_alloc += 1;
+        Ok(Some(run.address))
+    }
+}
+
+impl<P: Pages> Resource for PageHeap<P> {
+    fn allocate(&self, request: Request) -> Result<Block, AllocError> {
+        if request.bytes == 0 {
+            return Ok(Block { address: 0, bytes: 0 });
+        }
+        let Some(bytes) = request.bytes.checked_next_multiple_of(PAGE_BYTES) else {
+            return Err(AllocError::TooLarge(request.bytes));
+        };
+        let state = &mut *self.state.lock();
+        let Some(address) = self.place(state, bytes)? else {
+            state.statistics.num_ooms += 1;
+            return Err(self.out_of_memory(state, request));
+        };
+        state.live.insert(address, (request, bytes));
+        state.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
+        state.peak = state.peak.max(state.statistics.all.allocated_bytes.current);
+        Ok(Block { address, bytes })
+    }
+
+    fn free(&self, address: Address) -> Result<(), AllocError> {
+        if address == 0 {
+            return Ok(());
+        }
+        let state = &mut *self.state.lock();
+        let (request, bytes) = state.live.remove(&address).ok_or(AllocError::UnknownAddress(address))?;
+        state.held.insert(address, bytes);
+        state.statistics.block_freed(PoolKind::Large, request.tag, bytes);
+        state.statistics.block_completed(PoolKind::Large, request.tag, request.bytes, bytes);
+        Ok(())
+    }
+}
+
+impl<P: Pages> PageHeap<P> {
+    #[cold]
+    fn out_of_memory(&self, state: &State, request: Request) -> AllocError {
+        let (allocated, reserved) = (state.statistics.all.allocated_bytes.current, state.reserved());
+        let limit = self.config.limit_bytes;
+        AllocError::OutOfMemory {
+            requested: request.bytes,
+            stream: request.stream,
+            allocated,
+            reserved,
+            inactive: reserved - allocated,
+            overhead: 0,
+            free: limit.saturating_sub(reserved),
+            total: limit,
+            allowed: limit,
+        }
+    }
+}
+
+impl State {
+    fn reserved(&self) -> u64 {
+        self.statistics.all.reserved_bytes.current
+    }
+
+    fn count_held(&mut self, change: impl Fn(&mut crate::Stat)) {
+        self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| change(&mut pool.reserved_bytes));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tenure_core::StreamId;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Pages that are there if they were touched.
+    #[derive(Default)]
+    struct Fake {
+        refuses: std::sync::atomic::AtomicBool,
+        discarded: Mutex<Vec<(Address, u64)>>,
+    }
+
+    impl Pages for &Fake {
+        fn addresses(&self) -> Range<Address> {
+            1 << 40..(1 << 40) + (1 << 36)
+        }
+
+        fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
+            if self.refuses.load(std::sync::atomic::Ordering::Relaxed) {
+                return Err(BackingError::Failed { call: "madvise", reason: "refused".into() });
+            }
+            self.discarded.lock().push((address, bytes));
+            Ok(())
+        }
+    }
+
+    fn request(bytes: u64) -> Request {
+        Request::new(bytes, StreamId::NULL)
+    }
+
+    #[test]
+    fn freed_pages_are_used_again() {
+        let fake = Fake::default();
+        let heap = PageHeap::new(&fake, Config::default());
+        let first = heap.allocate(request(5 * MIB)).unwrap();
+        heap.free(first.address).unwrap();
+        assert_eq!(heap.allocate(request(3 * MIB)).unwrap().address, first.address);
+        assert_eq!(heap.statistics().all.reserved_bytes.current, 5 * MIB);
+    }
+
+    #[test]
+    fn free_pages_that_fit_nothing_are_given_back_for_new_ones() {
+        let fake = Fake::default();
+        let heap = PageHeap::new(&fake, Config { slack: 0.0, slack_bytes: 0, ..Config::default() });
+        let blocks: Vec<_> = (0..8).map(|_| heap.allocate(request(4 * MIB)).unwrap().address).collect();
+        blocks.iter().step_by(2).for_each(|address| heap.free(*address).unwrap());
+        heap.allocate(request(16 * MIB)).unwrap();
+        let all = heap.statistics().all;
+        assert_eq!((all.allocated_bytes.current, all.reserved_bytes.current), (32 * MIB, 32 * MIB));
+        assert_eq!(fake.discarded.lock().iter().map(|(_, bytes)| bytes).sum::<u64>(), 16 * MIB);
+    }
+
+    #[test]
+    fn what_the_limit_or_the_system_refuses_changes_nothing() {
+        let fake = Fake::default();
+        let heap = PageHeap::new(&fake, Config { limit_bytes: 8 * MIB, ..Config::default() });
+        let block = heap.allocate(request(6 * MIB)).unwrap();
+        assert!(
+            matches!(heap.allocate(request(4 * MIB)), Err(AllocError::OutOfMemory { allocated, .. }) if allocated == 6 * MIB)
+        );
+        heap.free(block.address).unwrap();
+        fake.refuses.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(heap.allocate(request(8 * MIB)).is_err());
+        assert_eq!(heap.statistics().all.reserved_bytes.current, 6 * MIB);
+        fake.refuses.store(false, std::sync::atomic::Ordering::Relaxed);
+        assert!(heap.allocate(request(8 * MIB)).is_ok());
+        assert!(matches!(heap.free(block.address + 4096), Err(AllocError::UnknownAddress(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_apart_and_no_more_is_held_than_allowed(
+            steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 1u64..40 * MIB), 1..200),
+        ) {
+            let fake = Fake::default();
+            let config = Config::default();
+            let heap = PageHeap::new(&fake, config.clone());
+            let (mut live, mut peak): (Vec<Block>, u64) = (Vec::new(), 0);
+            for (frees, which, bytes) in steps {
+                if frees && !live.is_empty() {
+                    let block = live.swap_remove(which.index(live.len()));
+                    heap.free(block.address).unwrap();
+                } else {
+                    let block = heap.allocate(request(bytes)).unwrap();
+                    let end = block.address + block.bytes;
+                    prop_assert!(block.bytes >= bytes && heap.addresses().contains(&block.address));
+                    prop_assert!(live.iter().all(|other| other.address >= end || other.address + other.bytes <= block.address));
+                    live.push(block);
+                    peak = peak.max(live.iter().map(|block| block.bytes).sum());
+                }
+                let held = heap.statistics().all.reserved_bytes.current;
+                prop_assert!(held <= peak + ((peak as f64 * config.slack) as u64).max(config.slack_bytes));
+            }
+            live.iter().for_each(|block| heap.free(block.address).unwrap());
+            heap.release_cached().unwrap();
+            prop_assert_eq!(heap.statistics().all.reserved_bytes.current, 0);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Host memory of tensors on the CPU: freed pages are kept for the next tensor.
+//!
+//! The system clears every page that it gives, and faults them in one by one; a tensor of some megabytes that comes and
+//! goes pays for that each time. Here its pages come from the tensor before it, are huge where the system has huge ones,
+//! and no more of them are held than [`pages::Config`] allows beyond what was ever in use at once.
+
+use std::alloc::{self, Layout};
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr;
+use std::sync::{Arc, LazyLock};
+
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
+use parking_lot::Mutex;
+use tenure_alloc::pages::{self, PageHeap, Pages};
+use tenure_alloc::{Address, AllocError, BackingError, PoolKind, Request, Resource, Statistics};
+use tenure_core::{
+    Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
+};
+
+/// Address space to ask for, and what to be content with where the system refuses.
+const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
+/// From here on a block is made of pages; below it comes from the language's allocator.
+const LARGE_BYTES: usize = 256 << 10;
+/// Of every pointer: a cache line, and the widest vector register.
+const ALIGNMENT: usize = 64;
+
+static HOST: LazyLock<Option<Arc<HostMemory>>> = LazyLock::new(|| HostMemory::new().map(Arc::new).ok());
+
+/// The one pointer to `free` that is handed out: another mention of it may have another address.
+static FREE: Deleter = free;
+
+/// Memory of the host for tensors on the CPU. There is one in a process.
+pub struct HostMemory {
+    heap: PageHeap<Mapping>,
+    small: Mutex<Statistics>,
+}
+
+/// Stands before the bytes of a small block.
+#[repr(align(64))]
+struct Header {
+    bytes: usize,
+    tag: Tag,
+}
+
+const _: () = assert!(size_of::<Header>() == ALIGNMENT && align_of::<Header>() == ALIGNMENT);
+
+/// Address space whose pages come with the first touch.
+struct Mapping {
+    memory: MmapRaw,
+}
+
+impl HostMemory {
+    /// Makes it the allocator of tensors on the CPU, unless somebody registered one that stands higher. Nothing happens
+    /// where the system gives no address space, or a second time.
+    ///
+    /// ```
+    /// use tenure_core::{AllocatorRegistry, DeviceKind, Storage};
+    /// use tenure_device::host::HostMemory;
+    ///
+    /// HostMemory::install();
+    /// let storage = Storage::new(1 << 20, AllocatorRegistry::global().allocator(DeviceKind::Cpu)?)?;
+    /// # let memory = HostMemory::installed().expect("there is address space");
+    /// assert!(memory.statistics().all.allocated_bytes.current >= 1 << 20);
+    /// # drop(storage);
+    /// # Ok::<(), tenure_core::Error>(())
+    /// ```
+    pub fn install() {
+        if let Some(memory) = Self::installed() {
+            AllocatorRegistry::global().register(DeviceKind::Cpu, memory, 1);
+        }
+    }
+
+    /// The process's, if the system gives address space.
+    pub fn installed() -> Option<Arc<Self>> {
+        HOST.clone()
+    }
+
+    fn new() -> Result<Self, BackingError> {
+        let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
+        Ok(Self { heap, small: Mutex::default() })
+    }
+
+    /// The counters. A peak of all blocks may be too high by the peak of those below 256 KiB, since both were counted
+    /// apart.
+    pub fn statistics(&self) -> Statistics {
+        let mut statistics = self.heap.statistics();
+        statistics.merge(&self.small.lock());
+        statistics
+    }
+
+    /// Sets every peak to the current value.
+    pub fn reset_peak_statistics(&self) {
+        self.heap.reset_peak_statistics();
+        self.small.lock().reset_peak();
+    }
+
+    /// Gives back the pages that no tensor uses.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn release_cached(&self) -> Result<(), AllocError> {
+        self.heap.release_cached()
+    }
+
+    fn allocate_small(&self, bytes: usize) -> Option<*mut u8> {
+        let (tag, _) = Purpose::current();
+        // SAFETY: the layout has bytes: the header's.
+        let start = unsafe { alloc::alloc(small_layout(bytes)?) };
+        if start.is_null() {
+            return None;
+        }
+        // SAFETY: fresh memory, aligned to and large enough for a header and the bytes behind it.
+        let data = unsafe {
+            start.cast::<Header>().write(Header { bytes, tag });
+            start.add(size_of::<Header>())
+        };
+        self.small.lock().block_allocated(PoolKind::Small, tag, bytes as u64, bytes as u64);
+        Some(data)
+    }
+
+    fn allocate_large(&self, bytes: usize) -> Result<*mut u8, AllocError> {
+        let (tag, key) = Purpose::current();
+        let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
+        // The mapping's address was exposed when it was made.
+        Ok(ptr::with_exposed_provenance_mut(block.address as usize))
+    }
+}
+
+fn small_layout(bytes: usize) -> Option<Layout> {
+    Layout::from_size_align(size_of::<Header>() + bytes, ALIGNMENT).ok()
+}
+
+// SAFETY: blocks are apart until they are freed, of at least so many bytes, and `free` frees each by its address alone.
+unsafe impl Allocator for HostMemory {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        if bytes == 0 {
+            return Ok(DataPtr::null(Device::CPU));
+        }
+        let out_of_memory = || AllocatorError::OutOfMemory {
+            device: Device::CPU,
+            requested: bytes,
+            allocated: self.statistics().all.allocated_bytes.current as usize,
+        };
+        let data = if bytes < LARGE_BYTES {
+            self.allocate_small(bytes).ok_or_else(out_of_memory)?
+        } else {
+            self.allocate_large(bytes).map_err(|error| match error {
+                AllocError::TooLarge(_) => AllocatorError::TooLarge { requested: bytes },
+                AllocError::OutOfMemory { .. } => out_of_memory(),
+                other => AllocatorError::Failed { device: Device::CPU, call: "allocate", reason: other.to_string() },
+            })?
+        };
+        // SAFETY: the pointer is its own context, for which `free` is the deleter.
+        Ok(unsafe { DataPtr::new(data, data.cast(), FREE, Device::CPU) })
+    }
+
+    unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(source, target, bytes) };
+        Ok(())
+    }
+
+    fn raw_deleter(&self) -> Option<Deleter> {
+        Some(FREE)
+    }
+}
+
+/// # Safety
+/// `context` is a pointer that [`HostMemory`] gave, and is not used again.
+unsafe fn free(context: *mut c_void) {
+    let Some(memory) = &*HOST else { return };
+    let address = context.addr() as Address;
+    if memory.heap.addresses().contains(&address) {
+        // It is live, so this cannot fail.
+        let _ = memory.heap.free(address);
+        return;
+    }
+    // SAFETY: a small block, which has a header before it and the layout that the header says.
+    unsafe {
+        let start = context.cast::<u8>().sub(size_of::<Header>());
+        let Header { bytes, tag } = start.cast::<Header>().read();
+        {
+            let mut small = memory.small.lock();
+            small.block_freed(PoolKind::Small, tag, bytes as u64);
+            small.block_completed(PoolKind::Small, tag, bytes as u64, bytes as u64);
+        }
+        if let Some(layout) = small_layout(bytes) {
+            alloc::dealloc(start, layout);
+        }
+    }
+}
+
+impl Mapping {
+    fn new() -> Result<Self, BackingError> {
+        let map = |bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon();
+        let mapped = ADDRESS_SPACE.into_iter().find_map(|bytes| map(bytes).ok());
+        let memory = mapped.ok_or_else(|| BackingError::Failed {
+            call: "mmap",
+            reason: format!("the system gives no {} GiB of address space", ADDRESS_SPACE[2] >> 30),
+        })?;
+        // Fewer, larger pages are faulted in faster. A system without them does as well as it can.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        let memory = MmapRaw::from(memory);
+        memory.as_mut_ptr().expose_provenance();
+        Ok(Self { memory })
+    }
+
+    fn start(&self) -> Address {
+        self.memory.as_mut_ptr().addr() as Address
+    }
+}
+
+impl Pages for Mapping {
+    fn addresses(&self) -> Range<Address> {
+        self.start()..self.start() + self.memory.len() as Address
+    }
+
+    fn discard(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
+        let offset = (address - self.start()) as usize;
+        // SAFETY: no block lives in the range, so that nobody reads what was there.
+        let advised = unsafe { self.memory.unchecked_advise_range(UncheckedAdvice::DontNeed, offset, bytes as usize) };
+        advised.map_err(|error| BackingError::Failed { call: "madvise", reason: error.to_string() })
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory of tensors on the CPU.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Mutex;
+
+use tenure_core::{Allocator, AllocatorError, KeyId, Purpose, Tag};
+use tenure_device::host::HostMemory;
+
+/// The figures are the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const MIB: usize = 1 << 20;
+
+fn held() -> u64 {
+    HostMemory::installed().unwrap().statistics().all.reserved_bytes.current
+}
+
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[test]
+fn blocks_are_aligned_and_their_own_at_any_size() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    let sizes = [1, 64, 1000, 256 * 1024 - 1, 256 * 1024, 3 * MIB + 1];
+    let blocks: Vec<_> = sizes.iter().map(|bytes| memory.allocate(*bytes).unwrap()).collect();
+    for (fill, (block, bytes)) in blocks.iter().zip(sizes).enumerate() {
+        assert_eq!(block.as_ptr() as usize % 64, 0);
+        // SAFETY: so many bytes of this block, which is ours.
+        unsafe { block.as_ptr().write_bytes(fill as u8, bytes) };
+    }
+    for (fill, (block, bytes)) in blocks.iter().zip(sizes).enumerate() {
+        // SAFETY: written above.
+        let bytes = unsafe { std::slice::from_raw_parts(block.as_ptr(), bytes) };
+        assert!(bytes.iter().all(|byte| *byte == fill as u8));
+    }
+    assert!(memory.allocate(0).unwrap().is_null());
+    assert!(matches!(memory.allocate(usize::MAX / 2), Err(AllocatorError::OutOfMemory { .. })));
+}
+
+#[test]
+fn freed_pages_stay_until_they_are_given_back() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    memory.release_cached().unwrap();
+    let (before, held_before) = (resident(), held());
+    let block = memory.allocate(64 * MIB).unwrap();
+    // SAFETY: so many bytes of this block, which is ours.
+    unsafe { block.as_ptr().write_bytes(1, 64 * MIB) };
+    let first = block.as_ptr();
+    drop(block);
+    assert!(resident() >= before + 60 * MIB);
+    assert_eq!(memory.allocate(40 * MIB).unwrap().as_ptr(), first);
+    memory.release_cached().unwrap();
+    assert!(resident() < before + 16 * MIB);
+    assert_eq!(held(), held_before);
+}
+
+#[test]
+fn blocks_are_counted_by_what_they_are_for() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    let weights = || memory.statistics().tags[Tag::Weight as usize].allocated_bytes.current;
+    let before = weights();
+    let purpose = Purpose::enter(Tag::Weight, KeyId::NONE);
+    let blocks = [memory.allocate(100).unwrap(), memory.allocate(MIB).unwrap()];
+    drop(purpose);
+    assert_eq!(weights() - before, 100 + MIB as u64);
+    drop(blocks);
+    assert_eq!(weights(), before);
+}
+
+#[test]
+fn threads_may_free_what_others_allocated() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    let live = memory.statistics().all.allocated_bytes.current;
+    std::thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        for thread in 0..4_usize {
+            let (memory, sender) = (&memory, sender.clone());
+            scope.spawn(move || {
+                for step in 0..200 {
+                    sender.send(memory.allocate(1 + (thread * 7919 + step * 104_729) % (2 * MIB)).unwrap()).unwrap();
+                }
+            });
+        }
+        drop(sender);
+        scope.spawn(move || receiver.iter().for_each(drop));
+    });
+    assert_eq!(memory.statistics().all.allocated_bytes.current, live);
+}

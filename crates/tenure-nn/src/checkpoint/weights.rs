@@ -1,0 +1,226 @@
+//! Tensors in safetensors files. <https://github.com/huggingface/safetensors>
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensors, View};
+use serde::Deserialize;
+use tenure_tensor::mapped::MappedFile;
+use tenure_tensor::{DType, Tensor};
+
+use super::{CheckpointError, write_atomically};
+use crate::module::Source;
+use crate::{Result, StateError};
+
+/// Tensors in one file or several, mapped into memory: what is not asked for is not read.
+pub struct Weights {
+    files: Vec<WeightFile>,
+    /// The file that each tensor is in.
+    places: BTreeMap<String, usize>,
+}
+
+struct WeightFile {
+    path: PathBuf,
+    bytes: MappedFile,
+    metadata: Metadata,
+    /// Where the tensors begin.
+    start: usize,
+}
+
+/// `*.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Weights {
+    /// Opens a file; or those that an index (`.json`) lists; or what is in a folder: `model.safetensors`, or
+    /// `model.safetensors.index.json`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a file cannot be read, or is none of them.
+    pub fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            let index = path.join("model.safetensors.index.json");
+            return Self::open(&if index.exists() { index } else { path.join("model.safetensors") });
+        }
+        if path.extension().is_some_and(|extension| extension == "json") {
+            return Self::open_index(path);
+        }
+        let file = WeightFile::open(path)?;
+        let places = file.metadata.tensors().into_keys().map(|name| (name, 0)).collect();
+        Ok(Self { files: vec![file], places })
+    }
+
+    fn open_index(path: &Path) -> Result<Self> {
+        let text = fs::read(path).map_err(CheckpointError::io(path))?;
+        let index: Index = serde_json::from_slice(&text).map_err(|error| CheckpointError::format(path, error))?;
+        let (mut files, mut numbers, mut places) = (Vec::<WeightFile>::new(), HashMap::new(), BTreeMap::new());
+        for (name, file) in index.weight_map {
+            let number = match numbers.get(&file) {
+                Some(number) => *number,
+                None => {
+                    // An index from elsewhere names files beside it, and no others.
+                    let is_plain = Path::new(&file).file_name().is_some_and(|name| *name == *file);
+                    if !is_plain {
+                        return Err(CheckpointError::format(path, format!("{file:?} is no file's name")).into());
+                    }
+                    files.push(WeightFile::open(&path.with_file_name(&file))?);
+                    numbers.insert(file, files.len() - 1);
+                    files.len() - 1
+                }
+            };
+            if files[number].metadata.info(&name).is_none() {
+                let reason = format!("{name} is not in it, though {} says so", path.display());
+                return Err(CheckpointError::format(&files[number].path, reason).into());
+            }
+            places.insert(name, number);
+        }
+        Ok(Self { files, places })
+    }
+
+    /// What the first file says of itself, by key.
+    pub fn metadata(&self, key: &str) -> Option<&str> {
+        self.files.first()?.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    fn find(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {
+        let file = &self.files[*self.places.get(name)?];
+        Some((file, file.metadata.info(name)?))
+    }
+}
+
+impl Source for Weights {
+    fn names(&self) -> Vec<String> {
+        self.places.keys().cloned().collect()
+    }
+
+    fn sizes(&self, name: &str) -> Option<Vec<usize>> {
+        self.find(name).map(|(_, info)| info.shape.clone())
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
+        let (file, info) = self.find(name).ok_or_else(missing)?;
+        let unknown =
+            || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
+        let dtype = dtype(info.dtype).ok_or_else(unknown)?;
+        let (from, to) = info.data_offsets;
+        Ok(Tensor::from_bytes(&file.bytes[file.start + from..file.start + to], &info.shape, dtype)?)
+    }
+}
+
+impl WeightFile {
+    fn open(path: &Path) -> Result<Self> {
+        let bytes = MappedFile::open(path).map_err(CheckpointError::io(path))?;
+        let read = SafeTensors::read_metadata(&bytes);
+        let (length, metadata) =
+            read.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
+        Ok(Self { path: path.to_owned(), bytes, metadata, start: size_of::<u64>() + length })
+    }
+}
+
+/// What begins with a prefix, without it: a part of a larger model.
+pub struct Under<'a> {
+    source: &'a dyn Source,
+    prefix: String,
+}
+
+impl<'a> Under<'a> {
+    /// What of `source` begins with `prefix`, such as `bert.`.
+    pub fn new(source: &'a dyn Source, prefix: impl Into<String>) -> Self {
+        Self { source, prefix: prefix.into() }
+    }
+}
+
+impl Source for Under<'_> {
+    fn names(&self) -> Vec<String> {
+        let names = self.source.names().into_iter();
+        names.filter_map(|name| name.strip_prefix(&self.prefix).map(str::to_owned)).collect()
+    }
+
+    fn sizes(&self, name: &str) -> Option<Vec<usize>> {
+        self.source.sizes(&format!("{}{name}", self.prefix))
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        self.source.tensor(&format!("{}{name}", self.prefix))
+    }
+}
+
+/// Writes tensors to a file, [atomically](write_atomically). `metadata` is a key and its value.
+///
+/// # Errors
+/// [`CheckpointError`]; `path` is then as it was.
+pub fn save<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
+    metadata: (&str, &str),
+) -> Result<()> {
+    let metadata = HashMap::from([(metadata.0.to_owned(), metadata.1.to_owned())]);
+    let mut views = Vec::new();
+    for (name, tensor) in tensors {
+        // Looked at once before: writing asks again and cannot fail.
+        tensor.device().is_cpu().then_some(()).ok_or_else(|| not_on_cpu(path, &name))?;
+        views.push((name, Stored(tensor)));
+    }
+    let write =
+        |temporary: &Path| safetensors::serialize_to_file(views, Some(metadata), temporary).map_err(io::Error::other);
+    Ok(write_atomically(path, write)?)
+}
+
+fn not_on_cpu(path: &Path, name: &str) -> CheckpointError {
+    CheckpointError::format(path, format!("{name} is not on the CPU"))
+}
+
+/// A tensor, as it is written.
+struct Stored<'a>(&'a Tensor);
+
+impl View for Stored<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.0.dtype() {
+            DType::Bool => Dtype::BOOL,
+            DType::U8 => Dtype::U8,
+            DType::I8 => Dtype::I8,
+            DType::I16 => Dtype::I16,
+            DType::I32 => Dtype::I32,
+            DType::I64 => Dtype::I64,
+            DType::F16 => Dtype::F16,
+            DType::BF16 => Dtype::BF16,
+            DType::F32 => Dtype::F32,
+            DType::F64 => Dtype::F64,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        self.0.sizes()
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(self.0.to_bytes().unwrap_or_default())
+    }
+
+    fn data_len(&self) -> usize {
+        self.0.numel() * self.0.dtype().size()
+    }
+}
+
+fn dtype(stored: Dtype) -> Option<DType> {
+    Some(match stored {
+        Dtype::BOOL => DType::Bool,
+        Dtype::U8 => DType::U8,
+        Dtype::I8 => DType::I8,
+        Dtype::I16 => DType::I16,
+        Dtype::I32 => DType::I32,
+        Dtype::I64 => DType::I64,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+        Dtype::F64 => DType::F64,
+        _ => return None,
+    })
+}

@@ -1,0 +1,131 @@
+//! IDX, the format of MNIST and Fashion-MNIST: a magic number with the type and the number of dimensions, the sizes,
+//! and the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+use tenure_tensor::{Tensor, TensorError};
+
+use super::{DataError, Dataset, Result};
+
+/// An array of bytes from an IDX file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Idx {
+    /// Elements along each dimension.
+    pub sizes: Vec<usize>,
+    /// All elements, the last dimension fastest.
+    pub data: Vec<u8>,
+}
+
+impl Idx {
+    /// Reads a file; one whose name ends in `.gz` is unpacked.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not IDX of bytes.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = BufReader::new(File::open(path).map_err(DataError::io(path))?);
+        let is_packed = path.extension().is_some_and(|extension| extension == "gz");
+        let parsed = if is_packed { Self::parse(GzDecoder::new(file)) } else { Self::parse(file) };
+        parsed.map_err(|error| DataError::format(path, error.to_string()))
+    }
+
+    /// Reads what must be one whole array of bytes.
+    ///
+    /// # Errors
+    /// [`DataError::Bytes`]: it is none. No more than the array says is read, and no memory is taken before there is
+    /// something to fill it.
+    pub fn parse(mut reader: impl Read) -> Result<Self> {
+        let mut magic = [0; 4];
+        read(&mut reader, &mut magic, "the magic number")?;
+        let [0, 0, kind, rank] = magic else {
+            return Err(DataError::Bytes(format!("an IDX file begins with two zeros, got {magic:02x?}")));
+        };
+        if kind != 0x08 {
+            return Err(DataError::Bytes(format!(
+                "IDX of unsigned bytes (type 0x08) is expected, got type {kind:#04x}"
+            )));
+        }
+        let mut sizes = Vec::with_capacity(rank.into());
+        for dim in 0..rank {
+            let mut size = [0; 4];
+            read(&mut reader, &mut size, &format!("size {dim} of {rank}"))?;
+            sizes.push(u32::from_be_bytes(size) as usize);
+        }
+        let count = sizes.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
+        let count = count.filter(|count| *count <= isize::MAX as usize);
+        let count = count.ok_or_else(|| DataError::Bytes(format!("sizes {sizes:?} are larger than any memory")))?;
+        let mut data = Vec::new();
+        let failed = |error: std::io::Error| DataError::Bytes(format!("the elements cannot be read: {error}"));
+        // One more than there should be tells a file that is too long.
+        reader.take(count as u64 + 1).read_to_end(&mut data).map_err(failed)?;
+        if data.len() != count {
+            let found = if data.len() > count { "more".to_owned() } else { data.len().to_string() };
+            return Err(DataError::Bytes(format!("sizes {sizes:?} take {count} bytes, but there are {found}")));
+        }
+        Ok(Self { sizes, data })
+    }
+}
+
+fn read(reader: &mut impl Read, bytes: &mut [u8], what: &str) -> Result<()> {
+    reader.read_exact(bytes).map_err(|error| DataError::Bytes(format!("the file ends inside {what}: {error}")))
+}
+
+/// Fashion-MNIST (Xiao et al., 2017), or any set in its four files: images of one channel in ten classes.
+///
+/// An example is an image `[1, 28, 28]` of mean 0 and deviation 1 over the training set, and its class.
+pub struct FashionMnist {
+    images: Idx,
+    labels: Vec<u8>,
+}
+
+impl FashionMnist {
+    /// Classes.
+    pub const CLASSES: [&str; 10] =
+        ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"];
+
+    const MEAN: f32 = 0.2860;
+    const DEVIATION: f32 = 0.3530;
+
+    /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with
+    /// `.gz` or without.
+    ///
+    /// # Errors
+    /// The files cannot be read, or do not belong together.
+    pub fn open(folder: &Path, part: &str) -> Result<Self> {
+        let find = |name: String| {
+            let (plain, packed) = (folder.join(&name), folder.join(format!("{name}.gz")));
+            if plain.exists() { plain } else { packed }
+        };
+        let (images, labels) = (find(format!("{part}-images-idx3-ubyte")), find(format!("{part}-labels-idx1-ubyte")));
+        let set = Self { images: Idx::open(&images)?, labels: Idx::open(&labels)?.data };
+        let [count, _, _] = set.images.sizes[..] else {
+            let reason = format!("images of three dimensions are expected, got sizes {:?}", set.images.sizes);
+            return Err(DataError::format(&images, reason));
+        };
+        if count != set.labels.len() {
+            let reason = format!("{} labels for {count} images", set.labels.len());
+            return Err(DataError::format(&labels, reason));
+        }
+        Ok(set)
+    }
+}
+
+impl Dataset for FashionMnist {
+    type Item = (Tensor, i64);
+
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn item(&self, index: usize) -> Result<(Tensor, i64)> {
+        let (height, width) = (self.images.sizes[1], self.images.sizes[2]);
+        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
+        let label = *self.labels.get(index).ok_or_else(out_of_range)?;
+        let pixels = &self.images.data[index * height * width..(index + 1) * height * width];
+        let normal = |pixel: &u8| (f32::from(*pixel) / 255.0 - Self::MEAN) / Self::DEVIATION;
+        let pixels: Vec<f32> = pixels.iter().map(normal).collect();
+        Ok((Tensor::from_slice(&pixels, &[1, height, width])?, label.into()))
+    }
+}

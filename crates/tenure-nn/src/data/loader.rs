@@ -1,0 +1,201 @@
+//! Batches, read ahead by threads.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use tenure_tensor::random::Generator;
+
+use super::{Collate, DataError, Dataset, Result};
+
+/// How a [`DataLoader`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Examples of one batch.
+    pub batch_size: usize,
+    /// In another order in each epoch, which this seed decides; else in the data set's.
+    pub shuffle: Option<u64>,
+    /// A last batch that is not full is left out.
+    pub drop_last: bool,
+    /// Threads that read; with none, whoever asks for a batch reads it.
+    pub workers: usize,
+    /// Batches that each thread may be ahead.
+    pub prefetch: usize,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self { batch_size: 1, shuffle: None, drop_last: false, workers: 1, prefetch: 2 }
+    }
+}
+
+/// Makes batches of a data set. PyTorch's `DataLoader`, with threads.
+///
+/// Which examples are in which batch depends on the seed and the epoch, and on nothing else: not on how many workers
+/// there are, nor on what was read before. So a run that was interrupted goes on with [`epoch`](Self::epoch).
+pub struct DataLoader<D> {
+    dataset: Arc<D>,
+    options: LoaderOptions,
+}
+
+impl<D: Dataset + 'static> DataLoader<D> {
+    /// A loader of this data set.
+    pub fn new(dataset: D, options: LoaderOptions) -> Self {
+        Self { dataset: Arc::new(dataset), options }
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &D {
+        &self.dataset
+    }
+
+    /// Batches of an epoch.
+    pub fn batches(&self) -> usize {
+        let (examples, size) = (self.dataset.len(), self.options.batch_size.max(1));
+        if self.options.drop_last { examples / size } else { examples.div_ceil(size) }
+    }
+
+    /// The batches of epoch number `epoch`, from batch `first` on. Workers stop when it is dropped.
+    pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
+        let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
+        let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
+        let work =
+            Work { dataset: Arc::clone(&self.dataset), order, batch_size: batch_size.max(1), batches: self.batches() };
+        let state =
+            State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
+        let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
+        let worker = |index| {
+            let shared = Arc::clone(&shared);
+            std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(move || shared.read_ahead())
+        };
+        // What a thread that the system does not give would have read, the others read; without any, the caller does.
+        let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();
+        Epoch { shared, workers, next: first }
+    }
+}
+
+/// The batches of one epoch, in their order.
+pub struct Epoch<D: Dataset> {
+    shared: Arc<Shared<D>>,
+    workers: Vec<JoinHandle<()>>,
+    next: usize,
+}
+
+impl<D: Dataset> Iterator for Epoch<D> {
+    type Item = Result<<D::Item as Collate>::Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.next >= self.shared.work.batches {
+            return None;
+        }
+        let batch = self.next;
+        self.next += 1;
+        if self.workers.is_empty() { Some(self.shared.work.read(batch)) } else { Some(self.shared.take(batch)) }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.shared.work.batches.saturating_sub(self.next);
+        (left, Some(left))
+    }
+}
+
+impl<D: Dataset> Drop for Epoch<D> {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.wanted.notify_all();
+        // A worker does not panic: what a data set panics with is an error of its batch.
+        self.workers.drain(..).for_each(|worker| drop(worker.join()));
+    }
+}
+
+/// What is to be read.
+struct Work<D> {
+    dataset: Arc<D>,
+    order: Vec<usize>,
+    batch_size: usize,
+    batches: usize,
+}
+
+impl<D: Dataset> Work<D> {
+    fn read(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+        let end = self.order.len().min((batch + 1) * self.batch_size);
+        let indices = &self.order[batch * self.batch_size..end];
+        let examples = indices.iter().map(|index| self.dataset.item(*index)).collect::<Result<Vec<_>>>()?;
+        Ok(D::Item::collate(examples)?)
+    }
+
+    /// The same by a worker, which goes on after a panic.
+    fn read_caught(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+        catch_unwind(AssertUnwindSafe(|| self.read(batch))).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            Err(DataError::Panicked { batch, message: text.unwrap_or("no message").to_owned() })
+        })
+    }
+}
+
+struct Shared<D: Dataset> {
+    work: Work<D>,
+    state: Mutex<State<<D::Item as Collate>::Batch>>,
+    /// A batch is ready.
+    read: Condvar,
+    /// A batch may be read, or none any more.
+    wanted: Condvar,
+}
+
+struct State<B> {
+    /// The first batch that no worker has begun.
+    taken: usize,
+    /// The first batch that none may begin yet.
+    ahead: usize,
+    ready: BTreeMap<usize, Result<B>>,
+    is_over: bool,
+}
+
+impl<D: Dataset> Shared<D> {
+    /// What a worker does.
+    fn read_ahead(&self) {
+        let mut state = self.state.lock();
+        while !state.is_over && state.taken < self.work.batches {
+            if state.taken >= state.ahead {
+                self.wanted.wait(&mut state);
+                continue;
+            }
+            let batch = state.taken;
+            state.taken += 1;
+            drop(state);
+            let result = self.work.read_caught(batch);
+            state = self.state.lock();
+            state.ready.insert(batch, result);
+            self.read.notify_all();
+        }
+    }
+
+    /// Waits for a batch that a worker reads.
+    fn take(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(result) = state.ready.remove(&batch) {
+                state.ahead += 1;
+                self.wanted.notify_one();
+                return result;
+            }
+            self.read.wait(&mut state);
+        }
+    }
+}
+
+/// The order of `count` examples: shuffled by Fisher and Yates with the numbers of a seed and an epoch.
+fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    if let Some((seed, epoch)) = shuffle {
+        // The seed of the epoch is far from those of others, also of other runs.
+        let generator = Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        for last in (1..count).rev() {
+            let choice = (u128::from(generator.next_u64()) * (last as u128 + 1)) >> 64;
+            order.swap(last, choice as usize);
+        }
+    }
+    order
+}

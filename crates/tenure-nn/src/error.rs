@@ -1,0 +1,62 @@
+//! What can go wrong around tensors.
+
+use tenure_tensor::TensorError;
+
+use crate::checkpoint::CheckpointError;
+use crate::data::DataError;
+
+/// What this crate returns where more than tensors can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Anything that can go wrong, by the subsystem that it went wrong in.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An operation on tensors.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// What was read is not the state of the model or optimizer that it was read for.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// A checkpoint could not be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Data could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
+
+/// Why tensors are not the state of a module. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// Other names.
+    #[error("the names are not the model's{}{}", list("missing", missing), list("unexpected", unexpected))]
+    Names {
+        /// What the model has and the source has not.
+        missing: Vec<String>,
+        /// What the source has and the model has not.
+        unexpected: Vec<String>,
+    },
+    /// Other sizes of one name.
+    #[error("{name}: the model has sizes {expected:?}, got {found:?}")]
+    Sizes {
+        /// The tensor.
+        name: String,
+        /// The model's.
+        expected: Vec<usize>,
+        /// The source's.
+        found: Vec<usize>,
+    },
+}
+
+/// The first names, and how many more.
+fn list(what: &str, names: &[String]) -> String {
+    const SHOWN: usize = 6;
+    if names.is_empty() {
+        return String::new();
+    }
+    let more = names.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("; {what}: {}{more}", names[..names.len().min(SHOWN)].join(", "))
+}

@@ -1,0 +1,152 @@
+//! What parameters are at first. PyTorch's `torch.nn.init`.
+
+use tenure_tensor::random::Generator;
+use tenure_tensor::{Result, Tensor, TensorError, autograd};
+
+/// A way to fill a tensor. Those that look at how many numbers come in or go out take a weight of sizes
+/// `[out, in, kernel...]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// One value.
+    Constant(f64),
+    /// From `low` to below `high`, each as likely.
+    Uniform {
+        /// The least.
+        low: f64,
+        /// The greatest.
+        high: f64,
+    },
+    /// Normally distributed.
+    Normal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation.
+        deviation: f64,
+    },
+    /// Normally distributed, of which what is more than `cut` deviations from the mean is drawn again.
+    TruncatedNormal {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation, before.
+        deviation: f64,
+        /// In deviations, at least 0.5: PyTorch's bounds are 2 without units.
+        cut: f64,
+    },
+    /// Uniform, so that the variance stays through layers with leaky ReLU of slope `a` (He et al., 2015).
+    KaimingUniform {
+        /// The slope; 0 for ReLU.
+        a: f64,
+        /// In which direction.
+        fan: Fan,
+    },
+    /// The same, normally distributed.
+    KaimingNormal {
+        /// The slope; 0 for ReLU.
+        a: f64,
+        /// In which direction.
+        fan: Fan,
+    },
+    /// Uniform, so that the variance stays in both directions (Glorot and Bengio, 2010), times `gain`.
+    XavierUniform {
+        /// Of the activation: 1 for none.
+        gain: f64,
+    },
+    /// The same, normally distributed.
+    XavierNormal {
+        /// Of the activation: 1 for none.
+        gain: f64,
+    },
+}
+
+/// Numbers that come in to one result, or that one number goes out to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fan {
+    /// The variance stays forward.
+    In,
+    /// The variance stays backward.
+    Out,
+}
+
+impl Init {
+    /// Zeros.
+    pub const ZEROS: Self = Self::Constant(0.0);
+
+    /// Ones.
+    pub const ONES: Self = Self::Constant(1.0);
+
+    /// What `Linear` and `Conv` of PyTorch begin with: Kaiming's with a = √5.
+    pub fn default_weight() -> Self {
+        Self::KaimingUniform { a: 5.0_f64.sqrt(), fan: Fan::In }
+    }
+
+    /// Their biases: as far from zero as 1 / √`fan_in`.
+    pub fn default_bias(fan_in: usize) -> Self {
+        let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
+        Self::Uniform { low: -bound, high: bound }
+    }
+
+    /// Fills a tensor.
+    ///
+    /// # Errors
+    /// A tensor of fewer than two dimensions for what looks at them; values out of range; no floating dtype.
+    pub fn fill(self, tensor: &Tensor, generator: &Generator) -> Result<()> {
+        let uniform = |deviation: f64| {
+            let bound = 3.0_f64.sqrt() * deviation;
+            tensor.uniform_(-bound, bound, generator)
+        };
+        let normal = |deviation: f64| tensor.normal_(0.0, deviation, generator);
+        autograd::no_grad(|| match self {
+            Self::Constant(value) => tensor.fill_(value),
+            // A bound of nothing is no range.
+            Self::Uniform { low, high } if low == high => tensor.fill_(low),
+            Self::Uniform { low, high } => tensor.uniform_(low, high, generator),
+            Self::Normal { mean, deviation } => tensor.normal_(mean, deviation, generator),
+            Self::TruncatedNormal { mean, deviation, cut } => truncated(tensor, mean, deviation, cut, generator),
+            Self::KaimingUniform { a, fan } => uniform(kaiming(tensor, a, fan)?),
+            Self::KaimingNormal { a, fan } => normal(kaiming(tensor, a, fan)?),
+            Self::XavierUniform { gain } => uniform(xavier(tensor, gain)?),
+            Self::XavierNormal { gain } => normal(xavier(tensor, gain)?),
+        })
+    }
+}
+
+/// Numbers that come in to one result of a weight, and that go out from one.
+fn fans(tensor: &Tensor) -> Result<(f64, f64)> {
+    let [outputs, inputs, kernel @ ..] = tensor.sizes() else {
+        let reason = format!("a weight of at least two dimensions is needed, got sizes {:?}", tensor.sizes());
+        return Err(TensorError::shape("init", reason));
+    };
+    let kernel: usize = kernel.iter().product();
+    Ok(((inputs * kernel).max(1) as f64, (outputs * kernel).max(1) as f64))
+}
+
+/// A standard deviation.
+fn kaiming(tensor: &Tensor, a: f64, fan: Fan) -> Result<f64> {
+    let (fan_in, fan_out) = fans(tensor)?;
+    let fan = if fan == Fan::In { fan_in } else { fan_out };
+    Ok((2.0 / (1.0 + a * a) / fan).sqrt())
+}
+
+/// A standard deviation.
+fn xavier(tensor: &Tensor, gain: f64) -> Result<f64> {
+    let (fan_in, fan_out) = fans(tensor)?;
+    Ok(gain * (2.0 / (fan_in + fan_out)).sqrt())
+}
+
+fn truncated(tensor: &Tensor, mean: f64, deviation: f64, cut: f64, generator: &Generator) -> Result<()> {
+    if cut.is_nan() || cut < 0.5 {
+        let reason = format!("a normal distribution is cut at 0.5 deviations at least, got {cut}");
+        return Err(TensorError::argument("init", reason));
+    }
+    tensor.normal_(0.0, 1.0, generator)?;
+    loop {
+        let is_far = tensor.abs()?.gt(cut)?;
+        if is_far.count_nonzero(&[], false)?.item_scalar()?.to_i64() == 0 {
+            break;
+        }
+        let again = Tensor::randn(tensor.sizes(), tensor.dtype(), tensor.device(), generator)?;
+        tensor.copy_(&is_far.where_(&again, tensor)?)?;
+    }
+    tensor.mul_(deviation)?;
+    tensor.add_(mean)
+}

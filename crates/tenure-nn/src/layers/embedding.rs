@@ -1,0 +1,53 @@
+//! Tables of vectors.
+
+use tenure_tensor::{Result, Tensor, autograd};
+
+use super::Layer;
+use crate::{Init, Parameter, Scope, module};
+
+/// A vector for each number. PyTorch's `nn.Embedding`.
+pub struct Embedding {
+    /// `[count, size]`.
+    pub weight: Parameter,
+    /// The row that stands for nothing.
+    padding: Option<usize>,
+}
+module!(Embedding { weight });
+
+impl Embedding {
+    /// `count` vectors, normally distributed.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(scope: &Scope, count: usize, size: usize) -> Result<Self> {
+        let init = Init::Normal { mean: 0.0, deviation: 1.0 };
+        Self::with_init(scope, count, size, init)
+    }
+
+    /// The same; `padding` stands for nothing: its vector is zeros at first, and has no gradient.
+    ///
+    /// # Errors
+    /// No memory; there is no such row.
+    pub fn padded(scope: &Scope, count: usize, size: usize, init: Init, padding: usize) -> Result<Self> {
+        let weight = scope.parameter("weight", &[count, size], init)?;
+        autograd::no_grad(|| weight.narrow(0, padding, 1)?.zero_())?;
+        Ok(Self { weight, padding: Some(padding) })
+    }
+
+    /// The same with other values.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn with_init(scope: &Scope, count: usize, size: usize, init: Init) -> Result<Self> {
+        Ok(Self { weight: scope.parameter("weight", &[count, size], init)?, padding: None })
+    }
+}
+
+impl Layer for Embedding {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        match self.padding {
+            Some(padding) => self.weight.embedding_padded(input, padding),
+            None => self.weight.embedding(input),
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Layers, with PyTorch's names and parameters.
+
+mod activation;
+mod attention;
+mod conv;
+mod embedding;
+mod linear;
+mod norm;
+mod pool;
+mod sequential;
+
+pub use activation::{Activation, Dropout, Flatten};
+pub use attention::{AttentionOptions, MultiheadAttention};
+pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
+pub use embedding::Embedding;
+pub use linear::Linear;
+pub use norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RmsNorm};
+pub use pool::{AdaptiveAvgPool, AvgPool, MaxPool, PoolOptions};
+pub use sequential::Sequential;
+use tenure_tensor::{Result, Tensor};
+
+use crate::Module;
+
+/// A module that makes a tensor of a tensor.
+pub trait Layer: Module {
+    /// What it makes of `input`.
+    ///
+    /// # Errors
+    /// Sizes or dtypes that do not go together; no memory.
+    fn forward(&self, input: &Tensor) -> Result<Tensor>;
+}
+
+impl<L: Layer + ?Sized> Layer for Box<L> {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        (**self).forward(input)
+    }
+}

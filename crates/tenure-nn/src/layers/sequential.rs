@@ -1,0 +1,47 @@
+//! Layers one after the other.
+
+use tenure_tensor::{Result, Tensor};
+
+use super::Layer;
+use crate::{Scope, module};
+
+/// Layers, each of which takes what the one before made, named by their numbers from 0. PyTorch's `nn.Sequential`.
+///
+/// ```
+/// use tenure_nn::layers::{Activation, Layer, Linear, Sequential};
+/// use tenure_nn::{Module, Scope};
+/// use tenure_tensor::{DType, Device, Tensor, random::Generator};
+///
+/// let generator = Generator::new(0);
+/// let scope = Scope::new(&generator);
+/// let model = Sequential::default()
+///     .then(&scope, |at| Linear::new(at, 4, 8))?
+///     .then(&scope, |_| Ok(Activation::Relu))?
+///     .then(&scope, |at| Linear::new(at, 8, 2))?;
+/// assert_eq!(model.state()[2].0, "2.weight");
+/// assert_eq!(model.forward(&Tensor::ones(&[3, 4], DType::F32, Device::CPU)?)?.sizes(), [3, 2]);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+#[derive(Default)]
+pub struct Sequential {
+    layers: Vec<Box<dyn Layer>>,
+}
+module!(Sequential { layers });
+
+impl Sequential {
+    /// With one more layer, made at its number in `scope`.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn then<L: Layer + 'static>(mut self, scope: &Scope, make: impl FnOnce(&Scope) -> Result<L>) -> Result<Self> {
+        let layer = make(&scope.at(self.layers.len()))?;
+        self.layers.push(Box::new(layer));
+        Ok(self)
+    }
+}
+
+impl Layer for Sequential {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.layers.iter().try_fold(input.clone(), |value, layer| layer.forward(&value))
+    }
+}

@@ -1,0 +1,25 @@
+//! Layers, initialisation, optimizers, data, checkpoints and models, on Tenure's tensors.
+//!
+//! - A [`Module`] is a struct of [`Parameter`]s, [`Buffer`]s and other modules, listed by [`module!`]. They have
+//!   PyTorch's names, such as `layer1.0.conv1.weight`, from the [`Scope`] that they were made in.
+//! - An [`optim::Optimizer`] steps parameters by a rule; a [`optim::Schedule`] says how far at which step.
+//! - A [`data::DataLoader`] reads batches ahead, the same ones for any number of workers.
+//! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod checkpoint;
+pub mod data;
+mod error;
+mod init;
+pub mod layers;
+pub mod models;
+mod module;
+pub mod optim;
+pub mod purpose;
+mod scope;
+
+pub use error::{Error, Result, StateError};
+pub use init::{Fan, Init};
+pub use module::{Buffer, Member, MemberMut, Mode, Module, Parameter, Part, Source};
+pub use scope::Scope;

@@ -1,0 +1,211 @@
+//! BERT (Devlin et al., 2019), the encoder, as Hugging Face has it.
+
+use serde::Deserialize;
+use tenure_tensor::ops::Attention;
+use tenure_tensor::{DType, Result, Tensor};
+
+use crate::layers::{Dropout, Embedding, Layer, LayerNorm, Linear};
+use crate::{Init, Mode, Scope, module};
+
+/// How large a BERT is: what `config.json` says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct BertConfig {
+    /// Tokens that there are.
+    pub vocab_size: usize,
+    /// Numbers of one token.
+    pub hidden_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Heads of each layer.
+    pub num_attention_heads: usize,
+    /// Numbers between the two linear layers.
+    pub intermediate_size: usize,
+    /// Tokens of the longest text.
+    pub max_position_embeddings: usize,
+    /// Kinds of text.
+    pub type_vocab_size: usize,
+    /// Of the normalisation.
+    pub layer_norm_eps: f64,
+    /// How much is left out in training.
+    pub hidden_dropout_prob: f64,
+    /// How much attention is left out in training.
+    pub attention_probs_dropout_prob: f64,
+}
+
+impl Default for BertConfig {
+    /// BERT-base, uncased.
+    fn default() -> Self {
+        Self {
+            vocab_size: 30_522,
+            hidden_size: 768,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            intermediate_size: 3072,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            layer_norm_eps: 1e-12,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+        }
+    }
+}
+
+/// Texts, as numbers for each of their tokens.
+pub struct Bert {
+    embeddings: Embeddings,
+    layers: Vec<EncoderLayer>,
+    pooler: Linear,
+}
+module!(Bert { embeddings, layers, pooler });
+
+impl Bert {
+    /// A fresh model. `scope` may be at `bert`, as in files of models with more on top.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
+        let layers = scope.at("encoder").at("layer");
+        let layer = |number| EncoderLayer::new(&layers.at(number), config);
+        Ok(Self {
+            embeddings: Embeddings::new(&scope.at("embeddings"), config)?,
+            layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
+            pooler: linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
+        })
+    }
+
+    /// Numbers `[batch, length, hidden]` for the tokens `[batch, length]`. `mask`, of the same sizes, is 1 where there
+    /// is a token and 0 where a text was filled up.
+    ///
+    /// # Errors
+    /// Sizes that do not go together; a text that is too long; no memory.
+    pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        // True where a query may look, for all heads and queries alike.
+        let mask = mask.map(|mask| mask.to_dtype(DType::Bool)?.unsqueeze(1)?.unsqueeze(1)).transpose()?;
+        let x = self.embeddings.forward(tokens)?;
+        self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, mask.as_ref()))
+    }
+
+    /// One vector for each text, from the numbers of its first token: `[batch, hidden]`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together; no memory.
+    pub fn pool(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.pooler.forward(&hidden.select(1, 0)?)?.tanh()
+    }
+}
+
+struct Embeddings {
+    word_embeddings: Embedding,
+    position_embeddings: Embedding,
+    token_type_embeddings: Embedding,
+    norm: LayerNorm,
+    dropout: Dropout,
+}
+module!(Embeddings { word_embeddings, position_embeddings, token_type_embeddings, norm, dropout });
+
+impl Embeddings {
+    fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
+        let hidden = config.hidden_size;
+        let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, hidden, INIT);
+        Ok(Self {
+            word_embeddings: Embedding::padded(&scope.at("word_embeddings"), config.vocab_size, hidden, INIT, 0)?,
+            position_embeddings: table("position_embeddings", config.max_position_embeddings)?,
+            token_type_embeddings: table("token_type_embeddings", config.type_vocab_size)?,
+            norm: LayerNorm::new(&scope.at("LayerNorm"), &[hidden], config.layer_norm_eps)?,
+            dropout: Dropout::new(config.hidden_dropout_prob),
+        })
+    }
+
+    fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let positions = self.position_embeddings.weight.narrow(0, 0, tokens.size(-1)?)?;
+        // All tokens are of the first kind.
+        let kind = self.token_type_embeddings.weight.narrow(0, 0, 1)?;
+        let x = self.word_embeddings.forward(tokens)?.add(&positions)?.add(&kind)?;
+        self.dropout.forward(&self.norm.forward(&x)?)
+    }
+}
+
+struct EncoderLayer {
+    attention: SelfAttention,
+    attention_output: Residual,
+    intermediate: Linear,
+    output: Residual,
+}
+module!(EncoderLayer { attention, attention_output, intermediate, output });
+
+impl EncoderLayer {
+    fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        Ok(Self {
+            attention: SelfAttention::new(&scope.at("attention").at("self"), config)?,
+            attention_output: Residual::new(&scope.at("attention").at("output"), hidden, config)?,
+            intermediate: linear(&scope.at("intermediate").at("dense"), hidden, inner)?,
+            output: Residual::new(&scope.at("output"), inner, config)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let x = self.attention_output.forward(&self.attention.forward(x, mask)?, x)?;
+        self.output.forward(&self.intermediate.forward(&x)?.gelu()?, &x)
+    }
+}
+
+struct SelfAttention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    mode: Mode,
+    heads: usize,
+    dropout: f64,
+}
+module!(SelfAttention { query, key, value, mode });
+
+impl SelfAttention {
+    fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
+        let projection = |name: &str| linear(&scope.at(name), config.hidden_size, config.hidden_size);
+        Ok(Self {
+            query: projection("query")?,
+            key: projection("key")?,
+            value: projection("value")?,
+            mode: Mode::default(),
+            heads: config.num_attention_heads,
+            dropout: config.attention_probs_dropout_prob,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        let heads = |layer: &Linear| layer.forward(x)?.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
+        let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
+        let how = Attention { mask, dropout, ..Attention::default() };
+        let found = heads(&self.query)?.attention(&heads(&self.key)?, &heads(&self.value)?, &how)?;
+        found.transpose(1, 2)?.flatten(2, 3)
+    }
+}
+
+/// A linear layer whose result is added to what was before, and normalised.
+struct Residual {
+    dense: Linear,
+    norm: LayerNorm,
+    dropout: Dropout,
+}
+module!(Residual { dense, norm, dropout });
+
+impl Residual {
+    fn new(scope: &Scope, inputs: usize, config: &BertConfig) -> Result<Self> {
+        Ok(Self {
+            dense: linear(&scope.at("dense"), inputs, config.hidden_size)?,
+            norm: LayerNorm::new(&scope.at("LayerNorm"), &[config.hidden_size], config.layer_norm_eps)?,
+            dropout: Dropout::new(config.hidden_dropout_prob),
+        })
+    }
+
+    fn forward(&self, x: &Tensor, before: &Tensor) -> Result<Tensor> {
+        self.norm.forward(&self.dropout.forward(&self.dense.forward(x)?)?.add(before)?)
+    }
+}
+
+const INIT: Init = Init::Normal { mean: 0.0, deviation: 0.02 };
+
+fn linear(scope: &Scope, inputs: usize, outputs: usize) -> Result<Linear> {
+    Linear::with_init(scope, inputs, outputs, INIT, Some(Init::ZEROS))
+}

@@ -1,0 +1,17 @@
+//! Models, whose parameters have the names of torchvision and Hugging Face, so that their files load.
+
+mod bert;
+mod densenet;
+mod gpt2;
+mod inception;
+mod llama;
+mod r3d;
+mod resnet;
+
+pub use bert::{Bert, BertConfig};
+pub use densenet::{DenseNet, DenseNetConfig};
+pub use gpt2::{Gpt2, Gpt2Config};
+pub use inception::InceptionV3;
+pub use llama::{Llama, LlamaConfig};
+pub use r3d::{R3d, R3dConfig};
+pub use resnet::{ResNet, ResNetConfig};

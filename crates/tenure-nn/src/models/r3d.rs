@@ -1,0 +1,108 @@
+//! R3D (Tran et al., 2018): ResNet over videos, as torchvision has it.
+
+use tenure_tensor::{Result, Tensor};
+
+use crate::layers::{
+    Activation, AdaptiveAvgPool, BatchNorm3d, Conv3d, ConvOptions, Flatten, Layer, Linear, Sequential,
+};
+use crate::{Fan, Init, Scope, module};
+
+/// How large an R3D is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct R3dConfig {
+    /// Blocks of the four stages.
+    pub blocks: [usize; 4],
+    /// Channels of frames.
+    pub channels: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+impl R3dConfig {
+    /// R3D-18.
+    pub const R3D18: Self = Self { blocks: [2, 2, 2, 2], channels: 3, classes: 400 };
+}
+
+/// Classes of videos `[batch, channels, frames, height, width]`, as scores `[batch, classes]`.
+pub struct R3d {
+    stem: Sequential,
+    stages: Vec<Vec<Block>>,
+    fc: Linear,
+}
+module!(R3d { stem, stages, fc });
+
+impl R3d {
+    /// A fresh model.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(scope: &Scope, config: R3dConfig) -> Result<Self> {
+        let (stride, padding) = ([1, 2, 2], [1, 3, 3]);
+        let stem = normal(&scope.at("stem"), config.channels, 64, [3, 7, 7], stride, padding)?;
+        let (mut stages, mut inputs) = (Vec::new(), 64);
+        for (stage, count) in config.blocks.into_iter().enumerate() {
+            let (at, width) = (scope.at(format!("layer{}", stage + 1)), 64 << stage);
+            let mut blocks = Vec::new();
+            for block in 0..count {
+                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+                blocks.push(Block::new(&at.at(block), inputs, width, stride)?);
+                inputs = width;
+            }
+            stages.push(blocks);
+        }
+        let weight = Init::Normal { mean: 0.0, deviation: 0.01 };
+        let fc = Linear::with_init(&scope.at("fc"), inputs, config.classes, weight, Some(Init::ZEROS))?;
+        Ok(Self { stem, stages, fc })
+    }
+}
+
+impl Layer for R3d {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let x = self.stem.forward(input)?.relu()?;
+        let x = self.stages.iter().flatten().try_fold(x, |x, block| block.forward(&x))?;
+        self.fc.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1, 1]).forward(&x)?)?)
+    }
+}
+
+/// Two convolutions around which the input is carried.
+struct Block {
+    conv1: Sequential,
+    conv2: Sequential,
+    /// Where the sizes change.
+    downsample: Option<Sequential>,
+}
+module!(Block { conv1, conv2, downsample });
+
+impl Block {
+    fn new(scope: &Scope, inputs: usize, width: usize, stride: usize) -> Result<Self> {
+        let downsample = || normal(&scope.at("downsample"), inputs, width, [1; 3], [stride; 3], [0; 3]);
+        Ok(Self {
+            conv1: normal(&scope.at("conv1"), inputs, width, [3; 3], [stride; 3], [1; 3])?,
+            conv2: normal(&scope.at("conv2"), width, width, [3; 3], [1; 3], [1; 3])?,
+            downsample: (stride != 1 || inputs != width).then(downsample).transpose()?,
+        })
+    }
+}
+
+impl Layer for Block {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let x = self.conv2.forward(&self.conv1.forward(input)?.relu()?)?;
+        let carried = self.downsample.as_ref().map(|downsample| downsample.forward(input)).transpose()?;
+        Activation::Relu.forward(&x.add(carried.as_ref().unwrap_or(input))?)
+    }
+}
+
+/// A convolution without bias, normalised.
+fn normal(
+    scope: &Scope,
+    inputs: usize,
+    outputs: usize,
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    padding: [usize; 3],
+) -> Result<Sequential> {
+    let options = ConvOptions { stride, padding, bias: false, ..ConvOptions::default() };
+    let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };
+    let conv = |at: &Scope| Conv3d::with_init(at, inputs, outputs, kernel, options, init);
+    Sequential::default().then(scope, conv)?.then(scope, |at| BatchNorm3d::new(at, outputs))
+}

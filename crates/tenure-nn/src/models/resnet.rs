@@ -1,0 +1,141 @@
+//! ResNet (He et al., 2016), as torchvision has it: the stride of a bottleneck is in its second convolution.
+
+use tenure_tensor::{Result, Tensor};
+
+use crate::layers::{
+    Activation, AdaptiveAvgPool, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, MaxPool, PoolOptions,
+    Sequential,
+};
+use crate::{Fan, Init, Scope, module};
+
+/// How large a ResNet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResNetConfig {
+    /// Blocks of the four stages.
+    pub blocks: [usize; 4],
+    /// Blocks of three convolutions rather than two.
+    pub is_bottleneck: bool,
+    /// Channels of images.
+    pub channels: usize,
+    /// Classes.
+    pub classes: usize,
+}
+
+impl ResNetConfig {
+    /// ResNet-18.
+    pub const RESNET18: Self = Self { blocks: [2, 2, 2, 2], is_bottleneck: false, channels: 3, classes: 1000 };
+    /// ResNet-34.
+    pub const RESNET34: Self = Self { blocks: [3, 4, 6, 3], ..Self::RESNET18 };
+    /// ResNet-50.
+    pub const RESNET50: Self = Self { is_bottleneck: true, ..Self::RESNET34 };
+    /// ResNet-101.
+    pub const RESNET101: Self = Self { blocks: [3, 4, 23, 3], ..Self::RESNET50 };
+    /// ResNet-152.
+    pub const RESNET152: Self = Self { blocks: [3, 8, 36, 3], ..Self::RESNET50 };
+}
+
+/// Classes of images `[batch, channels, height, width]`, as scores `[batch, classes]`.
+pub struct ResNet {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    stages: Vec<Vec<Block>>,
+    fc: Linear,
+}
+module!(ResNet { conv1, bn1, stages, fc });
+
+impl ResNet {
+    /// A fresh model.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(scope: &Scope, config: ResNetConfig) -> Result<Self> {
+        let expansion = if config.is_bottleneck { 4 } else { 1 };
+        let conv1 = conv(&scope.at("conv1"), config.channels, 64, 7, 2)?;
+        let bn1 = BatchNorm2d::new(&scope.at("bn1"), 64)?;
+        let (mut stages, mut inputs) = (Vec::new(), 64);
+        for (stage, count) in config.blocks.into_iter().enumerate() {
+            let (at, width) = (scope.at(format!("layer{}", stage + 1)), 64 << stage);
+            let mut blocks = Vec::new();
+            for block in 0..count {
+                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+                blocks.push(Block::new(&at.at(block), inputs, width, width * expansion, stride)?);
+                inputs = width * expansion;
+            }
+            stages.push(blocks);
+        }
+        Ok(Self { conv1, bn1, stages, fc: Linear::new(&scope.at("fc"), inputs, config.classes)? })
+    }
+}
+
+impl Layer for ResNet {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let pool = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
+        let x = pool.forward(&self.bn1.forward(&self.conv1.forward(input)?)?.relu()?)?;
+        let x = self.stages.iter().flatten().try_fold(x, |x, block| block.forward(&x))?;
+        self.fc.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1]).forward(&x)?)?)
+    }
+}
+
+/// Convolutions around which the input is carried.
+struct Block {
+    conv1: Conv2d,
+    bn1: BatchNorm2d,
+    conv2: Conv2d,
+    bn2: BatchNorm2d,
+    /// Of a bottleneck.
+    third: Option<Third>,
+    /// Where the sizes change.
+    downsample: Option<Sequential>,
+}
+module!(Block { conv1, bn1, conv2, bn2, third, downsample });
+
+struct Third {
+    conv3: Conv2d,
+    bn3: BatchNorm2d,
+}
+module!(Third { conv3, bn3 });
+
+impl Third {
+    fn new(scope: &Scope, width: usize, outputs: usize) -> Result<Self> {
+        let conv3 = conv(&scope.at("conv3"), width, outputs, 1, 1)?;
+        Ok(Self { conv3, bn3: BatchNorm2d::new(&scope.at("bn3"), outputs)? })
+    }
+}
+
+impl Block {
+    fn new(scope: &Scope, inputs: usize, width: usize, outputs: usize, stride: usize) -> Result<Self> {
+        let is_bottleneck = width != outputs;
+        let (kernel1, strides) = if is_bottleneck { (1, [1, stride]) } else { (3, [stride, 1]) };
+        let downsample = |at: Scope| {
+            let projection = Sequential::default().then(&at, |at| conv(at, inputs, outputs, 1, stride))?;
+            projection.then(&at, |at| BatchNorm2d::new(at, outputs))
+        };
+        Ok(Self {
+            conv1: conv(&scope.at("conv1"), inputs, width, kernel1, strides[0])?,
+            bn1: BatchNorm2d::new(&scope.at("bn1"), width)?,
+            conv2: conv(&scope.at("conv2"), width, width, 3, strides[1])?,
+            bn2: BatchNorm2d::new(&scope.at("bn2"), width)?,
+            third: is_bottleneck.then(|| Third::new(scope, width, outputs)).transpose()?,
+            downsample: (stride != 1 || inputs != outputs).then(|| downsample(scope.at("downsample"))).transpose()?,
+        })
+    }
+}
+
+impl Layer for Block {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let mut x = self.bn1.forward(&self.conv1.forward(input)?)?.relu()?;
+        x = self.bn2.forward(&self.conv2.forward(&x)?)?;
+        if let Some(Third { conv3, bn3 }) = &self.third {
+            x = bn3.forward(&conv3.forward(&x.relu()?)?)?;
+        }
+        let carried = self.downsample.as_ref().map(|downsample| downsample.forward(input)).transpose()?;
+        Activation::Relu.forward(&x.add(carried.as_ref().unwrap_or(input))?)
+    }
+}
+
+/// A convolution without bias that keeps sizes but for the stride.
+fn conv(scope: &Scope, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Result<Conv2d> {
+    let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], bias: false, ..ConvOptions::default() };
+    let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };
+    Conv2d::with_init(scope, inputs, outputs, [kernel; 2], options, init)
+}

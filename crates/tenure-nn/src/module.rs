@@ -1,0 +1,376 @@
+//! What models are made of, and its names.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Deref;
+use std::sync::Arc;
+
+use tenure_core::Tag;
+use tenure_tensor::{DType, Tensor, TensorError, autograd};
+
+use crate::{Result, StateError, purpose};
+
+/// What modules are put together from: parameters, buffers, modes, modules, also in an `Option` or a `Vec`.
+pub trait Part: Send + Sync {
+    /// Shows `visitor` every parameter and buffer, in PyTorch's order.
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(Member<'a>));
+
+    /// The same to change them, and the modes.
+    fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>));
+}
+
+/// Something with parameters, buffers and modules of its own. [`module!`](crate::module!) implements it for a struct.
+pub trait Module: Part {
+    /// All parameters: handles, which an optimizer can hold.
+    fn parameters(&self) -> Vec<Parameter> {
+        let mut parameters = Vec::new();
+        self.visit(&mut |member| {
+            if let Member::Parameter(parameter) = member {
+                parameters.push(parameter.clone());
+            }
+        });
+        parameters
+    }
+
+    /// All parameters and buffers by name. PyTorch's `state_dict`.
+    fn state(&self) -> Vec<(&str, &Tensor)> {
+        let mut state = Vec::new();
+        self.visit(&mut |member| state.push((member.name(), member.tensor())));
+        state
+    }
+
+    /// Number of elements of all parameters.
+    fn parameter_count(&self) -> usize {
+        self.parameters().iter().map(|parameter| parameter.numel()).sum()
+    }
+
+    /// Makes dropout and batch normalisation behave as in training, as they do at first.
+    fn train(&mut self) {
+        self.visit_mut(&mut |member| member.set_training(true));
+    }
+
+    /// Makes dropout and batch normalisation behave as in use.
+    fn eval(&mut self) {
+        self.visit_mut(&mut |member| member.set_training(false));
+    }
+
+    /// Forgets all gradients. PyTorch's `zero_grad`, which sets them to none as well.
+    fn zero_grad(&self) {
+        self.visit(&mut |member| drop(member.tensor().set_grad(None)));
+    }
+
+    /// Says whether gradients with respect to the parameters are computed.
+    ///
+    /// # Errors
+    /// No memory.
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        let mut result = Ok(());
+        self.visit(&mut |member| {
+            if let (Ok(()), Member::Parameter(parameter)) = (&result, member) {
+                result = parameter.tensor.clone().requires_grad_(requires_grad).map(drop);
+            }
+        });
+        Ok(result?)
+    }
+
+    /// Converts what is floating. An optimizer made before has the old parameters: make it afterwards.
+    ///
+    /// # Errors
+    /// `dtype` is not floating; no memory.
+    fn to_dtype(&mut self, dtype: DType) -> Result<()> {
+        if !dtype.is_floating() {
+            let reason = format!("a module is converted to a floating dtype, got {dtype}");
+            return Err(TensorError::argument("Module::to_dtype", reason).into());
+        }
+        let mut result = Ok(());
+        self.visit_mut(&mut |member| {
+            if result.is_ok() {
+                result = member.convert(dtype);
+            }
+        });
+        Ok(result?)
+    }
+
+    /// Takes the values of all parameters and buffers from `source`, converted to their dtypes. PyTorch's
+    /// `load_state_dict`.
+    ///
+    /// # Errors
+    /// [`StateError`], if names or sizes differ; the model is then as it was. Failures of the source.
+    fn load(&self, source: &dyn Source) -> Result<()> {
+        let state = self.state();
+        let missing = state.iter().map(|(name, _)| *name).filter(|name| source.sizes(name).is_none());
+        let missing: Vec<String> = missing.map(str::to_owned).collect();
+        let known: HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
+        let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(&**name)).collect();
+        if !missing.is_empty() || !unexpected.is_empty() {
+            return Err(StateError::Names { missing, unexpected }.into());
+        }
+        self.load_known(source).map(drop)
+    }
+
+    /// The same for the names that both have, such as of files that hold positions too. Returns the model's names that
+    /// `source` has not.
+    ///
+    /// # Errors
+    /// [`StateError::Sizes`]; failures of the source.
+    fn load_known(&self, source: &dyn Source) -> Result<Vec<String>> {
+        let mut missing = Vec::new();
+        let mut found = Vec::new();
+        for (name, tensor) in self.state() {
+            match source.sizes(name) {
+                Some(sizes) if sizes == tensor.sizes() => found.push((name, tensor)),
+                Some(sizes) => {
+                    let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
+                    return Err(StateError::Sizes { name, expected, found: sizes }.into());
+                }
+                None => missing.push(name.to_owned()),
+            }
+        }
+        for (name, tensor) in found {
+            let value = source.tensor(name)?;
+            autograd::no_grad(|| tensor.copy_(&value))?;
+        }
+        Ok(missing)
+    }
+}
+
+/// Where a module's values come from: a file, or a map of tensors.
+pub trait Source {
+    /// Everything that it has.
+    fn names(&self) -> Vec<String>;
+
+    /// The sizes of one tensor, if it is there.
+    fn sizes(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// The tensor.
+    ///
+    /// # Errors
+    /// It is not there, or cannot be read.
+    fn tensor(&self, name: &str) -> Result<Tensor>;
+}
+
+impl Source for BTreeMap<String, Tensor> {
+    fn names(&self) -> Vec<String> {
+        self.keys().cloned().collect()
+    }
+
+    fn sizes(&self, name: &str) -> Option<Vec<usize>> {
+        self.get(name).map(|tensor| tensor.sizes().to_vec())
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor> {
+        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
+        Ok(self.get(name).cloned().ok_or_else(missing)?)
+    }
+}
+
+/// Implements [`Module`] for a struct, whose [parts](Part) are listed in PyTorch's order: parameters, buffers, modules.
+/// Other fields are left out.
+///
+/// ```
+/// use tenure_nn::{Buffer, Mode, Module, Parameter, module};
+///
+/// struct Scale {
+///     weight: Parameter,
+///     bias: Option<Parameter>,
+///     steps: Buffer,
+///     mode: Mode,
+///     epsilon: f64,
+/// }
+/// module!(Scale { weight, bias, steps, mode });
+/// ```
+#[macro_export]
+macro_rules! module {
+    ($type:ty { $($field:ident),* $(,)? }) => {
+        impl $crate::Module for $type {}
+
+        impl $crate::Part for $type {
+            #[allow(unused_variables, reason = "a module may have nothing")]
+            fn visit<'a>(&'a self, visitor: &mut dyn FnMut($crate::Member<'a>)) {
+                $($crate::Part::visit(&self.$field, visitor);)*
+            }
+
+            #[allow(unused_variables, reason = "a module may have nothing")]
+            fn visit_mut(&mut self, visitor: &mut dyn FnMut($crate::MemberMut<'_>)) {
+                $($crate::Part::visit_mut(&mut self.$field, visitor);)*
+            }
+        }
+    };
+}
+
+/// A tensor that is trained, with its name in the model. It can stand wherever a `&Tensor` is asked for.
+#[derive(Clone)]
+pub struct Parameter {
+    name: Arc<str>,
+    tensor: Tensor,
+}
+
+/// A tensor that a module keeps but nobody trains, with its name in the model.
+#[derive(Clone)]
+pub struct Buffer {
+    name: Arc<str>,
+    tensor: Tensor,
+}
+
+impl Parameter {
+    /// A leaf that requires a gradient.
+    ///
+    /// # Errors
+    /// It is not floating.
+    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> tenure_tensor::Result<Self> {
+        Ok(Self { name: name.into(), tensor: tensor.requires_grad_(true)? })
+    }
+}
+
+impl Buffer {
+    /// A tensor with a name.
+    pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
+        Self { name: name.into(), tensor }
+    }
+}
+
+macro_rules! named {
+    ($($type:ident),*) => {$(
+        impl $type {
+            /// Its name in the model.
+            pub fn name(&self) -> &str {
+                &self.name
+            }
+        }
+
+        impl Deref for $type {
+            type Target = Tensor;
+
+            fn deref(&self) -> &Tensor {
+                &self.tensor
+            }
+        }
+
+        impl Part for $type {
+            fn visit<'a>(&'a self, visitor: &mut dyn FnMut(Member<'a>)) {
+                visitor(Member::$type(self));
+            }
+
+            fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>)) {
+                visitor(MemberMut::$type(self));
+            }
+        }
+    )*};
+}
+named!(Parameter, Buffer);
+
+/// Whether a module is being trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    is_training: bool,
+}
+
+impl Mode {
+    /// Whether it is.
+    pub fn is_training(self) -> bool {
+        self.is_training
+    }
+}
+
+impl Default for Mode {
+    fn default() -> Self {
+        Self { is_training: true }
+    }
+}
+
+/// What a module has.
+#[derive(Clone, Copy)]
+pub enum Member<'a> {
+    /// Something trained.
+    Parameter(&'a Parameter),
+    /// Something kept.
+    Buffer(&'a Buffer),
+}
+
+impl<'a> Member<'a> {
+    /// Its name in the model.
+    pub fn name(self) -> &'a str {
+        match self {
+            Self::Parameter(parameter) => &parameter.name,
+            Self::Buffer(buffer) => &buffer.name,
+        }
+    }
+
+    /// Its value.
+    pub fn tensor(self) -> &'a Tensor {
+        match self {
+            Self::Parameter(parameter) => &parameter.tensor,
+            Self::Buffer(buffer) => &buffer.tensor,
+        }
+    }
+}
+
+/// What a module has, to be changed.
+pub enum MemberMut<'a> {
+    /// Something trained.
+    Parameter(&'a mut Parameter),
+    /// Something kept.
+    Buffer(&'a mut Buffer),
+    /// How it behaves.
+    Mode(&'a mut Mode),
+}
+
+impl MemberMut<'_> {
+    fn set_training(self, is_training: bool) {
+        if let Self::Mode(mode) = self {
+            mode.is_training = is_training;
+        }
+    }
+
+    fn convert(self, dtype: DType) -> tenure_tensor::Result<()> {
+        let convert = |name: &str, tensor: &Tensor| {
+            let _purpose = purpose::enter(Tag::Weight, name, "convert");
+            autograd::no_grad(|| tensor.to_dtype(dtype))
+        };
+        match self {
+            Self::Parameter(parameter) => {
+                let requires_grad = parameter.tensor.requires_grad();
+                parameter.tensor = convert(&parameter.name, &parameter.tensor)?.requires_grad_(requires_grad)?;
+            }
+            Self::Buffer(buffer) if buffer.tensor.dtype().is_floating() => {
+                buffer.tensor = convert(&buffer.name, &buffer.tensor)?;
+            }
+            Self::Buffer(_) | Self::Mode(_) => {}
+        }
+        Ok(())
+    }
+}
+
+impl Part for Mode {
+    fn visit<'a>(&'a self, _: &mut dyn FnMut(Member<'a>)) {}
+
+    fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>)) {
+        visitor(MemberMut::Mode(self));
+    }
+}
+
+impl<M: Module + ?Sized> Module for Box<M> {}
+
+impl<P: Part + ?Sized> Part for Box<P> {
+    fn visit<'a>(&'a self, visitor: &mut dyn FnMut(Member<'a>)) {
+        (**self).visit(visitor);
+    }
+
+    fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>)) {
+        (**self).visit_mut(visitor);
+    }
+}
+
+macro_rules! collections {
+    ($($type:ident),*) => {$(
+        impl<P: Part> Part for $type<P> {
+            fn visit<'a>(&'a self, visitor: &mut dyn FnMut(Member<'a>)) {
+                self.iter().for_each(|part| part.visit(visitor));
+            }
+
+            fn visit_mut(&mut self, visitor: &mut dyn FnMut(MemberMut<'_>)) {
+                self.iter_mut().for_each(|part| part.visit_mut(visitor));
+            }
+        }
+    )*};
+}
+collections!(Option, Vec);

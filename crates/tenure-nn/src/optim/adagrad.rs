@@ -1,0 +1,70 @@
+//! Adagrad (Duchi et al., 2011).
+
+use num_traits::Float as _;
+use tenure_tensor::{Entry, Float, Kernel, Result, Tensor};
+
+use super::cpu::{self, number, on_cpu};
+use super::{Rule, StepKernel};
+
+/// The kernels of [`Adagrad`].
+pub static ADAGRAD: Kernel<StepKernel<AdagradStep>> = Kernel::new("adagrad", &[CPU]);
+
+const CPU: &[Entry<StepKernel<AdagradStep>>] = on_cpu!(adagrad);
+
+/// Adagrad. PyTorch's `torch.optim.Adagrad`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adagrad {
+    /// Steps become shorter: the rate is divided by 1 + this for each step made.
+    pub lr_decay: f64,
+    /// How much the parameter shrinks.
+    pub weight_decay: f64,
+    /// Where the sum of squares begins.
+    pub initial_accumulator_value: f64,
+    /// Added to the denominator.
+    pub eps: f64,
+}
+
+/// What one step of [`Adagrad`] computes with.
+#[derive(Clone, Copy, Debug)]
+pub struct AdagradStep {
+    /// The rule.
+    pub rule: Adagrad,
+    /// How far.
+    pub lr: f64,
+}
+
+impl Default for Adagrad {
+    fn default() -> Self {
+        Self { lr_decay: 0.0, weight_decay: 0.0, initial_accumulator_value: 0.0, eps: 1e-10 }
+    }
+}
+
+impl Rule for Adagrad {
+    fn name(&self) -> &'static str {
+        "adagrad"
+    }
+
+    fn slots(&self) -> Vec<(&'static str, f64)> {
+        vec![("sum", self.initial_accumulator_value)]
+    }
+
+    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
+        let kernel = ADAGRAD.find(parameter.device().kind(), parameter.dtype())?;
+        let lr = lr / (1.0 + (step - 1) as f64 * self.lr_decay);
+        kernel(&AdagradStep { rule: *self, lr }, parameter, grad, slots)
+    }
+}
+
+fn adagrad<T: Float>(step: &AdagradStep, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()>
+where
+    T::Compute: num_traits::Float,
+{
+    let AdagradStep { rule, lr } = *step;
+    let (lr, decay, eps): (T::Compute, T::Compute, T::Compute) =
+        (number(lr), number(rule.weight_decay), number(rule.eps));
+    cpu::for_each::<T, 2>("adagrad", parameter, grad, slots, |[value, sum], grad| {
+        let grad = grad + decay * value;
+        let sum = sum + grad * grad;
+        [value - lr * grad / (sum.sqrt() + eps), sum]
+    })
+}

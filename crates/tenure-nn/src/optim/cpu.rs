@@ -1,0 +1,65 @@
+//! The loop that all rules have on the CPU.
+
+use std::array;
+
+use parking_lot::Mutex;
+use tenure_tensor::{Access, Float, Result, Tensor, threads};
+
+/// Elements that one thread steps at a time.
+const GRAIN: usize = 32 * 1024;
+
+/// Writes what `element(values, gradient)` makes of the values of each element: the parameter's first, then those of
+/// the slots, `N` in all.
+pub(super) fn for_each<T: Float, const N: usize>(
+    op: &'static str,
+    parameter: &Tensor,
+    grad: &Tensor,
+    slots: &[Tensor],
+    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync,
+) -> Result<()> {
+    let grad = grad.contiguous()?;
+    let written: Vec<&Tensor> = std::iter::once(parameter).chain(slots).take(N).collect();
+    let mut access = Access::new(op, &written, &[&grad])?;
+    let (grads, mut values) = access.split::<T, T>()?;
+    let mut chunks: [_; N] = array::from_fn(|slot| std::mem::take(&mut values[slot]).chunks_mut(GRAIN));
+    let parts = grads[0].chunks(GRAIN).map(|grad| {
+        let values: [&mut [T]; N] = array::from_fn(|slot| chunks[slot].next().unwrap_or_default());
+        Mutex::new((values, grad))
+    });
+    let parts: Vec<_> = parts.collect();
+    let arch = pulp::Arch::new();
+    threads::for_each_part(parts.len(), |part| {
+        let mut part = parts[part].lock();
+        let (values, grad) = &mut *part;
+        arch.dispatch(
+            #[inline(always)]
+            || {
+                let n = grad.len();
+                let mut values = values.each_mut().map(|values| &mut values[..n]);
+                for i in 0..n {
+                    let stepped = element(array::from_fn(|slot| values[slot][i].widen()), grad[i].widen());
+                    (0..N).for_each(|slot| values[slot][i] = T::narrow(stepped[slot]));
+                }
+            },
+        );
+    });
+    Ok(())
+}
+
+/// A list of one function for each floating dtype.
+macro_rules! on_cpu {
+    ($function:ident) => {
+        &[
+            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F16, $function::<half::f16>),
+            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::BF16, $function::<half::bf16>),
+            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F32, $function::<f32>),
+            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F64, $function::<f64>),
+        ]
+    };
+}
+pub(super) use on_cpu;
+
+/// A number in what is computed in.
+pub(super) fn number<C: num_traits::Float>(value: f64) -> C {
+    C::from(value).unwrap_or_else(C::nan)
+}

@@ -1,0 +1,218 @@
+//! Optimizers: rules that step parameters, how far, and what is done to gradients first.
+
+mod adagrad;
+mod adam;
+mod clip;
+mod cpu;
+mod scaler;
+mod schedule;
+mod sgd;
+
+use std::sync::Arc;
+
+use tenure_core::Tag;
+use tenure_tensor::{Tensor, autograd};
+
+pub use adagrad::{ADAGRAD, Adagrad, AdagradStep};
+pub use adam::{ADAM, Adam, AdamStep};
+pub use clip::{SUM_OF_SQUARES, SumOfSquares, clip_grad_norm, clip_grad_value};
+pub use scaler::{GradScaler, ScalerState};
+pub use schedule::Schedule;
+pub use sgd::{SGD, Sgd, SgdStep};
+
+use crate::{Parameter, Result, Source, StateError, purpose};
+
+/// A rule's kernel: changes a parameter and its slots by the gradient.
+pub type StepKernel<S> = fn(&S, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> tenure_tensor::Result<()>;
+
+/// How an optimizer changes a parameter.
+pub trait Rule: Send + Sync {
+    /// The rule's name.
+    fn name(&self) -> &'static str;
+
+    /// What it keeps for each element of a parameter: names, and values at first.
+    fn slots(&self) -> Vec<(&'static str, f64)>;
+
+    /// Changes `parameter`, and `slots`, by its gradient. `step` counts from 1.
+    ///
+    /// # Errors
+    /// No kernel for the dtype.
+    fn update(
+        &self,
+        step: u64,
+        lr: f64,
+        parameter: &Tensor,
+        grad: &Tensor,
+        slots: &[Tensor],
+    ) -> tenure_tensor::Result<()>;
+}
+
+/// Steps the parameters of a model by a rule. PyTorch's `torch.optim`.
+///
+/// ```
+/// use tenure_nn::Parameter;
+/// use tenure_nn::optim::{Optimizer, Sgd};
+/// use tenure_tensor::Tensor;
+///
+/// let x = Parameter::new("x", Tensor::from_slice(&[4.0_f32], &[1])?)?;
+/// let mut optimizer = Optimizer::new(vec![x.clone()], 0.25, Sgd::default());
+/// x.mul(&*x)?.backward()?;
+/// optimizer.step()?;
+/// assert_eq!(x.to_vec::<f32>()?, [2.0]);
+/// # Ok::<(), tenure_nn::Error>(())
+/// ```
+pub struct Optimizer {
+    groups: Vec<Group>,
+    lr_scale: f64,
+}
+
+/// Parameters that are stepped alike.
+pub struct Group {
+    /// How far, before the schedule.
+    pub lr: f64,
+    rule: Arc<dyn Rule>,
+    members: Vec<Member>,
+}
+
+struct Member {
+    parameter: Parameter,
+    /// Steps made.
+    step: u64,
+    /// Empty before the first.
+    slots: Vec<Tensor>,
+}
+
+impl Optimizer {
+    /// Of one group of parameters.
+    pub fn new(parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
+        Self { groups: Vec::new(), lr_scale: 1.0 }.with_group(parameters, lr, rule)
+    }
+
+    /// With one more group.
+    #[must_use]
+    pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
+        let member = |parameter| Member { parameter, step: 0, slots: Vec::new() };
+        let members = parameters.into_iter().map(member).collect();
+        self.groups.push(Group { lr, rule: Arc::new(rule), members });
+        self
+    }
+
+    /// The groups, in the order in which they were added.
+    pub fn groups_mut(&mut self) -> &mut [Group] {
+        &mut self.groups
+    }
+
+    /// The parameters of all groups.
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+        self.members().map(|member| &member.parameter)
+    }
+
+    /// Every group's learning rate is multiplied by this from now on: what a [`Schedule`] says.
+    pub fn set_lr_scale(&mut self, scale: f64) {
+        self.lr_scale = scale;
+    }
+
+    /// What learning rates are multiplied by.
+    pub fn lr_scale(&self) -> f64 {
+        self.lr_scale
+    }
+
+    /// Steps every parameter that has a gradient.
+    ///
+    /// # Errors
+    /// A dtype that the rule has no kernel for; no memory.
+    pub fn step(&mut self) -> Result<()> {
+        for group in &mut self.groups {
+            let lr = group.lr * self.lr_scale;
+            for member in &mut group.members {
+                if let Some(grad) = member.parameter.grad() {
+                    autograd::no_grad(|| member.update(&*group.rule, lr, &grad))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets all gradients.
+    pub fn zero_grad(&self) {
+        self.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
+    }
+
+    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut state = Vec::new();
+        for group in &self.groups {
+            for member in group.members.iter().filter(|member| member.step > 0) {
+                let name = member.parameter.name();
+                state.push((format!("{name}.step"), Tensor::from_slice(&[member.step as i64], &[])?));
+                for ((slot, _), tensor) in group.rule.slots().iter().zip(&member.slots) {
+                    state.push((format!("{name}.{slot}"), tensor.clone()));
+                }
+            }
+        }
+        Ok(state)
+    }
+
+    /// Goes on from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it begins.
+    ///
+    /// # Errors
+    /// [`StateError`]: a slot of other sizes, or missing. Failures of the source. Nothing has changed then.
+    pub fn load(&mut self, source: &dyn Source) -> Result<()> {
+        let loaded = |group: &Group| -> Result<Vec<_>> {
+            group.members.iter().map(|member| member.read(&*group.rule, source)).collect()
+        };
+        let loaded = self.groups.iter().map(loaded).collect::<Result<Vec<_>>>()?;
+        let members = self.groups.iter_mut().flat_map(|group| &mut group.members);
+        for (member, (step, slots)) in members.zip(loaded.into_iter().flatten()) {
+            (member.step, member.slots) = (step, slots);
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.groups.iter().flat_map(|group| &group.members)
+    }
+}
+
+impl Member {
+    fn update(&mut self, rule: &dyn Rule, lr: f64, grad: &Tensor) -> tenure_tensor::Result<()> {
+        if self.step == 0 {
+            self.slots = self.make_slots(rule)?;
+        }
+        rule.update(self.step + 1, lr, &self.parameter, grad, &self.slots)?;
+        self.parameter.bump_version();
+        self.step += 1;
+        Ok(())
+    }
+
+    fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
+        let make = |(slot, value): (&'static str, f64)| {
+            let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
+            Tensor::full(self.parameter.sizes(), value, self.parameter.dtype(), self.parameter.device())
+        };
+        rule.slots().into_iter().map(make).collect()
+    }
+
+    /// The steps and slots that it had.
+    fn read(&self, rule: &dyn Rule, source: &dyn Source) -> Result<(u64, Vec<Tensor>)> {
+        let name = self.parameter.name();
+        let step = format!("{name}.step");
+        if source.sizes(&step).is_none() {
+            return Ok((0, Vec::new()));
+        }
+        let slots = self.make_slots(rule)?;
+        for ((slot, _), tensor) in rule.slots().iter().zip(&slots) {
+            let name = format!("{name}.{slot}");
+            let value = source.tensor(&name)?;
+            if value.sizes() != tensor.sizes() {
+                let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
+                return Err(StateError::Sizes { name, expected, found }.into());
+            }
+            tensor.copy_(&value)?;
+        }
+        Ok((source.tensor(&step)?.item_scalar()?.to_i64() as u64, slots))
+    }
+}

@@ -1,0 +1,79 @@
+//! Losses are scaled so that gradients of half precision do not vanish.
+
+use serde::{Deserialize, Serialize};
+use tenure_tensor::Tensor;
+
+use super::{Optimizer, clip};
+use crate::Result;
+
+/// Scales a loss up before `backward` and gradients down after it, and leaves a step out whose gradients are not
+/// finite. PyTorch's `torch.amp.GradScaler`.
+#[derive(Clone, Debug)]
+pub struct GradScaler {
+    /// What it keeps between steps, to be kept in a checkpoint.
+    pub state: ScalerState,
+    /// By how much the scale grows.
+    pub growth_factor: f64,
+    /// By how much it shrinks after a step was left out.
+    pub backoff_factor: f64,
+    /// After how many steps in a row it grows.
+    pub growth_interval: u64,
+}
+
+/// What a [`GradScaler`] keeps between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScalerState {
+    /// What losses are multiplied by.
+    pub scale: f64,
+    /// Steps made since it changed.
+    pub steps: u64,
+}
+
+impl Default for GradScaler {
+    fn default() -> Self {
+        let state = ScalerState { scale: 65_536.0, steps: 0 };
+        Self { state, growth_factor: 2.0, backoff_factor: 0.5, growth_interval: 2_000 }
+    }
+}
+
+impl GradScaler {
+    /// The loss to call `backward` of.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
+        Ok(loss.mul(self.state.scale)?)
+    }
+
+    /// Scales the gradients down: to be clipped, or looked at. Returns whether all are finite, which
+    /// [`step`](Self::step) wants to know.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn unscale(&self, optimizer: &Optimizer) -> Result<bool> {
+        for grad in optimizer.parameters().filter_map(|parameter| parameter.grad()) {
+            if !clip::squares(&grad)?.is_finite() {
+                return Ok(false);
+            }
+        }
+        clip::scale_grads(optimizer.parameters(), 1.0 / self.state.scale)?;
+        Ok(true)
+    }
+
+    /// Steps, if the gradients are finite, and adapts the scale. Returns whether it stepped.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::step`].
+    pub fn step(&mut self, optimizer: &mut Optimizer, is_finite: bool) -> Result<bool> {
+        if is_finite {
+            optimizer.step()?;
+            self.state.steps += 1;
+        } else {
+            self.state = ScalerState { scale: self.state.scale * self.backoff_factor, steps: 0 };
+        }
+        if self.state.steps == self.growth_interval {
+            self.state = ScalerState { scale: self.state.scale * self.growth_factor, steps: 0 };
+        }
+        Ok(is_finite)
+    }
+}

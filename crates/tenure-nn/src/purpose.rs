@@ -1,0 +1,26 @@
+//! What a step's allocations are for.
+
+use tenure_core::{Key, KeyId, Purpose, Tag};
+use tenure_tensor::{Result, Tensor};
+
+/// Runs `forward` and says that what it allocates are activations.
+pub fn forward<R>(forward: impl FnOnce() -> R) -> R {
+    let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+    forward()
+}
+
+/// [`Tensor::backward`], of which what is allocated are gradients.
+///
+/// # Errors
+/// Those of [`Tensor::backward`].
+pub fn backward(loss: &Tensor) -> Result<()> {
+    let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
+    loss.backward()
+}
+
+/// Says that this thread allocates `tag` for the parameter or buffer `name`, for the operation `op`.
+pub(crate) fn enter(tag: Tag, name: &str, op: &str) -> Purpose {
+    let (module, role) = name.rsplit_once('.').unwrap_or(("", name));
+    let key = Key { module: module.into(), op: op.into(), role: role.into(), occurrence: 0 };
+    Purpose::enter(tag, KeyId::intern(key))
+}

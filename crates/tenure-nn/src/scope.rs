@@ -1,0 +1,105 @@
+//! Where parameters are made.
+
+use std::fmt::Display;
+
+use tenure_core::Tag;
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Device, Result, Scalar, Tensor};
+
+use crate::{Buffer, Init, Parameter, purpose};
+
+/// The place of a module in a model: its path, which its parameters' names begin with, and how they are made.
+///
+/// ```
+/// use tenure_nn::{Module, Scope, layers::Linear};
+/// use tenure_tensor::random::Generator;
+///
+/// let generator = Generator::new(0);
+/// let scope = Scope::new(&generator);
+/// let layer = Linear::new(&scope.at("head").at(0), 4, 2)?;
+/// let names: Vec<&str> = layer.state().into_iter().map(|(name, _)| name).collect();
+/// assert_eq!(names, ["head.0.weight", "head.0.bias"]);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+#[derive(Clone)]
+pub struct Scope {
+    path: String,
+    dtype: DType,
+    device: Device,
+    generator: Generator,
+    is_zeroed: bool,
+}
+
+impl Scope {
+    /// The whole model, of `float32` on the CPU, whose values `generator` draws.
+    pub fn new(generator: &Generator) -> Self {
+        Self {
+            path: String::new(),
+            dtype: DType::F32,
+            device: Device::CPU,
+            generator: generator.clone(),
+            is_zeroed: false,
+        }
+    }
+
+    /// The same, of another dtype.
+    #[must_use]
+    pub fn with_dtype(&self, dtype: DType) -> Self {
+        Self { dtype, ..self.clone() }
+    }
+
+    /// The same, on another device.
+    #[must_use]
+    pub fn with_device(&self, device: Device) -> Self {
+        Self { device, ..self.clone() }
+    }
+
+    /// The same, whose parameters are zeros: for a model that is loaded, which has no use for random numbers.
+    #[must_use]
+    pub fn zeroed(&self) -> Self {
+        Self { is_zeroed: true, ..self.clone() }
+    }
+
+    /// A module inside of this one.
+    #[must_use]
+    pub fn at(&self, name: impl Display) -> Self {
+        Self { path: self.name(name), ..self.clone() }
+    }
+
+    /// The dtype of parameters.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Where parameters are.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// A parameter of the module.
+    ///
+    /// # Errors
+    /// No memory; sizes that `init` does not take.
+    pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
+        let name = self.name(name);
+        let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
+        let tensor = Tensor::empty(sizes, self.dtype, self.device)?;
+        let init = if self.is_zeroed { Init::ZEROS } else { init };
+        init.fill(&tensor, &self.generator)?;
+        Parameter::new(name, tensor)
+    }
+
+    /// A buffer of the module, of one value.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn buffer(&self, name: &str, sizes: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Buffer> {
+        let name = self.name(name);
+        let _purpose = purpose::enter(Tag::Weight, &name, "buffer");
+        Ok(Buffer::new(name, Tensor::full(sizes, value, dtype, self.device)?))
+    }
+
+    fn name(&self, last: impl Display) -> String {
+        if self.path.is_empty() { last.to_string() } else { format!("{}.{last}", self.path) }
+    }
+}

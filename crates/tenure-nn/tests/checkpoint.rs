@@ -1,0 +1,199 @@
+//! Weights and checkpoints on disk, whatever happens to the writer.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, save, write_atomically};
+use tenure_nn::optim::{Adam, Optimizer, Schedule};
+use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
+use tenure_tensor::random::{Generator, State};
+use tenure_tensor::{DType, Device, Tensor};
+
+/// y = scale x + shift.
+struct Affine {
+    scale: Parameter,
+    shift: Parameter,
+    seen: Buffer,
+}
+module!(Affine { scale, shift, seen });
+
+fn affine(values: [f32; 2]) -> Affine {
+    let parameter = |name, value| Parameter::new(name, Tensor::from_slice(&[value], &[1]).unwrap()).unwrap();
+    let seen = Buffer::new("seen", Tensor::from_slice(&[7_i64], &[]).unwrap());
+    Affine { scale: parameter("layer.scale", values[0]), shift: parameter("layer.shift", values[1]), seen }
+}
+
+fn values(model: &Affine) -> [f32; 2] {
+    [model.scale.item().unwrap(), model.shift.item().unwrap()]
+}
+
+/// A step on random numbers.
+fn step(model: &Affine, optimizer: &mut Optimizer, generator: &Generator) {
+    let x = Tensor::from_slice(&[(generator.next_u64() % 100) as f32 / 50.0], &[1]).unwrap();
+    optimizer.zero_grad();
+    let y = model.scale.mul(&x).unwrap().add(&*model.shift).unwrap();
+    y.mul(&y).unwrap().backward().unwrap();
+    optimizer.step().unwrap();
+}
+
+#[test]
+fn a_run_goes_on_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let (model, generator) = (affine([0.3, -0.2]), Generator::new(11));
+    let mut optimizer = Optimizer::new(model.parameters(), 0.01, Adam::default());
+    (0..5).for_each(|_| step(&model, &mut optimizer, &generator));
+    let mut progress = Progress { step: 5, epoch: 1, batch: 2, ..Progress::default() };
+    progress.schedule = Some(Schedule::Constant.with_warmup(3));
+    progress.set_random("data", generator.state());
+    Checkpoint::save(&path, &model, &optimizer, &progress).unwrap();
+    (0..5).for_each(|_| step(&model, &mut optimizer, &generator));
+
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    assert_eq!(checkpoint.progress(), &progress);
+    let again = affine([0.0, 0.0]);
+    let mut optimizer = Optimizer::new(again.parameters(), 0.01, Adam::default());
+    checkpoint.load(&again, &mut optimizer).unwrap();
+    let generator = Generator::new(0);
+    generator.set_state(checkpoint.progress().random("data").unwrap());
+    (0..5).for_each(|_| step(&again, &mut optimizer, &generator));
+    assert_eq!(values(&again).map(f32::to_bits), values(&model).map(f32::to_bits));
+}
+
+#[test]
+fn progress_survives_the_largest_numbers() {
+    let mut progress = Progress { step: u64::MAX, ..Progress::default() };
+    progress.set_random("a", State { seed: u64::MAX, offset: u64::MAX - 1 });
+    let text = serde_json::to_string(&progress).unwrap();
+    assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
+}
+
+#[test]
+fn every_dtype_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("all.safetensors");
+    let tensors: BTreeMap<String, Tensor> = DType::ALL
+        .into_iter()
+        .map(|dtype| (dtype.to_string(), Tensor::full(&[2, 3], 1, dtype, Device::CPU).unwrap()))
+        .chain([("empty".to_owned(), Tensor::zeros(&[0, 4], DType::F32, Device::CPU).unwrap())])
+        .chain([(
+            "turned".to_owned(),
+            Tensor::from_slice(&[1_i16, 2, 3, 4], &[2, 2]).unwrap().transpose(0, 1).unwrap(),
+        )])
+        .collect();
+    save(&path, tensors.iter().map(|(name, tensor)| (name.clone(), tensor)), ("format", "pt")).unwrap();
+    let read = Weights::open(&path).unwrap();
+    assert_eq!(read.names(), tensors.keys().cloned().collect::<Vec<_>>());
+    assert_eq!(read.metadata("format"), Some("pt"));
+    for (name, tensor) in &tensors {
+        let found = read.tensor(name).unwrap();
+        assert_eq!((found.dtype(), found.sizes()), (tensor.dtype(), tensor.sizes()), "{name}");
+        assert_eq!(found.to_bytes().unwrap(), tensor.to_bytes().unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn weights_may_be_in_several_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = affine([1.0, 2.0]);
+    let part = |name: &str, tensor: &Tensor, file: &str| {
+        save(&folder.path().join(file), [(name.to_owned(), tensor)], ("format", "pt")).unwrap();
+    };
+    part("layer.scale", &model.scale, "model-1.safetensors");
+    part("layer.shift", &model.shift, "model-2.safetensors");
+    part("seen", &model.seen, "model-3.safetensors");
+    let index = |third: &str| {
+        let map = serde_json::json!({"metadata": {"total_size": 16}, "weight_map": {
+            "layer.scale": "model-1.safetensors", "layer.shift": "model-2.safetensors", "seen": third}});
+        fs::write(folder.path().join("model.safetensors.index.json"), map.to_string()).unwrap();
+    };
+    index("model-3.safetensors");
+    let other = affine([0.0, 0.0]);
+    other.load(&Weights::open(folder.path()).unwrap()).unwrap();
+    assert_eq!(values(&other), [1.0, 2.0]);
+
+    index("model-1.safetensors");
+    let error = Weights::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("seen is not in it"), "{error}");
+    index("../model-3.safetensors");
+    let error = Weights::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("no file's name"), "{error}");
+}
+
+#[test]
+fn wrong_names_and_sizes_are_said_and_nothing_changes() {
+    let model = affine([1.0, 2.0]);
+    let of = |names: &[(&str, usize)]| {
+        let tensor = |size| Tensor::zeros(&[size], DType::F32, Device::CPU).unwrap();
+        names.iter().map(|(name, size)| ((*name).to_owned(), tensor(*size))).collect::<BTreeMap<_, _>>()
+    };
+    let error = model.load(&of(&[("layer.scale", 1), ("layer.bias", 1)])).unwrap_err();
+    assert_eq!(error.to_string(), "the names are not the model's; missing: layer.shift, seen; unexpected: layer.bias");
+    let error = model.load(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();
+    assert!(matches!(error, Error::State(StateError::Names { .. })));
+    let error = model.load_known(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();
+    assert_eq!(error.to_string(), "layer.shift: the model has sizes [1], got [3]");
+    assert_eq!(values(&model), [1.0, 2.0]);
+}
+
+#[test]
+fn bytes_that_are_no_checkpoint_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let model = affine([1.0, 2.0]);
+    let optimizer = Optimizer::new(model.parameters(), 0.1, Adam::default());
+    Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
+    let whole = fs::read(&path).unwrap();
+    for cut in [0, 4, 20, whole.len() - 1] {
+        fs::write(&path, &whole[..cut]).unwrap();
+        assert!(matches!(Checkpoint::open(&path).err().unwrap(), Error::Checkpoint(_)), "cut at {cut}");
+    }
+    save(&path, [("a".to_owned(), &*model.scale)], ("format", "pt")).unwrap();
+    assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.collect()
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    write_atomically(&path, |temporary| fs::write(temporary, "old")).unwrap();
+    let error = write_atomically(&path, |temporary| {
+        fs::write(temporary, "ne")?;
+        Err(io::Error::from(io::ErrorKind::StorageFull))
+    });
+    assert!(error.unwrap_err().to_string().contains("file"));
+    assert_eq!((fs::read_to_string(&path).unwrap(), files(folder.path())), ("old".to_owned(), vec!["file".to_owned()]));
+}
+
+const KILLED: &str = "TENURE_TEST_KILLED_WRITER";
+
+#[test]
+fn a_killed_writer_leaves_the_old_file() {
+    if let Some(path) = env::var_os(KILLED) {
+        let half = |temporary: &Path| {
+            let mut file = fs::File::create(temporary)?;
+            file.write_all(b"half")?;
+            file.sync_all()?;
+            std::process::abort()
+        };
+        let _ = write_atomically(Path::new(&path), half);
+        unreachable!("it is killed while it writes");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, "old").unwrap();
+    let test = ["--exact", "a_killed_writer_leaves_the_old_file"];
+    let child = Command::new(env::current_exe().unwrap()).args(test).env(KILLED, &path).output().unwrap();
+    assert!(!child.status.success());
+    assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    assert_eq!(files(folder.path()).len(), 2, "the half that was written is beside it");
+}

@@ -1,0 +1,76 @@
+//! Modules beside those of PyTorch, from the values that `goldens/models.py` gives them.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use serde_json::Value;
+use tenure_nn::{Module, Scope};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Tensor, autograd};
+
+/// A model in double precision.
+pub(crate) fn with_scope<R>(make: impl FnOnce(&Scope) -> R) -> R {
+    make(&Scope::new(&Generator::new(0)).with_dtype(DType::F64))
+}
+
+/// The values of `models.py`.
+fn fill(model: &dyn Module) {
+    for (k, (name, tensor)) in model.state().into_iter().enumerate() {
+        if !tensor.dtype().is_floating() {
+            continue;
+        }
+        let (count, rank) = (tensor.numel(), tensor.rank());
+        let fan_in = if rank > 1 { (count / tensor.sizes()[0]).max(1) } else { 25 };
+        let is_scale = rank == 1 && (name.ends_with("weight") || name.ends_with("running_var"));
+        let base = if is_scale { 1.0 } else { 0.0 };
+        let value = |i: usize| (1.0 + 0.7 * k as f64 + 1.3 * i as f64).sin() / (fan_in as f64).sqrt() + base;
+        let values: Vec<f64> = (0..count).map(value).collect();
+        let values = Tensor::from_slice(&values, tensor.sizes()).unwrap();
+        autograd::no_grad(|| tensor.copy_(&values)).unwrap();
+    }
+}
+
+/// The same, of inputs.
+pub(crate) fn images(sizes: &[usize]) -> Tensor {
+    let values: Vec<f64> = (0..sizes.iter().product()).map(|i: usize| (i as f64 * 0.9).sin()).collect();
+    Tensor::from_slice(&values, sizes).unwrap()
+}
+
+/// Compares numbers, relative to the largest.
+pub(crate) fn assert_close(what: &str, found: &[f64], expected: &Value, tolerance: f64) {
+    let expected: Vec<f64> = serde_json::from_value(expected.clone()).unwrap();
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() <= tolerance * largest, "{what}: {found}, expected {expected}");
+    }
+}
+
+/// Compares names, output and gradients.
+pub(crate) fn check(
+    golden: &Value,
+    model: &dyn Module,
+    tolerance: f64,
+    forward: impl Fn() -> tenure_tensor::Result<Tensor>,
+) {
+    let names: Vec<String> = serde_json::from_value(golden["names"].clone()).unwrap();
+    assert_eq!(model.state().into_iter().map(|(name, _)| name).collect::<Vec<_>>(), names);
+    fill(model);
+    let output = forward().unwrap();
+    assert_close("output", &output.to_vec::<f64>().unwrap(), &golden["output"], tolerance);
+    let weights: Vec<f64> = (0..output.numel()).map(|i| (i as f64).cos()).collect();
+    let weights = Tensor::from_slice(&weights, output.sizes()).unwrap();
+    if !output.requires_grad() {
+        return;
+    }
+    output.mul(&weights).unwrap().sum_all().unwrap().backward().unwrap();
+    let norms = golden["norms"].as_object().unwrap();
+    let largest = norms.values().map(|norm| norm.as_f64().unwrap()).fold(0.0, f64::max);
+    for parameter in model.parameters() {
+        let grad =
+            parameter.grad().map_or(0.0, |grad| grad.mul(&grad).unwrap().sum_all().unwrap().item::<f64>().unwrap());
+        let (found, expected) = (grad.sqrt(), norms[parameter.name()].as_f64().unwrap());
+        // What is zero but for rounding is compared with the others.
+        let error = (found - expected).abs();
+        assert!(error <= tolerance * (expected + 1e-3 * largest), "{}: {found}, expected {expected}", parameter.name());
+    }
+}

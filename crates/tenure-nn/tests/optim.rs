@@ -1,0 +1,209 @@
+//! Optimizers, schedules, clipping and loss scaling.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm, clip_grad_value};
+use tenure_nn::{Error, Parameter, StateError};
+use tenure_tensor::{DType, Device, Tensor};
+
+const SIZES: [&[usize]; 3] = [&[], &[3], &[2, 3]];
+const STEPS: usize = 5;
+
+fn goldens() -> Value {
+    serde_json::from_str(include_str!("goldens/optimizers.json")).unwrap()
+}
+
+fn parameters() -> Vec<Parameter> {
+    let make = |(number, sizes): (usize, &&[usize])| {
+        let count: usize = sizes.iter().product();
+        let value = |i: usize| if count == 1 { -1.0 } else { -1.0 + 2.5 * i as f64 / (count - 1) as f64 };
+        let values: Vec<f32> = (0..count).map(|i| value(i) as f32).collect();
+        Parameter::new(format!("p{number}"), Tensor::from_slice(&values, sizes).unwrap()).unwrap()
+    };
+    SIZES.iter().enumerate().map(make).collect()
+}
+
+fn set_gradients(parameters: &[Parameter], step: usize) {
+    for (number, parameter) in parameters.iter().enumerate() {
+        let values = parameter.to_vec::<f32>().unwrap();
+        let grad = values
+            .iter()
+            .enumerate()
+            .map(|(place, value)| ((7 * place + 3 * step + number) as f64).sin() + 0.1 * f64::from(*value));
+        let grad: Vec<f32> = grad.map(|grad| grad as f32).collect();
+        parameter.set_grad(Some(Tensor::from_slice(&grad, parameter.sizes()).unwrap()));
+    }
+}
+
+fn check(name: &str, lr: f64, rule: impl Rule + 'static) {
+    let parameters = parameters();
+    let mut optimizer = Optimizer::new(parameters.clone(), lr, rule);
+    let steps = &goldens()["rules"][name];
+    for step in 0..STEPS {
+        set_gradients(&parameters, step);
+        optimizer.step().unwrap();
+        for (number, parameter) in parameters.iter().enumerate() {
+            let expected: Vec<f32> = serde_json::from_value(steps[step][number].clone()).unwrap();
+            for (found, expected) in parameter.to_vec::<f32>().unwrap().into_iter().zip(expected) {
+                let error = (found - expected).abs();
+                assert!(error <= 1e-6 * expected.abs().max(0.1), "{name}, step {step}: {found}, expected {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn rules_step_as_pytorch_does() {
+    let sgd = Sgd::default();
+    check("sgd", 0.1, sgd);
+    check("sgd_decay", 0.1, Sgd { weight_decay: 0.05, ..sgd });
+    check("sgd_momentum", 0.1, Sgd { momentum: 0.9, dampening: 0.3, weight_decay: 0.01, ..sgd });
+    check("sgd_nesterov", 0.1, Sgd { momentum: 0.9, nesterov: true, ..sgd });
+    let adam = Adam::default();
+    check("adam", 0.01, adam);
+    check("adam_decay", 0.01, Adam { betas: (0.8, 0.95), eps: 1e-6, weight_decay: 0.1, ..adam });
+    check("adamw", 0.01, Adam { weight_decay: 0.1, ..Adam::w() });
+    let adagrad = Adagrad::default();
+    check("adagrad", 0.1, adagrad);
+    let decay = Adagrad { lr_decay: 0.1, weight_decay: 0.05, initial_accumulator_value: 0.2, ..adagrad };
+    check("adagrad_decay", 0.1, decay);
+}
+
+#[test]
+fn every_float_is_stepped() {
+    for dtype in [DType::F16, DType::BF16, DType::F64] {
+        let one = Tensor::ones(&[40_000], dtype, Device::CPU).unwrap();
+        let parameter = Parameter::new("p", one.copy().unwrap()).unwrap();
+        parameter.set_grad(Some(one));
+        Optimizer::new(vec![parameter.clone()], 0.25, Adam::default()).step().unwrap();
+        let stepped = parameter.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        assert!(stepped.iter().all(|value| (value - 0.75).abs() < 1e-3), "{dtype}: {}", stepped[0]);
+    }
+}
+
+#[test]
+fn an_optimizer_goes_on_from_its_state() {
+    let (first, second) = (parameters(), parameters());
+    let mut whole = Optimizer::new(first.clone(), 0.1, Adam::w());
+    let mut stopped = Optimizer::new(second.clone(), 0.1, Adam::w());
+    for step in 0..2 {
+        set_gradients(&first, step);
+        set_gradients(&second, step);
+        whole.step().unwrap();
+        stopped.step().unwrap();
+    }
+    let state: BTreeMap<String, Tensor> = stopped.state().unwrap().into_iter().collect();
+    let mut resumed = Optimizer::new(second.clone(), 0.1, Adam::w());
+    resumed.load(&state).unwrap();
+    set_gradients(&first, 2);
+    set_gradients(&second, 2);
+    whole.step().unwrap();
+    resumed.step().unwrap();
+    for (left, right) in first.iter().zip(&second) {
+        assert_eq!(left.to_vec::<f32>().unwrap(), right.to_vec::<f32>().unwrap());
+    }
+}
+
+#[test]
+fn the_state_of_another_rule_is_refused() {
+    let parameters = parameters();
+    let mut adam = Optimizer::new(parameters.clone(), 0.1, Adam::default());
+    set_gradients(&parameters, 0);
+    adam.step().unwrap();
+    let state: BTreeMap<String, Tensor> = adam.state().unwrap().into_iter().collect();
+    let error = Optimizer::new(parameters, 0.1, Adagrad::default()).load(&state).unwrap_err();
+    assert!(matches!(error, Error::State(StateError::Names { .. })), "{error}");
+    assert!(error.to_string().contains("p0.sum"), "{error}");
+}
+
+#[test]
+fn a_step_is_a_write_that_graphs_notice() {
+    let parameter = Parameter::new("p", Tensor::from_slice(&[2.0_f32], &[1]).unwrap()).unwrap();
+    let square = parameter.mul(&*parameter).unwrap();
+    parameter.set_grad(Some(Tensor::ones(&[1], DType::F32, Device::CPU).unwrap()));
+    Optimizer::new(vec![parameter], 0.1, Sgd::default()).step().unwrap();
+    let error = square.backward().unwrap_err().to_string();
+    assert!(error.contains("modified in place"), "{error}");
+}
+
+#[test]
+fn schedules_are_pytorchs() {
+    let schedules = [
+        ("step", Schedule::Step { every: 4, gamma: 0.3 }),
+        ("multi_step", Schedule::MultiStep { milestones: vec![3, 8], gamma: 0.2 }),
+        ("cosine", Schedule::Cosine { steps: 12, end: 0.1 }),
+        ("linear", Schedule::Linear { start: 0.25, end: 0.75, steps: 7 }),
+        ("one_cycle", Schedule::OneCycle { steps: 13, up: 0.3, div_factor: 25.0, final_div_factor: 1e4 }),
+    ];
+    for (name, schedule) in schedules {
+        let expected: Vec<f64> = serde_json::from_value(goldens()["schedules"][name].clone()).unwrap();
+        for (step, expected) in expected.into_iter().enumerate() {
+            let found = schedule.scale(step as u64);
+            assert!((found - expected).abs() <= 1e-12, "{name}, step {step}: {found}, expected {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_schedule_scales_every_group() {
+    let [a, b] = ["a", "b"].map(|name| Parameter::new(name, Tensor::from_slice(&[1.0_f32], &[1]).unwrap()).unwrap());
+    let one = || Some(Tensor::ones(&[1], DType::F32, Device::CPU).unwrap());
+    a.set_grad(one());
+    b.set_grad(one());
+    let mut optimizer =
+        Optimizer::new(vec![a.clone()], 0.5, Sgd::default()).with_group(vec![b.clone()], 0.25, Sgd::default());
+    optimizer.set_lr_scale(Schedule::Step { every: 1, gamma: 0.5 }.scale(1));
+    optimizer.step().unwrap();
+    assert_eq!((a.item::<f32>().unwrap(), b.item::<f32>().unwrap()), (0.75, 0.875));
+}
+
+fn with_gradient(name: &str, grad: &[f32]) -> Parameter {
+    let parameter = Parameter::new(name, Tensor::zeros(&[grad.len()], DType::F32, Device::CPU).unwrap()).unwrap();
+    parameter.set_grad(Some(Tensor::from_slice(grad, &[grad.len()]).unwrap()));
+    parameter
+}
+
+fn gradient(parameter: &Parameter) -> Vec<f32> {
+    parameter.grad().unwrap().to_vec().unwrap()
+}
+
+#[test]
+fn gradients_are_clipped_together() {
+    let parameters = [with_gradient("a", &[3.0]), with_gradient("b", &[0.0, 4.0])];
+    let norm = clip_grad_norm(&parameters, 1.0).unwrap();
+    assert_eq!(norm, 5.0);
+    assert!((gradient(&parameters[0])[0] - 0.6).abs() < 1e-6 && (gradient(&parameters[1])[1] - 0.8).abs() < 1e-6);
+    assert!((clip_grad_norm(&parameters, 2.0).unwrap() - 1.0).abs() < 1e-6, "what is small enough stays");
+    assert!((gradient(&parameters[0])[0] - 0.6).abs() < 1e-6);
+    clip_grad_value(&parameters, 0.7).unwrap();
+    assert_eq!(gradient(&parameters[1]), [0.0, 0.7]);
+}
+
+#[test]
+fn a_gradient_that_two_parameters_share_is_clipped_once() {
+    let [a, b] = ["a", "b"].map(|name| Parameter::new(name, Tensor::from_slice(&[1.0_f32], &[]).unwrap()).unwrap());
+    a.add(&*b).unwrap().backward().unwrap();
+    clip_grad_norm([&a, &b], 0.5).unwrap();
+    let expected = 0.5 / 2.0_f32.sqrt();
+    assert!((gradient(&a)[0] - expected).abs() < 1e-6 && (gradient(&b)[0] - expected).abs() < 1e-6);
+}
+
+#[test]
+fn a_step_with_infinite_gradients_is_left_out_and_the_scale_halved() {
+    let parameter = with_gradient("a", &[f32::INFINITY]);
+    let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
+    let mut scaler = GradScaler { growth_interval: 1, ..GradScaler::default() };
+    let is_finite = scaler.unscale(&optimizer).unwrap();
+    assert!(!scaler.step(&mut optimizer, is_finite).unwrap());
+    assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![0.0], 32_768.0));
+
+    let loss = scaler.scale(&parameter.sum_all().unwrap()).unwrap();
+    parameter.set_grad(None);
+    loss.backward().unwrap();
+    assert_eq!(gradient(&parameter), [32_768.0]);
+    let is_finite = scaler.unscale(&optimizer).unwrap();
+    assert!(scaler.step(&mut optimizer, is_finite).unwrap());
+    assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![-0.1], 65_536.0));
+}

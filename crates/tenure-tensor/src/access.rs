@@ -1,0 +1,219 @@
+//! Bytes of tensors, for kernels.
+
+use smallvec::SmallVec;
+use tenure_core::{ExclusiveGuard, Storage, StorageGuard};
+
+use crate::{Element, Result, Tensor, TensorError};
+
+/// The bytes of some tensors while a kernel computes: of those it reads, nobody writes to them; of those it writes,
+/// nobody else reads them. Each storage is locked once, whichever tensors are views of it.
+///
+/// ```
+/// use tenure_tensor::{Access, DType, Device, Tensor};
+///
+/// let (source, target) = (Tensor::from_slice(&[1_i32, 2], &[2])?, Tensor::empty(&[2], DType::I32, Device::CPU)?);
+/// let mut access = Access::new("double", &[&target], &[&source])?;
+/// let (read, written) = access.slices::<i32, i32>(0, 0)?;
+/// written.iter_mut().zip(read).for_each(|(to, from)| *to = 2 * from);
+/// drop(access);
+/// assert_eq!(target.to_vec::<i32>()?, [2, 4]);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+pub struct Access<'a> {
+    op: &'static str,
+    writes: SmallVec<[&'a Tensor; 2]>,
+    reads: SmallVec<[&'a Tensor; 4]>,
+    guards: SmallVec<[(&'a Storage, Guard<'a>); 4]>,
+}
+
+/// All that is read, and all that is written.
+type Split<'a, R, W> = (Vec<&'a [R]>, Vec<&'a mut [W]>);
+
+enum Guard<'a> {
+    Shared(StorageGuard<'a>),
+    Exclusive(ExclusiveGuard<'a>),
+}
+
+impl Guard<'_> {
+    fn as_ptr(&self) -> *mut u8 {
+        match self {
+            Self::Shared(guard) => guard.as_ptr(),
+            Self::Exclusive(guard) => guard.as_ptr(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Shared(guard) => guard.bytes(),
+            Self::Exclusive(guard) => guard.bytes(),
+        }
+    }
+}
+
+impl<'a> Access<'a> {
+    /// Waits until all of them can be had.
+    ///
+    /// # Errors
+    /// A storage was made smaller than a tensor on it needs.
+    pub fn new(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
+        let all = writes.iter().map(|tensor| (*tensor, true)).chain(reads.iter().map(|tensor| (*tensor, false)));
+        let mut wanted: SmallVec<[(&'a Storage, bool); 4]> =
+            all.clone().map(|(tensor, is_written)| (tensor.storage(), is_written)).collect();
+        // In the order of all, so that no two threads wait for each other; a storage's writer first.
+        wanted.sort_unstable_by_key(|(storage, is_written)| (storage.rank(), !is_written));
+        wanted.dedup_by_key(|(storage, _)| storage.rank());
+        let lock = |(storage, is_written): (&'a Storage, bool)| {
+            let exclusive = || Guard::Exclusive(storage.lock_exclusive());
+            (storage, if is_written { exclusive() } else { Guard::Shared(storage.lock()) })
+        };
+        let guards = wanted.into_iter().map(lock).collect();
+        let access = Self { op, writes: writes.into(), reads: reads.into(), guards };
+        for (tensor, _) in all {
+            tensor.layout().check_bounds(tensor.dtype(), access.guard(tensor).bytes())?;
+        }
+        Ok(access)
+    }
+
+    /// Sizes, strides and dtypes of what is written, by number.
+    pub fn written(&self, index: usize) -> &'a Tensor {
+        self.writes[index]
+    }
+
+    /// Sizes, strides and dtypes of what is read, by number.
+    pub fn read(&self, index: usize) -> &'a Tensor {
+        self.reads[index]
+    }
+
+    /// The first element of what is written. Valid for its layout, for reads and writes, while this lives.
+    pub fn write_ptr(&mut self, index: usize) -> *mut u8 {
+        self.ptr(self.writes[index])
+    }
+
+    /// The first element of what is read. Valid for its layout, for reads, while this lives.
+    pub fn read_ptr(&self, index: usize) -> *const u8 {
+        self.ptr(self.reads[index])
+    }
+
+    /// The elements of what is read, which must be contiguous on the CPU.
+    ///
+    /// # Errors
+    /// Another dtype; not contiguous; written too.
+    pub fn slice<T: Element>(&self, index: usize) -> Result<&[T]> {
+        let tensor = self.reads[index];
+        self.check::<T>(tensor)?;
+        if let Some(other) = self.writes.iter().find(|other| overlap(tensor, other)) {
+            return Err(self.overlaps(tensor, other));
+        }
+        // SAFETY: as many elements as the layout has, one after the other, of this dtype; the guard keeps writers away,
+        // and nothing that is written through this overlaps them.
+        Ok(unsafe { std::slice::from_raw_parts(pointer(self.ptr(tensor)), tensor.numel()) })
+    }
+
+    /// The elements of what is written, which must be contiguous on the CPU.
+    ///
+    /// # Errors
+    /// Another dtype; not contiguous; read or written twice.
+    pub fn slice_mut<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
+        Ok(self.slices_mut::<T>([index])?.into_iter().next().unwrap_or_default())
+    }
+
+    /// Something that is read and something that is written, at once.
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
+    pub fn slices<R: Element, W: Element>(&mut self, read: usize, write: usize) -> Result<(&[R], &mut [W])> {
+        let (read, length) = {
+            let slice = self.slice::<R>(read)?;
+            (slice.as_ptr(), slice.len())
+        };
+        let written = self.slice_mut::<W>(write)?;
+        // SAFETY: the same slice again; `slice` has made sure that nothing written overlaps it.
+        Ok((unsafe { std::slice::from_raw_parts(read, length) }, written))
+    }
+
+    /// Several that are written, at once.
+    ///
+    /// # Errors
+    /// Those of [`slice_mut`](Self::slice_mut).
+    pub fn slices_mut<T: Element>(&mut self, indices: impl IntoIterator<Item = usize>) -> Result<Vec<&mut [T]>> {
+        let mut slices = Vec::new();
+        let mut taken: SmallVec<[usize; 4]> = SmallVec::new();
+        for index in indices {
+            let tensor = self.writes[index];
+            self.check::<T>(tensor)?;
+            let others = self.writes.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| other);
+            if let Some(other) = others.chain(&self.reads).find(|other| overlap(tensor, other)) {
+                return Err(self.overlaps(tensor, other));
+            }
+            if taken.contains(&index) {
+                return Err(self.overlaps(tensor, tensor));
+            }
+            taken.push(index);
+            // SAFETY: as many elements as the layout has, one after the other, of this dtype; the guard is the only one,
+            // nothing else here overlaps them, and each is taken once.
+            slices.push(unsafe { std::slice::from_raw_parts_mut(pointer(self.ptr(tensor)), tensor.numel()) });
+        }
+        Ok(slices)
+    }
+
+    /// All that is read and all that is written, at once.
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
+    pub fn split<R: Element, W: Element>(&mut self) -> Result<Split<'_, R, W>> {
+        let reads =
+            (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
+        let reads: Vec<_> = reads.collect::<Result<_>>()?;
+        let writes = self.slices_mut::<W>(0..self.writes.len())?;
+        // SAFETY: the same slices again; `slice` has made sure that nothing written overlaps them.
+        let again = reads.into_iter().map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) });
+        Ok((again.collect(), writes))
+    }
+
+    fn guard(&self, tensor: &Tensor) -> &Guard<'a> {
+        let found = self.guards.iter().find(|(storage, _)| storage.is_alias_of(tensor.storage()));
+        &found.expect("every tensor's storage is locked").1
+    }
+
+    fn ptr(&self, tensor: &Tensor) -> *mut u8 {
+        // Null, of no bytes, stays null.
+        self.guard(tensor).as_ptr().wrapping_add(tensor.layout().offset() * tensor.dtype().size())
+    }
+
+    fn check<T: Element>(&self, tensor: &Tensor) -> Result<()> {
+        if tensor.dtype() != T::DTYPE {
+            let expected = format!("{} was expected", T::DTYPE);
+            return Err(TensorError::DType { op: self.op, found: tensor.dtype(), expected });
+        }
+        if !tensor.is_contiguous() || !tensor.device().is_cpu() {
+            let reason =
+                format!("a contiguous tensor on the CPU is needed, got {:?} on {}", tensor.layout(), tensor.device());
+            return Err(TensorError::argument(self.op, reason));
+        }
+        Ok(())
+    }
+
+    fn overlaps(&self, tensor: &Tensor, other: &Tensor) -> TensorError {
+        let reason =
+            format!("a tensor of sizes {:?} shares memory with one of sizes {:?}", tensor.sizes(), other.sizes());
+        TensorError::Overlap { op: self.op, reason }
+    }
+}
+
+/// For a slice, whose pointer is never null.
+fn pointer<T>(data: *mut u8) -> *mut T {
+    if data.is_null() { std::ptr::dangling_mut() } else { data.cast() }
+}
+
+/// Whether the ranges of two tensors in memory meet.
+pub(crate) fn overlap(left: &Tensor, right: &Tensor) -> bool {
+    if !left.storage().is_alias_of(right.storage()) {
+        return false;
+    }
+    let range = |tensor: &Tensor| {
+        let extent = tensor.layout().extent();
+        extent.start * tensor.dtype().size()..extent.end * tensor.dtype().size()
+    };
+    let (a, b) = (range(left), range(right));
+    a.start < b.end && b.start < a.end
+}

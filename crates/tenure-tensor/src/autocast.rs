@@ -1,0 +1,140 @@
+//! Matrix products in half the bits.
+//!
+//! While an [`Autocast`] lives, operations of its thread choose the dtype that they compute in, as PyTorch's do on CUDA:
+//!
+//! | operations | compute in |
+//! | --- | --- |
+//! | matrix products, linear layers, convolutions, attention, `einsum` | the lower dtype |
+//! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums and products over dimensions, `exp`, `log`, `tan`, `pow`, `reciprocal`, `rsqrt`, `softplus` and their like | `float32` |
+//! | what takes several tensors at once, such as `cat`, `stack`, `scatter_add`, `addcmul` | the widest of them |
+//! | all others | what they are given |
+//!
+//! `float64` and integers stay as they are. Gradients go through the conversions, so that a parameter's is of its own
+//! dtype. [`backward`](crate::autograd::backward) computes each gradient in the dtype of its operation, inside or outside.
+//!
+//! An operation of the first row calls [`lower`] for each tensor, of the second [`raise`], of the third [`widest`].
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+
+use tenure_core::{DType, Generation};
+
+use crate::autograd::is_grad_enabled;
+use crate::{Result, Tensor};
+
+/// Chooses dtypes while it lives, on its thread. PyTorch's `torch.autocast`.
+///
+/// ```
+/// use tenure_tensor::autocast::Autocast;
+/// use tenure_tensor::{DType, Device, Tensor};
+///
+/// let x = Tensor::ones(&[2, 2], DType::F32, Device::CPU)?;
+/// let _autocast = Autocast::enter(DType::BF16);
+/// assert_eq!(x.matmul(&x)?.dtype(), DType::BF16);
+/// assert_eq!(x.add(&x)?.dtype(), DType::F32);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+#[must_use = "it holds for as long as it lives"]
+pub struct Autocast {
+    previous: Option<DType>,
+    thread: PhantomData<*const ()>,
+}
+
+#[derive(Default)]
+struct State {
+    dtype: Option<DType>,
+    /// How many are alive.
+    depth: usize,
+    /// Parameters that were converted, by storage, lower dtype and whether it was differentiated. They go with the
+    /// outermost.
+    parameters: HashMap<(Generation, DType, bool), Converted>,
+}
+
+#[derive(Clone)]
+struct Converted {
+    parameter: Tensor,
+    version: u64,
+    result: Tensor,
+}
+
+thread_local! {
+    static STATE: RefCell<State> = RefCell::default();
+}
+
+impl Autocast {
+    /// Begins, with `float16` or `bfloat16` as the lower dtype; none leaves all dtypes as they are.
+    pub fn enter(dtype: impl Into<Option<DType>>) -> Self {
+        STATE.with_borrow_mut(|state| {
+            state.depth += 1;
+            Self { previous: std::mem::replace(&mut state.dtype, dtype.into()), thread: PhantomData }
+        })
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        let forgotten = STATE.with_borrow_mut(|state| {
+            state.dtype = self.previous;
+            state.depth -= 1;
+            if state.depth == 0 { std::mem::take(&mut state.parameters) } else { HashMap::new() }
+        });
+        drop(forgotten);
+    }
+}
+
+/// The lower dtype, if this thread has one.
+pub fn dtype() -> Option<DType> {
+    STATE.with_borrow(|state| state.dtype)
+}
+
+/// A tensor in the lower dtype: itself outside of autocast, or if it is not of 16 or 32 bits with a fraction. A parameter
+/// is converted once for all uses.
+///
+/// # Errors
+/// No memory.
+pub fn lower(tensor: &Tensor) -> Result<Tensor> {
+    let Some(dtype) = dtype().filter(|dtype| is_eligible(tensor) && tensor.dtype() != *dtype) else {
+        return Ok(tensor.clone());
+    };
+    if !(tensor.is_leaf() && tensor.requires_grad() && tensor.dtype() == DType::F32) {
+        return tensor.to_dtype(dtype);
+    }
+    let (key, version) = ((tensor.storage().generation(), dtype, is_grad_enabled()), tensor.version());
+    let known = STATE.with_borrow(|state| state.parameters.get(&key).cloned());
+    if let Some(known) = known.filter(|known| known.parameter.is_same(tensor) && known.version == version) {
+        return Ok(known.result);
+    }
+    let result = tensor.to_dtype(dtype)?;
+    let converted = Converted { parameter: tensor.clone(), version, result: result.clone() };
+    let replaced = STATE.with_borrow_mut(|state| state.parameters.insert(key, converted));
+    drop(replaced);
+    Ok(result)
+}
+
+/// Whether [`raise`] changes one of these.
+pub fn raises(tensors: &[&Tensor]) -> bool {
+    let is_lower = |tensor: &&Tensor| is_eligible(tensor) && tensor.dtype() != DType::F32;
+    dtype().is_some() && tensors.iter().any(is_lower)
+}
+
+/// A tensor in `float32`: itself outside of autocast, or if it is not of 16 bits with a fraction.
+///
+/// # Errors
+/// No memory.
+pub fn raise(tensor: &Tensor) -> Result<Tensor> {
+    if raises(&[tensor]) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
+}
+
+/// Tensors in the widest dtype of them: themselves outside of autocast.
+///
+/// # Errors
+/// No memory.
+pub fn widest(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let is_wide = dtype().is_some() && tensors.iter().any(|tensor| tensor.dtype() == DType::F32);
+    tensors.iter().map(|tensor| if is_wide { raise(tensor) } else { Ok((*tensor).clone()) }).collect()
+}
+
+fn is_eligible(tensor: &Tensor) -> bool {
+    matches!(tensor.dtype(), DType::F16 | DType::BF16 | DType::F32)
+}

@@ -1,0 +1,173 @@
+//! How an operation gets a node.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::meta::Kind;
+use super::mode::{is_grad_enabled, no_grad};
+use super::node::{Context, Edge, Grads, Inputs, Node};
+use super::saved::SavedTensor;
+use crate::{Result, Tensor};
+
+/// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and this thread
+/// differentiates. `save` saves what the formula needs and returns the formula.
+///
+/// A formula gives one gradient for each input. It may give one that is larger where the input was broadcast, or of
+/// another dtype: it is summed up and converted.
+///
+/// ```
+/// use tenure_tensor::{Tensor, autograd};
+///
+/// /// x³, with a formula of its own.
+/// fn cube(x: &Tensor) -> tenure_tensor::Result<Tensor> {
+///     let cubed = autograd::no_grad(|| x.mul(x)?.mul(x))?;
+///     autograd::attach(cubed, "cube", &[x], |saver| {
+///         let x = saver.save(x)?;
+///         Ok(move |context: &autograd::Context<'_>| {
+///             let x = context.unpack(x)?;
+///             Ok([Some(context.grad(0)?.mul(&x.mul(&x)?.mul(3.0)?)?)].into_iter().collect())
+///         })
+///     })
+/// }
+///
+/// let x = Tensor::from_slice(&[2.0_f64], &[])?.requires_grad_(true)?;
+/// cube(&x)?.backward()?;
+/// assert_eq!(x.grad().expect("a leaf").item::<f64>()?, 12.0);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+///
+/// # Errors
+/// Those of `save`.
+pub fn attach<F>(
+    output: Tensor,
+    name: impl Into<Cow<'static, str>>,
+    inputs: &[&Tensor],
+    save: impl FnOnce(&mut Saver) -> Result<F>,
+) -> Result<Tensor>
+where
+    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+{
+    attach_all(&[&output], name, inputs, save)?;
+    Ok(output)
+}
+
+/// The same for several outputs, which are fresh.
+///
+/// # Errors
+/// Those of `save`.
+pub fn attach_all<F>(
+    outputs: &[&Tensor],
+    name: impl Into<Cow<'static, str>>,
+    inputs: &[&Tensor],
+    save: impl FnOnce(&mut Saver) -> Result<F>,
+) -> Result<()>
+where
+    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+{
+    if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
+        return Ok(());
+    }
+    let node = Draft::new(name.into(), inputs, None, save)?.finish(outputs)?;
+    for (output, tensor) in outputs.iter().enumerate().filter(|(_, tensor)| tensor.dtype().is_floating()) {
+        tensor.set_edge(Edge { node: Arc::clone(&node), output });
+    }
+    Ok(())
+}
+
+/// A tensor that was saved: its number at the node.
+#[derive(Clone, Copy, Debug)]
+pub struct Saved(usize);
+
+impl Saved {
+    pub(super) fn number(self) -> usize {
+        self.0
+    }
+}
+
+/// Saves what a formula needs.
+pub struct Saver {
+    /// None for an output that is still to be written.
+    saved: Vec<Option<SavedTensor>>,
+    needs: SmallVec<[bool; 3]>,
+    /// What is about to be written to in place.
+    target: Option<Tensor>,
+}
+
+impl Saver {
+    /// Whether a gradient of this input will be asked for.
+    pub fn needs(&self, input: usize) -> bool {
+        self.needs[input]
+    }
+
+    /// Keeps a tensor, none of the operation's outputs. What the operation is about to overwrite is copied.
+    ///
+    /// # Errors
+    /// Those of [`SavedHooks`](super::SavedHooks).
+    pub fn save(&mut self, tensor: &Tensor) -> Result<Saved> {
+        let overwrites = |target: &Tensor| target.storage().is_alias_of(tensor.storage());
+        let saved = if self.target.as_ref().is_some_and(overwrites) {
+            let copy = no_grad(|| tensor.copy())?;
+            SavedTensor::input(&tensor.gradient_edge().map_or(copy.clone(), |edge| copy.with_edge(edge)))?
+        } else {
+            SavedTensor::input(tensor)?
+        };
+        self.saved.push(Some(saved));
+        Ok(Saved(self.saved.len() - 1))
+    }
+
+    /// Keeps a tensor if `is_needed`.
+    ///
+    /// # Errors
+    /// Those of [`SavedHooks`](super::SavedHooks).
+    pub fn save_if(&mut self, is_needed: bool, tensor: &Tensor) -> Result<Option<Saved>> {
+        if is_needed { self.save(tensor).map(Some) } else { Ok(None) }
+    }
+
+    /// Keeps the operation's output of that number.
+    ///
+    /// # Errors
+    /// Those of [`SavedHooks`](super::SavedHooks).
+    pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<Saved> {
+        let is_written = self.target.is_none();
+        let saved = if is_written { Some(SavedTensor::output(tensor, output)?) } else { None };
+        self.saved.push(saved);
+        Ok(Saved(self.saved.len() - 1))
+    }
+}
+
+/// A node whose outputs are still to be written.
+pub(super) struct Draft<F> {
+    name: Cow<'static, str>,
+    inputs: Inputs,
+    saver: Saver,
+    formula: F,
+}
+
+impl<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static> Draft<F> {
+    /// Saves what the formula needs; `target` will be written to in place.
+    pub(super) fn new(
+        name: Cow<'static, str>,
+        inputs: &[&Tensor],
+        target: Option<&Tensor>,
+        save: impl FnOnce(&mut Saver) -> Result<F>,
+    ) -> Result<Self> {
+        let edges: SmallVec<[Option<Edge>; 2]> = inputs.iter().map(|input| input.gradient_edge()).collect();
+        let needs = edges.iter().map(Option::is_some).collect();
+        let mut saver = Saver { saved: Vec::new(), needs, target: target.cloned() };
+        let formula = save(&mut saver)?;
+        let kinds = inputs.iter().map(|input| Kind::of(input)).collect();
+        Ok(Self { name, inputs: (edges, kinds), saver, formula })
+    }
+
+    /// The node, with its outputs.
+    pub(super) fn finish(self, outputs: &[&Tensor]) -> Result<Arc<Node>> {
+        let saved = self.saver.saved.into_iter().map(|saved| match saved {
+            Some(saved) => Ok(saved),
+            // Only the one that is written to in place is late.
+            None => SavedTensor::output(outputs[0], 0),
+        });
+        Ok(Node::formula(self.name, self.inputs, outputs, saved.collect::<Result<_>>()?, self.formula))
+    }
+}

@@ -1,0 +1,167 @@
+//! Computing again instead of keeping. PyTorch's `torch.utils.checkpoint(use_reentrant=False)`.
+//!
+//! Nothing that the function saves is kept: each saved tensor is an empty slot. The first that is needed makes the
+//! function run again, and what it saves this time fills the slots, in the same order, up to the last that is still
+//! wanted. A slot is emptied with the node that it is saved for.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use super::hooks::SavedHooks;
+use super::mode::{is_grad_enabled, with_grad};
+use super::saved::SavedTensor;
+use crate::autocast::{self, Autocast};
+use crate::error::AutogradError;
+use crate::{DType, Result, Tensor, random};
+
+/// Runs `function` of `inputs`, and keeps the inputs instead of what it saves for backward, where it runs again. It draws
+/// the same numbers from the default generator, which is left as it was, and autocasts the same. Checkpoints can be
+/// nested.
+///
+/// The function must do the same every time. If it changes something besides, such as running statistics, it leaves that
+/// out [while it is run again](is_recomputing). If a graph is retained, what was computed again is kept with it.
+///
+/// ```
+/// use tenure_tensor::{Tensor, autograd};
+///
+/// let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2])?.requires_grad_(true)?;
+/// let y = autograd::checkpoint(&[&x], |x| Ok(vec![x[0].mul(&x[0])?.mul(&x[0])?]))?.remove(0);
+/// y.sum_all()?.backward()?;
+/// assert_eq!(x.grad().expect("a leaf").to_vec::<f32>()?, [3.0, 12.0]);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+///
+/// # Errors
+/// Those of `function`; in backward, also that inputs were modified in place, or that the function saves something else
+/// when it runs again.
+pub fn checkpoint(
+    inputs: &[&Tensor],
+    function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+) -> Result<Vec<Tensor>> {
+    let given: Vec<Tensor> = inputs.iter().map(|input| (*input).clone()).collect();
+    if !is_grad_enabled() {
+        return function(&given);
+    }
+    let frame = Arc::new(Frame::new(&given, Box::new(function))?);
+    let (packing, unpacking) = (Arc::clone(&frame), Arc::clone(&frame));
+    let _hooks = SavedHooks::enter(
+        move |_, _| Ok(packing.slot()),
+        move |slot: &Arc<Slot>| match slot.get() {
+            Some(tensor) => Ok(tensor.clone()),
+            None => unpacking.fill(slot),
+        },
+    );
+    (frame.function)(&given)
+}
+
+/// Whether this thread runs a checkpoint's function again.
+pub fn is_recomputing() -> bool {
+    RECOMPUTING.get()
+}
+
+thread_local! {
+    static RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A tensor that the function saved, once it has run again.
+type Slot = OnceLock<Tensor>;
+type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
+
+/// One run of a function.
+struct Frame {
+    function: Function,
+    /// Saved themselves, for the hooks around: of a checkpoint inside another, they are computed again too. Whether each
+    /// requires a gradient.
+    inputs: Vec<(SavedTensor, bool)>,
+    random: random::State,
+    autocast: Option<DType>,
+    /// In the order in which they were saved.
+    slots: Mutex<Vec<Weak<Slot>>>,
+    running: Mutex<()>,
+}
+
+impl Frame {
+    fn new(inputs: &[Tensor], function: Function) -> Result<Self> {
+        let saved = inputs.iter().map(|input| Ok((SavedTensor::input(&input.detach())?, input.requires_grad())));
+        Ok(Self {
+            function,
+            inputs: saved.collect::<Result<_>>()?,
+            random: random::default_generator().state(),
+            autocast: autocast::dtype(),
+            slots: Mutex::default(),
+            running: Mutex::default(),
+        })
+    }
+
+    fn slot(&self) -> Arc<Slot> {
+        let slot = Arc::default();
+        self.slots.lock().push(Arc::downgrade(&slot));
+        slot
+    }
+
+    /// What belongs in a slot.
+    fn fill(&self, slot: &Slot) -> Result<Tensor> {
+        let _one = self.running.lock();
+        if slot.get().is_none() {
+            self.run_again()?;
+        }
+        slot.get().cloned().ok_or_else(|| {
+            let reason = "the function saved fewer tensors when it ran again: it must do the same every time";
+            AutogradError::Other { node: "checkpoint".into(), reason: reason.into() }.into()
+        })
+    }
+
+    fn run_again(&self) -> Result<()> {
+        let slots = self.slots.lock().clone();
+        let is_wanted = |slot: &Weak<Slot>| slot.upgrade().is_some_and(|slot| slot.get().is_none());
+        let Some(last) = slots.iter().rposition(is_wanted) else { return Ok(()) };
+        let input = |(saved, requires_grad): &(SavedTensor, bool)| {
+            saved.unpack("checkpoint", None)?.detach().requires_grad_(*requires_grad)
+        };
+        let inputs = self.inputs.iter().map(input).collect::<Result<Vec<_>>>()?;
+        let (next, is_done) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+        let done = Arc::clone(&is_done);
+        let fill = move |tensor: &Tensor, _| {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
+                // One that is full has the same already.
+                let _full = slot.set(tensor.clone());
+            }
+            if index < last {
+                return Ok(tensor.clone());
+            }
+            done.store(true, Ordering::Relaxed);
+            let reason = "all that is wanted was computed again".to_owned();
+            Err(AutogradError::Other { node: "checkpoint".into(), reason }.into())
+        };
+        let _hooks = SavedHooks::enter(fill, |tensor: &Tensor| Ok(tensor.clone()));
+        let _replay = Replay::enter(self.random);
+        let _autocast = Autocast::enter(self.autocast);
+        let result = with_grad(|| (self.function)(&inputs));
+        if is_done.load(Ordering::Relaxed) { Ok(()) } else { result.map(drop) }
+    }
+}
+
+/// The default generator where it was once, while this lives.
+struct Replay {
+    random: random::State,
+    recomputing: bool,
+}
+
+impl Replay {
+    fn enter(state: random::State) -> Self {
+        let random = random::default_generator().state();
+        random::default_generator().set_state(state);
+        Self { random, recomputing: RECOMPUTING.replace(true) }
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        random::default_generator().set_state(self.random);
+        RECOMPUTING.set(self.recomputing);
+    }
+}

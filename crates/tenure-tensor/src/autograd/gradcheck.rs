@@ -1,0 +1,263 @@
+//! Gradients beside differences of the function itself. PyTorch's `gradcheck`.
+
+use super::{Options, grad, no_grad, with_grad};
+use crate::error::AutogradError;
+use crate::{DType, Result, Tensor};
+
+/// How near is near enough: a gradient `a` passes beside a difference `n` if `|a - n| <= absolute + relative * |n|`.
+#[derive(Clone, Copy, Debug)]
+pub struct Gradcheck {
+    /// By how much an element of an input is changed, up and down.
+    pub step: f64,
+    /// What may be missing whatever the size.
+    pub absolute: f64,
+    /// What may be missing for its size.
+    pub relative: f64,
+}
+
+impl Default for Gradcheck {
+    /// PyTorch's: a step of 1e-6, 1e-5 absolute, 1e-3 relative.
+    fn default() -> Self {
+        Self { step: 1e-6, absolute: 1e-5, relative: 1e-3 }
+    }
+}
+
+/// Compares the gradients of `function`'s floating outputs with respect to those of `inputs` that require one with
+/// central differences, element by element. Inputs are `f64` and may be laid out in any way: of an expanded one, each
+/// element is changed alone.
+///
+/// ```
+/// use tenure_tensor::{Tensor, autograd};
+///
+/// let x = Tensor::from_slice(&[1.0, 2.0], &[2])?.requires_grad_(true)?;
+/// autograd::gradcheck(|x| Ok(vec![x[0].mul(&x[0])?]), &[x], autograd::Gradcheck::default())?;
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+///
+/// # Errors
+/// They differ: which output and input, where, and both values. No input requires a gradient; one that does is not
+/// `f64`; those of `function`.
+pub fn gradcheck(
+    function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+    inputs: &[Tensor],
+    options: Gradcheck,
+) -> Result<()> {
+    check("gradcheck", &function, inputs, options)
+}
+
+/// The same of the gradients themselves: their derivatives with respect to the inputs and to the gradients that come
+/// from outside. PyTorch's `gradgradcheck`.
+///
+/// # Errors
+/// Those of [`gradcheck`].
+pub fn gradgradcheck(
+    function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
+    inputs: &[Tensor],
+    options: Gradcheck,
+) -> Result<()> {
+    let outputs = with_grad(|| differentiable(&function, &leaves(inputs)?))?;
+    let upstream = outputs.iter().map(|output| {
+        // Some numbers from -1 to 1, none like another.
+        let values: Vec<f64> = (1..=output.numel()).map(|at| (at as f64 * 0.618_034).fract() * 2.0 - 1.0).collect();
+        Tensor::from_slice(&values, output.sizes())?.requires_grad_(true)
+    });
+    let upstream = upstream.collect::<Result<Vec<_>>>()?;
+    let all: Vec<Tensor> = inputs.iter().chain(&upstream).cloned().collect();
+    let backward = |all: &[Tensor]| {
+        let (given, upstream) = all.split_at(inputs.len());
+        with_grad(|| {
+            // Fresh, so that they have a gradient also where differences are taken.
+            let given: Vec<Tensor> =
+                given.iter().zip(inputs).map(|(tensor, input)| required(tensor, input)).collect::<Result<_>>()?;
+            let outputs = differentiable(&function, &given)?;
+            let wanted: Vec<&Tensor> = given.iter().filter(|tensor| tensor.requires_grad()).collect();
+            gradients(&outputs, &wanted, upstream)
+        })
+    };
+    check("gradgradcheck", &backward, &all, options)
+}
+
+type Function<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;
+
+fn check(op: &'static str, function: Function<'_>, inputs: &[Tensor], options: Gradcheck) -> Result<()> {
+    let fails = |reason: String| Err(AutogradError::Other { node: op.to_owned(), reason }.into());
+    if !inputs.iter().any(Tensor::requires_grad) {
+        return fails("no input requires a gradient".to_owned());
+    }
+    if let Some(input) = inputs.iter().find(|input| input.requires_grad() && input.dtype() != DType::F64) {
+        return fails(format!("inputs must be float64 for differences to be exact enough, got {}", input.dtype()));
+    }
+    let leaves = leaves(inputs)?;
+    let outputs = with_grad(|| function(&leaves))?;
+    for (index, leaf) in leaves.iter().enumerate().filter(|(_, leaf)| leaf.requires_grad()) {
+        let numerical = differences(function, inputs, index, options.step)?;
+        let floating = outputs.iter().enumerate().filter(|(_, output)| output.dtype().is_floating());
+        for ((number, output), numerical) in floating.zip(numerical) {
+            if let Some(difference) = difference(output, leaf, &numerical, options)? {
+                let Difference { output, input, by_formula, by_differences } = difference;
+                return fails(format!(
+                    "the derivative of output {number} at {output:?} with respect to input {index} at {input:?} is \
+                     {by_formula} by its formula, but {by_differences} by differences"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Difference {
+    output: Vec<usize>,
+    input: Vec<usize>,
+    by_formula: f64,
+    by_differences: f64,
+}
+
+/// The first derivative of an output that is not near `numerical[element of the leaf][element of the output]`.
+fn difference(
+    output: &Tensor,
+    leaf: &Tensor,
+    numerical: &[Vec<f64>],
+    options: Gradcheck,
+) -> Result<Option<Difference>> {
+    for at in 0..output.numel() {
+        let derivatives = row(output, leaf, at)?;
+        for (element, (by_formula, numerical)) in derivatives.into_iter().zip(numerical).enumerate() {
+            let by_differences = numerical[at];
+            let is_near =
+                (by_formula - by_differences).abs() <= options.absolute + options.relative * by_differences.abs();
+            if !is_near {
+                let (output, input) = (position(at, output.sizes()), position(element, leaf.sizes()));
+                return Ok(Some(Difference { output, input, by_formula, by_differences }));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// By how much each floating output changes with each element of an input: `[output][element of the input]`, and in it
+/// a number for each element of the output.
+fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f64) -> Result<Vec<Vec<Vec<f64>>>> {
+    let values = inputs[index].to_vec::<f64>()?;
+    let at = |element: usize, step: f64| {
+        let mut values = values.clone();
+        values[element] += step;
+        let mut inputs: Vec<Tensor> = inputs.iter().map(Tensor::detach).collect();
+        inputs[index] = Tensor::from_slice(&values, inputs[index].sizes())?;
+        let outputs = no_grad(|| function(&inputs))?;
+        let floating = outputs.iter().filter(|output| output.dtype().is_floating());
+        floating.map(|output| output.to_dtype(DType::F64)?.to_vec::<f64>()).collect::<Result<Vec<_>>>()
+    };
+    let mut found: Vec<Vec<Vec<f64>>> = Vec::new();
+    for element in 0..values.len() {
+        let (up, down) = (at(element, step)?, at(element, -step)?);
+        found.resize(up.len(), Vec::new());
+        for (output, (up, down)) in found.iter_mut().zip(up.iter().zip(&down)) {
+            output.push(up.iter().zip(down).map(|(up, down)| (up - down) / (2.0 * step)).collect());
+        }
+    }
+    Ok(found)
+}
+
+/// The derivatives of one element of an output with respect to all of a leaf.
+fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
+    if !output.requires_grad() {
+        return Ok(vec![0.0; leaf.numel()]);
+    }
+    let mut one = vec![0.0; output.numel()];
+    one[at] = 1.0;
+    let one = Tensor::from_slice(&one, output.sizes())?.to_dtype(output.dtype())?;
+    let options = Options { retain_graph: true, allow_unused: true, ..Options::default() };
+    match grad(&[output], &[leaf], &[Some(&one)], options)?.remove(0) {
+        Some(grad) => grad.to_vec(),
+        None => Ok(vec![0.0; leaf.numel()]),
+    }
+}
+
+/// Differentiable gradients, zeros for what nothing depends on.
+fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Result<Vec<Tensor>> {
+    let outputs: Vec<&Tensor> = outputs.iter().collect();
+    let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
+    let options = Options { create_graph: true, allow_unused: true, ..Options::default() };
+    let found = grad(&outputs, inputs, &upstream, options)?;
+    let zeros = |input: &Tensor| Tensor::zeros(input.sizes(), input.dtype(), input.device());
+    found.into_iter().zip(inputs).map(|(grad, input)| grad.map_or_else(|| zeros(input), Ok)).collect()
+}
+
+fn differentiable(function: Function<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
+}
+
+/// The inputs as leaves of their own.
+fn leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    inputs.iter().map(|input| input.detach().requires_grad_(input.requires_grad())).collect()
+}
+
+/// The tensor itself if it is as `input` in that, or as a leaf that is.
+fn required(tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
+    if tensor.requires_grad() == input.requires_grad() {
+        return Ok(tensor.clone());
+    }
+    tensor.detach().requires_grad_(input.requires_grad())
+}
+
+/// The indices of an element.
+fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
+    found.reverse();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::autograd::{Context, attach};
+
+    /// x³ with a wrong factor in its formula, the first time or the second.
+    fn cube(x: &Tensor, first: f64, second: f64) -> Result<Tensor> {
+        let cubed = no_grad(|| x.mul(x)?.mul(x))?;
+        attach(cubed, "cube", &[x], |saver| {
+            let x = saver.save(x)?;
+            Ok(move |context: &Context<'_>| {
+                let x = context.unpack(x)?;
+                // The factor is seen by the derivative of the slope alone.
+                let slope = x.mul(&x)?.mul(3.0 * second)?;
+                let shift = slope.detach().mul(1.0 - 1.0 / second)?;
+                Ok([Some(context.grad(0)?.mul(&slope.sub(&shift)?.mul(first)?)?)].into_iter().collect())
+            })
+        })
+    }
+
+    fn input() -> Tensor {
+        Tensor::from_slice(&[0.5, -1.0, 2.0, 1.5], &[2, 2]).unwrap().requires_grad_(true).unwrap()
+    }
+
+    #[test]
+    fn right_formulas_pass() {
+        for check in [gradcheck, gradgradcheck] {
+            check(|x: &[Tensor]| Ok(vec![cube(&x[0].transpose(0, 1)?, 1.0, 1.0)?]), &[input()], Gradcheck::default())
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn a_wrong_formula_is_told_where() {
+        let error = gradcheck(|x| Ok(vec![cube(&x[0], 1.1, 1.0)?]), &[input()], Gradcheck::default());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("output 0 at [0, 0] with respect to input 0 at [0, 0]"), "{error}");
+        assert!(error.contains("0.825") && error.contains("0.7"), "{error}");
+    }
+
+    #[test]
+    fn a_formula_with_a_wrong_derivative_fails_the_second_time() {
+        let wrong = |x: &[Tensor]| Ok(vec![cube(&x[0], 1.0, 2.0)?]);
+        gradcheck(wrong, &[input()], Gradcheck::default()).unwrap();
+        gradgradcheck(wrong, &[input()], Gradcheck::default()).unwrap_err();
+    }
+
+    #[test]
+    fn narrow_floats_are_refused() {
+        let x = Tensor::ones(&[1], DType::F32, crate::Device::CPU).unwrap().requires_grad_(true).unwrap();
+        let error = gradcheck(|x| Ok(x.to_vec()), &[x], Gradcheck::default()).unwrap_err().to_string();
+        assert!(error.contains("float64"), "{error}");
+    }
+}

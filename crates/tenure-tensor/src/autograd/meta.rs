@@ -1,0 +1,181 @@
+//! What autograd knows of a tensor.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+use tenure_core::{DType, Device};
+
+use super::hooks::{GradHook, HookHandle, Hooks};
+use super::node::{Edge, Node};
+use crate::error::AutogradError;
+use crate::{Result, Tensor};
+
+/// A tensor's part in graphs. C10's `AutogradMeta`.
+#[derive(Default)]
+pub(crate) struct Meta {
+    state: Mutex<State>,
+    /// Held while something is added to the gradient: several threads may go back at once.
+    accumulating: Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    requires_grad: bool,
+    /// What made it.
+    edge: Option<Edge>,
+    grad: Option<Tensor>,
+    /// A leaf's node, while a graph has it.
+    accumulate: Weak<Node>,
+    /// None until there is one. Its node has them too.
+    hooks: Option<Arc<Hooks>>,
+    retains_grad: bool,
+    view: Option<View>,
+}
+
+/// What a view is a view of.
+#[derive(Clone)]
+pub(crate) struct View {
+    /// No view itself.
+    pub(crate) base: Tensor,
+    /// The version of the storage that the view's edge is for. At a later one, what the view holds may have been written
+    /// through the base or another view of it, and the edge is to be made anew from the base's.
+    version: u64,
+    /// Made where nothing was differentiated: the base's graph does not know of it.
+    pub(crate) in_no_grad: bool,
+}
+
+/// Sizes, dtype and device of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) struct Kind {
+    pub(crate) sizes: SmallVec<[usize; 5]>,
+    pub(crate) dtype: DType,
+    pub(crate) device: Device,
+}
+
+impl Kind {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
+        Self { sizes: tensor.sizes().into(), dtype: tensor.dtype(), device: tensor.device() }
+    }
+}
+
+impl Meta {
+    pub(crate) fn requires_grad(&self) -> bool {
+        let state = self.state.lock();
+        state.requires_grad || state.edge.is_some()
+    }
+
+    pub(crate) fn is_leaf(&self) -> bool {
+        self.state.lock().edge.is_none()
+    }
+
+    pub(crate) fn set_requires_grad(&self, dtype: DType, requires_grad: bool) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.edge.is_some() {
+            return if requires_grad { Ok(()) } else { Err(AutogradError::NotLeaf.into()) };
+        }
+        if requires_grad && !dtype.is_floating() {
+            return Err(AutogradError::NotFloating { dtype }.into());
+        }
+        state.requires_grad = requires_grad;
+        Ok(())
+    }
+
+    pub(crate) fn edge(&self) -> Option<Edge> {
+        self.state.lock().edge.clone()
+    }
+
+    /// Makes the tensor, of that version, the result of a node. Hooks stay with the node that made it before, but for
+    /// the one that retains the gradient.
+    pub(crate) fn set_edge(&self, edge: Edge, version: u64) {
+        let mut state = self.state.lock();
+        let retain = state.hooks.take().and_then(|hooks| hooks.take_last());
+        if let Some(retain) = retain {
+            let hooks = Arc::new(Hooks::default());
+            hooks.set_last(retain);
+            edge.node.adopt_hooks(edge.output, Arc::clone(&hooks));
+            state.hooks = Some(hooks);
+        }
+        if let Some(view) = &mut state.view {
+            view.version = version;
+        }
+        let replaced = state.edge.replace(edge);
+        drop(state);
+        // Dropping a graph may take long, and looks at other tensors.
+        drop(replaced);
+    }
+
+    /// Where gradients of the tensor go: the node that made it, or that of a leaf.
+    pub(crate) fn gradient_edge(&self, tensor: &Tensor) -> Option<Edge> {
+        let mut state = self.state.lock();
+        if let Some(edge) = &state.edge {
+            return Some(edge.clone());
+        }
+        if !state.requires_grad {
+            return None;
+        }
+        let node = state.accumulate.upgrade().unwrap_or_else(|| {
+            let node = Node::accumulate(tensor);
+            if let Some(hooks) = &state.hooks {
+                node.adopt_hooks(0, Arc::clone(hooks));
+            }
+            state.accumulate = Arc::downgrade(&node);
+            node
+        });
+        Some(Edge { node, output: 0 })
+    }
+
+    pub(crate) fn grad(&self) -> Option<Tensor> {
+        self.state.lock().grad.clone()
+    }
+
+    pub(crate) fn set_grad(&self, grad: Option<Tensor>) -> Option<Tensor> {
+        std::mem::replace(&mut self.state.lock().grad, grad)
+    }
+
+    pub(crate) fn accumulating(&self) -> MutexGuard<'_, ()> {
+        self.accumulating.lock()
+    }
+
+    pub(crate) fn add_hook(&self, hook: GradHook) -> HookHandle {
+        self.hooks().add(hook)
+    }
+
+    /// Calls `hook` after all others; it stays with the tensor when that is written to. Only the first counts.
+    pub(crate) fn retain_grad(&self, hook: GradHook) {
+        if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
+            self.hooks().set_last(hook);
+        }
+    }
+
+    fn hooks(&self) -> Arc<Hooks> {
+        let mut state = self.state.lock();
+        if let Some(hooks) = &state.hooks {
+            return Arc::clone(hooks);
+        }
+        let hooks = Arc::<Hooks>::default();
+        let made_by = state.edge.clone().map(|edge| (edge.node, edge.output));
+        if let Some((node, output)) = made_by.or_else(|| state.accumulate.upgrade().map(|node| (node, 0))) {
+            node.adopt_hooks(output, Arc::clone(&hooks));
+        }
+        state.hooks = Some(Arc::clone(&hooks));
+        hooks
+    }
+
+    /// Says what the tensor, of that version, is a view of.
+    pub(crate) fn set_view(&self, base: Tensor, version: u64, in_no_grad: bool) {
+        self.state.lock().view = Some(View { base, version, in_no_grad });
+    }
+
+    pub(crate) fn view(&self) -> Option<View> {
+        self.state.lock().view.clone()
+    }
+
+    /// The base of a view that it is at another version of than this one, which it is at from now on.
+    pub(crate) fn stale_base(&self, version: u64) -> Option<Tensor> {
+        let mut state = self.state.lock();
+        let view = state.view.as_mut().filter(|view| !view.in_no_grad && view.version != version)?;
+        view.version = version;
+        Some(view.base.clone())
+    }
+}

@@ -1,0 +1,34 @@
+//! Gradients by a graph that operations leave behind as they run.
+//!
+//! An operation on tensors that require a gradient [attaches](attach) a [`Node`] to what it returns: its formula, the
+//! tensors that the formula needs (*saved*), and an edge for each input to the node that made it. A *leaf*, which nothing
+//! made, has a node that adds what arrives to [`Tensor::grad`](crate::Tensor::grad). [`backward`] goes through nodes from last to first.
+//!
+//! Formulas are written with the same operations, so that they have gradients themselves if the graph is kept
+//! ([`Options::create_graph`]). Nothing here is `unsafe`.
+//!
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`.
+
+mod accumulate;
+mod attach;
+mod checkpoint;
+mod engine;
+mod gradcheck;
+mod hooks;
+mod meta;
+mod mode;
+mod node;
+mod saved;
+mod views;
+
+pub(crate) use accumulate::{add_to, own};
+pub use attach::{Saved, Saver, attach, attach_all};
+pub use checkpoint::{checkpoint, is_recomputing};
+pub use engine::{Options, backward, grad};
+pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
+pub use hooks::{HookHandle, SavedHooks, SavedId};
+pub(crate) use meta::{Meta, View};
+pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
+pub(crate) use node::Edge;
+pub use node::{Context, Grads, Node};
+pub(crate) use views::{attach_in_place, view_edge};

@@ -1,0 +1,294 @@
+//! Nodes of graphs: what an operation leaves behind.
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::attach::Saved;
+use super::hooks::Hooks;
+use super::meta::Kind;
+use super::mode::Anomaly;
+use super::saved::SavedTensor;
+use crate::error::AutogradError;
+use crate::{Result, Tensor, TensorError};
+
+/// The gradients of a node's inputs, in their order; none where it is zero or not needed.
+pub type Grads = SmallVec<[Option<Tensor>; 3]>;
+
+/// An operation that was done, from which gradients of its inputs follow from those of its outputs.
+pub struct Node {
+    name: Cow<'static, str>,
+    /// Later ones are larger; a leaf's comes last.
+    sequence: u64,
+    edges: Edges,
+    inputs: SmallVec<[Kind; 2]>,
+    outputs: SmallVec<[Kind; 1]>,
+    work: Work,
+    /// (output, hooks of the tensor that it is).
+    hooks: Mutex<OutputHooks>,
+    /// Where it was made, in anomaly mode.
+    forward: Option<String>,
+}
+
+/// Where a gradient goes: which output of which node it is the gradient of.
+#[derive(Clone)]
+pub(crate) struct Edge {
+    pub(crate) node: Arc<Node>,
+    pub(crate) output: usize,
+}
+
+type Edges = SmallVec<[Option<Edge>; 2]>;
+/// Where the gradients of inputs go, and what they are.
+pub(super) type Inputs = (Edges, SmallVec<[Kind; 2]>);
+type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
+type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
+
+enum Work {
+    /// Adds what arrives to a leaf's gradient.
+    Accumulate(Tensor),
+    Formula {
+        /// None once they were freed.
+        saved: Mutex<Option<Arc<Vec<SavedTensor>>>>,
+        formula: Option<Formula>,
+    },
+}
+
+/// What a formula is called with.
+pub struct Context<'a> {
+    node: &'a Arc<Node>,
+    grads: &'a [Option<Tensor>],
+    saved: &'a [SavedTensor],
+    needs: &'a [bool],
+}
+
+impl Context<'_> {
+    /// The gradient of an output; none if nothing depends on that output.
+    pub fn grad_if_any(&self, output: usize) -> Option<&Tensor> {
+        self.grads[output].as_ref()
+    }
+
+    /// The gradient of an output, zeros if nothing depends on it.
+    ///
+    /// # Errors
+    /// No memory for zeros.
+    pub fn grad(&self, output: usize) -> Result<Tensor> {
+        match &self.grads[output] {
+            Some(grad) => Ok(grad.clone()),
+            None => {
+                let Kind { sizes, dtype, device } = &self.node.outputs[output];
+                Tensor::zeros(sizes, *dtype, *device)
+            }
+        }
+    }
+
+    /// Whether the gradient of an input is asked for.
+    pub fn needs(&self, input: usize) -> bool {
+        self.needs[input]
+    }
+
+    /// `gradient()` if that of `input` is asked for.
+    ///
+    /// # Errors
+    /// Those of `gradient`.
+    pub fn give(&self, input: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
+        if self.needs(input) { gradient().map(Some) } else { Ok(None) }
+    }
+
+    /// A tensor that was saved.
+    ///
+    /// # Errors
+    /// It was modified since ([`Modified`](AutogradError::Modified)); those of [`SavedHooks`](super::SavedHooks).
+    pub fn unpack(&self, saved: impl Into<Option<Saved>>) -> Result<Tensor> {
+        let Some(saved) = saved.into() else {
+            let reason = "a tensor is needed that was not saved".to_owned();
+            return Err(AutogradError::Other { node: self.node.name.to_string(), reason }.into());
+        };
+        self.saved[saved.number()].unpack(&self.node.name, Some(self.node))
+    }
+}
+
+impl Node {
+    /// What it is called: the operation.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The nodes that its gradients go to, with the number of the output each is the gradient of; none for inputs that
+    /// require none. PyTorch's `next_functions`.
+    pub fn next(&self) -> impl Iterator<Item = Option<(&Arc<Self>, usize)>> {
+        self.edges.iter().map(|edge| edge.as_ref().map(|edge| (&edge.node, edge.output)))
+    }
+
+    /// The node of a leaf.
+    pub(super) fn accumulate(leaf: &Tensor) -> Arc<Self> {
+        Arc::new(Self {
+            name: Cow::Borrowed("AccumulateGrad"),
+            sequence: u64::MAX,
+            edges: SmallVec::new(),
+            inputs: SmallVec::new(),
+            outputs: std::iter::once(Kind::of(leaf)).collect(),
+            work: Work::Accumulate(leaf.clone()),
+            hooks: Mutex::default(),
+            forward: None,
+        })
+    }
+
+    /// The node of an operation on inputs of these kinds, to which the edges lead, with these outputs.
+    pub(super) fn formula(
+        name: Cow<'static, str>,
+        inputs: Inputs,
+        outputs: &[&Tensor],
+        saved: Vec<SavedTensor>,
+        formula: impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        static SEQUENCE: AtomicU64 = AtomicU64::new(0);
+        let (edges, inputs) = inputs;
+        Arc::new(Self {
+            name,
+            sequence: SEQUENCE.fetch_add(1, Ordering::Relaxed),
+            edges,
+            inputs,
+            outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
+            work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(Box::new(formula)) },
+            hooks: Mutex::default(),
+            forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
+        })
+    }
+
+    pub(super) fn edges(&self) -> &[Option<Edge>] {
+        &self.edges
+    }
+
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs.len()
+    }
+
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The leaf, if it is the node of one.
+    pub(super) fn leaf(&self) -> Option<&Tensor> {
+        match &self.work {
+            Work::Accumulate(leaf) => Some(leaf),
+            Work::Formula { .. } => None,
+        }
+    }
+
+    pub(super) fn adopt_hooks(&self, output: usize, hooks: Arc<Hooks>) {
+        self.hooks.lock().push((output, hooks));
+    }
+
+    /// Makes a gradient what the node takes: of the output's sizes, dtype, and after the tensor's hooks.
+    pub(super) fn run_hooks(&self, grads: &mut [Option<Tensor>]) -> Result<()> {
+        let hooks = self.hooks.lock().clone();
+        for (output, hooks) in hooks {
+            if let Some(grad) = grads[output].take() {
+                grads[output] = Some(fit(&self.name, output, &self.outputs[output], hooks.run(grad)?)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a gradient given from outside is one of the output's.
+    pub(super) fn check_root(&self, output: usize, grad: Tensor) -> Result<Tensor> {
+        let kind = &self.outputs[output];
+        if grad.sizes() != &kind.sizes[..] {
+            let (found, expected) = (grad.sizes().to_vec(), kind.sizes.to_vec());
+            return Err(AutogradError::GradientSizes { node: "backward".into(), index: 0, found, expected }.into());
+        }
+        fit(&self.name, output, kind, grad)
+    }
+
+    /// The gradients of the inputs. What was saved is freed unless `keeps`.
+    pub(super) fn run(self: &Arc<Self>, grads: &[Option<Tensor>], needs: &[bool], keeps: bool) -> Result<Grads> {
+        let Work::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
+        let there = {
+            let mut saved = saved.lock();
+            // What saved nothing can run any number of times.
+            let frees = !keeps && saved.as_ref().is_some_and(|saved| !saved.is_empty());
+            if frees { saved.take() } else { saved.clone() }
+        };
+        let there = there.ok_or_else(|| AutogradError::Freed { node: self.name.to_string() })?;
+        let given = formula(&Context { node: self, grads, saved: &there, needs })?;
+        if given.len() != self.edges.len() {
+            let (found, expected) = (given.len(), self.edges.len());
+            return Err(AutogradError::GradientCount { node: self.name.to_string(), found, expected }.into());
+        }
+        let fitted = given.into_iter().enumerate().map(|(input, grad)| match grad {
+            Some(grad) if needs[input] => fit(&self.name, input, &self.inputs[input], grad).map(Some),
+            _ => Ok(None),
+        });
+        let fitted: Grads = fitted.collect::<Result<_>>()?;
+        if Anomaly::is_on() {
+            self.look_for_nan(&fitted)?;
+        }
+        Ok(fitted)
+    }
+
+    fn look_for_nan(&self, grads: &[Option<Tensor>]) -> Result<()> {
+        for (index, grad) in grads.iter().enumerate() {
+            let Some(grad) = grad else { continue };
+            if super::no_grad(|| grad.has_nan())? {
+                let said = |at: &String| format!("; the operation was called at\n{at}");
+                let forward = self.forward.as_ref().map_or_else(String::new, said);
+                return Err(AutogradError::NotANumber { node: self.name.to_string(), index, forward }.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A gradient in the sizes and dtype of what it is the gradient of: what was broadcast is summed up.
+fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor> {
+    if grad.sizes() != &kind.sizes[..] {
+        let fits = grad.rank() >= kind.sizes.len()
+            && kind.sizes.iter().rev().zip(grad.sizes().iter().rev()).all(|(to, from)| to == from || *to == 1);
+        if !fits {
+            let (found, expected) = (grad.sizes().to_vec(), kind.sizes.to_vec());
+            return Err(AutogradError::GradientSizes { node: node.to_owned(), index, found, expected }.into());
+        }
+        grad = grad.sum_to(&kind.sizes)?;
+    }
+    if grad.dtype() != kind.dtype {
+        grad = grad.to_dtype(kind.dtype)?;
+    }
+    if grad.device() != kind.device {
+        return Err(TensorError::Device { op: "backward", left: kind.device, right: grad.device() });
+    }
+    Ok(grad)
+}
+
+/// What a node held.
+type Remains = (Edges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
+
+impl Drop for Node {
+    /// One after the other, not one inside the other: a graph may be deeper than the stack.
+    fn drop(&mut self) {
+        thread_local! {
+            static REMAINS: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
+        }
+        let Work::Formula { saved, formula } = &mut self.work else { return };
+        let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
+        let is_first = REMAINS.with_borrow_mut(|waiting| match waiting {
+            Some(waiting) => {
+                waiting.push(remains);
+                false
+            }
+            None => {
+                *waiting = Some(vec![remains]);
+                true
+            }
+        });
+        if is_first {
+            while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
+                drop(next);
+            }
+            REMAINS.set(None);
+        }
+    }
+}

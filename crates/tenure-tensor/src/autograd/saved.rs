@@ -1,0 +1,109 @@
+//! Tensors that are kept for backward.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::hooks::{SavedId, Unpack, saved_hooks};
+use super::meta::Kind;
+use super::node::{Edge, Node};
+use crate::error::AutogradError;
+use crate::{Result, Tensor, autograd};
+
+/// A tensor as it was when it was saved. PyTorch's `SavedVariable`.
+pub(crate) struct SavedTensor {
+    content: Content,
+    kind: Kind,
+    /// The version that it had.
+    version: u64,
+    /// Where its gradient goes.
+    origin: Origin,
+}
+
+enum Content {
+    /// Detached: the tensor itself may become the result of what the node that saves it leads to.
+    Tensor(Tensor),
+    Packed {
+        packed: Box<dyn Any + Send + Sync>,
+        unpack: Unpack,
+    },
+}
+
+enum Origin {
+    /// Nowhere, or to what made it.
+    Edge(Option<Edge>),
+    /// To the node that saves it, which does not own itself: which of its outputs it is.
+    Output(usize),
+}
+
+impl SavedTensor {
+    /// Saves an input of a node.
+    pub(crate) fn input(tensor: &Tensor) -> Result<Self> {
+        Self::new(tensor, None)
+    }
+
+    /// Saves an output of the node that saves it.
+    pub(crate) fn output(tensor: &Tensor, output: usize) -> Result<Self> {
+        Self::new(tensor, Some(output))
+    }
+
+    fn new(tensor: &Tensor, output: Option<usize>) -> Result<Self> {
+        let (kind, version) = (Kind::of(tensor), tensor.version());
+        let origin = output.map_or_else(|| Origin::Edge(tensor.gradient_edge()), Origin::Output);
+        let content = match saved_hooks() {
+            Some((pack, unpack)) => {
+                let id = SavedId { generation: tensor.storage().generation(), version };
+                let packed = autograd::no_grad(|| pack(&tensor.detach(), id))?;
+                Content::Packed { packed, unpack }
+            }
+            None => Content::Tensor(tensor.detach()),
+        };
+        Ok(Self { content, kind, version, origin })
+    }
+
+    /// The tensor, as it was, for the node of that name; `itself` is the node if what it saved may be its output.
+    pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
+        let tensor = match &self.content {
+            Content::Tensor(tensor) => {
+                self.check_version(node, tensor)?;
+                tensor.detach()
+            }
+            Content::Packed { packed, unpack } => {
+                let tensor = autograd::no_grad(|| unpack(&**packed))?.detach();
+                if tensor.sizes() != &self.kind.sizes[..] || tensor.dtype() != self.kind.dtype {
+                    let reason = format!(
+                        "a saved tensor was unpacked as {} {:?}, but packed as {} {:?}",
+                        tensor.dtype(),
+                        tensor.sizes(),
+                        self.kind.dtype,
+                        self.kind.sizes
+                    );
+                    return Err(AutogradError::Other { node: node.to_owned(), reason }.into());
+                }
+                tensor
+            }
+        };
+        let edge = match &self.origin {
+            Origin::Edge(edge) => edge.clone(),
+            Origin::Output(output) => itself.map(|node| Edge { node: Arc::clone(node), output: *output }),
+        };
+        Ok(match edge {
+            Some(edge) => tensor.with_edge(edge),
+            None => tensor,
+        })
+    }
+
+    fn check_version(&self, node: &str, tensor: &Tensor) -> Result<()> {
+        let found = tensor.version();
+        if found == self.version {
+            return Ok(());
+        }
+        let origin = match &self.origin {
+            Origin::Output(output) => format!(", output {output} of {node},"),
+            Origin::Edge(Some(edge)) if edge.node.leaf().is_none() => format!(", which {} made,", edge.node.name()),
+            Origin::Edge(_) => String::new(),
+        };
+        let Kind { sizes, dtype, .. } = &self.kind;
+        let (node, sizes) = (node.to_owned(), sizes.to_vec());
+        Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, found, saved: self.version }.into())
+    }
+}

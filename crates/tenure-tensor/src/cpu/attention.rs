@@ -1,0 +1,395 @@
+//! Attention without a matrix of all weights.
+//!
+//! FlashAttention (Dao et al., 2022): a block of keys at a time, with the softmax of what was seen so far. Queries are
+//! taken a panel at a time, transposed, so that every product finds its operands in the order of its registers and the
+//! softmax goes along queries without a sum across a vector.
+
+use super::gemm::{Matrix, Multiply};
+use super::halves::{in_f32, widened};
+use super::math::Math;
+use crate::element::Element;
+use crate::kernel::on_cpu;
+use crate::ops::Weighting;
+use crate::{Access, DType, Device, Entry, Result, Tensor, threads};
+
+/// Writes the means of values, and the logarithms of the sums of weights, `(batch, heads, queries)`. Queries, keys and
+/// values are of four dimensions, the last dense, with fewer heads of keys and values perhaps; a mask, `bool` or what is
+/// added, is broadcast.
+pub(crate) type Attend = fn([&Tensor; 2], [&Tensor; 3], Option<&Tensor>, Weighting) -> Result<()>;
+
+/// Writes the gradients of queries, keys and values of those, of the gradient of the means, the means, and the logarithms
+/// of the sums. The gradients are contiguous.
+pub(crate) type AttendBackward = fn([&Tensor; 3], [&Tensor; 6], Option<&Tensor>, Weighting) -> Result<()>;
+
+pub(crate) const ATTEND: &[Entry<Attend>] = on_cpu!(@ attend: (F32 f32) (F64 f64));
+pub(crate) const ATTEND_HALVES: &[Entry<Attend>] = on_cpu!(@ attend_halves, (F16 BF16));
+pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cpu!(@ backward: (F32 f32) (F64 f64));
+pub(crate) const BACKWARD_HALVES: &[Entry<AttendBackward>] = on_cpu!(@ backward_halves, (F16 BF16));
+
+/// Queries of a panel.
+const PANEL: usize = 64;
+
+/// Keys of a block.
+const KEYS: usize = 96;
+
+/// Columns that a product takes without packing its left operand.
+const COLUMNS: usize = 48;
+
+type Lanes<T> = [T; PANEL];
+
+fn attend<T: Multiply + Math>(
+    [out, sums]: [&Tensor; 2],
+    [queries, keys, values]: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<()> {
+    let reads: Vec<&Tensor> = [queries, keys, values].into_iter().chain(mask).collect();
+    let mut access = Access::new("attention", &[out, sums], &reads)?;
+    let (to, sums) = (Heads::<T>::new(access.write_ptr(0), out), Heads::<T>::new(access.write_ptr(1), sums));
+    let [q, k, v] = [0, 1, 2].map(|index| Heads::<T>::new(access.read_ptr(index), reads[index]));
+    let mask = mask.map(|mask| Mask::new(access.read_ptr(3), mask));
+    let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
+    let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
+    let (heads, group) = (queries.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
+    let panels = length.div_ceil(PANEL);
+    let arch = pulp::Arch::new();
+    let workspace = || Tensor::empty(&[(width + KEYS + value_width) * PANEL], T::DTYPE, Device::CPU);
+    threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
+        // The longest first, where later queries see more keys.
+        let (head, first) = (part / panels, (panels - 1 - part % panels) * PANEL);
+        let at = [head / heads, head % heads];
+        let kv = [at[0], at[1] / group];
+        let lanes = PANEL.min(length - first);
+        let mut access = Access::new("attention", &[workspace], &[])?;
+        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
+        let (scores, sum) = rest.split_at_mut(KEYS * PANEL);
+        let (mut largest, mut total) = ([T::of(f64::NEG_INFINITY); PANEL], [T::ZERO; PANEL]);
+        sum.fill(T::ZERO);
+        // SAFETY: the queries, keys and values of a head, and panels of the workspace.
+        unsafe {
+            arch.dispatch(
+                #[inline(always)]
+                || q.head(at).at(first, 0).transpose_to(query, lanes, width),
+            );
+            let end = if weighting.is_causal { count.min(first + lanes) } else { count };
+            for key in (0..end).step_by(KEYS) {
+                let block = KEYS.min(end - key);
+                score(query, k.head(kv).at(key, 0), scores, [width, block], weighting.scale);
+                arch.dispatch(
+                    #[inline(always)]
+                    || {
+                        hide(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                        let before = online_softmax(&mut scores[..block * PANEL], &mut largest, &mut total);
+                        for row in sum.chunks_exact_mut(PANEL) {
+                            row.iter_mut().zip(&before).for_each(|(sum, before)| *sum = *sum * *before);
+                        }
+                    },
+                );
+                accumulate(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
+            }
+            let share: Lanes<T> = total.map(|total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
+            let to = to.head(at).at(first, 0);
+            for lane in 0..lanes {
+                let row = to.at(lane, 0).data;
+                (0..value_width).for_each(|i| row.add(i).write(sum[i * PANEL + lane] * share[lane]));
+                sums.head(at).at(first + lane, 0).data.write(largest[lane] + total[lane].log());
+            }
+        }
+        Ok(())
+    })
+}
+
+fn backward<T: Multiply + Math>(
+    outputs: [&Tensor; 3],
+    inputs: [&Tensor; 6],
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<()> {
+    for output in outputs {
+        output.fill_raw(0.into())?;
+    }
+    let reads: Vec<&Tensor> = inputs.into_iter().chain(mask).collect();
+    let mut access = Access::new("attention", &outputs, &reads)?;
+    let [to_q, to_k, to_v] = [0, 1, 2].map(|index| Heads::<T>::new(access.write_ptr(index), outputs[index]));
+    let [q, k, v, grad, out, sums] =
+        [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
+    let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
+    let [queries, keys, values, ..] = inputs;
+    let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
+    let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
+    let (heads, group) = (keys.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
+    let arch = pulp::Arch::new();
+    let workspace = || Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU);
+    threads::for_each_part_with(keys.sizes()[0] * heads, workspace, |workspace, part| {
+        let kv = [part / heads, part % heads];
+        let mut access = Access::new("attention", &[workspace], &[])?;
+        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
+        let (to_query, rest) = rest.split_at_mut(width * PANEL);
+        let (grads, rest) = rest.split_at_mut(value_width * PANEL);
+        let (weights, to_scores) = rest.split_at_mut(KEYS * PANEL);
+        for (head, first) in (0..group).flat_map(|head| (0..length).step_by(PANEL).map(move |first| (head, first))) {
+            let at = [kv[0], kv[1] * group + head];
+            let lanes = PANEL.min(length - first);
+            // Of lanes that are none, and of queries that see no key, all weights are zero.
+            let (mut shift, mut inner) = ([T::of(f64::INFINITY); PANEL], [T::ZERO; PANEL]);
+            to_query.fill(T::ZERO);
+            // SAFETY: queries, keys, values and gradients of a head, and panels of the workspace; what is written is of
+            // the head of keys and values that is this part's.
+            unsafe {
+                let (rows, rows_of_grad) = (q.head(at).at(first, 0), grad.head(at).at(first, 0));
+                arch.dispatch(
+                    #[inline(always)]
+                    || {
+                        rows.transpose_to(query, lanes, width);
+                        rows_of_grad.transpose_to(grads, lanes, value_width);
+                    },
+                );
+                for lane in 0..lanes {
+                    let (grad, out) = (rows_of_grad.at(lane, 0).data, out.head(at).at(first + lane, 0).data);
+                    let product = |i| grad.add(i).read() * out.add(i).read();
+                    inner[lane] = (0..value_width).fold(T::ZERO, |sum, i| sum + product(i));
+                    let sum = sums.head(at).at(first + lane, 0).data.read();
+                    shift[lane] = if sum == T::of(f64::NEG_INFINITY) { T::of(f64::INFINITY) } else { sum };
+                }
+                let end = if weighting.is_causal { count.min(first + lanes) } else { count };
+                for key in (0..end).step_by(KEYS) {
+                    let block = KEYS.min(end - key);
+                    let (keys, values) = (k.head(kv).at(key, 0), v.head(kv).at(key, 0));
+                    score(query, keys, weights, [width, block], weighting.scale);
+                    score(grads, values, to_scores, [value_width, block], 1.0);
+                    let scale = T::of(weighting.scale);
+                    arch.dispatch(
+                        #[inline(always)]
+                        || {
+                            hide(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                            let rows = weights[..block * PANEL].chunks_exact_mut(PANEL);
+                            for (weights, to_scores) in rows.zip(to_scores.chunks_exact_mut(PANEL)) {
+                                for lane in 0..PANEL {
+                                    let weight = (weights[lane] - shift[lane]).exp();
+                                    weights[lane] = weight;
+                                    to_scores[lane] = weight * (to_scores[lane] - inner[lane]) * scale;
+                                }
+                            }
+                        },
+                    );
+                    let columns = |matrix: Matrix<T>| Matrix { row: matrix.column, column: matrix.row, ..matrix };
+                    let panel = |panel: &[T]| Matrix::new(panel.as_ptr(), 1, PANEL);
+                    let (grown_k, grown_v) = (to_k.head(kv).at(key, 0), to_v.head(kv).at(key, 0));
+                    let one = T::ONE;
+                    let sizes = [value_width, lanes, block];
+                    T::multiply(sizes, columns(grown_v), columns(rows_of_grad), panel(weights), one, one);
+                    let sizes = [width, lanes, block];
+                    T::multiply(sizes, columns(grown_k), columns(rows), panel(to_scores), one, one);
+                    accumulate(to_query, to_scores, keys, [block, width]);
+                }
+                let to = to_q.head(at).at(first, 0);
+                for lane in 0..lanes {
+                    let row = to.at(lane, 0).data;
+                    (0..width).for_each(|i| row.add(i).write(to_query[i * PANEL + lane]));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Products of a panel of queries with some keys: a row for each key.
+///
+/// # Safety
+/// There are so many keys of that width.
+unsafe fn score<T: Multiply + Math>(
+    panel: &[T],
+    keys: Matrix<T>,
+    scores: &mut [T],
+    [width, count]: [usize; 2],
+    scale: f64,
+) {
+    for first in (0..count).step_by(COLUMNS) {
+        let keys = keys.at(first, 0);
+        // SAFETY: keys, as the caller says, and rows of the scores.
+        unsafe {
+            T::multiply(
+                [PANEL, width, COLUMNS.min(count - first)],
+                Matrix::new(scores[first * PANEL..].as_ptr(), 1, PANEL),
+                Matrix::new(panel.as_ptr(), 1, PANEL),
+                Matrix { row: keys.column, column: keys.row, ..keys },
+                T::of(scale),
+                T::ZERO,
+            );
+        }
+    }
+}
+
+/// Adds values, weighted by the rows of a panel: a row for each of their elements.
+///
+/// # Safety
+/// There are so many values of that width.
+unsafe fn accumulate<T: Multiply + Math>(sums: &mut [T], weights: &[T], values: Matrix<T>, [count, width]: [usize; 2]) {
+    for first in (0..width).step_by(COLUMNS) {
+        // SAFETY: values, as the caller says, and rows of the sums and weights.
+        unsafe {
+            T::multiply(
+                [PANEL, count, COLUMNS.min(width - first)],
+                Matrix::new(sums[first * PANEL..].as_ptr(), 1, PANEL),
+                Matrix::new(weights.as_ptr(), 1, PANEL),
+                values.at(0, first),
+                T::ONE,
+                T::ONE,
+            );
+        }
+    }
+}
+
+/// Takes a block of scores to weights, relative to the largest so far. Returns what earlier weights shrink by.
+#[inline(always)]
+fn online_softmax<T: Math>(scores: &mut [T], largest: &mut Lanes<T>, total: &mut Lanes<T>) -> Lanes<T> {
+    let mut now = *largest;
+    for row in scores.chunks_exact(PANEL) {
+        for lane in 0..PANEL {
+            now[lane] = if row[lane] > now[lane] || row[lane].is_nan() { row[lane] } else { now[lane] };
+        }
+    }
+    let (mut before, mut shift) = ([T::ZERO; PANEL], [T::ZERO; PANEL]);
+    for lane in 0..PANEL {
+        shift[lane] = if now[lane] == T::of(f64::NEG_INFINITY) { T::ZERO } else { now[lane] };
+        before[lane] = (largest[lane] - shift[lane]).exp();
+        total[lane] = total[lane] * before[lane];
+    }
+    for row in scores.chunks_exact_mut(PANEL) {
+        for lane in 0..PANEL {
+            row[lane] = (row[lane] - shift[lane]).exp();
+            total[lane] = total[lane] + row[lane];
+        }
+    }
+    *largest = now;
+    before
+}
+
+/// Makes scores of keys that a query does not see minus infinity, or adds what the mask says.
+///
+/// # Safety
+/// The mask is one of these heads, queries and keys.
+#[inline(always)]
+unsafe fn hide<T: Math>(
+    scores: &mut [T],
+    [first, key]: [usize; 2],
+    [lanes, block]: [usize; 2],
+    at: [usize; 2],
+    mask: Option<Mask>,
+    is_causal: bool,
+) {
+    let hidden = T::of(f64::NEG_INFINITY);
+    for (index, row) in scores.chunks_exact_mut(PANEL).take(block).enumerate() {
+        if let Some(mask) = mask {
+            for (lane, score) in row[..lanes].iter_mut().enumerate() {
+                // SAFETY: an element of the mask.
+                unsafe {
+                    match mask {
+                        Mask::Seen(mask) if mask.head(at).at(first + lane, key + index).data.read() == 0 => {
+                            *score = hidden;
+                        }
+                        Mask::Seen(_) => {}
+                        Mask::AddedF32(mask) => {
+                            let added = mask.head(at).at(first + lane, key + index).data.read();
+                            *score = *score + T::of(f64::from(added));
+                        }
+                        Mask::AddedF64(mask) => {
+                            *score = *score + T::of(mask.head(at).at(first + lane, key + index).data.read());
+                        }
+                    }
+                }
+            }
+        }
+        if is_causal && key + index > first {
+            let unseen = (key + index - first).min(PANEL);
+            row[..unseen].fill(hidden);
+        }
+    }
+}
+
+/// Matrices of a batch of heads.
+#[derive(Clone, Copy)]
+struct Heads<T> {
+    first: Matrix<T>,
+    batch: usize,
+    head: usize,
+}
+
+impl<T> Heads<T> {
+    fn new(data: *const u8, tensor: &Tensor) -> Self {
+        let strides = tensor.strides();
+        let column = strides.get(3).copied().unwrap_or(1);
+        Self { first: Matrix::new(data.cast(), strides[2], column), batch: strides[0], head: strides[1] }
+    }
+
+    #[inline(always)]
+    fn head(self, [batch, head]: [usize; 2]) -> Matrix<T> {
+        let data = self.first.data.wrapping_add(batch * self.batch + head * self.head);
+        Matrix { data, ..self.first }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Mask {
+    Seen(Heads<u8>),
+    AddedF32(Heads<f32>),
+    AddedF64(Heads<f64>),
+}
+
+impl Mask {
+    fn new(data: *const u8, mask: &Tensor) -> Self {
+        match mask.dtype() {
+            DType::F32 => Self::AddedF32(Heads::new(data, mask)),
+            DType::F64 => Self::AddedF64(Heads::new(data, mask)),
+            // A `bool` is a byte, 0 or 1.
+            _ => Self::Seen(Heads::new(data, mask)),
+        }
+    }
+}
+
+impl<T: Element> Matrix<T> {
+    /// Writes some rows as columns of a panel, with zeros after the last.
+    ///
+    /// # Safety
+    /// There are so many rows of that width.
+    #[inline(always)]
+    unsafe fn transpose_to(self, panel: &mut [T], rows: usize, width: usize) {
+        for (column, to) in panel.chunks_exact_mut(PANEL).take(width).enumerate() {
+            for (row, to) in to.iter_mut().enumerate() {
+                // SAFETY: an element of the matrix.
+                *to = if row < rows { unsafe { self.at(row, column).data.read() } } else { T::from_scalar(0.into()) };
+            }
+        }
+    }
+}
+
+fn attend_halves(
+    [out, sums]: [&Tensor; 2],
+    inputs: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<()> {
+    let mask = wide_mask(mask)?;
+    let [q, k, v] = inputs.map(widened);
+    in_f32(out, |wide| attend::<f32>([wide, sums], [&q?, &k?, &v?], mask.as_ref(), weighting))
+}
+
+fn backward_halves(
+    outputs: [&Tensor; 3],
+    inputs: [&Tensor; 6],
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<()> {
+    let mask = wide_mask(mask)?;
+    let [q, k, v, grad, out, sums] = inputs.map(widened);
+    let wide = outputs.map(|output| Tensor::empty(output.sizes(), DType::F32, output.device()));
+    let [to_q, to_k, to_v] = wide;
+    let wide = [to_q?, to_k?, to_v?];
+    let inputs = [&q?, &k?, &v?, &grad?, &out?, &sums?];
+    backward::<f32>([&wide[0], &wide[1], &wide[2]], inputs, mask.as_ref(), weighting)?;
+    outputs.iter().zip(&wide).try_for_each(|(output, wide)| output.copy_raw(wide))
+}
+
+fn wide_mask(mask: Option<&Tensor>) -> Result<Option<Tensor>> {
+    mask.map(|mask| if mask.dtype() == DType::Bool { Ok(mask.clone()) } else { widened(mask) }).transpose()
+}

@@ -1,0 +1,288 @@
+//! Functions of two numbers.
+
+use std::ops::{BitAnd, BitOr, BitXor};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::loops;
+use super::math::Math;
+use crate::kernel::on_cpu;
+use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result, Scalar, TensorError};
+
+/// Writes a function of two inputs, computed in the dtype that it is found by.
+pub(crate) type Binary = fn(&Elementwise<'_>) -> Result<()>;
+
+/// The same of a number too.
+pub(crate) type Scaled = fn(&Elementwise<'_>, Scalar) -> Result<()>;
+
+/// A kernel that writes an expression of two elements.
+macro_rules! binary {
+    ($($name:ident: $bound:ident ($($dtypes:tt)*), |$a:ident, $b:ident| $value:expr;)*) => {$(
+        pub(crate) const $name: &[Entry<Binary>] = {
+            fn kernel<T: $bound>(iter: &Elementwise<'_>) -> Result<()> {
+                loops::binary(
+                    iter,
+                    #[inline(always)]
+                    |$a: T, $b: T| $value,
+                );
+                Ok(())
+            }
+            on_cpu!($($dtypes)*: kernel::<T>)
+        };
+    )*};
+}
+
+pub(super) use binary;
+
+binary! {
+    ADD: Number (lanes of numbers), |a, b| a.plus(b);
+    SUB: Number (lanes of numbers), |a, b| a.minus(b);
+    MUL: Number (lanes of numbers), |a, b| a.times(b);
+    DIV: Math (lanes of floats), |a, b| a / b;
+    MAXIMUM: Element (lanes of all), |a, b| if a > b || is_unordered(a) { a } else { b };
+    MINIMUM: Element (lanes of all), |a, b| if a < b || is_unordered(a) { a } else { b };
+    ATAN2: Math (lanes of floats), |a, b| a.atan2(b);
+    POW: Power (lanes of numbers), |a, b| a.power(b);
+    AND: Bits (integers), |a, b| a & b;
+    OR: Bits (integers), |a, b| a | b;
+    XOR: Bits (integers), |a, b| a ^ b;
+    SHIFT_LEFT: Shift (whole numbers), |a, b| a.left(b);
+    SHIFT_RIGHT: Shift (whole numbers), |a, b| a.right(b);
+}
+
+/// Sums of truth values are `or`, products are `and`.
+pub(crate) const ADD_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
+    loops::binary(iter, |a: bool, b: bool| a | b);
+    Ok(())
+})];
+pub(crate) const MUL_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
+    loops::binary(iter, |a: bool, b: bool| a & b);
+    Ok(())
+})];
+
+/// A kernel that divides: integers by zero are an error.
+macro_rules! division {
+    ($($name:ident: $op:ident;)*) => {$(
+        pub(crate) const $name: &[Entry<Binary>] = {
+            fn kernel<T: Division>(iter: &Elementwise<'_>) -> Result<()> {
+                let by_zero = AtomicBool::new(false);
+                loops::binary(
+                    iter,
+                    #[inline(always)]
+                    |a: T, b: T| {
+                        if T::IS_INTEGER && b == T::ZERO {
+                            by_zero.store(true, Ordering::Relaxed);
+                            return T::ZERO;
+                        }
+                        a.$op(b)
+                    },
+                );
+                if by_zero.into_inner() {
+                    return Err(TensorError::argument(iter.op(), "an integer was divided by zero"));
+                }
+                Ok(())
+            }
+            on_cpu!(lanes of numbers: kernel::<T>)
+        };
+    )*};
+}
+
+division! {
+    DIV_FLOOR: div_floor;
+    DIV_TRUNC: div_trunc;
+    REMAINDER: remainder;
+    FMOD: fmod;
+}
+
+/// a + number · b
+pub(crate) const ADD_SCALED: &[Entry<Scaled>] = on_cpu!(lanes of numbers: add_scaled::<T>);
+/// a + number · b · c
+pub(crate) const ADDCMUL: &[Entry<Scaled>] = on_cpu!(lanes of numbers: addcmul::<T>);
+/// a + number · b / c
+pub(crate) const ADDCDIV: &[Entry<Scaled>] = on_cpu!(lanes of floats: addcdiv::<T>);
+/// a + c · (b - a)
+pub(crate) const LERP: &[Entry<Binary>] = on_cpu!(lanes of floats: lerp::<T>);
+
+fn add_scaled<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
+    let factor = T::from_scalar(factor);
+    loops::binary(
+        iter,
+        #[inline(always)]
+        |a: T, b: T| a.plus(factor.times(b)),
+    );
+    Ok(())
+}
+
+fn addcmul<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
+    let factor = T::from_scalar(factor);
+    loops::ternary(
+        iter,
+        #[inline(always)]
+        |a: T, b: T, c: T| a.plus(factor.times(b).times(c)),
+    );
+    Ok(())
+}
+
+fn addcdiv<T: Math>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
+    let factor = T::from_scalar(factor);
+    loops::ternary(
+        iter,
+        #[inline(always)]
+        |a: T, b: T, c: T| a + factor * b / c,
+    );
+    Ok(())
+}
+
+fn lerp<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
+    loops::ternary(
+        iter,
+        #[inline(always)]
+        |a: T, b: T, weight: T| {
+            // From the nearer end, so that both are met exactly.
+            let distance = b - a;
+            if weight.abs() < T::of(0.5) { a + weight * distance } else { b - distance * (T::ONE - weight) }
+        },
+    );
+    Ok(())
+}
+
+/// Whether it is no number.
+#[inline(always)]
+fn is_unordered<T: Element>(value: T) -> bool {
+    value.partial_cmp(&value).is_none()
+}
+
+/// Integers and truth values.
+trait Bits: Element + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {}
+
+macro_rules! bits {
+    ($($type:ty),*) => { $(impl Bits for $type {})* };
+}
+bits!(bool, u8, i8, i16, i32, i64);
+
+/// Numbers that are divided to whole numbers.
+trait Division: Number {
+    const IS_INTEGER: bool;
+    fn div_floor(self, divisor: Self) -> Self;
+    fn div_trunc(self, divisor: Self) -> Self;
+    /// Of the divisor's sign.
+    fn remainder(self, divisor: Self) -> Self;
+    /// Of the dividend's sign.
+    fn fmod(self, divisor: Self) -> Self;
+}
+
+trait Power: Number {
+    fn power(self, exponent: Self) -> Self;
+}
+
+/// Past all bits, nothing is left but the sign.
+trait Shift: Number {
+    fn left(self, by: Self) -> Self;
+    fn right(self, by: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Division for $type {
+            const IS_INTEGER: bool = true;
+
+            #[inline(always)]
+            fn div_floor(self, divisor: Self) -> Self {
+                let rest = self.wrapping_rem(divisor);
+                self.wrapping_div(divisor) - Self::from(rest != 0 && (rest.widen() ^ divisor.widen()) < 0)
+            }
+
+            #[inline(always)]
+            fn div_trunc(self, divisor: Self) -> Self {
+                self.wrapping_div(divisor)
+            }
+
+            #[inline(always)]
+            fn remainder(self, divisor: Self) -> Self {
+                let rest = self.wrapping_rem(divisor);
+                if rest != 0 && (rest.widen() ^ divisor.widen()) < 0 { rest + divisor } else { rest }
+            }
+
+            #[inline(always)]
+            fn fmod(self, divisor: Self) -> Self {
+                self.wrapping_rem(divisor)
+            }
+        }
+
+        impl Power for $type {
+            #[inline(always)]
+            fn power(self, exponent: Self) -> Self {
+                match u32::try_from(exponent) {
+                    Ok(exponent) => self.wrapping_pow(exponent),
+                    // 1 / self ^ -exponent, cut off; or more than any power of an integer that does not wrap.
+                    Err(_) => match (self.widen(), exponent.widen() & 1) {
+                        (1, _) | (-1, 0) => 1,
+                        (-1, _) => self,
+                        _ => 0,
+                    },
+                }
+            }
+        }
+
+        impl Shift for $type {
+            #[inline(always)]
+            fn left(self, by: Self) -> Self {
+                let bits = <$type>::BITS as i64;
+                if (0..bits).contains(&by.widen()) { self.wrapping_shl(by as u32) } else { 0 }
+            }
+
+            #[inline(always)]
+            fn right(self, by: Self) -> Self {
+                let last = <$type>::BITS as i64 - 1;
+                let by = by.widen();
+                let within = if (0..=last).contains(&by) { by } else { last };
+                // What is unsigned has no sign to leave.
+                if within < by && <$type>::MIN == 0 { 0 } else { self.wrapping_shr(within as u32) }
+            }
+        }
+    )*};
+}
+integers!(u8, i8, i16, i32, i64);
+
+macro_rules! floats {
+    ($($type:ty),*) => {$(
+        impl Division for $type {
+            const IS_INTEGER: bool = false;
+
+            #[inline(always)]
+            fn div_floor(self, divisor: Self) -> Self {
+                if divisor == 0.0 {
+                    return self / divisor;
+                }
+                // (self - rest) / divisor is nearly whole; the quotient alone could round up to the next.
+                let rest = self % divisor;
+                let whole = (self - rest) / divisor;
+                let whole = if rest != 0.0 && (rest < 0.0) != (divisor < 0.0) { whole - 1.0 } else { whole };
+                if whole == 0.0 { (0.0 as $type).copysign(self / divisor) } else { whole.round_ties_even() }
+            }
+
+            #[inline(always)]
+            fn div_trunc(self, divisor: Self) -> Self {
+                (self / divisor).trunc()
+            }
+
+            #[inline(always)]
+            fn remainder(self, divisor: Self) -> Self {
+                let rest = self % divisor;
+                if rest != 0.0 && (rest < 0.0) != (divisor < 0.0) { rest + divisor } else { rest }
+            }
+
+            #[inline(always)]
+            fn fmod(self, divisor: Self) -> Self {
+                self % divisor
+            }
+        }
+
+        impl Power for $type {
+            #[inline(always)]
+            fn power(self, exponent: Self) -> Self {
+                self.powf(exponent)
+            }
+        }
+    )*};
+}
+floats!(f32, f64);

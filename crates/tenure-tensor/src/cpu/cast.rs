@@ -1,0 +1,137 @@
+//! Conversions from dtype to dtype.
+
+use half::{bf16, f16};
+
+use super::loops::vectorized;
+use crate::element::with_element;
+use crate::{DType, Number};
+
+/// Converts elements that lie one after the other: from, to, how many.
+///
+/// # Safety
+/// As many elements of the one dtype, and place for as many of the other, that do not overlap.
+pub(super) type Cast = unsafe fn(*const u8, *mut u8, usize);
+
+/// The conversion from one dtype to another. Floats are cut off to integers, which wrap.
+pub(super) fn between(from: DType, to: DType) -> Cast {
+    if from == to {
+        return match from.size() {
+            1 => same::<1>,
+            2 => same::<2>,
+            4 => same::<4>,
+            _ => same::<8>,
+        };
+    }
+    match from {
+        DType::F16 => to_any::<f16>(to),
+        DType::BF16 => to_any::<bf16>(to),
+        DType::F32 => to_any::<f32>(to),
+        DType::F64 => to_any::<f64>(to),
+        // The bytes of `bool` are 0 and 1.
+        DType::Bool | DType::U8 => to_any::<u8>(to),
+        DType::I8 => to_any::<i8>(to),
+        DType::I16 => to_any::<i16>(to),
+        DType::I32 => to_any::<i32>(to),
+        DType::I64 => to_any::<i64>(to),
+    }
+}
+
+fn to_any<F: Convert>(to: DType) -> Cast {
+    with_element!(to, T => cast::<F, T>)
+}
+
+/// # Safety
+/// That of [`Cast`].
+unsafe fn cast<F: Convert, T: Convert>(from: *const u8, to: *mut u8, n: usize) {
+    // SAFETY: the caller's promise.
+    let (from, to) =
+        unsafe { (std::slice::from_raw_parts(from.cast::<F>(), n), std::slice::from_raw_parts_mut(to.cast::<T>(), n)) };
+    vectorized!(to.iter_mut().zip(from).for_each(|(to, from)| *to = T::convert(*from)));
+}
+
+/// # Safety
+/// That of [`Cast`].
+unsafe fn same<const WIDTH: usize>(from: *const u8, to: *mut u8, n: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { to.copy_from_nonoverlapping(from, n * WIDTH) };
+}
+
+/// A type that others are converted to.
+trait Convert: Copy {
+    /// As the widest number of its kind that it is held in without loss.
+    type Wide: Wide;
+
+    fn wide(self) -> Self::Wide;
+
+    fn from_wide(wide: impl Wide) -> Self;
+
+    #[inline(always)]
+    fn convert<F: Convert>(from: F) -> Self {
+        Self::from_wide(from.wide())
+    }
+}
+
+/// Numbers that are converted by the processor.
+trait Wide: Copy {
+    fn to_i64(self) -> i64;
+    fn to_f32(self) -> f32;
+    fn to_f64(self) -> f64;
+    fn is_zero(self) -> bool;
+}
+
+macro_rules! wide {
+    ($($type:ty),*) => {$(
+        impl Wide for $type {
+            #[inline(always)]
+            fn to_i64(self) -> i64 {
+                self as i64
+            }
+
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                self as f32
+            }
+
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+
+            #[inline(always)]
+            fn is_zero(self) -> bool {
+                self == 0 as $type
+            }
+        }
+    )*};
+}
+wide!(i32, i64, f32, f64);
+
+macro_rules! convert {
+    ($($type:ty, $wide:ty: $to_wide:expr, $by:ident $from_wide:expr;)*) => {$(
+        impl Convert for $type {
+            type Wide = $wide;
+
+            #[inline(always)]
+            fn wide(self) -> $wide {
+                ($to_wide)(self)
+            }
+
+            #[inline(always)]
+            fn from_wide(wide: impl Wide) -> Self {
+                ($from_wide)(wide.$by())
+            }
+        }
+    )*};
+}
+convert! {
+    bool, i32: i32::from, is_zero |is_zero: bool| !is_zero;
+    u8, i32: i32::from, to_i64 |value| value as u8;
+    i8, i32: i32::from, to_i64 |value| value as i8;
+    i16, i32: i32::from, to_i64 |value| value as i16;
+    i32, i32: |value| value, to_i64 |value| value as i32;
+    i64, i64: |value| value, to_i64 |value| value;
+    f16, f32: Number::widen, to_f32 f16::narrow;
+    bf16, f32: Number::widen, to_f32 bf16::narrow;
+    f32, f32: |value| value, to_f32 |value| value;
+    f64, f64: |value| value, to_f64 |value| value;
+}

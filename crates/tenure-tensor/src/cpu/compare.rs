@@ -1,0 +1,53 @@
+//! Comparisons and logic.
+
+use super::binary::{Binary, binary};
+use super::loops;
+use crate::kernel::on_cpu;
+use crate::{Element, Elementwise, Entry, Result};
+
+binary! {
+    EQ: Element (lanes of all), |a, b| a == b;
+    NE: Element (lanes of all), |a, b| a != b;
+    LT: Element (lanes of all), |a, b| a < b;
+    LE: Element (lanes of all), |a, b| a <= b;
+    GT: Element (lanes of all), |a, b| a > b;
+    GE: Element (lanes of all), |a, b| a >= b;
+    LOGICAL_AND: Element (lanes of all), |a, b| is_true(a) & is_true(b);
+    LOGICAL_OR: Element (lanes of all), |a, b| is_true(a) | is_true(b);
+    LOGICAL_XOR: Element (lanes of all), |a, b| is_true(a) ^ is_true(b);
+}
+
+#[inline(always)]
+fn is_true<T: Element>(value: T) -> bool {
+    value != T::from_scalar(false.into())
+}
+
+/// How close is close.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Closeness {
+    pub(crate) relative: f64,
+    pub(crate) absolute: f64,
+    /// What is no number is close to what is none.
+    pub(crate) equal_nan: bool,
+}
+
+/// Writes whether the second input is near to the first.
+pub(crate) type IsClose = fn(&Elementwise<'_>, Closeness) -> Result<()>;
+
+pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cpu!(all: is_close);
+
+/// In `f64`, whatever the dtype.
+fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
+    let Closeness { relative, absolute, equal_nan } = closeness;
+    loops::binary(
+        iter,
+        #[inline(always)]
+        |a: f64, b: f64| {
+            let distance = (a - b).abs();
+            // Nothing is near to infinity but itself.
+            let is_near = distance <= absolute + relative * b.abs() && distance < f64::INFINITY;
+            a == b || is_near || (equal_nan && a.is_nan() && b.is_nan())
+        },
+    );
+    Ok(())
+}

@@ -1,0 +1,330 @@
+//! Convolutions, their transposes, and the gradients of their weights.
+//!
+//! All three gather a panel of pixels with what each tap of the kernel reads (im2col), small enough to stay in the cache,
+//! and multiply it with the weights. A panel is as wide as the product's registers, so that nothing is packed again.
+
+use super::gemm::{Matrix, Multiply};
+use super::halves::{in_f32, widened};
+use super::sweep::{Channels, PANEL, SLACK, Sweep};
+use crate::kernel::on_cpu;
+use crate::ops::Geometry;
+use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
+
+/// Writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each channel. All are
+/// contiguous.
+pub(crate) type Convolve = fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>, &Geometry) -> Result<()>;
+
+/// Writes the gradient of a convolution's weights, of its input and the gradient of its output. All are contiguous.
+pub(crate) type WeightGradient = fn(&Tensor, &Tensor, &Tensor, &Geometry) -> Result<()>;
+
+pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cpu!(@ convolve: (F32 f32) (F64 f64));
+pub(crate) const CONVOLVE_HALVES: &[Entry<Convolve>] = on_cpu!(@ convolve_halves, (F16 BF16));
+pub(crate) const TRANSPOSED: &[Entry<Convolve>] = on_cpu!(@ transposed: (F32 f32) (F64 f64));
+pub(crate) const TRANSPOSED_HALVES: &[Entry<Convolve>] = on_cpu!(@ transposed_halves, (F16 BF16));
+pub(crate) const WEIGHT_GRADIENT: &[Entry<WeightGradient>] = on_cpu!(@ weight_gradient: (F32 f32) (F64 f64));
+pub(crate) const WEIGHT_GRADIENT_HALVES: &[Entry<WeightGradient>] = on_cpu!(@ weight_gradient_halves, (F16 BF16));
+
+/// Multiplications that are worth waking a thread for.
+const GRAIN: usize = 2 << 20;
+
+/// Parts that there should be, so that threads share them evenly.
+const PARTS: usize = 16;
+
+/// Rows that are transposed together.
+const BLOCK: usize = 16;
+
+/// Room after a row of columns, for `Sweep::gather`.
+const PITCH: usize = PANEL + SLACK;
+
+/// Rows of weights that the product takes without packing them.
+const ROWS: usize = 48;
+
+fn convolve<T: Multiply>(
+    out: &Tensor,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: &Geometry,
+) -> Result<()> {
+    let sweep = Sweep::forward(spatial(input), spatial(out), spatial(weight), geometry);
+    let rows = weight.sizes()[0] / geometry.groups;
+    sweep_product::<T>(out, input, weight, bias, &sweep, [geometry.groups, rows, weight.sizes()[1]])
+}
+
+fn transposed<T: Multiply>(
+    out: &Tensor,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: &Geometry,
+) -> Result<()> {
+    let [rows, channels] = [weight.sizes()[1], weight.sizes()[0] / geometry.groups];
+    for sweep in Sweep::transposed(spatial(input), spatial(out), spatial(weight), geometry) {
+        if sweep.pixels() > 0 {
+            let packed = transpose_weights::<T>(weight, sweep.numbers(), geometry.groups)?;
+            sweep_product::<T>(out, input, &packed, bias, &sweep, [geometry.groups, rows, channels])?;
+        }
+    }
+    Ok(())
+}
+
+/// The weights of some taps, `(groups, output channels, input channels, taps)` of what is a transpose of the convolution.
+fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) -> Result<Tensor> {
+    let (rows, channels) = (weight.sizes()[1], weight.sizes()[0] / groups);
+    let kernel: usize = weight.sizes()[2..].iter().product();
+    let packed = Tensor::empty(&[groups, rows, channels, taps.len()], T::DTYPE, Device::CPU)?;
+    let mut access = Access::new("conv_transpose", &[&packed], &[weight])?;
+    let to = Matrix::<T>::new(access.write_ptr(0).cast(), channels * taps.len(), 1);
+    let from = access.slice::<T>(0)?;
+    let row_parts = rows.div_ceil(BLOCK);
+    threads::for_each_part(groups * row_parts, |part| {
+        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
+        for channel in 0..channels {
+            for row in first..rows.min(first + BLOCK) {
+                let source = &from[((group * channels + channel) * rows + row) * kernel..][..kernel];
+                let to = to.at(group * rows + row, channel * taps.len()).data;
+                for (tap, number) in taps.iter().enumerate() {
+                    // SAFETY: an element of the row, which is this part's.
+                    unsafe { to.add(tap).write(source[*number]) };
+                }
+            }
+        }
+    });
+    drop(access);
+    Ok(packed)
+}
+
+/// Writes the pixels of a sweep: the product of `(groups, rows, channels * taps)` weights with what the taps read.
+fn sweep_product<T: Multiply>(
+    out: &Tensor,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    sweep: &Sweep,
+    [groups, rows, channels]: [usize; 3],
+) -> Result<()> {
+    let pixels = out.sizes()[0] * sweep.pixels();
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let taps = sweep.numbers().len();
+    let (inner, panels) = (channels * taps, pixels.div_ceil(PANEL));
+    // What is gathered at a time stays in the cache.
+    let channels_together = channels.div_ceil((inner * PANEL * size_of::<T>()).div_ceil(512 * 1024).max(1)).max(1);
+    let mut rows_together = rows;
+    while groups * panels * rows.div_ceil(rows_together) < PARTS
+        && rows_together > ROWS
+        && PANEL * inner * rows_together > GRAIN
+    {
+        rows_together = (rows_together / 2).next_multiple_of(ROWS);
+    }
+    let row_parts = rows.div_ceil(rows_together);
+    let panels_together = (GRAIN / (PANEL * inner * rows_together).max(1)).clamp(1, panels);
+    let panel_parts = panels.div_ceil(panels_together);
+
+    let mut reads = vec![input, weight];
+    reads.extend(bias);
+    let mut access = Access::new("conv", &[out], &reads)?;
+    let (to, from) = (strides(out), strides(input));
+    let target = Matrix::<T>::new(access.write_ptr(0).cast(), to.channel, 0);
+    let (source, weights) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
+    let biases = bias.map(|_| access.slice::<T>(2)).transpose()?;
+    let arch = pulp::Arch::new();
+
+    let gathered = PITCH * channels_together * taps;
+    let workspace = || Tensor::empty(&[gathered + PANEL * rows_together], T::DTYPE, Device::CPU);
+    threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
+        let (group, row_part, panel_part) =
+            (part / (row_parts * panel_parts), part / panel_parts % row_parts, part % panel_parts);
+        let first_row = row_part * rows_together;
+        let row_count = rows_together.min(rows - first_row);
+        let first_panel = panel_part * panels_together;
+        let mut access = Access::new("conv", &[workspace], &[])?;
+        let (columns, tile) = access.slice_mut::<T>(0)?.split_at_mut(gathered);
+        for panel in first_panel..panels.min(first_panel + panels_together) {
+            let width = PANEL.min(pixels - panel * PANEL);
+            let runs = sweep.runs(panel * PANEL..panel * PANEL + width);
+            if inner == 0 {
+                tile.fill(T::ZERO);
+            }
+            for channel in (0..channels).step_by(channels_together) {
+                let channel_count = channels_together.min(channels - channel);
+                let images = &source[(group * channels + channel) * from.channel..];
+                arch.dispatch(
+                    #[inline(always)]
+                    || sweep.gather(&runs, images, from, channel_count, columns, PITCH),
+                );
+                for row in (0..row_count).step_by(ROWS) {
+                    let weight = ((group * rows + first_row + row) * channels + channel) * taps;
+                    let beta = if channel == 0 { T::ZERO } else { T::ONE };
+                    // SAFETY: the columns that were gathered, and rows of the weights and of the tile.
+                    unsafe {
+                        T::multiply(
+                            [width, channel_count * taps, ROWS.min(row_count - row)],
+                            Matrix::new(tile[row * PANEL..].as_ptr(), 1, PANEL),
+                            Matrix::new(columns.as_ptr(), 1, PITCH),
+                            Matrix::new(weights[weight..].as_ptr(), 1, inner),
+                            T::ONE,
+                            beta,
+                        );
+                    }
+                }
+            }
+            let first = group * rows + first_row;
+            let images = target.at(first, 0).data;
+            arch.dispatch(
+                #[inline(always)]
+                // SAFETY: channels of the output, whose pixels of this panel are this part's.
+                || unsafe {
+                    let bias = |row| biases.map_or(T::ZERO, |biases| biases[first + row]);
+                    sweep.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, bias);
+                },
+            );
+        }
+        Ok(())
+    })
+}
+
+fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
+    /// Pixels that are summed up at a time, at most.
+    const PIXELS: usize = 256;
+    let groups = geometry.groups;
+    let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
+    let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
+    let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
+    let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
+    let together = pixels.div_ceil(blocks.max(1)).next_multiple_of(16);
+    let pitch = together + SLACK;
+    let channels_together = channels.div_ceil((inner * PIXELS * size_of::<T>()).div_ceil(640 * 1024).max(1)).max(1);
+    let channel_parts = channels.div_ceil(channels_together);
+    let work = PIXELS * rows * channels_together * taps;
+    // Parts that have the same channels sum up pixels of their own, and their sums are added in order.
+    let slices = PARTS.div_ceil(groups * channel_parts).min(blocks * work / GRAIN).clamp(1, blocks.max(1));
+    let blocks_together = blocks.div_ceil(slices);
+    let sums = Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU)?;
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    if pixels == 0 {
+        return out.fill_raw(0.into());
+    }
+
+    let mut access = Access::new("conv", &[&sums], &[input, grad])?;
+    let sum = Matrix::<T>::new(access.write_ptr(0).cast(), 1, rows);
+    let (source, grads) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
+    let (from, to) = (strides(input), strides(grad));
+    let arch = pulp::Arch::new();
+    let gathered = pitch * channels_together * taps;
+    let workspace = || Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU);
+    threads::for_each_part_with(groups * channel_parts * slices, workspace, |workspace, part| {
+        let (slice, group, channel) =
+            (part / (groups * channel_parts), part / channel_parts % groups, part % channel_parts * channels_together);
+        let count = channels_together.min(channels - channel);
+        let mut access = Access::new("conv", &[workspace], &[])?;
+        let (columns, transposed) = access.slice_mut::<T>(0)?.split_at_mut(gathered);
+        let sum = sum.at(0, (slice * groups + group) * inner + channel * taps);
+        let first_block = slice * blocks_together;
+        if first_block >= blocks {
+            // SAFETY: the sums of this part.
+            unsafe { std::slice::from_raw_parts_mut(sum.data, count * taps * rows) }.fill(T::ZERO);
+        }
+        for block in first_block..blocks.min(first_block + blocks_together) {
+            let range = block * together..pixels.min((block + 1) * together);
+            let runs = sweep.runs(range.clone());
+            arch.dispatch(
+                #[inline(always)]
+                // SAFETY: channels of the input and of the output's gradient, and rows of the workspace for them.
+                || unsafe {
+                    let images = &source[(group * channels + channel) * from.channel..];
+                    sweep.gather(&runs, images, from, count, columns, pitch);
+                    let images = grads[group * rows * to.channel..].as_ptr();
+                    sweep.transpose(&runs, images, to, rows, transposed.as_mut_ptr(), together);
+                },
+            );
+            let beta = if block == first_block { T::ZERO } else { T::ONE };
+            for column in (0..count * taps).step_by(ROWS) {
+                for row in (0..rows).step_by(PANEL) {
+                    // SAFETY: the columns that were gathered, the pixels that were transposed, and sums of this part.
+                    unsafe {
+                        T::multiply(
+                            [PANEL.min(rows - row), range.len(), ROWS.min(count * taps - column)],
+                            sum.at(row, column),
+                            Matrix::new(transposed[row * together..].as_ptr(), 1, PANEL),
+                            Matrix::new(columns[column * pitch..].as_ptr(), 1, pitch),
+                            T::ONE,
+                            beta,
+                        );
+                    }
+                }
+            }
+        }
+        Ok(())
+    })?;
+    drop(access);
+    add_up::<T>(out, &sums, [slices, groups, inner, rows])
+}
+
+/// Adds slices, and brings `(slices, groups, inner, rows)` in the order of weights.
+fn add_up<T: Number>(out: &Tensor, sums: &Tensor, [slices, groups, inner, rows]: [usize; 4]) -> Result<()> {
+    let mut access = Access::new("conv", &[out], &[sums])?;
+    let to = Matrix::<T>::new(access.write_ptr(0).cast(), inner, 1);
+    let sums = access.slice::<T>(0)?;
+    let row_parts = rows.div_ceil(BLOCK);
+    threads::for_each_part(groups * row_parts, |part| {
+        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
+        let count = BLOCK.min(rows - first);
+        for column in 0..inner {
+            let row_of = |slice| &sums[((slice * groups + group) * inner + column) * rows + first..][..count];
+            let mut sum = [T::ZERO; BLOCK];
+            sum[..count].copy_from_slice(row_of(0));
+            for slice in 1..slices {
+                sum.iter_mut().zip(row_of(slice)).for_each(|(sum, more)| *sum = sum.plus(*more));
+            }
+            for (row, sum) in sum[..count].iter().enumerate() {
+                // SAFETY: an element of the row, which is this part's.
+                unsafe { to.at(group * rows + first + row, column).data.write(*sum) };
+            }
+        }
+    });
+    Ok(())
+}
+
+fn convolve_halves(
+    out: &Tensor,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: &Geometry,
+) -> Result<()> {
+    in_f32(out, |wide| {
+        let bias = bias.map(widened).transpose()?;
+        convolve::<f32>(wide, &widened(input)?, &widened(weight)?, bias.as_ref(), geometry)
+    })
+}
+
+fn transposed_halves(
+    out: &Tensor,
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: &Geometry,
+) -> Result<()> {
+    in_f32(out, |wide| {
+        let bias = bias.map(widened).transpose()?;
+        transposed::<f32>(wide, &widened(input)?, &widened(weight)?, bias.as_ref(), geometry)
+    })
+}
+
+fn weight_gradient_halves(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
+    in_f32(out, |wide| weight_gradient::<f32>(wide, &widened(input)?, &widened(grad)?, geometry))
+}
+
+/// Depth, height and width.
+fn spatial(tensor: &Tensor) -> [usize; 3] {
+    let sizes = &tensor.sizes()[2..];
+    std::array::from_fn(|dim| (dim + sizes.len()).checked_sub(3).map_or(1, |dim| sizes[dim]))
+}
+
+fn strides(tensor: &Tensor) -> Channels {
+    Channels { image: tensor.strides()[0], channel: tensor.strides()[1] }
+}

@@ -1,0 +1,100 @@
+//! Copies, and conversions from dtype to dtype.
+
+use super::cast;
+use super::loops::{self, GRAIN};
+use crate::kernel::on_cpu;
+use crate::{Elementwise, Entry, Result, threads};
+
+/// Writes the input to the output, whose dtype it is found by.
+pub(crate) type Copy = fn(&Elementwise<'_>) -> Result<()>;
+
+pub(crate) const COPY: &[Entry<Copy>] = on_cpu!(all: copy);
+
+fn copy(iter: &Elementwise<'_>) -> Result<()> {
+    let [out, input] = iter.operands() else { unreachable!("a copy has one input") };
+    if let Some(across) = transposed(iter) {
+        match out.dtype.size() {
+            1 => transpose::<u8, 64>(iter, across),
+            2 => transpose::<u16, 32>(iter, across),
+            4 => transpose::<u32, 16>(iter, across),
+            _ => transpose::<u64, 8>(iter, across),
+        }
+        return Ok(());
+    }
+    let convert = cast::between(input.dtype, out.dtype);
+    loops::for_each_block(iter, [out.dtype, input.dtype], &|[out, input], n| {
+        // SAFETY: `for_each_block` gives `n` elements of each, which do not overlap.
+        unsafe { convert(input, out, n) };
+    });
+    Ok(())
+}
+
+/// Bytes along each side of a tile: a line of the cache.
+const LINE: usize = 64;
+
+/// The dimension along which the input is dense, if that is another than the output's, and both are worth a tile.
+fn transposed(iter: &Elementwise<'_>) -> Option<usize> {
+    let [out, input] = iter.operands() else { return None };
+    let width = out.dtype.size();
+    let across = input.strides.iter().position(|stride| *stride == width)?;
+    let is_large = |dim: usize| iter.sizes()[dim] * width >= LINE;
+    let is_transposed = out.dtype == input.dtype && across > 0 && out.strides[0] == width && input.strides[0] > width;
+    (is_transposed && is_large(0) && is_large(across)).then_some(across)
+}
+
+/// Copies tiles of `SIDE` by `SIDE` elements, so that every line of memory is read once and written once.
+fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, across: usize) {
+    const { assert!(SIDE * size_of::<T>() == LINE) };
+    let [out, input] = iter.operands() else { return };
+    let (sizes, width) = (iter.sizes(), size_of::<T>());
+    let (rows, columns) = (sizes[across], sizes[0]);
+    let (down, right) = (out.strides[across], input.strides[0]);
+    let bands = rows.div_ceil(SIDE);
+    let count = bands * iter.numel() / (rows * columns);
+    threads::for_each_range(count, (GRAIN / (SIDE * columns)).max(1), |range| {
+        for at in range {
+            let (top, mut rest) = (at % bands * SIDE, at / bands);
+            let mut to = out.data.wrapping_add(top * down);
+            let mut from = input.data.cast_const().wrapping_add(top * width);
+            for dim in (1..sizes.len()).filter(|dim| *dim != across) {
+                to = to.wrapping_add(rest % sizes[dim] * out.strides[dim]);
+                from = from.wrapping_add(rest % sizes[dim] * input.strides[dim]);
+                rest /= sizes[dim];
+            }
+            let height = SIDE.min(rows - top);
+            for left in (0..columns).step_by(SIDE) {
+                let (to, from) = (to.wrapping_add(left * width), from.wrapping_add(left * right));
+                let length = SIDE.min(columns - left);
+                // SAFETY: within the sizes of both; the output's elements are each written once, and nothing of it is
+                // read.
+                unsafe {
+                    if (height, length) == (SIDE, SIDE) {
+                        tile::<T, SIDE>(from, right, to, down);
+                    } else {
+                        for (row, column) in (0..height).flat_map(|row| (0..length).map(move |column| (row, column))) {
+                            let value = from.add(row * width + column * right).cast::<T>().read();
+                            to.add(row * down + column * width).cast::<T>().write(value);
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Copies a tile, whose lines are `right` bytes apart in the one and `down` in the other.
+///
+/// # Safety
+/// `SIDE` lines of `SIDE` elements at both, which do not overlap.
+unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: usize, to: *mut u8, down: usize) {
+    loops::vectorized!({
+        // SAFETY: the caller's promise.
+        let lines: [[T; SIDE]; SIDE] =
+            std::array::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });
+        (0..SIDE).for_each(|row| {
+            let line: [T; SIDE] = std::array::from_fn(|column| lines[column][row]);
+            // SAFETY: the caller's promise.
+            unsafe { to.add(row * down).cast::<[T; SIDE]>().write_unaligned(line) };
+        });
+    });
+}

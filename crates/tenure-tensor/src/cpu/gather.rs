@@ -1,0 +1,139 @@
+//! Elements read by index.
+
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use smallvec::SmallVec;
+
+use super::runs;
+use crate::kernel::on_cpu;
+use crate::{Elementwise, Entry, Layout, Result, Tensor, TensorError};
+
+/// Writes `source` at `index` to the output, the operands being the output, `index` (`int64`), and `source` without the
+/// dimensions that the last argument names: their elements are counted by the index, the last dimension fastest.
+pub(crate) type Gather = fn(&Elementwise<'_>, &Tensor, &[usize]) -> Result<()>;
+
+pub(crate) const GATHER: &[Entry<Gather>] = on_cpu!(all: gather);
+
+/// Runs an expression with `$T` as a type as wide as a dtype's elements: enough to move them.
+macro_rules! with_width {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype.size() {
+            1 => {
+                type $T = u8;
+                $body
+            }
+            2 => {
+                type $T = u16;
+                $body
+            }
+            4 => {
+                type $T = u32;
+                $body
+            }
+            _ => {
+                type $T = u64;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_width;
+
+fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()> {
+    // The iterator knows where elements of index 0 are; the others are in the storage that it has locked.
+    source.layout().check_bounds(source.dtype(), source.storage().bytes())?;
+    let places = Places::new(source.layout(), dims, source.dtype().size());
+    with_width!(source.dtype(), T => gather_as::<T>(iter, &places))
+}
+
+fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
+    let wrong = Wrong::default();
+    let read = |index: *mut u8| {
+        // SAFETY: an element of the index operand, which is `int64`.
+        let index = unsafe { index.cast::<i64>().read() };
+        places.find(index).or_else(|| wrong.note(index))
+    };
+    runs::for_each_run(iter, |[out, index, source], [to, along, from], n| {
+        // SAFETY: the runs are the operands'; `find` gives places of the layout that was checked against the storage.
+        unsafe {
+            if along > 0 {
+                for i in 0..n {
+                    if let Some(place) = read(index.add(i * along)) {
+                        let value = source.add(i * from + place).cast::<T>().read();
+                        out.add(i * to).cast::<T>().write(value);
+                    }
+                }
+            } else if let Some(place) = read(index) {
+                let source = source.add(place);
+                if (to, from) == (size_of::<T>(), size_of::<T>()) {
+                    source.cast::<T>().copy_to_nonoverlapping(out.cast(), n);
+                } else {
+                    (0..n).for_each(|i| out.add(i * to).cast::<T>().write(source.add(i * from).cast::<T>().read()));
+                }
+            }
+        }
+    });
+    wrong.check(|index| places.error(iter.op(), index))
+}
+
+/// The elements of some dimensions, counted the last dimension fastest.
+pub(super) struct Places {
+    /// (size, distance of neighbours in bytes)
+    dims: SmallVec<[(usize, usize); 2]>,
+    count: usize,
+    /// The first of the dimensions.
+    first: usize,
+}
+
+impl Places {
+    pub(super) fn new(layout: &Layout, dims: &[usize], width: usize) -> Self {
+        let first = dims.first().copied().unwrap_or(0);
+        let dims: SmallVec<[(usize, usize); 2]> =
+            dims.iter().map(|dim| (layout.sizes()[*dim], layout.strides()[*dim] * width)).collect();
+        Self { count: dims.iter().map(|(size, _)| size).product(), first, dims }
+    }
+
+    /// How far in bytes an element is from that of index 0.
+    #[inline(always)]
+    pub(super) fn find(&self, index: i64) -> Option<usize> {
+        if index as u64 >= self.count as u64 {
+            return None;
+        }
+        let mut rest = index as usize;
+        if let [(_, stride)] = self.dims[..] {
+            return Some(rest * stride);
+        }
+        let place = |(size, stride): &(usize, usize)| {
+            let along = rest % size * stride;
+            rest /= size;
+            along
+        };
+        Some(self.dims.iter().rev().map(place).sum())
+    }
+
+    pub(super) fn error(&self, op: &'static str, index: i64) -> TensorError {
+        TensorError::Index { op, index, dim: self.first, size: self.count }
+    }
+}
+
+/// An index that is not there, if one was seen.
+#[derive(Default)]
+pub(super) struct Wrong {
+    is_any: AtomicBool,
+    index: AtomicI64,
+}
+
+impl Wrong {
+    pub(super) fn note<T>(&self, index: i64) -> Option<T> {
+        self.index.store(index, Ordering::Relaxed);
+        self.is_any.store(true, Ordering::Release);
+        None
+    }
+
+    pub(super) fn check(&self, error: impl FnOnce(i64) -> TensorError) -> Result<()> {
+        match self.is_any.load(Ordering::Acquire) {
+            true => Err(error(self.index.load(Ordering::Relaxed))),
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Products of matrices.
+//!
+//! The `gemm` crate multiplies on the thread that calls it; a product is divided in tiles here, by its sizes alone. The
+//! sum over the inner dimension is never divided.
+
+use super::halves::{in_f32, widened};
+use crate::kernel::on_cpu;
+use crate::{Access, Entry, Number, Result, Scalar, Tensor, threads};
+
+/// Makes the output `beta` times what it is plus `alpha` times the product of two (batches of) matrices. All three have
+/// the same batch sizes, the output's elements are its own; with `beta` 0 the output is not read.
+pub(crate) type Product = fn(&Tensor, &Tensor, &Tensor, Scalar, Scalar) -> Result<()>;
+
+pub(crate) const PRODUCT: &[Entry<Product>] =
+    on_cpu!(@ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64));
+pub(crate) const PRODUCT_OF_HALVES: &[Entry<Product>] = on_cpu!(@ product_of_halves, (F16 BF16));
+
+/// A matrix in memory: its first element, and distances of neighbours in elements.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<T> {
+    pub(crate) data: *mut T,
+    pub(crate) row: usize,
+    pub(crate) column: usize,
+}
+
+// SAFETY: who uses the pointer says what is read and written through it, and from where.
+unsafe impl<T: Send> Send for Matrix<T> {}
+// SAFETY: the same.
+unsafe impl<T: Sync> Sync for Matrix<T> {}
+
+impl<T> Matrix<T> {
+    pub(crate) fn new(data: *const T, row: usize, column: usize) -> Self {
+        Self { data: data.cast_mut(), row, column }
+    }
+
+    /// The part that begins at an element.
+    pub(crate) fn at(self, row: usize, column: usize) -> Self {
+        Self { data: self.data.wrapping_add(row * self.row + column * self.column), ..self }
+    }
+}
+
+/// What matrices are multiplied of.
+pub(crate) trait Multiply: Number {
+    /// `out = beta * out + alpha * a * b`, where `a` is of `m` rows and `k` columns and `b` of `k` rows and `n` columns.
+    ///
+    /// # Safety
+    /// The matrices have so many elements that can be read, or written of `out`, of which no other is at the same place.
+    unsafe fn multiply(sizes: [usize; 3], out: Matrix<Self>, a: Matrix<Self>, b: Matrix<Self>, alpha: Self, beta: Self);
+}
+
+macro_rules! multiply_with_library {
+    ($($type:ty),*) => {$(
+        impl Multiply for $type {
+            unsafe fn multiply(
+                [m, k, n]: [usize; 3],
+                out: Matrix<Self>,
+                a: Matrix<Self>,
+                b: Matrix<Self>,
+                alpha: Self,
+                beta: Self,
+            ) {
+                let strides = |matrix: Matrix<Self>| (matrix.column as isize, matrix.row as isize);
+                let ((out_column, out_row), (a_column, a_row), (b_column, b_row)) =
+                    (strides(out), strides(a), strides(b));
+                // SAFETY: the caller's promise is what the library asks for.
+                unsafe {
+                    gemm::gemm(
+                        m, n, k,
+                        out.data, out_column, out_row, beta != 0.0,
+                        a.data, a_column, a_row,
+                        b.data, b_column, b_row,
+                        beta, alpha, false, false, false, gemm::Parallelism::None,
+                    );
+                }
+            }
+        }
+    )*};
+}
+multiply_with_library!(f32, f64);
+
+macro_rules! multiply_integers {
+    ($($type:ty),*) => {$(
+        impl Multiply for $type {
+            unsafe fn multiply(
+                [m, k, n]: [usize; 3],
+                out: Matrix<Self>,
+                a: Matrix<Self>,
+                b: Matrix<Self>,
+                alpha: Self,
+                beta: Self,
+            ) {
+                for row in 0..m {
+                    // SAFETY: elements of the three matrices, as the caller promises.
+                    unsafe {
+                        for column in 0..n {
+                            let to = out.at(row, column).data;
+                            to.write(if beta == 0 { 0 } else { to.read().times(beta) });
+                        }
+                        for inner in 0..k {
+                            let factor = a.at(row, inner).data.read().times(alpha);
+                            for column in 0..n {
+                                let to = out.at(row, column).data;
+                                to.write(to.read().plus(factor.times(b.at(inner, column).data.read())));
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    )*};
+}
+multiply_integers!(u8, i8, i16, i32, i64);
+
+fn product<T: Multiply>(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
+    let mut access = Access::new("matmul", &[out], &[a, b])?;
+    let rank = out.rank();
+    let (m, k, n) = (out.sizes()[rank - 2], a.sizes()[rank - 1], out.sizes()[rank - 1]);
+    let matrix = |data: *const u8, tensor: &Tensor| {
+        Matrix::<T>::new(data.cast(), tensor.strides()[rank - 2], tensor.strides()[rank - 1])
+    };
+    let to = matrix(access.write_ptr(0), out);
+    let (left, right) = (matrix(access.read_ptr(0), a), matrix(access.read_ptr(1), b));
+    let (alpha, beta) = (T::from_scalar(alpha), T::from_scalar(beta));
+
+    let batches: usize = out.sizes()[..rank - 2].iter().product();
+    let (rows, columns) = tile(batches, [m, k, n]);
+    let (down, across) = (m.div_ceil(rows), n.div_ceil(columns));
+    let together = (SMALL / (rows * columns * k).max(1)).max(1);
+    threads::for_each_range(batches * down * across, together, |range| {
+        for part in range {
+            let (batch, row, column) = (part / (down * across), part / across % down * rows, part % across * columns);
+            let of = |matrix: Matrix<T>, tensor: &Tensor, row, column| {
+                let place = place(batch, &out.sizes()[..rank - 2], tensor.strides());
+                Matrix { data: matrix.data.wrapping_add(place), ..matrix }.at(row, column)
+            };
+            // SAFETY: tiles of matrices of the tensors that `access` holds; no two write the same elements.
+            unsafe {
+                T::multiply(
+                    [rows.min(m - row), k, columns.min(n - column)],
+                    of(to, out, row, column),
+                    of(left, a, row, 0),
+                    of(right, b, 0, column),
+                    alpha,
+                    beta,
+                );
+            }
+        }
+    });
+    Ok(())
+}
+
+/// As much as is worth waking a thread for, in multiplications.
+const SMALL: usize = 2 << 20;
+
+/// Sizes of the tiles that a product is divided in: large, as every tile packs its rows and columns anew, yet so many
+/// that threads share them evenly.
+fn tile(batches: usize, [m, k, n]: [usize; 3]) -> (usize, usize) {
+    const PARTS: usize = 16;
+    let (mut rows, mut columns) = (m.clamp(1, 512), n.clamp(1, 512));
+    // A product with a vector waits for memory.
+    let small = (m.min(n) * SMALL / 16).clamp(SMALL / 16, SMALL);
+    while batches * m.div_ceil(rows) * n.div_ceil(columns) < PARTS && rows * columns * k > small {
+        if columns > 64 && columns >= rows {
+            columns = (columns / 2).next_multiple_of(64);
+        } else if rows > 6 {
+            rows = (rows / 2).next_multiple_of(6);
+        } else {
+            break;
+        }
+    }
+    (rows, columns)
+}
+
+/// Where a batch begins, in elements.
+fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
+    let mut place = 0;
+    for (size, stride) in sizes.iter().zip(strides).rev() {
+        place += batch % size * stride;
+        batch /= size;
+    }
+    place
+}
+
+fn product_of_halves(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
+    in_f32(out, |wide| {
+        if beta.to_bool() {
+            wide.copy_raw(out)?;
+        }
+        product::<f32>(wide, &widened(a)?, &widened(b)?, alpha, beta)
+    })
+}

@@ -1,0 +1,25 @@
+//! Kernels for `f16` and `bf16` that compute in `f32` and round once.
+
+use crate::autograd::no_grad;
+use crate::{DType, Layout, Result, Tensor};
+
+/// Computes the output in `f32`.
+pub(super) fn in_f32(out: &Tensor, compute: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
+    no_grad(|| {
+        let wide = Tensor::empty(out.sizes(), DType::F32, out.device())?;
+        compute(&wide)?;
+        out.copy_raw(&wide)
+    })
+}
+
+/// The same in `f32`; what is repeated stays so.
+pub(super) fn widened(tensor: &Tensor) -> Result<Tensor> {
+    no_grad(|| {
+        let strides = tensor.strides();
+        let once: Vec<usize> =
+            tensor.sizes().iter().zip(strides).map(|(size, stride)| if *stride == 0 { 1 } else { *size }).collect();
+        let single = Layout::strided(&once, strides, tensor.layout().offset())?;
+        let wide = tensor.alias(single).to_dtype(DType::F32)?;
+        Ok(wide.alias(wide.layout().expand(tensor.sizes())?))
+    })
+}

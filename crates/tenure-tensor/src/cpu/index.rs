@@ -1,0 +1,79 @@
+//! Places of elements: what is set, what indices mean, and what is on one side of a diagonal.
+
+use super::gather::Wrong;
+use super::loops;
+use super::scatter::Shared;
+use crate::kernel::on_cpu;
+use crate::{Access, DType, Device, DeviceKind, Elementwise, Entry, Result, Tensor, TensorError, threads};
+
+/// The numbers of the elements of a contiguous `bool` tensor that are true.
+pub(crate) type Nonzero = fn(&Tensor) -> Result<Tensor>;
+/// Makes a position one of one dimension more: `out = before * size + index`, all of `int64`; negative indices count
+/// from the end. The last argument is the dimension, for errors.
+pub(crate) type Position = fn(&Elementwise<'_>, usize, usize) -> Result<()>;
+/// The index along a dimension of this size, of which neighbours are so many positions apart: (stride, size).
+pub(crate) type Coordinate = fn(&Elementwise<'_>, usize, usize) -> Result<()>;
+/// Copies what is at or below a diagonal (`true`), or at or above it, of matrices, and writes zeros elsewhere.
+/// Contiguous.
+pub(crate) type Triangle = fn(&Tensor, &Tensor, isize, bool) -> Result<()>;
+
+pub(crate) const NONZERO: &[Entry<Nonzero>] = &[(DeviceKind::Cpu, DType::Bool, nonzero)];
+pub(crate) const POSITION: &[Entry<Position>] = &[(DeviceKind::Cpu, DType::I64, position)];
+pub(crate) const COORDINATE: &[Entry<Coordinate>] = &[(DeviceKind::Cpu, DType::I64, coordinate)];
+pub(crate) const TRIANGLE: &[Entry<Triangle>] = on_cpu!(all: triangle);
+
+fn nonzero(mask: &Tensor) -> Result<Tensor> {
+    let access = Access::new("nonzero", &[], &[mask])?;
+    let mask = access.slice::<bool>(0)?;
+    let count = mask.iter().filter(|is_set| **is_set).count();
+    let out = Tensor::empty(&[count], DType::I64, Device::CPU)?;
+    let set = mask.iter().enumerate().filter(|(_, is_set)| **is_set);
+    Access::new("nonzero", &[&out], &[])?.slice_mut::<i64>(0)?.iter_mut().zip(set).for_each(|(to, (at, _))| {
+        *to = at as i64;
+    });
+    Ok(out)
+}
+
+fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
+    let wrong = Wrong::default();
+    loops::binary(iter, |before: i64, index: i64| {
+        let wrapped = if index < 0 { index + size as i64 } else { index };
+        if (0..size as i64).contains(&wrapped) {
+            return before * size as i64 + wrapped;
+        }
+        wrong.note(index).unwrap_or(0)
+    });
+    wrong.check(|index| TensorError::Index { op: iter.op(), index, dim, size })
+}
+
+fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> {
+    loops::unary(iter, |position: i64| (position as usize / stride.max(1) % size.max(1)) as i64);
+    Ok(())
+}
+
+fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Result<()> {
+    let [.., rows, columns] = out.sizes()[..] else { return Ok(()) };
+    let mut access = Access::new("triangle", &[out], &[input])?;
+    let width = out.dtype().size();
+    let (to, from) = (Shared(access.write_ptr(0)), Shared(access.read_ptr(0).cast_mut()));
+    let lines = out.numel() / columns.max(1);
+    threads::for_each_range(lines, (16 * 1024) / columns.max(1), |range| {
+        for line in range {
+            // The first column above the diagonal, or at it.
+            let row = (line % rows) as isize;
+            let edge = row.saturating_add(diagonal).saturating_add(isize::from(is_lower));
+            let edge = edge.clamp(0, columns as isize) as usize * width;
+            let (kept, zero) =
+                if is_lower { (0..edge, edge..columns * width) } else { (edge..columns * width, 0..edge) };
+            let (to, from) =
+                (to.get().wrapping_add(line * columns * width), from.get().wrapping_add(line * columns * width));
+            // SAFETY: lines of contiguous tensors of the same sizes and dtype, apart from each other; of every dtype, zero
+            // is zero bytes.
+            unsafe {
+                from.add(kept.start).copy_to_nonoverlapping(to.add(kept.start), kept.len());
+                to.add(zero.start).write_bytes(0, zero.len());
+            }
+        }
+    });
+    Ok(())
+}

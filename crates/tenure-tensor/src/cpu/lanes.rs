@@ -1,0 +1,56 @@
+//! Numbers of rows gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
+
+use crate::element::Real;
+
+/// Some vectors, so that one need not wait for the one before.
+const LANES: usize = 32;
+
+/// `value` of the elements of rows of one length, side by side, merged.
+#[inline(always)]
+pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
+    rows: [&[T]; N],
+    start: R,
+    value: impl Fn([T; N]) -> R,
+    merge: impl Fn(R, R) -> R,
+) -> R {
+    let n = rows[0].len();
+    let blocks = rows.map(|row| row[..n].as_chunks::<LANES>().0);
+    let mut lanes = [start; LANES];
+    for i in 0..n / LANES {
+        let block = blocks.map(|blocks| &blocks[i]);
+        for lane in 0..LANES {
+            lanes[lane] = merge(lanes[lane], value(block.map(|block| block[lane])));
+        }
+    }
+    let mut width = LANES;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            lanes[lane] = merge(lanes[lane], lanes[lane + width]);
+        }
+    }
+    let mut all = lanes[0];
+    for i in n - n % LANES..n {
+        all = merge(all, value(rows.map(|row| row[i])));
+    }
+    all
+}
+
+/// The sum of `value` of the elements of rows of one length, side by side.
+#[inline(always)]
+pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl Fn([T; N]) -> R) -> R {
+    gather(
+        rows,
+        R::ZERO,
+        value,
+        #[inline(always)]
+        |a, b| a + b,
+    )
+}
+
+/// The larger; what is no number wins.
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
+pub(super) fn larger<R: Real>(a: R, b: R) -> R {
+    if a > b || a != a { a } else { b }
+}

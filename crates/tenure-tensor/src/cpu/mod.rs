@@ -1,0 +1,34 @@
+//! Kernels on the CPU.
+
+mod cast;
+mod fold;
+mod halves;
+mod lanes;
+mod lines;
+mod loops;
+mod runs;
+mod slots;
+
+pub(crate) mod activation;
+pub(crate) mod attention;
+pub(crate) mod binary;
+pub(crate) mod compare;
+pub(crate) mod conv;
+pub(crate) mod copy;
+pub(crate) mod fill;
+pub(crate) mod gather;
+pub(crate) mod gemm;
+pub(crate) mod index;
+pub(crate) mod loss;
+pub(crate) mod math;
+pub(crate) mod norm;
+pub(crate) mod pool;
+pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod scan;
+pub(crate) mod scatter;
+pub(crate) mod select;
+pub(crate) mod softmax;
+pub(crate) mod sort;
+mod sweep;
+pub(crate) mod unary;

@@ -1,0 +1,278 @@
+//! Means and deviations taken out.
+
+use std::marker::PhantomData;
+
+use super::fold::{Fold, fold};
+use super::lanes::sum;
+use super::loops::{GRAIN, for_each_block, vectorized};
+use super::math::Math;
+use super::slots::{Slots, unbound};
+use crate::element::Real;
+use crate::kernel::on_cpu;
+use crate::{Access, Element, Elementwise, Entry, Float, Number, Result, Tensor, threads};
+
+/// What rows are normalised by.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    /// Rows of elements, contiguous.
+    pub(crate) input: &'a Tensor,
+    /// One for each element of a row.
+    pub(crate) weight: Option<&'a Tensor>,
+    /// One for each element of a row.
+    pub(crate) bias: Option<&'a Tensor>,
+    /// One for each row, in what it is computed in; none if means stay.
+    pub(crate) mean: Option<&'a Tensor>,
+    /// One over the standard deviation of each row, in what it is computed in.
+    pub(crate) rstd: &'a Tensor,
+}
+
+/// Writes the mean and `rstd` of each row, and rows less their mean, times `rstd`, times the weight, with the bias. The
+/// last is added to variances.
+pub(crate) type NormalizeRows = fn(&Tensor, Rows<'_>, f64) -> Result<()>;
+/// From the gradient of what [`NormalizeRows`] writes, writes that of its input, and parts of the sums that those of
+/// weight and bias are: sizes `[parts, 2, elements of a row]`, in what it is computed in.
+pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>) -> Result<()>;
+/// Writes `(x - mean) * scale + shift`.
+pub(crate) type Normalize = fn(&Elementwise<'_>) -> Result<()>;
+/// Writes `grad * scale + (x - mean) * slope + shift`.
+pub(crate) type NormalizeBackward = fn(&Elementwise<'_>) -> Result<()>;
+/// Writes sums of a gradient, and of its products with deviations of an input from given means: both in what they are
+/// computed in.
+pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor) -> Result<()>;
+
+pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cpu!(floats: normalize_rows::<T>);
+pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
+    on_cpu!(floats: normalize_rows_backward::<T>);
+pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(lanes of floats: normalize::<T>);
+pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cpu!(lanes of floats: normalize_backward::<T>);
+pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(floats: normalize_sums::<T>);
+
+fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
+    let writes: Vec<&Tensor> = [out, rows.rstd].into_iter().chain(rows.mean).collect();
+    let reads: Vec<&Tensor> = [rows.input].into_iter().chain(rows.weight).chain(rows.bias).collect();
+    let mut access = Access::new("layer_norm", &writes, &reads)?;
+    let optional = |index: usize, is_there: bool| match is_there {
+        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        true => access.slice::<T>(index).map(|slice| Some(unsafe { unbound(slice) })),
+        false => Ok(None),
+    };
+    let weight = optional(1, rows.weight.is_some())?;
+    let bias = optional(1 + usize::from(rows.weight.is_some()), rows.bias.is_some())?;
+    // SAFETY: the same.
+    let x = unsafe { unbound(access.slice::<T>(0)?) };
+    let out = Slots::new(access.slice_mut::<T>(0)?);
+    let rstds = Slots::new(access.slice_mut::<T::Compute>(1)?);
+    let means = if rows.mean.is_some() { Some(Slots::new(access.slice_mut::<T::Compute>(2)?)) } else { None };
+    let count = rows.rstd.numel();
+    let n = x.len().checked_div(count).unwrap_or(0);
+    threads::for_each_range(count, GRAIN.checked_div(n).unwrap_or(count), |range| {
+        // SAFETY: each row once.
+        let (out, rstds) = unsafe { (out.range(range.start * n..range.end * n), rstds.range(range.clone())) };
+        // SAFETY: the same.
+        let mut means = means.as_ref().map(|means| unsafe { means.range(range.clone()) });
+        vectorized!(for row in 0..range.len() {
+            let (x, out) = (&x[(range.start + row) * n..][..n], &mut out[row * n..][..n]);
+            let (mean, rstd) = moments(x, means.is_some(), T::Compute::of(eps));
+            rstds[row] = rstd;
+            if let Some(means) = &mut means {
+                means[row] = mean;
+            }
+            match (weight, bias) {
+                (Some(weight), Some(bias)) => {
+                    for (((out, x), weight), bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+                        *out = T::narrow((x.widen() - mean) * rstd * weight.widen() + bias.widen());
+                    }
+                }
+                (Some(weight), None) => {
+                    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                        *out = T::narrow((x.widen() - mean) * rstd * weight.widen());
+                    }
+                }
+                (None, bias) => {
+                    for (i, (out, x)) in out.iter_mut().zip(x).enumerate() {
+                        let bias = bias.map_or(T::Compute::ZERO, |bias| bias[i].widen());
+                        *out = T::narrow((x.widen() - mean) * rstd + bias);
+                    }
+                }
+            }
+        });
+    });
+    Ok(())
+}
+
+/// The mean of a row, 0 unless it is taken out, and one over its standard deviation from it.
+#[inline(always)]
+fn moments<T: Float<Compute: Math>>(x: &[T], has_mean: bool, eps: T::Compute) -> (T::Compute, T::Compute) {
+    let n = T::Compute::of(x.len() as f64);
+    let mean = if has_mean {
+        sum(
+            [x],
+            #[inline(always)]
+            |[x]| x.widen(),
+        ) / n
+    } else {
+        T::Compute::ZERO
+    };
+    let squares = sum(
+        [x],
+        #[inline(always)]
+        |[x]| (x.widen() - mean) * (x.widen() - mean),
+    );
+    (mean, T::Compute::ONE / (squares / n + eps).sqrt())
+}
+
+fn normalize_rows_backward<T: Float<Compute: Math>>(
+    out: &Tensor,
+    parts: &Tensor,
+    grad: &Tensor,
+    rows: Rows<'_>,
+) -> Result<()> {
+    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
+    let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
+    // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+    let (g, x, rstds) = unsafe {
+        (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?), unbound(access.slice::<T::Compute>(2)?))
+    };
+    let means = match rows.mean {
+        // SAFETY: the same.
+        Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(3)?) }),
+        None => None,
+    };
+    let weight = match rows.weight {
+        // SAFETY: the same.
+        Some(_) => Some(unsafe { unbound(access.slice::<T>(reads.len() - 1)?) }),
+        None => None,
+    };
+    let count = rstds.len();
+    let out = Slots::new(access.slice_mut::<T>(0)?);
+    let sums = Slots::new(access.slice_mut::<T::Compute>(1)?);
+    let (parts, n) = (parts.sizes()[0], parts.sizes()[2]);
+    let per_part = count.div_ceil(parts.max(1));
+    threads::for_each_part(parts, |part| {
+        let range = (part * per_part).min(count)..((part + 1) * per_part).min(count);
+        // SAFETY: each part once, and each row in one.
+        let (out, sums) =
+            unsafe { (out.range(range.start * n..range.end * n), sums.range(2 * part * n..2 * (part + 1) * n)) };
+        let (to_weight, to_bias) = sums.split_at_mut(n);
+        to_weight.fill(T::Compute::ZERO);
+        to_bias.fill(T::Compute::ZERO);
+        vectorized!(for row in range.clone() {
+            let (x, g) = (&x[row * n..][..n], &g[row * n..][..n]);
+            let out = &mut out[(row - range.start) * n..][..n];
+            let mean = means.map_or(T::Compute::ZERO, |means| means[row]);
+            let by = [mean, rstds[row]];
+            match weight {
+                Some(weight) => {
+                    let weighted = |[_, g, weight]: [T; 3]| g.widen() * weight.widen();
+                    row_backward([x, g, weight], weighted, x, by, means.is_some(), out);
+                }
+                None => row_backward([x, g], |[_, g]: [T; 2]| g.widen(), x, by, means.is_some(), out),
+            }
+            for (((to_weight, to_bias), g), x) in to_weight.iter_mut().zip(&mut *to_bias).zip(g).zip(x) {
+                *to_weight = *to_weight + g.widen() * (x.widen() - mean) * rstds[row];
+                *to_bias = *to_bias + g.widen();
+            }
+        });
+    });
+    Ok(())
+}
+
+/// Writes the gradient of a row, from `g`, that of the row as it is normalised.
+#[inline(always)]
+fn row_backward<T: Float<Compute: Math>, const N: usize>(
+    rows: [&[T]; N],
+    g: impl Fn([T; N]) -> T::Compute,
+    x: &[T],
+    [mean, rstd]: [T::Compute; 2],
+    has_mean: bool,
+    out: &mut [T],
+) {
+    let n = out.len();
+    let (rows, x) = (rows.map(|row| &row[..n]), &x[..n]);
+    let count = T::Compute::of(n as f64);
+    let along = sum(
+        rows,
+        #[inline(always)]
+        |row| g(row) * (row[0].widen() - mean),
+    );
+    let slope = rstd * rstd * along / count;
+    let shift = if has_mean { sum(rows, &g) / count } else { T::Compute::ZERO };
+    for i in 0..n {
+        out[i] = T::narrow((g(rows.map(|row| row[i])) - shift - (x[i].widen() - mean) * slope) * rstd);
+    }
+}
+
+fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
+    for_each_block(iter, [R::DTYPE; 5], &|[out, inputs @ ..], n| {
+        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the output's.
+        let (out, [x, mean, scale, shift]) = unsafe { block::<R, 4>(out, inputs, n) };
+        vectorized!(for i in 0..n {
+            out[i] = (x[i] - mean[i]) * scale[i] + shift[i];
+        });
+    });
+    Ok(())
+}
+
+fn normalize_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
+    for_each_block(iter, [R::DTYPE; 7], &|[out, inputs @ ..], n| {
+        // SAFETY: as in `normalize`.
+        let (out, [grad, x, mean, scale, slope, shift]) = unsafe { block::<R, 6>(out, inputs, n) };
+        vectorized!(for i in 0..n {
+            out[i] = grad[i] * scale[i] + (x[i] - mean[i]) * slope[i] + shift[i];
+        });
+    });
+    Ok(())
+}
+
+/// The slices of a block of `n` elements.
+///
+/// # Safety
+/// All are of type `R`, and nobody else uses the first.
+#[inline(always)]
+unsafe fn block<'a, R: Element, const N: usize>(
+    out: *mut u8,
+    inputs: [*mut u8; N],
+    n: usize,
+) -> (&'a mut [R], [&'a [R]; N]) {
+    // SAFETY: as the caller says.
+    unsafe {
+        (
+            std::slice::from_raw_parts_mut(out.cast(), n),
+            inputs.map(|input| std::slice::from_raw_parts(input.cast_const().cast(), n)),
+        )
+    }
+}
+
+fn normalize_sums<T: Float>(out: [&Tensor; 2], grad: &Tensor, input: &Tensor, mean: &Tensor) -> Result<()> {
+    fold("norm_backward", &Products::<T>(PhantomData), out, [grad, input], Some(mean))
+}
+
+struct Products<T>(PhantomData<fn(T)>);
+
+impl<T: Float> Fold<2, 2> for Products<T> {
+    type From = T;
+    type Sum = T::Compute;
+    type To = T::Compute;
+    type Given = T::Compute;
+
+    #[inline(always)]
+    fn start(&self) -> [T::Compute; 2] {
+        [Number::ZERO; 2]
+    }
+
+    #[inline(always)]
+    fn step(&self, sums: [T::Compute; 2], [grad, x]: [T; 2], mean: T::Compute, _: usize) -> [T::Compute; 2] {
+        let grad = grad.widen();
+        [sums[0] + grad, sums[1] + grad * (x.widen() - mean)]
+    }
+
+    #[inline(always)]
+    fn merge(&self, left: [T::Compute; 2], right: [T::Compute; 2]) -> [T::Compute; 2] {
+        [left[0] + right[0], left[1] + right[1]]
+    }
+
+    #[inline(always)]
+    fn finish(&self, sums: [T::Compute; 2], _: T::Compute) -> [T::Compute; 2] {
+        sums
+    }
+}

@@ -1,0 +1,251 @@
+//! Windows of images made one pixel.
+
+use super::halves::{in_f32, widened};
+use crate::kernel::on_cpu;
+use crate::ops::{Taps, Windows};
+use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, threads};
+
+/// Writes the largest element of each window, and which element of the window it is. All are contiguous.
+pub(crate) type MaxPool = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
+
+/// Writes what a larger image has at those elements, or the larger image that has these there and zeros elsewhere, of an
+/// image and the numbers. All are contiguous.
+pub(crate) type Chosen = fn(&Tensor, &Tensor, &Tensor, &Taps) -> Result<()>;
+
+/// Writes the mean of each window, or spreads pixels over their windows. All are contiguous.
+pub(crate) type AvgPool = fn(&Tensor, &Tensor, &Windows) -> Result<()>;
+
+pub(crate) const MAX_POOL: &[Entry<MaxPool>] = on_cpu!(@ max_pool: (F32 f32) (F64 f64));
+pub(crate) const MAX_POOL_HALVES: &[Entry<MaxPool>] = on_cpu!(@ max_pool_halves, (F16 BF16));
+pub(crate) const PICK: &[Entry<Chosen>] = on_cpu!(@ pick: (F32 f32) (F64 f64));
+pub(crate) const PICK_HALVES: &[Entry<Chosen>] = on_cpu!(@ pick_halves, (F16 BF16));
+pub(crate) const PUT: &[Entry<Chosen>] = on_cpu!(@ put: (F32 f32) (F64 f64));
+pub(crate) const PUT_HALVES: &[Entry<Chosen>] = on_cpu!(@ put_halves, (F16 BF16));
+pub(crate) const AVG_POOL: &[Entry<AvgPool>] = on_cpu!(@ avg_pool: (F32 f32) (F64 f64));
+pub(crate) const AVG_POOL_HALVES: &[Entry<AvgPool>] = on_cpu!(@ avg_pool_halves, (F16 BF16));
+pub(crate) const SPREAD: &[Entry<AvgPool>] = on_cpu!(@ spread: (F32 f32) (F64 f64));
+pub(crate) const SPREAD_HALVES: &[Entry<AvgPool>] = on_cpu!(@ spread_halves, (F16 BF16));
+
+/// Elements that are worth waking a thread for.
+const GRAIN: usize = 64 * 1024;
+
+/// The number of an element in its window: as small as it can be.
+trait Tap: Element {
+    /// No element yet.
+    const NONE: Self;
+    fn new(number: usize) -> Self;
+    fn number(self) -> usize;
+}
+
+macro_rules! tap {
+    ($($type:ty),*) => {$(
+        impl Tap for $type {
+            const NONE: Self = Self::MAX;
+
+            #[inline(always)]
+            fn new(number: usize) -> Self {
+                number as Self
+            }
+
+            #[inline(always)]
+            fn number(self) -> usize {
+                self as usize
+            }
+        }
+    )*};
+}
+tap!(u8, i32);
+
+fn max_pool<T: Float>(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
+    match taps.dtype() {
+        DType::U8 => max_pool_with::<T, u8>(out, taps, input, how),
+        _ => max_pool_with::<T, i32>(out, taps, input, how),
+    }
+}
+
+fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
+    let mut access = Access::new("max_pool", &[out, taps], &[input])?;
+    let (to, numbers) = (Planes::<T>(access.write_ptr(0).cast()), Planes::<I>(access.write_ptr(1).cast()));
+    let source = access.slice::<T>(0)?;
+    let (from, pixels, width) = (how.source.iter().product(), how.target.iter().product(), how.target[2]);
+    for_each_plane(out.numel(), pixels, pixels * how.numel(), |plane| {
+        let source: &[T] = &source[plane * from..][..from];
+        // SAFETY: planes of the outputs, each taken once.
+        let (out, numbers) = unsafe { (to.plane(plane, pixels), numbers.plane(plane, pixels)) };
+        for (row, (out, numbers)) in out.chunks_mut(width).zip(numbers.chunks_mut(width)).enumerate() {
+            numbers.fill(I::NONE);
+            how.for_each_row(row, |number, first, columns, step| {
+                let number = I::new(number);
+                let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
+                let better = |value: T, out: &mut T, at: &mut I| {
+                    // What is no number is larger than any, as in PyTorch.
+                    #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
+                    let is_better = (value > *out) | (value != value) | (*at == I::NONE);
+                    *out = if is_better { value } else { *out };
+                    *at = if is_better { number } else { *at };
+                };
+                let source = &source[first..];
+                match step {
+                    1 => out.iter_mut().zip(numbers).zip(source).for_each(|((out, at), x)| better(*x, out, at)),
+                    2 => {
+                        let pairs = source.chunks(2);
+                        out.iter_mut().zip(numbers).zip(pairs).for_each(|((out, at), x)| better(x[0], out, at));
+                    }
+                    _ => {
+                        let steps = source.iter().step_by(step);
+                        out.iter_mut().zip(numbers).zip(steps).for_each(|((out, at), x)| better(*x, out, at));
+                    }
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+fn pick<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
+    let mut access = Access::new("max_pool", &[out], &[image, taps])?;
+    let to = Planes::<T>(access.write_ptr(0).cast());
+    let source = access.slice::<T>(0)?;
+    let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
+    let (from, pixels) = (how.source.iter().product(), how.target.iter().product());
+    for_each_plane(out.numel(), pixels, pixels, |plane| {
+        let source: &[T] = &source[plane * from..][..from];
+        // SAFETY: a plane of the output, taken once.
+        let out = unsafe { to.plane(plane, pixels) };
+        how.for_each_pixel(|pixel, first| {
+            out[pixel] = source[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
+        });
+    });
+    Ok(())
+}
+
+fn put<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
+    let mut access = Access::new("max_pool", &[out], &[image, taps])?;
+    let to = Planes::<T>(access.write_ptr(0).cast());
+    let source = access.slice::<T>(0)?;
+    let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
+    let (large, pixels) = (how.source.iter().product(), how.target.iter().product::<usize>());
+    for_each_plane(out.numel(), large, large, |plane| {
+        // SAFETY: a plane of the output, taken once.
+        let out = unsafe { to.plane(plane, large) };
+        out.fill(T::ZERO);
+        how.for_each_pixel(|pixel, first| {
+            let place = &mut out[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
+            *place = place.plus(source[plane * pixels + pixel]);
+        });
+    });
+    Ok(())
+}
+
+fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
+    let mut access = Access::new("avg_pool", &[out], &[input])?;
+    let to = Planes::<T>(access.write_ptr(0).cast());
+    let source = access.slice::<T>(0)?;
+    let (from, pixels) = (windows.source(), windows.target());
+    for_each_plane(out.numel(), pixels, from, |plane| {
+        let source: &[T] = &source[plane * from..][..from];
+        // SAFETY: a plane of the output, taken once.
+        let out = unsafe { to.plane(plane, pixels) };
+        windows.for_each(|pixel, window, count| {
+            let mut sum = T::Sum::ZERO;
+            for row in windows.rows(window) {
+                sum = source[row].iter().fold(sum, |sum, value| sum.plus(value.widen()));
+            }
+            out[pixel] = T::narrow(sum / T::Compute::from_scalar((count as f64).into()));
+        });
+    });
+    Ok(())
+}
+
+fn spread<T: Float>(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
+    let mut access = Access::new("avg_pool", &[out], &[image])?;
+    let to = Planes::<T>(access.write_ptr(0).cast());
+    let source = access.slice::<T>(0)?;
+    let (large, pixels) = (windows.source(), windows.target());
+    for_each_plane(out.numel(), large, large, |plane| {
+        // SAFETY: a plane of the output, taken once.
+        let out = unsafe { to.plane(plane, large) };
+        out.fill(T::ZERO);
+        windows.for_each(|pixel, window, count| {
+            let value = source[plane * pixels + pixel].widen() / T::Compute::from_scalar((count as f64).into());
+            let share = T::narrow(value);
+            for row in windows.rows(window) {
+                out[row].iter_mut().for_each(|place| *place = place.plus(share));
+            }
+        });
+    });
+    Ok(())
+}
+
+fn max_pool_halves(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
+    in_f32(out, |wide| max_pool::<f32>(wide, taps, &widened(input)?, how))
+}
+
+fn pick_halves(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
+    in_f32(out, |wide| pick::<f32>(wide, &widened(image)?, taps, how))
+}
+
+fn put_halves(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
+    in_f32(out, |wide| put::<f32>(wide, &widened(image)?, taps, how))
+}
+
+fn avg_pool_halves(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
+    in_f32(out, |wide| avg_pool::<f32>(wide, &widened(input)?, windows))
+}
+
+fn spread_halves(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
+    in_f32(out, |wide| spread::<f32>(wide, &widened(image)?, windows))
+}
+
+/// Images of one channel, one after the other.
+struct Planes<T>(*mut T);
+
+// SAFETY: planes are taken once each.
+unsafe impl<T: Send> Sync for Planes<T> {}
+
+impl<T> Planes<T> {
+    /// # Safety
+    /// The memory has this plane, and nobody else has it while this is used.
+    #[allow(clippy::mut_from_ref, reason = "each is taken once")]
+    unsafe fn plane(&self, plane: usize, pixels: usize) -> &mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(plane * pixels), pixels) }
+    }
+}
+
+/// Numbers of elements in their windows, of either width.
+enum Numbers<'a> {
+    Small(&'a [u8]),
+    Large(&'a [i32]),
+}
+
+impl<'a> Numbers<'a> {
+    fn new(access: &'a Access<'_>, taps: &Tensor) -> Result<Self> {
+        match taps.dtype() {
+            DType::U8 => access.slice(1).map(Self::Small),
+            _ => access.slice(1).map(Self::Large),
+        }
+    }
+
+    #[inline(always)]
+    fn get(&self, index: usize) -> usize {
+        match self {
+            Self::Small(numbers) => numbers[index].number(),
+            Self::Large(numbers) => numbers[index].number(),
+        }
+    }
+}
+
+/// Runs `plane` for each plane of `pixels`, of `work` steps each.
+fn for_each_plane(elements: usize, pixels: usize, work: usize, plane: impl Fn(usize) + Sync) {
+    if elements == 0 {
+        return;
+    }
+    let arch = pulp::Arch::new();
+    threads::for_each_range(elements / pixels, GRAIN.div_ceil(work.max(1)), |planes| {
+        arch.dispatch(
+            #[inline(always)]
+            || planes.for_each(&plane),
+        );
+    });
+}

@@ -1,0 +1,249 @@
+//! Random numbers, as [`crate::random`] says.
+
+use std::array;
+use std::f64::consts::TAU;
+
+use super::loops::vectorized;
+use super::math::Math;
+use crate::kernel::on_cpu;
+use crate::random::{State, low_and_high};
+use crate::{Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, threads};
+
+/// Writes numbers between the first and the second number, or of this mean and deviation. The output is contiguous, here
+/// and below.
+pub(crate) type Reals = fn(&Tensor, State, f64, f64) -> Result<()>;
+/// Writes numbers from the first on, as many different ones as the second says.
+pub(crate) type Integers = fn(&Tensor, State, i64, u64) -> Result<()>;
+/// Writes 1 with this probability, and 0 otherwise.
+pub(crate) type Bernoulli = fn(&Tensor, State, f64) -> Result<()>;
+/// The same with a probability for each element, of the output's dtype.
+pub(crate) type BernoulliEach = fn(&Tensor, &Tensor, State) -> Result<()>;
+/// Writes 0 with this probability, and otherwise the input divided by that of the contrary.
+pub(crate) type Dropout = fn(&Tensor, &Tensor, State, f64) -> Result<()>;
+/// Writes the numbers below that of the elements, in a random order.
+pub(crate) type Permutation = fn(&Tensor, State) -> Result<()>;
+
+pub(crate) const UNIFORM: &[Entry<Reals>] = on_cpu!(floats: uniform::<T>);
+pub(crate) const NORMAL: &[Entry<Reals>] = on_cpu!(floats: normal::<T>);
+pub(crate) const INTEGERS: &[Entry<Integers>] = on_cpu!(all: integers::<T>);
+pub(crate) const BERNOULLI: &[Entry<Bernoulli>] = on_cpu!(all: bernoulli::<T>);
+pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cpu!(floats: bernoulli_each::<T>);
+pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cpu!(floats: dropout::<T>);
+pub(crate) const PERMUTATION: &[Entry<Permutation>] = &[(DeviceKind::Cpu, DType::I64, permutation)];
+
+/// Blocks that are computed side by side.
+const LANES: usize = 16;
+/// Elements that one thread goes through at a time. A multiple of those of all lanes.
+const GRAIN: usize = 16 * 1024;
+
+fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
+    let number = |value| T::Compute::from_scalar(Scalar::Float(value));
+    let (low, range) = (number(low), number(high - low));
+    let high = T::narrow(low.plus(range));
+    let digits = match T::DTYPE {
+        DType::BF16 => 8,
+        DType::F16 => 11,
+        DType::F32 => 24,
+        _ => 53,
+    };
+    fill::<T>("uniform", out, state, T::Compute::PER_BLOCK, |numbers, block| {
+        for (to, fraction) in numbers.iter_mut().zip(T::Compute::fractions(block, digits)) {
+            let value = T::narrow(low + range * fraction);
+            // Rounding may have reached the end, which does not belong to them.
+            *to = if value < high { value } else { T::narrow(low) };
+        }
+    })
+}
+
+fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
+    let number = |value| T::Compute::from_scalar(Scalar::Float(value));
+    let (mean, deviation) = (number(mean), number(deviation));
+    let mut access = Access::new("normal", &[out], &[])?;
+    for_each_group(access.slice_mut::<T>(0)?, state, T::Compute::PER_BLOCK, |_, numbers, blocks| {
+        let mut normals = [T::Compute::ZERO; 4 * LANES];
+        T::Compute::normals(&blocks, &mut normals);
+        for (to, normal) in numbers.iter_mut().zip(normals) {
+            *to = T::narrow(mean + deviation * normal);
+        }
+    });
+    Ok(())
+}
+
+fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
+    fill::<T>("randint", out, state, 2, |numbers, block| {
+        for (to, bits) in numbers.iter_mut().zip(low_and_high(block)) {
+            *to = T::from_scalar(Scalar::Int(first.wrapping_add(below(bits, count) as i64)));
+        }
+    })
+}
+
+fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
+    let limit = limit(probability);
+    fill::<T>("bernoulli", out, state, 4, |numbers, block| {
+        for (to, word) in numbers.iter_mut().zip(block) {
+            *to = T::from_scalar(Scalar::Bool(u64::from(word) < limit));
+        }
+    })
+}
+
+fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
+    let mut access = Access::new("bernoulli", &[out], &[probabilities])?;
+    let (from, to) = access.slices::<T, T>(0, 0)?;
+    let number = |probability: &T| probability.to_scalar().to_f64();
+    if let Some(wrong) = from.iter().find(|probability| !(0.0..=1.0).contains(&number(probability))) {
+        let reason = format!("probabilities are between 0 and 1, got {wrong:?}");
+        return Err(TensorError::argument("bernoulli", reason));
+    }
+    for_each_block(to, state, 4, |at, numbers, block| {
+        for ((to, probability), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
+            *to = if u64::from(word) < limit(number(probability)) { T::ONE } else { T::ZERO };
+        }
+    });
+    Ok(())
+}
+
+fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
+    let (limit, scale) = (limit(1.0 - probability), T::Compute::from_scalar(Scalar::Float(1.0 / (1.0 - probability))));
+    let mut access = Access::new("dropout", &[out], &[input])?;
+    let (from, to) = access.slices::<T, T>(0, 0)?;
+    for_each_block(to, state, 4, |at, numbers, block| {
+        for ((to, value), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
+            let kept = T::narrow(value.widen() * scale);
+            *to = if u64::from(word) < limit { kept } else { T::ZERO };
+        }
+    });
+    Ok(())
+}
+
+/// Durstenfeld's shuffle: each place, from the last on, gets one of what is before it or there.
+fn permutation(out: &Tensor, state: State) -> Result<()> {
+    let mut access = Access::new("randperm", &[out], &[])?;
+    let numbers = access.slice_mut::<i64>(0)?;
+    numbers.iter_mut().enumerate().for_each(|(place, number)| *number = place as i64);
+    for place in (1..numbers.len()).rev() {
+        let bits = low_and_high(state.block(place as u64 / 2))[place % 2];
+        numbers.swap(place, below(bits, place as u64 + 1) as usize);
+    }
+    Ok(())
+}
+
+/// What is computed with, made from a block's words.
+trait Words: Math {
+    /// How many a block gives.
+    const PER_BLOCK: usize;
+
+    /// In [0, 1), of so many digits.
+    fn fractions(block: [u32; 4], digits: u32) -> impl Iterator<Item = Self>;
+
+    /// Of mean 0 and deviation 1 (Box and Muller), those of each block after those of the one before.
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]);
+}
+
+impl Words for f32 {
+    const PER_BLOCK: usize = 4;
+
+    #[inline(always)]
+    fn fractions(block: [u32; 4], digits: u32) -> impl Iterator<Item = Self> {
+        let unit = 1.0 / (1_u64 << digits) as Self;
+        block.into_iter().map(move |word| (word >> (32 - digits)) as Self * unit)
+    }
+
+    #[inline(always)]
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
+        for half in 0..2 {
+            let [u, v] = [0, 1]
+                .map(|word| blocks.map(|block| (block[2 * half + word] as Self + 0.5) * (1.0 / (1_u64 << 32) as Self)));
+            for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
+                normals[4 * lane + 2 * half..][..2].copy_from_slice(&[cos, sin]);
+            }
+        }
+    }
+}
+
+impl Words for f64 {
+    const PER_BLOCK: usize = 2;
+
+    #[inline(always)]
+    fn fractions(block: [u32; 4], digits: u32) -> impl Iterator<Item = Self> {
+        let unit = 1.0 / (1_u64 << digits) as Self;
+        low_and_high(block).into_iter().map(move |word| (word >> (64 - digits)) as Self * unit)
+    }
+
+    #[inline(always)]
+    fn normals(blocks: &[[u32; 4]; LANES], normals: &mut [Self]) {
+        let [u, v] = [0, 1]
+            .map(|word| blocks.map(|block| (low_and_high(block)[word] as Self + 0.5) * (1.0 / (1_u128 << 64) as Self)));
+        for (lane, [cos, sin]) in box_muller(u, v).into_iter().enumerate() {
+            normals[2 * lane..][..2].copy_from_slice(&[cos, sin]);
+        }
+    }
+}
+
+/// Two normal numbers of each two uniform ones.
+#[inline(always)]
+fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
+    let (radius, angle) = (u.map(|u| (T::of(-2.0) * u.log()).sqrt()), v.map(|v| T::of(TAU) * v));
+    let (cos, sin) = (angle.map(T::cos), angle.map(T::sin));
+    array::from_fn(|lane| [radius[lane] * cos[lane], radius[lane] * sin[lane]])
+}
+
+/// A number below `count`, from 64 bits.
+#[inline(always)]
+fn below(bits: u64, count: u64) -> u64 {
+    ((u128::from(bits) * u128::from(count)) >> 64) as u64
+}
+
+/// How many of the 2³² words are below a probability.
+#[inline(always)]
+fn limit(probability: f64) -> u64 {
+    (probability * (1_u64 << 32) as f64).round() as u64
+}
+
+/// Writes all elements: `write(elements, block)` those of one block.
+fn fill<T: Element>(
+    op: &'static str,
+    out: &Tensor,
+    state: State,
+    per_block: usize,
+    write: impl Fn(&mut [T], [u32; 4]) + Sync,
+) -> Result<()> {
+    let mut access = Access::new(op, &[out], &[])?;
+    for_each_block(access.slice_mut::<T>(0)?, state, per_block, |_, numbers, block| write(numbers, block));
+    Ok(())
+}
+
+/// `write(index of the first element, elements, block)` for each block.
+fn for_each_block<T: Element>(
+    out: &mut [T],
+    state: State,
+    per_block: usize,
+    write: impl Fn(usize, &mut [T], [u32; 4]) + Sync,
+) {
+    for_each_group(
+        out,
+        state,
+        per_block,
+        #[inline(always)]
+        |at, numbers, blocks| {
+            for (lane, (numbers, block)) in numbers.chunks_mut(per_block).zip(blocks).enumerate() {
+                write(at + lane * per_block, numbers, block);
+            }
+        },
+    );
+}
+
+/// `write(index of the first element, elements, blocks)` for each blocks that are computed side by side.
+fn for_each_group<T: Element>(
+    out: &mut [T],
+    state: State,
+    per_block: usize,
+    write: impl Fn(usize, &mut [T], [[u32; 4]; LANES]) + Sync,
+) {
+    let group = per_block * LANES;
+    threads::for_each_chunk(out, GRAIN, |start, chunk| {
+        vectorized!(for (index, numbers) in chunk.chunks_mut(group).enumerate() {
+            let at = start + index * group;
+            write(at, numbers, state.blocks::<LANES>((at / per_block) as u64));
+        });
+    });
+}

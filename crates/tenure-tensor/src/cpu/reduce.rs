@@ -1,0 +1,277 @@
+//! Dimensions made one.
+
+use std::marker::PhantomData;
+
+use super::fold::{Fold, fold};
+use super::lanes::larger;
+use super::math::Math;
+use crate::kernel::on_cpu;
+use crate::{DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor};
+
+/// Reduces the input to the output, which has size 1 where a dimension is reduced.
+pub(crate) type Reduce = fn(&Tensor, &Tensor) -> Result<()>;
+/// The same, of the largest elements if it is true, else of the smallest.
+pub(crate) type Extreme = fn(&Tensor, &Tensor, bool) -> Result<()>;
+/// The same, with a tensor like the output that says more.
+pub(crate) type Given = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
+/// Writes means and sums of squared deviations of the input, in what it is computed in.
+pub(crate) type Moments = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
+
+/// Sums. Of `bool`, how many are true; other integers are converted first, here and below.
+pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
+    on_cpu!(floats: sum::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, sum_integers::<bool>), (DeviceKind::Cpu, DType::I64, sum_integers::<i64>)],
+];
+/// Sums over how many elements each is of.
+pub(crate) const MEAN: &[Entry<Reduce>] = on_cpu!(floats: mean::<T>);
+/// Products.
+pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
+    [on_cpu!(floats: prod::<T>), &[(DeviceKind::Cpu, DType::I64, prod_integers)]];
+/// Sums of absolute values.
+pub(crate) const NORM_1: &[Entry<Reduce>] = on_cpu!(floats: norm_1::<T>);
+/// Roots of sums of squares.
+pub(crate) const NORM_2: &[Entry<Reduce>] = on_cpu!(floats: norm_2::<T>);
+/// The largest, or smallest; what is no number wins.
+pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
+    on_cpu!(floats: extreme::<T>),
+    &[(DeviceKind::Cpu, DType::Bool, extreme_integers::<bool>), (DeviceKind::Cpu, DType::I64, extreme_integers::<i64>)],
+];
+/// Where the largest or smallest, which is given, is first, as `int64`.
+pub(crate) const POSITION: [&[Entry<Given>]; 2] =
+    [on_cpu!(floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
+/// Logarithms of sums of exponentials; the largest elements are given.
+pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(floats: logsumexp::<T>);
+/// See [`Moments`].
+pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(floats: moments::<T>);
+
+fn sum<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over::<T, T>("sum", out, input, T::Compute::ONE)
+}
+
+fn sum_integers<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("sum", out, input, 0, integer::<T>, i64::wrapping_add, |sum| sum)
+}
+
+fn mean<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over::<T, T>("mean", out, input, count(out, input))
+}
+
+/// Sums over a number.
+fn sum_over<T: Float, O: Float<Compute = T::Compute>>(
+    op: &'static str,
+    out: &Tensor,
+    input: &Tensor,
+    divisor: T::Compute,
+) -> Result<()> {
+    each(op, out, input, T::Compute::ZERO, |value: T| value.widen(), Number::plus, |sum| O::narrow(sum / divisor))
+}
+
+fn prod<T: Float>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("prod", out, input, T::Compute::ONE, |value: T| value.widen(), Number::times, T::narrow)
+}
+
+fn prod_integers(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
+}
+
+fn norm_1<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
+    each("norm", out, input, T::Compute::ZERO, |value: T| value.widen().abs(), Number::plus, T::narrow)
+}
+
+fn norm_2<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor) -> Result<()> {
+    let square = |value: T| value.widen() * value.widen();
+    each("norm", out, input, T::Compute::ZERO, square, Number::plus, |sum: T::Compute| T::narrow(sum.sqrt()))
+}
+
+fn extreme<T: Float>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+    // The smallest is the largest of those with the other sign.
+    let sign = if largest { T::Compute::ONE } else { -T::Compute::ONE };
+    let start = T::Compute::from_scalar(Scalar::Float(f64::NEG_INFINITY));
+    let map = |value: T| value.widen() * sign;
+    each("amax", out, input, start, map, larger, |value| T::narrow(value * sign))
+}
+
+fn extreme_integers<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+    // Turning every bit turns the order.
+    let flip = if largest { 0 } else { -1 };
+    let map = |value: T| integer(value) ^ flip;
+    each("amax", out, input, i64::MIN, map, Ord::max, |value| T::from_scalar(Scalar::Int(value ^ flip)))
+}
+
+fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
+    fold("argmax", &Position::<T>(PhantomData), [out], [input], Some(given))
+}
+
+fn logsumexp<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
+    fold("logsumexp", &LogSumExp::<T>(PhantomData), [out], [input], Some(largest))
+}
+
+fn moments<T: Float>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
+    sum_over::<T, T::Compute>("mean", mean, input, count(mean, input))?;
+    fold("var", &Deviations::<T>(PhantomData), [squares], [input], Some(mean))
+}
+
+/// How many elements an output is made of.
+fn count<R: Number>(out: &Tensor, input: &Tensor) -> R {
+    let reduced = out.sizes().iter().zip(input.sizes()).filter(|(to, from)| to != from);
+    R::from_scalar(Scalar::Int(reduced.map(|(_, from)| *from).product::<usize>() as i64))
+}
+
+#[inline(always)]
+fn integer<T: Element>(value: T) -> i64 {
+    value.to_scalar().to_i64()
+}
+
+/// A fold of each element for itself.
+fn each<T: Element, A: Copy + Send + Sync, O: Element>(
+    op: &'static str,
+    out: &Tensor,
+    input: &Tensor,
+    start: A,
+    map: impl Fn(T) -> A + Sync,
+    merge: impl Fn(A, A) -> A + Sync,
+    finish: impl Fn(A) -> O + Sync,
+) -> Result<()> {
+    fold(op, &Each { start, map, merge, finish, types: PhantomData }, [out], [input], None)
+}
+
+struct Each<T, A, O, M, G, F> {
+    start: A,
+    map: M,
+    merge: G,
+    finish: F,
+    types: PhantomData<fn(T) -> O>,
+}
+
+impl<T, A, O, M, G, F> Fold<1, 1> for Each<T, A, O, M, G, F>
+where
+    T: Element,
+    A: Copy + Send + Sync,
+    O: Element,
+    M: Fn(T) -> A + Sync,
+    G: Fn(A, A) -> A + Sync,
+    F: Fn(A) -> O + Sync,
+{
+    type From = T;
+    type Sum = A;
+    type To = O;
+    type Given = bool;
+
+    #[inline(always)]
+    fn start(&self) -> [A; 1] {
+        [self.start]
+    }
+
+    #[inline(always)]
+    fn step(&self, [sum]: [A; 1], [value]: [T; 1], _: bool, _: usize) -> [A; 1] {
+        [(self.merge)(sum, (self.map)(value))]
+    }
+
+    #[inline(always)]
+    fn merge(&self, [left]: [A; 1], [right]: [A; 1]) -> [A; 1] {
+        [(self.merge)(left, right)]
+    }
+
+    #[inline(always)]
+    fn finish(&self, [sum]: [A; 1], _: bool) -> [O; 1] {
+        [(self.finish)(sum)]
+    }
+}
+
+struct Position<T>(PhantomData<fn(T)>);
+
+impl<T: Element> Fold<1, 1> for Position<T> {
+    type From = T;
+    type Sum = i64;
+    type To = i64;
+    type Given = T;
+
+    #[inline(always)]
+    fn start(&self) -> [i64; 1] {
+        [i64::MAX]
+    }
+
+    #[inline(always)]
+    #[expect(clippy::eq_op, reason = "what is no number does not equal itself, and is there only if it is given")]
+    fn step(&self, [first]: [i64; 1], [value]: [T; 1], given: T, at: usize) -> [i64; 1] {
+        let at = if value == given || value != value { at as i64 } else { i64::MAX };
+        [first.min(at)]
+    }
+
+    #[inline(always)]
+    fn merge(&self, [left]: [i64; 1], [right]: [i64; 1]) -> [i64; 1] {
+        [left.min(right)]
+    }
+
+    #[inline(always)]
+    fn finish(&self, first: [i64; 1], _: T) -> [i64; 1] {
+        first
+    }
+}
+
+struct LogSumExp<T>(PhantomData<fn(T)>);
+
+impl<T: Float<Compute: Math>> Fold<1, 1> for LogSumExp<T> {
+    type From = T;
+    type Sum = T::Compute;
+    type To = T;
+    type Given = T;
+
+    #[inline(always)]
+    fn start(&self) -> [T::Compute; 1] {
+        [Number::ZERO]
+    }
+
+    #[inline(always)]
+    fn step(&self, [sum]: [T::Compute; 1], [value]: [T; 1], largest: T, _: usize) -> [T::Compute; 1] {
+        [sum + (value.widen() - finite(largest)).exp()]
+    }
+
+    #[inline(always)]
+    fn merge(&self, [left]: [T::Compute; 1], [right]: [T::Compute; 1]) -> [T::Compute; 1] {
+        [left + right]
+    }
+
+    #[inline(always)]
+    fn finish(&self, [sum]: [T::Compute; 1], largest: T) -> [T; 1] {
+        [T::narrow(sum.log() + finite(largest))]
+    }
+}
+
+/// What is subtracted before exponentials are taken: infinities less themselves would be no number.
+#[inline(always)]
+fn finite<T: Float>(largest: T) -> T::Compute {
+    let largest = largest.widen();
+    let infinity = T::Compute::from_scalar(Scalar::Float(f64::INFINITY));
+    if largest == infinity || largest == -infinity { T::Compute::ZERO } else { largest }
+}
+
+struct Deviations<T>(PhantomData<fn(T)>);
+
+impl<T: Float> Fold<1, 1> for Deviations<T> {
+    type From = T;
+    type Sum = T::Compute;
+    type To = T::Compute;
+    type Given = T::Compute;
+
+    #[inline(always)]
+    fn start(&self) -> [T::Compute; 1] {
+        [Number::ZERO]
+    }
+
+    #[inline(always)]
+    fn step(&self, [sum]: [T::Compute; 1], [value]: [T; 1], mean: T::Compute, _: usize) -> [T::Compute; 1] {
+        let deviation = value.widen() - mean;
+        [sum + deviation * deviation]
+    }
+
+    #[inline(always)]
+    fn merge(&self, [left]: [T::Compute; 1], [right]: [T::Compute; 1]) -> [T::Compute; 1] {
+        [left + right]
+    }
+
+    #[inline(always)]
+    fn finish(&self, sum: [T::Compute; 1], _: T::Compute) -> [T::Compute; 1] {
+        sum
+    }
+}

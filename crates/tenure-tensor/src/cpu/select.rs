@@ -1,0 +1,69 @@
+//! One of two.
+
+use super::loops;
+use super::math::Math;
+use crate::kernel::on_cpu;
+use crate::{Element, Elementwise, Entry, Result, Scalar};
+
+/// Writes the second input where the first, of `bool`, is true, and the third elsewhere.
+pub(crate) type Where = fn(&Elementwise<'_>) -> Result<()>;
+/// Writes the input within limits.
+pub(crate) type Clamp = fn(&Elementwise<'_>, Option<Scalar>, Option<Scalar>) -> Result<()>;
+/// Writes the input with others for what is no number, infinite, and infinite below zero.
+pub(crate) type NanToNum = fn(&Elementwise<'_>, [f64; 3]) -> Result<()>;
+
+pub(crate) const WHERE: &[Entry<Where>] = on_cpu!(all: choose::<T>);
+pub(crate) const CLAMP: &[Entry<Clamp>] = on_cpu!(lanes of numbers: clamp::<T>);
+pub(crate) const NAN_TO_NUM: &[Entry<NanToNum>] = on_cpu!(lanes of floats: nan_to_num::<T>);
+
+fn choose<T: Element>(iter: &Elementwise<'_>) -> Result<()> {
+    loops::ternary(
+        iter,
+        #[inline(always)]
+        |condition: bool, a: T, b: T| if condition { a } else { b },
+    );
+    Ok(())
+}
+
+fn clamp<T: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
+    // What is no number stays none.
+    let min = min.map(T::from_scalar);
+    let max = max.map(T::from_scalar);
+    match (min, max) {
+        (Some(min), Some(max)) => loops::unary(
+            iter,
+            #[inline(always)]
+            |x: T| {
+                let x = if x < min { min } else { x };
+                if x > max { max } else { x }
+            },
+        ),
+        (Some(min), None) => loops::unary(
+            iter,
+            #[inline(always)]
+            |x: T| if x < min { min } else { x },
+        ),
+        (None, Some(max)) => loops::unary(
+            iter,
+            #[inline(always)]
+            |x: T| if x > max { max } else { x },
+        ),
+        (None, None) => loops::unary(iter, |x: T| x),
+    }
+    Ok(())
+}
+
+fn nan_to_num<T: Math>(iter: &Elementwise<'_>, values: [f64; 3]) -> Result<()> {
+    let [nan, above, below] = values.map(T::of);
+    let infinity = T::of(f64::INFINITY);
+    loops::unary(
+        iter,
+        #[inline(always)]
+        |x: T| {
+            let x = if x.is_nan() { nan } else { x };
+            let x = if x == infinity { above } else { x };
+            if x == -infinity { below } else { x }
+        },
+    );
+    Ok(())
+}

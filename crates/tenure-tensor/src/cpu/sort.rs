@@ -1,0 +1,48 @@
+//! The order of elements.
+
+use std::cmp::Ordering;
+
+use super::loops::GRAIN;
+use super::slots::Slots;
+use crate::kernel::on_cpu;
+use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
+
+/// Writes the numbers of each row's elements so that the first `count` are in order, equal ones by number. What is no
+/// number is the largest. Both are contiguous, of the same sizes; the last dimension makes rows.
+pub(crate) type Order = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
+
+/// Of floats and `int64`; the largest first if it is true.
+pub(crate) const ORDER: [&[Entry<Order>]; 2] =
+    [on_cpu!(floats: order::<T>), &[(DeviceKind::Cpu, DType::I64, order::<i64>)]];
+
+fn order<T: Element>(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result<()> {
+    let mut access = Access::new("sort", &[out], &[input])?;
+    let (x, out) = access.slices::<T, i64>(0, 0)?;
+    let out = Slots::new(out);
+    let n = input.sizes().last().copied().unwrap_or(1);
+    let rows = x.len().checked_div(n).unwrap_or(0);
+    threads::for_each_range(rows, GRAIN / n.max(1) / 8, |rows| {
+        for row in rows {
+            let x = &x[row * n..][..n];
+            // SAFETY: each row once.
+            let out = unsafe { out.range(row * n..(row + 1) * n) };
+            (0..).zip(&mut *out).for_each(|(number, out)| *out = number);
+            // With the number, no two are equal: the order is the stable one, and needs no memory.
+            let compare = |a: &i64, b: &i64| {
+                let by_value = compare(x[*a as usize], x[*b as usize]);
+                if descending { by_value.reverse() } else { by_value }.then(a.cmp(b))
+            };
+            if count < n && count > 0 {
+                out.select_nth_unstable_by(count - 1, compare);
+            }
+            out[..count].sort_unstable_by(compare);
+        }
+    });
+    Ok(())
+}
+
+#[inline(always)]
+#[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
+fn compare<T: Element>(a: T, b: T) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| (a != a).cmp(&(b != b)))
+}

@@ -1,0 +1,279 @@
+//! Rust's types of elements.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use half::{bf16, f16};
+use tenure_core::DType;
+
+use crate::Scalar;
+
+/// A type that elements of a tensor have.
+///
+/// # Safety
+/// `DTYPE` is the dtype of exactly this representation.
+pub unsafe trait Element: Copy + Send + Sync + PartialEq + PartialOrd + std::fmt::Debug + 'static {
+    /// Its dtype.
+    const DTYPE: DType;
+
+    /// The nearest value to a number; integers are cut off and wrap, `bool` is whether it is not zero.
+    fn from_scalar(value: Scalar) -> Self;
+
+    /// The same value.
+    fn to_scalar(self) -> Scalar;
+}
+
+/// What arithmetic has. `Sum` is what sums and products are gathered in.
+pub trait Number: Element {
+    /// Wide enough to gather in: `f32` for floats of up to 32 bits, `f64`, `i64`.
+    type Sum: Number;
+
+    /// 0.
+    const ZERO: Self;
+
+    /// 1.
+    const ONE: Self;
+
+    /// As what is gathered in.
+    fn widen(self) -> Self::Sum;
+
+    /// Back from it; an integer that does not fit wraps.
+    fn narrow(sum: Self::Sum) -> Self;
+
+    /// The sum; integers wrap, here and below.
+    fn plus(self, other: Self) -> Self;
+
+    /// The difference.
+    fn minus(self, other: Self) -> Self;
+
+    /// The product.
+    fn times(self, other: Self) -> Self;
+}
+
+/// What analysis has. `Compute` is what is computed in: `f32`, or `f64`.
+pub trait Float: Number<Sum = Self::Compute> {
+    /// `f32` for floats of up to 32 bits, else `f64`.
+    type Compute: Real;
+}
+
+macro_rules! element {
+    ($($type:ty, $dtype:ident, $scalar:ident, $from:expr;)*) => {$(
+        // SAFETY: the dtype is named for the type, and tenure-core tests that its size and alignment are the type's.
+        unsafe impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+
+            #[inline(always)]
+            fn from_scalar(value: Scalar) -> Self {
+                ($from)(value)
+            }
+
+            #[inline(always)]
+            fn to_scalar(self) -> Scalar {
+                Scalar::$scalar(self.into())
+            }
+        }
+    )*};
+}
+
+element! {
+    bool, Bool, Bool, |value: Scalar| value.to_bool();
+    u8, U8, Int, |value: Scalar| value.to_i64() as u8;
+    i8, I8, Int, |value: Scalar| value.to_i64() as i8;
+    i16, I16, Int, |value: Scalar| value.to_i64() as i16;
+    i32, I32, Int, |value: Scalar| value.to_i64() as i32;
+    i64, I64, Int, |value: Scalar| value.to_i64();
+    f16, F16, Float, |value: Scalar| f16::from_f64(value.to_f64());
+    bf16, BF16, Float, |value: Scalar| bf16::from_f64(value.to_f64());
+    f32, F32, Float, |value: Scalar| value.to_f64() as f32;
+    f64, F64, Float, |value: Scalar| value.to_f64();
+}
+
+macro_rules! number {
+    ($($type:ty, $sum:ty, $zero:expr, $one:expr, $widen:expr, $narrow:expr, $plus:expr, $minus:expr, $times:expr;)*) => {$(
+        impl Number for $type {
+            type Sum = $sum;
+            const ZERO: Self = $zero;
+            const ONE: Self = $one;
+
+            #[inline(always)]
+            fn widen(self) -> $sum {
+                ($widen)(self)
+            }
+
+            #[inline(always)]
+            fn narrow(sum: $sum) -> Self {
+                ($narrow)(sum)
+            }
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                $plus(self, other)
+            }
+
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self {
+                $minus(self, other)
+            }
+
+            #[inline(always)]
+            fn times(self, other: Self) -> Self {
+                $times(self, other)
+            }
+        }
+    )*};
+}
+
+number! {
+    u8, i64, 0, 1, i64::from, |sum| sum as u8, u8::wrapping_add, u8::wrapping_sub, u8::wrapping_mul;
+    i8, i64, 0, 1, i64::from, |sum| sum as i8, i8::wrapping_add, i8::wrapping_sub, i8::wrapping_mul;
+    i16, i64, 0, 1, i64::from, |sum| sum as i16, i16::wrapping_add, i16::wrapping_sub, i16::wrapping_mul;
+    i32, i64, 0, 1, i64::from, |sum| sum as i32, i32::wrapping_add, i32::wrapping_sub, i32::wrapping_mul;
+    i64, i64, 0, 1, |value| value, |sum| sum, i64::wrapping_add, i64::wrapping_sub, i64::wrapping_mul;
+    f16, f32, f16::ZERO, f16::ONE, widen_f16, narrow_f16, Add::add, Sub::sub, Mul::mul;
+    bf16, f32, bf16::ZERO, bf16::ONE, widen_bf16, narrow_bf16, Add::add, Sub::sub, Mul::mul;
+    f32, f32, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
+    f64, f64, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
+}
+
+/// What is computed in.
+pub trait Real:
+    Float<Compute = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+}
+impl Real for f32 {}
+impl Real for f64 {}
+
+impl Float for f16 {
+    type Compute = f32;
+}
+impl Float for bf16 {
+    type Compute = f32;
+}
+impl Float for f32 {
+    type Compute = f32;
+}
+impl Float for f64 {
+    type Compute = f64;
+}
+
+// Without branches, so that loops over them are vectorised.
+#[inline(always)]
+fn widen_bf16(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+#[inline(always)]
+fn narrow_bf16(value: f32) -> bf16 {
+    let bits = value.to_bits();
+    // To the nearest, ties to even; what is no number stays none.
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    let quiet = (bits >> 16) as u16 | 0x40;
+    bf16::from_bits(if value.is_nan() { quiet } else { rounded })
+}
+
+#[inline(always)]
+fn widen_f16(value: f16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    let magnitude = (bits & 0x7fff) << 13;
+    // The exponent counts from 127 rather than 15. Subnormal numbers are fractions of the smallest normal one.
+    let normal = f32::from_bits(magnitude + ((127 - 15) << 23));
+    let subnormal = (bits & 0x7fff) as f32 * f32::from_bits((127 - 24) << 23);
+    let special = f32::from_bits(magnitude | 0x7f80_0000);
+    let finite = if magnitude < 0x0400 << 13 { subnormal } else { normal };
+    let value = if magnitude >= 0x7c00 << 13 { special } else { finite };
+    f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
+}
+
+#[inline(always)]
+fn narrow_f16(value: f32) -> f16 {
+    let bits = value.to_bits();
+    let magnitude = bits & 0x7fff_ffff;
+    // To the nearest, ties to even. Adding a number whose last bit counts 2⁻²⁴ rounds what becomes subnormal.
+    let normal = magnitude.wrapping_sub((127 - 15) << 23).wrapping_add(0xfff + (magnitude >> 13 & 1)) >> 13;
+    let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5_f32.to_bits());
+    let special = if magnitude > 0x7f80_0000 { 0x7e00 } else { 0x7c00 };
+    let finite = if magnitude < (127 - 14) << 23 { subnormal } else { normal };
+    // From 65520 on, the nearest is infinity.
+    let rounded = if magnitude >= 0x477f_f000 { special } else { finite };
+    f16::from_bits((rounded | (bits >> 16 & 0x8000)) as u16)
+}
+
+/// Runs an expression with `$T` as the type of a dtype's elements.
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::Bool => {
+                type $T = bool;
+                $body
+            }
+            $crate::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            $crate::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounds_as_the_library_does() {
+        for bits in (0..=u32::MAX).step_by(65_521) {
+            let value = f32::from_bits(bits);
+            let (ours, library) = (narrow_bf16(value), bf16::from_f32(value));
+            assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
+            assert!(widen_bf16(ours).to_bits() == ours.to_f32().to_bits() || ours.is_nan());
+        }
+    }
+
+    #[test]
+    fn f16_converts_as_the_library_does() {
+        for value in (0..=u16::MAX).map(f16::from_bits) {
+            assert!(widen_f16(value).to_bits() == value.to_f32().to_bits() || value.is_nan(), "{value:e}");
+            assert!(!value.is_nan() || widen_f16(value).is_nan());
+        }
+        for value in (0..=u32::MAX).step_by(4_093).map(f32::from_bits) {
+            let (ours, library) = (narrow_f16(value), f16::from_f32(value));
+            assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Tensors on Tenure's storages: views, operations, their kernels, and autograd.
+//!
+//! - A [`Tensor`] is a layout on a shared storage. Views share the storage; what is written to one shows in all.
+//! - An operation ([`ops`]) makes a tensor of what it needs, asks for a kernel, and tells [`autograd`] its formula.
+//! - A [`Kernel`] is a table by device and dtype. Any crate can add to it, and have tables of its own.
+//!
+//! ```
+//! use tenure_tensor::Tensor;
+//!
+//! let x = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[3])?.requires_grad_(true)?;
+//! let y = x.mul(&x)?.sum_all()?;
+//! y.backward()?;
+//! assert_eq!(x.grad().expect("a leaf").to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! # Ok::<(), tenure_tensor::TensorError>(())
+//! ```
+#![warn(missing_docs)]
+
+mod access;
+#[forbid(unsafe_code)]
+pub mod autocast;
+#[forbid(unsafe_code)]
+pub mod autograd;
+mod cpu;
+mod element;
+mod elementwise;
+#[forbid(unsafe_code)]
+mod error;
+#[forbid(unsafe_code)]
+mod kernel;
+pub mod mapped;
+#[forbid(unsafe_code)]
+pub mod ops;
+#[forbid(unsafe_code)]
+pub mod random;
+#[forbid(unsafe_code)]
+mod scalar;
+mod tensor;
+#[forbid(unsafe_code)]
+pub mod threads;
+
+pub use access::Access;
+pub use element::{Element, Float, Number};
+pub use elementwise::{Elementwise, Operand};
+pub use error::{AutogradError, Result, TensorError};
+pub use kernel::{Entry, Kernel};
+pub use ops::{Attention, Conv, Pool, einsum};
+pub use scalar::{Scalar, Value};
+pub use tensor::{Nested, Tensor};
+pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};

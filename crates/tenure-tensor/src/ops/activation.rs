@@ -1,0 +1,240 @@
+//! Activations.
+//!
+//! Gradients of the common ones are kernels of one pass. Such a kernel is an operation with a gradient too: the gradient
+//! times a slope, [`sloped`].
+
+use super::pointwise::{self, Binary};
+use super::unary::functions;
+use crate::autocast::raise;
+use crate::autograd::{Context, attach, no_grad};
+use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
+use crate::{Kernel, Result, Tensor, cpu};
+
+static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU]);
+static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD]);
+static ELU: Kernel<Curve<3>> = Kernel::new("elu", &[kernels::ELU]);
+static SOFTPLUS: Kernel<Curve<2>> = Kernel::new("softplus", &[kernels::SOFTPLUS]);
+static TANH_BACKWARD: Binary = Kernel::new("tanh_backward", &[kernels::TANH_BACKWARD]);
+static SIGMOID_BACKWARD: Binary = Kernel::new("sigmoid_backward", &[kernels::SIGMOID_BACKWARD]);
+static SILU_BACKWARD: Binary = Kernel::new("silu_backward", &[kernels::SILU_BACKWARD]);
+static GELU_BACKWARD: Binary = Kernel::new("gelu_backward", &[kernels::GELU_BACKWARD]);
+static GELU_TANH_BACKWARD: Binary = Kernel::new("gelu_tanh_backward", &[kernels::GELU_TANH_BACKWARD]);
+static HARDSWISH_BACKWARD: Binary = Kernel::new("hardswish_backward", &[kernels::HARDSWISH_BACKWARD]);
+static ELU_BACKWARD: Kernel<Curve<3>> = Kernel::new("elu_backward", &[kernels::ELU_BACKWARD]);
+static BAND_BACKWARD: Kernel<BandBackward> = Kernel::new("threshold_backward", &[kernels::BAND_BACKWARD]);
+
+functions! {
+    /// The logistic function, from 0 to 1.
+    sigmoid / sigmoid_ = cpu::unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
+    /// What is above 0, else 0.
+    relu / relu_ = kernels::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
+    /// x·Φ(x), by the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
+    gelu = kernels::GELU, by input |grad, x| gelu_backward(grad, x);
+    /// The approximation of [`gelu`](Self::gelu) by the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
+    gelu_tanh = kernels::GELU_TANH, by input |grad, x| gelu_tanh_backward(grad, x);
+    /// x·sigmoid(x), also called swish.
+    silu / silu_ = kernels::SILU, by input |grad, x| silu_backward(grad, x);
+    /// x·tanh(softplus(x)) (Misra 2019).
+    mish = kernels::MISH, by input |grad, x| {
+        let t = x.softplus(1.0, 20.0)?.tanh()?;
+        // tanh' = 1 - tanh², and the slope of softplus is the logistic function.
+        let slope = x.mul(&x.sigmoid()?)?.mul(&t.square()?.neg()?.add(1)?)?;
+        grad.mul(&t.add(&slope)?)
+    };
+    /// The logarithm of the logistic function.
+    logsigmoid = kernels::LOG_SIGMOID, by input |grad, x| grad.mul(&x.neg()?.sigmoid()?);
+    /// (x + 3) / 6, from 0 to 1.
+    hardsigmoid = kernels::HARDSIGMOID, by input |grad, x| band_backward(grad, x, RAMP);
+    /// x·hardsigmoid(x).
+    hardswish = kernels::HARDSWISH, by input |grad, x| hardswish_backward(grad, x);
+}
+
+/// The slope of [`Tensor::hardsigmoid`].
+const RAMP: Band = Band { low: -3.0, high: 3.0, inclusive: false, inside: 1.0 / 6.0, outside: 0.0 };
+
+/// 1 above a threshold, and `below` up to it.
+fn slope_above(threshold: f64, below: f64) -> Band {
+    Band { low: f64::NEG_INFINITY, high: threshold, inclusive: true, inside: below, outside: 1.0 }
+}
+
+/// Functions of floats and numbers.
+///
+/// # Errors
+/// Integers, no memory.
+impl Tensor {
+    /// x / (1 + |x|).
+    pub fn softsign(&self) -> Result<Self> {
+        self.div(&self.abs()?.add(1)?)
+    }
+
+    /// x above 0, and `slope` times it below.
+    pub fn leaky_relu(&self, slope: f64) -> Result<Self> {
+        let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(0.0, slope));
+        self.curve(&LEAKY_RELU, [slope], formula)
+    }
+
+    /// x above `threshold`, else `value`.
+    pub fn threshold(&self, threshold: f64, value: f64) -> Result<Self> {
+        let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(threshold, 0.0));
+        self.curve(&THRESHOLD, [threshold, value], formula)
+    }
+
+    /// x from `min` to `max`; beyond, the nearer of them, with no gradient.
+    pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
+        let clamped = no_grad(|| self.clamp(min, max))?;
+        let band = Band { low: min, high: max, inclusive: false, inside: 1.0, outside: 0.0 };
+        by_input(clamped, "hardtanh", self, move |grad, x| band_backward(grad, x, band))
+    }
+
+    /// x from 0 to 6.
+    pub fn relu6(&self) -> Result<Self> {
+        self.hardtanh(0.0, 6.0)
+    }
+
+    /// x above 0, and `alpha`·(eˣ - 1) below.
+    pub fn elu(&self, alpha: f64) -> Result<Self> {
+        self.exponential([alpha, 1.0, 1.0])
+    }
+
+    /// [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
+    pub fn selu(&self) -> Result<Self> {
+        const ALPHA: f64 = 1.673_263_242_354_377_2;
+        const SCALE: f64 = 1.050_700_987_355_480_5;
+        self.exponential([ALPHA * SCALE, SCALE, 1.0])
+    }
+
+    /// x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
+    pub fn celu(&self, alpha: f64) -> Result<Self> {
+        self.exponential([alpha, 1.0, 1.0 / alpha])
+    }
+
+    fn exponential(&self, numbers: [f64; 3]) -> Result<Self> {
+        self.curve(&ELU, numbers, move |grad, x| elu_backward(grad, x, numbers))
+    }
+
+    /// log(1 + exp(`beta`·x)) / `beta`; x where `beta`·x is above `threshold`. PyTorch's are 1 and 20.
+    pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Self> {
+        raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
+            let scaled = x.mul(beta)?;
+            scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
+        })
+    }
+
+    fn curve<const N: usize>(
+        &self,
+        kernel: &'static Kernel<Curve<N>>,
+        numbers: [f64; N],
+        formula: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let out = pointwise::run(kernel, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter, numbers))?;
+        by_input(out, kernel.name(), self, formula)
+    }
+}
+
+/// `out`, whose gradient is `formula` of the output's gradient and the input.
+fn by_input(
+    out: Tensor,
+    name: &'static str,
+    input: &Tensor,
+    formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    attach(out, name, &[input], |saver| {
+        let x = saver.save(input)?;
+        Ok(move |context: &Context<'_>| {
+            Ok([Some(formula(&context.grad(0)?, &context.unpack(x)?)?)].into_iter().collect())
+        })
+    })
+}
+
+/// `grad` times the slope of the hyperbolic tangent that is `y`.
+pub(super) fn tanh_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
+    sloped(by(&TANH_BACKWARD, grad, y)?, grad, y, tanh_backward, |grad, y| grad.mul(y)?.mul(-2))
+}
+
+fn sigmoid_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let further = |grad: &Tensor, y: &Tensor| grad.sub(&grad.mul(y)?.mul(2)?);
+    sloped(by(&SIGMOID_BACKWARD, grad, y)?, grad, y, sigmoid_backward, further)
+}
+
+fn silu_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
+    sloped(by(&SILU_BACKWARD, grad, x)?, grad, x, silu_backward, |grad, x| {
+        // s·(1 - s)·(2 + x·(1 - 2s))
+        let s = x.sigmoid()?;
+        let rest = x.sub(&x.mul(&s)?.mul(2)?)?.add(2)?;
+        sigmoid_backward(&grad.mul(&rest)?, &s)
+    })
+}
+
+fn gelu_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
+    sloped(by(&GELU_BACKWARD, grad, x)?, grad, x, gelu_backward, |grad, x| {
+        // φ(x)·(2 - x²)
+        let square = x.square()?;
+        let density = square.mul(-0.5)?.exp()?.mul(kernels::FRAC_1_SQRT_TAU)?;
+        grad.mul(&density.mul(&square.neg()?.add(2)?)?)
+    })
+}
+
+fn gelu_tanh_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
+    sloped(by(&GELU_TANH_BACKWARD, grad, x)?, grad, x, gelu_tanh_backward, |grad, x| {
+        // Of x·s(v), where s is the logistic function and v its argument: s'·(2v' + x·((1 - 2s)·v'² + v'')).
+        let (scale, cube) = (kernels::GELU_TANH_SCALE, kernels::GELU_TANH_CUBE);
+        let square = x.square()?;
+        let s = x.mul(&square.mul(cube)?.add(1)?)?.mul(scale)?.sigmoid()?;
+        let slope = square.mul(3.0 * cube)?.add(1)?.mul(scale)?;
+        let bend = s.mul(-2)?.add(1)?.mul(&slope.square()?)?.add(&x.mul(6.0 * cube * scale)?)?;
+        sigmoid_backward(&grad.mul(&slope.mul(2)?.add(&x.mul(&bend)?)?)?, &s)
+    })
+}
+
+fn hardswish_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
+    sloped(by(&HARDSWISH_BACKWARD, grad, x)?, grad, x, hardswish_backward, |grad, x| {
+        band_backward(grad, x, Band { inside: 1.0 / 3.0, ..RAMP })
+    })
+}
+
+fn elu_backward(grad: &Tensor, x: &Tensor, numbers: [f64; 3]) -> Result<Tensor> {
+    let dtype = grad.dtype();
+    let out = pointwise::run(&ELU_BACKWARD, dtype, dtype, &[grad, x], |kernel, iter| kernel(iter, numbers))?;
+    let this = move |grad: &Tensor, x: &Tensor| elu_backward(grad, x, numbers);
+    let [below, _, input] = numbers;
+    sloped(out, grad, x, this, move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]))
+}
+
+/// `grad` times the slope that `band` has at `x`.
+pub(super) fn band_backward(grad: &Tensor, x: &Tensor, band: Band) -> Result<Tensor> {
+    let dtype = grad.dtype();
+    let out = pointwise::run(&BAND_BACKWARD, dtype, dtype, &[grad, x], |kernel, iter| kernel(iter, band))?;
+    // Its slope's slope is zero.
+    attach(out, BAND_BACKWARD.name(), &[grad], |saver| {
+        let x = saver.save(x)?;
+        Ok(move |context: &Context<'_>| {
+            let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;
+            Ok([Some(gradient)].into_iter().collect())
+        })
+    })
+}
+
+/// What `kernel` makes of a gradient and what was saved.
+fn by(kernel: &'static Binary, grad: &Tensor, saved: &Tensor) -> Result<Tensor> {
+    pointwise::run(kernel, grad.dtype(), grad.dtype(), &[grad, saved], |kernel, iter| kernel(iter))
+}
+
+/// `out`, which is `grad` times a slope at `x`: `this` computes it again, and `further` gives what it is given times the
+/// slope of the slope.
+fn sloped(
+    out: Tensor,
+    grad: &Tensor,
+    x: &Tensor,
+    this: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    further: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    attach(out, "slope", &[grad, x], |saver| {
+        let (grad, x) = (saver.save_if(saver.needs(1), grad)?, saver.save(x)?);
+        Ok(move |context: &Context<'_>| {
+            let (from_above, x) = (context.grad(0)?, context.unpack(x)?);
+            let to_grad = context.give(0, || this(&from_above, &x))?;
+            let to_x = context.give(1, || further(&from_above.mul(&context.unpack(grad)?)?, &x))?;
+            Ok([to_grad, to_x].into_iter().collect())
+        })
+    })
+}

@@ -1,0 +1,306 @@
+//! Arithmetic of two operands, element by element.
+
+use tenure_core::DType;
+
+use super::pointwise::{self, Binary, Pair, floating};
+use crate::autograd::{Context, Grads, Saver, attach};
+use crate::cpu::binary as kernels;
+use crate::cpu::binary::Scaled;
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
+
+pub(super) static ADD: Binary = Kernel::new("add", &[kernels::ADD, kernels::ADD_BOOL]);
+pub(super) static SUB: Binary = Kernel::new("sub", &[kernels::SUB]);
+pub(super) static MUL: Binary = Kernel::new("mul", &[kernels::MUL, kernels::MUL_BOOL]);
+pub(super) static DIV: Binary = Kernel::new("div", &[kernels::DIV]);
+static DIV_FLOOR: Binary = Kernel::new("div_floor", &[kernels::DIV_FLOOR]);
+static DIV_TRUNC: Binary = Kernel::new("div_trunc", &[kernels::DIV_TRUNC]);
+static REMAINDER: Binary = Kernel::new("remainder", &[kernels::REMAINDER]);
+static FMOD: Binary = Kernel::new("fmod", &[kernels::FMOD]);
+static MAXIMUM: Binary = Kernel::new("maximum", &[kernels::MAXIMUM]);
+static MINIMUM: Binary = Kernel::new("minimum", &[kernels::MINIMUM]);
+static ATAN2: Binary = Kernel::new("atan2", &[kernels::ATAN2]);
+pub(super) static LERP: Binary = Kernel::new("lerp", &[kernels::LERP]);
+pub(super) static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kernels::ADD_SCALED]);
+pub(super) static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL]);
+pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV]);
+
+/// Operands are broadcast, and promoted as PyTorch does. A number never makes a dtype wider within its kind.
+///
+/// # Errors
+/// Sizes that do not broadcast, different devices, dtypes that an operation does not take.
+impl Tensor {
+    /// The sum. Of `bool`, whether one of them is true.
+    pub fn add<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        attach(pair.compute(&ADD, pair.dtype)?, "add", &[self, &pair.b], |_| Ok(sum))
+    }
+
+    /// Adds a tensor of the same dtype in place; nobody is told.
+    pub(crate) fn add_raw(&self, other: &Self) -> Result<()> {
+        let iter = Elementwise::new("add", &[self], &[self, other])?;
+        ADD.find(self.device().kind(), self.dtype())?(&iter)
+    }
+
+    /// The sum with `alpha` times another, in one pass. PyTorch's `add(other, alpha=alpha)`.
+    pub fn add_scaled(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<Self> {
+        let alpha = alpha.into();
+        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        check_factor("add_scaled", alpha, pair.dtype)?;
+        let inputs = [self, other];
+        let out = pointwise::run(&ADD_SCALED, pair.dtype, pair.dtype, &inputs, |kernel, iter| kernel(iter, alpha))?;
+        attach(out, "add_scaled", &inputs, |_| Ok(scaled_sum(alpha)))
+    }
+
+    /// The difference.
+    pub fn sub<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        if [self.dtype(), pair.b.dtype()].contains(&DType::Bool) {
+            let expected = "truth values have no difference: use logical_xor(), or logical_not() to invert a mask";
+            return Err(TensorError::DType { op: "sub", found: DType::Bool, expected: expected.to_owned() });
+        }
+        attach(pair.compute(&SUB, pair.dtype)?, "sub", &[self, &pair.b], |_| Ok(difference))
+    }
+
+    /// The product. Of `bool`, whether both are true.
+    pub fn mul<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        attach(pair.compute(&MUL, pair.dtype)?, "mul", &[self, &pair.b], |saver| product(saver, self, &pair.b))
+    }
+
+    /// The quotient. Integers are divided as floats.
+    pub fn div<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        let pair = Pair::new(self, other.into(), floating)?;
+        attach(pair.compute(&DIV, pair.dtype)?, "div", &[self, &pair.b], |saver| quotient(saver, self, &pair.b))
+    }
+
+    /// The quotient, rounded down. Has gradient zero. PyTorch's `div(rounding_mode="floor")`.
+    pub fn div_floor<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.rounded_quotient(&DIV_FLOOR, other.into())
+    }
+
+    /// The quotient, rounded towards zero. Has gradient zero. PyTorch's `div(rounding_mode="trunc")`.
+    pub fn div_trunc<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.rounded_quotient(&DIV_TRUNC, other.into())
+    }
+
+    fn rounded_quotient(&self, kernel: &'static Binary, other: Value<'_>) -> Result<Self> {
+        let pair = Pair::new(self, other, |dtype| dtype)?;
+        attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |_| {
+            Ok(|_: &Context<'_>| Ok([None, None].into_iter().collect()))
+        })
+    }
+
+    /// What division leaves, of the divisor's sign: Python's `%`.
+    pub fn remainder<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.rest(&REMAINDER, other.into(), |a, b| a.div_floor(b))
+    }
+
+    /// What division leaves, of the dividend's sign: C's `fmod`.
+    pub fn fmod<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.rest(&FMOD, other.into(), |a, b| a.div_trunc(b))
+    }
+
+    /// What is left of `self` after as many times `other` as `quotient` says.
+    fn rest(
+        &self,
+        kernel: &'static Binary,
+        other: Value<'_>,
+        quotient: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let pair = Pair::new(self, other, |dtype| dtype)?;
+        attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
+            let needs = saver.needs(1);
+            let (left, right) = (saver.save_if(needs, self)?, saver.save_if(needs, &pair.b)?);
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let to_right =
+                    context.give(1, || grad.mul(&quotient(&context.unpack(left)?, &context.unpack(right)?)?)?.neg())?;
+                Ok([Some(grad), to_right].into_iter().collect())
+            })
+        })
+    }
+
+    /// The larger one; what is no number is larger than all. Where both are the same, each has half of the gradient.
+    pub fn maximum<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.extreme(&MAXIMUM, other.into(), |a, b| a.lt(b))
+    }
+
+    /// The smaller one; what is no number is smaller than all. Where both are the same, each has half of the gradient.
+    pub fn minimum<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
+        self.extreme(&MINIMUM, other.into(), |a, b| a.gt(b))
+    }
+
+    fn extreme(
+        &self,
+        kernel: &'static Binary,
+        other: Value<'_>,
+        loses: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let pair = Pair::new(self, other, |dtype| dtype)?;
+        attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
+            let (left, right) = (saver.save(self)?, saver.save(&pair.b)?);
+            Ok(move |context: &Context<'_>| {
+                let (a, b) = (context.unpack(left)?, context.unpack(right)?);
+                let grad = context.grad(0)?;
+                let shared = a.eq(&b)?.where_(&grad.mul(0.5)?, &grad)?;
+                let to_left = context.give(0, || shared.masked_fill(&loses(&a, &b)?, 0))?;
+                let to_right = context.give(1, || shared.masked_fill(&loses(&b, &a)?, 0))?;
+                Ok([to_left, to_right].into_iter().collect())
+            })
+        })
+    }
+
+    /// The angle of the point (`x`, `self`), from -π to π.
+    pub fn atan2(&self, x: &Self) -> Result<Self> {
+        let pair = Pair::new(self, x.into(), floating)?;
+        attach(pair.compute(&ATAN2, pair.dtype)?, "atan2", &[self, x], |saver| {
+            let (y, x) = (saver.save(self)?, saver.save(x)?);
+            Ok(move |context: &Context<'_>| {
+                let (y, x) = (context.unpack(y)?, context.unpack(x)?);
+                let scaled = context.grad(0)?.div(&y.square()?.add(&x.square()?)?)?;
+                let to_y = context.give(0, || scaled.mul(&x))?;
+                let to_x = context.give(1, || scaled.mul(&y)?.neg())?;
+                Ok([to_y, to_x].into_iter().collect())
+            })
+        })
+    }
+
+    /// The way from here to `end`, as far as `weight` says: 0 is here, 1 is there.
+    pub fn lerp<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<Self> {
+        let weight = weight.into();
+        let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
+        let weight = pointwise::tensor(weight, dtype)?;
+        let inputs = [self, end, &*weight];
+        let out = pointwise::run(&LERP, dtype, dtype, &inputs, |kernel, iter| kernel(iter))?;
+        attach(out, "lerp", &inputs, |saver| way(saver, inputs))
+    }
+
+    /// The sum with `factor` · `a` · `b`, in one pass.
+    pub fn addcmul(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<Self> {
+        let factor = factor.into();
+        let inputs = [self, a, b];
+        let dtype = pointwise::promoted(&inputs.map(Value::from));
+        check_factor("addcmul", factor, dtype)?;
+        let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
+        attach(out, "addcmul", &inputs, |saver| sum_with_product(saver, a, b, factor))
+    }
+
+    /// The sum with `factor` · `a` / `b`, in one pass.
+    pub fn addcdiv(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<Self> {
+        let factor = factor.into();
+        let inputs = [self, a, b];
+        let dtype = pointwise::promoted(&inputs.map(Value::from));
+        let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
+        attach(out, "addcdiv", &inputs, |saver| sum_with_quotient(saver, a, b, factor))
+    }
+}
+
+/// The gradients of a sum.
+pub(super) fn sum(context: &Context<'_>) -> Result<Grads> {
+    let grad = context.grad(0)?;
+    Ok([Some(grad.clone()), Some(grad)].into_iter().collect())
+}
+
+/// The gradients of a difference.
+pub(super) fn difference(context: &Context<'_>) -> Result<Grads> {
+    let grad = context.grad(0)?;
+    Ok([Some(grad.clone()), context.give(1, || grad.neg())?].into_iter().collect())
+}
+
+/// The gradients of a product.
+pub(super) fn product(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_left = context.give(0, || grad.mul(&context.unpack(right)?))?;
+        let to_right = context.give(1, || grad.mul(&context.unpack(left)?))?;
+        Ok([to_left, to_right].into_iter().collect())
+    })
+}
+
+/// The gradients of a quotient.
+pub(super) fn quotient(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save(b)?);
+    Ok(move |context: &Context<'_>| {
+        let scaled = context.grad(0)?.div(&context.unpack(right)?)?;
+        let to_right = context.give(1, || {
+            let quotient = context.unpack(left)?.div(&context.unpack(right)?)?;
+            scaled.mul(&quotient)?.neg()
+        })?;
+        Ok([Some(scaled), to_right].into_iter().collect())
+    })
+}
+
+/// The gradients of a sum with `alpha` times another.
+pub(super) fn scaled_sum(alpha: Scalar) -> impl Fn(&Context<'_>) -> Result<Grads> {
+    move |context| {
+        let grad = context.grad(0)?;
+        Ok([Some(grad.clone()), context.give(1, || grad.mul(alpha))?].into_iter().collect())
+    }
+}
+
+/// The gradients of the way from one tensor to another, as far as the third says.
+pub(super) fn way(
+    saver: &mut Saver,
+    [from, to, weight]: [&Tensor; 3],
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let needs = saver.needs(2);
+    let (from, to) = (saver.save_if(needs, from)?, saver.save_if(needs, to)?);
+    let weight = saver.save(weight)?;
+    Ok(move |context: &Context<'_>| {
+        let (grad, weight) = (context.grad(0)?, context.unpack(weight)?);
+        let to_start = context.give(0, || grad.sub(&grad.mul(&weight)?))?;
+        let to_end = context.give(1, || grad.mul(&weight))?;
+        let to_weight = context.give(2, || grad.mul(&context.unpack(to)?.sub(&context.unpack(from)?)?))?;
+        Ok([to_start, to_end, to_weight].into_iter().collect())
+    })
+}
+
+/// The gradients of a sum with `factor` times a product.
+pub(super) fn sum_with_product(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+    factor: Scalar,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_a = context.give(1, || grad.mul(&context.unpack(b)?)?.mul(factor))?;
+        let to_b = context.give(2, || grad.mul(&context.unpack(a)?)?.mul(factor))?;
+        Ok([Some(grad), to_a, to_b].into_iter().collect())
+    })
+}
+
+/// The gradients of a sum with `factor` times a quotient.
+pub(super) fn sum_with_quotient(
+    saver: &mut Saver,
+    a: &Tensor,
+    b: &Tensor,
+    factor: Scalar,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
+    Ok(move |context: &Context<'_>| {
+        let (grad, b) = (context.grad(0)?, context.unpack(b)?);
+        let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
+        let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
+        Ok([Some(grad), Some(scaled), to_b].into_iter().collect())
+    })
+}
+
+/// Integers are not scaled by what has a fraction.
+pub(super) fn check_factor(op: &'static str, factor: Scalar, dtype: DType) -> Result<()> {
+    if matches!(factor, Scalar::Float(_)) && !dtype.is_floating() {
+        let expected = "a factor with a fraction needs tensors of a floating dtype: convert one with to_dtype()";
+        return Err(TensorError::DType { op, found: dtype, expected: expected.to_owned() });
+    }
+    Ok(())
+}

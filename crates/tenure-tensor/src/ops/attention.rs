@@ -1,0 +1,194 @@
+//! Scaled dot-product attention.
+
+use super::matmul::check_operands;
+use super::pointwise;
+use super::view::signed;
+use crate::autograd::{Context, attach_all, is_grad_enabled};
+use crate::cpu;
+use crate::cpu::attention::{Attend, AttendBackward};
+use crate::{DType, Kernel, Result, Tensor, TensorError};
+
+static ATTEND: Kernel<Attend> = Kernel::new("attention", &[cpu::attention::ATTEND, cpu::attention::ATTEND_HALVES]);
+static BACKWARD: Kernel<AttendBackward> =
+    Kernel::new("attention_backward", &[cpu::attention::BACKWARD, cpu::attention::BACKWARD_HALVES]);
+
+/// Which keys a query sees, and how much of them.
+#[derive(Clone, Copy, Default)]
+pub struct Attention<'a> {
+    /// Broadcast to `(..., queries, keys)`: `bool`, true where a query sees a key, or a number that is added.
+    pub mask: Option<&'a Tensor>,
+    /// Query `i` sees keys 0 to `i` only.
+    pub is_causal: bool,
+    /// What products of queries and keys are multiplied with; the root of the width's reciprocal if none.
+    pub scale: Option<f64>,
+    /// The probability that a weight is dropped. The weights are then held all at once.
+    pub dropout: f64,
+}
+
+/// What the kernels need of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighting {
+    pub(crate) scale: f64,
+    pub(crate) is_causal: bool,
+}
+
+impl Tensor {
+    /// The means of values, weighted by the softmax of products of these queries with keys: `(..., heads, queries,
+    /// width)`, `(..., heads, keys, width)`, `(..., heads, keys, value width)`. Queries may have a multiple of the heads
+    /// of keys and values, which are then shared by neighbours. A query that sees no key has a mean of zeros. PyTorch's
+    /// `scaled_dot_product_attention`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together, different dtypes or devices, a mask of another dtype.
+    pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
+        const OP: &str = "attention";
+        check_operands(OP, &[self, keys, values])?;
+        let rank = self.rank();
+        let fits = rank >= 2
+            && [keys.rank(), values.rank()] == [rank; 2]
+            && keys.sizes()[..rank - 1] == values.sizes()[..rank - 1]
+            && keys.sizes()[rank - 1] == self.sizes()[rank - 1]
+            && (rank < 3
+                || self.sizes()[..rank - 3] == keys.sizes()[..rank - 3]
+                    && self.sizes()[rank - 3].checked_rem(keys.sizes()[rank - 3]).unwrap_or(0) == 0);
+        if !fits {
+            let reason = format!(
+                "queries (..., heads, n, width), keys (..., heads, m, width) and values (..., heads, m, value width) of \
+                 the same sizes, or a multiple of heads of queries, are needed, got {:?}, {:?} and {:?}",
+                self.sizes(),
+                keys.sizes(),
+                values.sizes()
+            );
+            return Err(TensorError::shape(OP, reason));
+        }
+        let four = |tensor: &Self| -> Result<Self> {
+            let sizes = tensor.sizes();
+            let heads = if rank > 2 { sizes[rank - 3] } else { 1 };
+            let batch: usize = sizes[..rank.saturating_sub(3)].iter().product();
+            let tensor = tensor.reshape(&signed(&[batch, heads, sizes[rank - 2], sizes[rank - 1]]))?;
+            // Kernels want the last dimension dense.
+            if tensor.strides()[3] == 1 || sizes[rank - 1] <= 1 { Ok(tensor) } else { tensor.contiguous() }
+        };
+        let (q, k, v) = (four(self)?, four(keys)?, four(values)?);
+        let scores = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
+        let mask = how.mask.map(|mask| four_of_mask(mask, self, keys, scores)).transpose()?;
+        let width = self.sizes()[rank - 1];
+        let scale = how.scale.unwrap_or_else(|| 1.0 / (width.max(1) as f64).sqrt());
+        let weighting = Weighting { scale, is_causal: how.is_causal };
+        let needs_weights = how.dropout > 0.0 || is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
+        let out = if needs_weights {
+            let (_, sums) = attend(&q, &k, &v, mask.as_ref(), weighting)?;
+            let weights = weights(&q, &k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
+            weights.matmul(&v)?.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
+        } else {
+            fused(&q, &k, &v, mask.as_ref(), weighting)?
+        };
+        out.reshape(&signed(&[&self.sizes()[..rank - 1], &values.sizes()[rank - 1..]].concat()))
+    }
+}
+
+/// A mask of four dimensions, those that it is broadcast over repeated.
+fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 4]) -> Result<Tensor> {
+    const OP: &str = "attention";
+    if mask.dtype() != DType::Bool && mask.dtype() != queries.dtype() {
+        let expected = format!("a mask of bool or {} is needed: convert it with to_dtype()", queries.dtype());
+        return Err(TensorError::DType { op: OP, found: mask.dtype(), expected });
+    }
+    let rank = queries.rank();
+    let mut sizes = queries.sizes().to_vec();
+    sizes[rank - 1] = keys.sizes()[rank - 2];
+    if pointwise::broadcast(OP, mask.sizes(), &sizes)?[..] != sizes[..] {
+        let reason = format!("a mask of sizes {:?} cannot be expanded to {sizes:?}", mask.sizes());
+        return Err(TensorError::shape(OP, reason));
+    }
+    mask.expand(&signed(&sizes))?.reshape(&signed(&scores))
+}
+
+/// Attention whose weights are never held all at once.
+fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
+    let (out, sums) = attend(q, k, v, mask, weighting)?;
+    attach_all(&[&out], "attention", &[q, k, v], |saver| {
+        let inputs = [saver.save(q)?, saver.save(k)?, saver.save(v)?];
+        let (out, sums) = (saver.save_output(&out, 0)?, saver.save(&sums)?);
+        let mask = mask.map(|mask| saver.save(mask)).transpose()?;
+        Ok(move |context: &Context<'_>| {
+            let [q, k, v] = [context.unpack(inputs[0])?, context.unpack(inputs[1])?, context.unpack(inputs[2])?];
+            let sums = context.unpack(sums)?;
+            let mask = mask.map(|mask| context.unpack(mask)).transpose()?;
+            let grad = context.grad(0)?;
+            if is_grad_enabled() {
+                return backward_of_weights(&grad, [&q, &k, &v], &sums, mask.as_ref(), weighting);
+            }
+            let (out, grad) = (context.unpack(out)?, grad.contiguous()?);
+            let like = |tensor: &Tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
+            let grads = [like(&q)?, like(&k)?, like(&v)?];
+            let kernel = BACKWARD.find(q.device().kind(), q.dtype())?;
+            let inputs = [&q, &k, &v, &grad, &out, &sums];
+            kernel([&grads[0], &grads[1], &grads[2]], inputs, mask.as_ref(), weighting)?;
+            Ok(grads.into_iter().map(Some).collect())
+        })
+    })?;
+    Ok(out)
+}
+
+/// The means, in memory in the order of queries, and the logarithms of the sums of weights.
+fn attend(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<(Tensor, Tensor)> {
+    let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], v.sizes()[3]];
+    let out = pointwise::output(&sizes, q.dtype(), &[q])?;
+    let dtype = if q.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let sums = Tensor::empty(&sizes[..3], dtype, q.device())?;
+    ATTEND.find(q.device().kind(), q.dtype())?([&out, &sums], [q, k, v], mask, weighting)?;
+    Ok((out, sums))
+}
+
+/// The gradients, by operations that have gradients themselves.
+fn backward_of_weights(
+    grad: &Tensor,
+    [q, k, v]: [&Tensor; 3],
+    sums: &Tensor,
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<crate::autograd::Grads> {
+    let weights = weights(q, k, sums, mask, weighting)?;
+    let grad = shared(grad, k)?;
+    let to_values = weights.transpose(-2, -1)?.matmul(&grad)?;
+    let to_weights = grad.matmul(&v.transpose(-2, -1)?)?;
+    let inner = to_weights.mul(&weights)?.sum(&[-1], true)?;
+    let to_scores = to_weights.sub(&inner)?.mul(&weights)?.mul(weighting.scale)?;
+    let to_queries = to_scores.matmul(k)?.reshape(&signed(q.sizes()))?;
+    let to_keys = to_scores.transpose(-2, -1)?.matmul(&shared(q, k)?)?;
+    Ok([Some(to_queries), Some(to_keys), Some(to_values)].into_iter().collect())
+}
+
+/// All weights, `(batch, heads of keys, queries of all that share them, keys)`. `sums` only keep them in range.
+fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
+    let mut scores = shared(q, k)?.matmul(&k.transpose(-2, -1)?)?.mul(weighting.scale)?;
+    let mut masks = Vec::new();
+    if let Some(mask) = mask {
+        let mask = shared(mask, k)?;
+        if mask.dtype() == DType::Bool { masks.push(mask) } else { scores = scores.add(&mask)? }
+    }
+    if weighting.is_causal {
+        let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
+        let [queries, keys] = [sizes[2], sizes[3]];
+        let is_seen: Vec<bool> = (0..queries * keys).map(|at| at % keys <= at / keys).collect();
+        let lower = Tensor::from_slice(&is_seen, &[queries, keys])?;
+        masks.push(shared(&lower.expand(&signed(&sizes))?, k)?);
+    }
+    let is_empty = sums.eq(f64::NEG_INFINITY)?;
+    let shift = shared(&is_empty.where_(0.0, sums)?.unsqueeze(-1)?, k)?.to_dtype(q.dtype())?;
+    let mut weights = scores.sub(&shift)?.exp()?;
+    for mask in masks {
+        weights = mask.where_(&weights, 0.0)?;
+    }
+    let total = weights.sum(&[-1], true)?;
+    let is_empty = total.eq(0.0)?;
+    weights.div(&is_empty.where_(1.0, &total)?)
+}
+
+/// Queries of the heads that share keys, one after the other: `(batch, heads of keys, queries, ...)`.
+fn shared(tensor: &Tensor, k: &Tensor) -> Result<Tensor> {
+    let sizes = tensor.sizes();
+    let (batch, heads) = (sizes[0], k.sizes()[1]);
+    tensor.reshape(&signed(&[batch, heads, sizes[1] * sizes[2] / heads.max(1), sizes[3]]))
+}

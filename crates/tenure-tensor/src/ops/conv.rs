@@ -1,0 +1,307 @@
+//! Convolutions over one to three spatial dimensions, and their transposes.
+
+use super::matmul::check_operands;
+use super::view::signed;
+use crate::autocast::lower;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::cpu::conv::{Convolve, WeightGradient};
+use crate::{Kernel, Result, Tensor, TensorError};
+
+static CONVOLVE: Kernel<Convolve> = Kernel::new("conv", &[cpu::conv::CONVOLVE, cpu::conv::CONVOLVE_HALVES]);
+static TRANSPOSED: Kernel<Convolve> =
+    Kernel::new("conv_transpose", &[cpu::conv::TRANSPOSED, cpu::conv::TRANSPOSED_HALVES]);
+static WEIGHT_GRADIENT: Kernel<WeightGradient> =
+    Kernel::new("conv_weight_gradient", &[cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES]);
+
+/// How a kernel goes over images. A list has a number for each spatial dimension, or one for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv<'a> {
+    /// Pixels from one place of the kernel to the next.
+    pub stride: &'a [usize],
+    /// Zeros around the image.
+    pub padding: &'a [usize],
+    /// Pixels from one element of the kernel to the next.
+    pub dilation: &'a [usize],
+    /// Channels are in so many groups, each with weights of its own.
+    pub groups: usize,
+}
+
+impl Default for Conv<'_> {
+    fn default() -> Self {
+        Self { stride: &[1], padding: &[0], dilation: &[1], groups: 1 }
+    }
+}
+
+/// The same for depth, height and width, whichever there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) stride: [usize; 3],
+    pub(crate) padding: [usize; 3],
+    pub(crate) dilation: [usize; 3],
+    pub(crate) groups: usize,
+}
+
+impl Tensor {
+    /// The convolution of `(images, channels, ...)`, or of one image without the first dimension, with a weight of sizes
+    /// `(outputs, channels / groups, ...)` of one to three spatial dimensions. PyTorch's `conv1d`, `conv2d`, `conv3d`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together, an image smaller than the kernel, different dtypes or devices.
+    pub fn conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
+        if self.rank() + 1 == weight.rank() {
+            let out = self.one_image()?.conv(weight, bias, how)?;
+            return out.view(&signed(&out.sizes()[1..]));
+        }
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.convolved(&lower(weight)?, bias.as_ref(), how)
+    }
+
+    fn convolved(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
+        let spatial = check("conv", self, weight, bias)?;
+        let geometry = geometry("conv", spatial, how)?;
+        let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
+        if channels != weight.sizes()[1] * how.groups || !outputs.is_multiple_of(how.groups) {
+            let reason = format!(
+                "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} in {} groups takes {} and \
+                 gives a multiple of {}",
+                self.sizes(),
+                weight.sizes(),
+                how.groups,
+                weight.sizes()[1] * how.groups,
+                how.groups
+            );
+            return Err(TensorError::shape("conv", reason));
+        }
+        check_bias("conv", bias, outputs)?;
+        let sizes: Option<Vec<usize>> = (0..spatial)
+            .map(|dim| {
+                let at = dim + 3 - spatial;
+                let reach = geometry.dilation[at] * weight.sizes()[dim + 2].checked_sub(1)?;
+                let room = (self.sizes()[dim + 2] + 2 * geometry.padding[at]).checked_sub(reach + 1)?;
+                Some(room / geometry.stride[at] + 1)
+            })
+            .collect();
+        let Some(sizes) = sizes else {
+            let reason = format!(
+                "a kernel of sizes {:?}, dilated by {:?}, is larger than images of sizes {:?}, padded by {:?}",
+                &weight.sizes()[2..],
+                how.dilation,
+                &self.sizes()[2..],
+                how.padding
+            );
+            return Err(TensorError::shape("conv", reason));
+        };
+        convolve(&self.contiguous()?, &weight.contiguous()?, bias, geometry, &sizes)
+    }
+
+    /// The transpose of a convolution, which takes its output's sizes to its input's: each element is multiplied with the
+    /// whole kernel, `(channels, outputs / groups, ...)`, and what meets is added. `output_padding` adds pixels at the
+    /// end, as many sizes lead to the same. PyTorch's `conv_transpose1d`, `conv_transpose2d`, `conv_transpose3d`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together, different dtypes or devices.
+    pub fn conv_transpose(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        how: &Conv<'_>,
+        output_padding: &[usize],
+    ) -> Result<Self> {
+        if self.rank() + 1 == weight.rank() {
+            let out = self.one_image()?.conv_transpose(weight, bias, how, output_padding)?;
+            return out.view(&signed(&out.sizes()[1..]));
+        }
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.convolved_transposed(&lower(weight)?, bias.as_ref(), how, output_padding)
+    }
+
+    fn convolved_transposed(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        how: &Conv<'_>,
+        output_padding: &[usize],
+    ) -> Result<Self> {
+        const OP: &str = "conv_transpose";
+        let spatial = check(OP, self, weight, bias)?;
+        let geometry = geometry(OP, spatial, how)?;
+        let added = for_each_dim(OP, "output_padding", output_padding, spatial, 0)?;
+        let channels = self.sizes()[1];
+        if channels != weight.sizes()[0] || !channels.is_multiple_of(how.groups) {
+            let reason = format!(
+                "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} in {} groups takes {}",
+                self.sizes(),
+                weight.sizes(),
+                how.groups,
+                weight.sizes()[0]
+            );
+            return Err(TensorError::shape(OP, reason));
+        }
+        check_bias(OP, bias, weight.sizes()[1] * how.groups)?;
+        let sizes: Option<Vec<usize>> = (0..spatial)
+            .map(|dim| {
+                let at = dim + 3 - spatial;
+                let reach = geometry.dilation[at] * weight.sizes()[dim + 2].checked_sub(1)?;
+                let steps = geometry.stride[at] * self.sizes()[dim + 2].checked_sub(1)?;
+                let is_fine = added[at] < geometry.stride[at].max(geometry.dilation[at]);
+                (steps + reach + added[at] + 1).checked_sub(2 * geometry.padding[at]).filter(|_| is_fine)
+            })
+            .collect();
+        let Some(sizes) = sizes else {
+            let reason = format!(
+                "images of sizes {:?} and a kernel of sizes {:?} leave no pixel of {how:?}, or output_padding \
+                 {output_padding:?} is not below the stride or the dilation",
+                &self.sizes()[2..],
+                &weight.sizes()[2..]
+            );
+            return Err(TensorError::shape(OP, reason));
+        };
+        transposed(&self.contiguous()?, &weight.contiguous()?, bias, geometry, &sizes)
+    }
+
+    fn one_image(&self) -> Result<Self> {
+        let mut sizes = signed(self.sizes());
+        sizes.insert(0, 1);
+        self.view(&sizes)
+    }
+}
+
+/// The convolution of contiguous tensors, as images of these sizes.
+fn convolve(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    sizes: &[usize],
+) -> Result<Tensor> {
+    let out = Tensor::empty(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), input.dtype(), input.device())?;
+    let dense = bias.map(Tensor::contiguous).transpose()?;
+    CONVOLVE.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
+    let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
+    let images = input.sizes()[2..].to_vec();
+    let kernel = weight.sizes().to_vec();
+    attach(out, "conv", &inputs, |saver| {
+        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
+        let has_bias = bias.is_some();
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?.contiguous()?;
+            let to_input = context.give(0, || transposed(&grad, &context.unpack(right)?, None, geometry, &images))?;
+            let to_weight = context.give(1, || weight_gradient(&context.unpack(left)?, &grad, geometry, &kernel))?;
+            let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
+            Ok([to_input, to_weight].into_iter().chain(to_bias.transpose()?).collect())
+        })
+    })
+}
+
+/// The transpose of the convolution of contiguous tensors, as images of these sizes.
+fn transposed(
+    input: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    geometry: Geometry,
+    sizes: &[usize],
+) -> Result<Tensor> {
+    let channels = weight.sizes()[1] * geometry.groups;
+    let out = Tensor::empty(&[&[input.sizes()[0], channels], sizes].concat(), input.dtype(), input.device())?;
+    let dense = bias.map(Tensor::contiguous).transpose()?;
+    TRANSPOSED.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
+    let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
+    let images = input.sizes()[2..].to_vec();
+    let kernel = weight.sizes().to_vec();
+    attach(out, "conv_transpose", &inputs, |saver| {
+        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
+        let has_bias = bias.is_some();
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?.contiguous()?;
+            let to_input = context.give(0, || convolve(&grad, &context.unpack(right)?, None, geometry, &images))?;
+            let to_weight = context.give(1, || weight_gradient(&grad, &context.unpack(left)?, geometry, &kernel))?;
+            let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
+            Ok([to_input, to_weight].into_iter().chain(to_bias.transpose()?).collect())
+        })
+    })
+}
+
+/// The gradient of the weight, of sizes `kernel`, of a convolution of `input` whose output has the gradient `grad`.
+fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(kernel, input.dtype(), input.device())?;
+    WEIGHT_GRADIENT.find(out.device().kind(), out.dtype())?(&out, input, grad, &geometry)?;
+    let (images, result) = (input.sizes()[2..].to_vec(), grad.sizes()[2..].to_vec());
+    attach(out, "conv_weight_gradient", &[input, grad], |saver| {
+        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), grad)?);
+        Ok(move |context: &Context<'_>| {
+            let weight = context.grad(0)?.contiguous()?;
+            let to_input = context.give(0, || transposed(&context.unpack(right)?, &weight, None, geometry, &images))?;
+            let to_grad = context.give(1, || convolve(&context.unpack(left)?, &weight, None, geometry, &result))?;
+            Ok([to_input, to_grad].into_iter().collect())
+        })
+    })
+}
+
+fn sum_of_channels(grad: &Tensor) -> Result<Tensor> {
+    let channels = grad.sizes()[1];
+    let mut sizes = vec![1; grad.rank()];
+    sizes[1] = channels;
+    grad.sum_to(&sizes)?.view(&[channels as isize])
+}
+
+/// Checks ranks and dtypes. Returns how many spatial dimensions there are.
+fn check(op: &'static str, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<usize> {
+    let operands: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
+    check_operands(op, &operands)?;
+    if !(3..=5).contains(&weight.rank()) || input.rank() != weight.rank() {
+        let reason = format!(
+            "an input (images, channels, ...) and a weight (outputs, channels, ...) of the same one to three spatial \
+             dimensions are needed, got sizes {:?} and {:?}",
+            input.sizes(),
+            weight.sizes()
+        );
+        return Err(TensorError::shape(op, reason));
+    }
+    Ok(weight.rank() - 2)
+}
+
+fn check_bias(op: &'static str, bias: Option<&Tensor>, outputs: usize) -> Result<()> {
+    match bias {
+        Some(bias) if bias.sizes() != [outputs] => {
+            let reason = format!("a bias of sizes {:?} was given for {outputs} outputs", bias.sizes());
+            Err(TensorError::shape(op, reason))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn geometry(op: &'static str, spatial: usize, how: &Conv<'_>) -> Result<Geometry> {
+    let Conv { stride, padding, dilation, groups } = *how;
+    if stride.contains(&0) || dilation.contains(&0) || groups == 0 {
+        let reason =
+            format!("stride {stride:?}, dilation {dilation:?} and groups {groups} must be at least 1 everywhere");
+        return Err(TensorError::argument(op, reason));
+    }
+    Ok(Geometry {
+        stride: for_each_dim(op, "stride", stride, spatial, 1)?,
+        padding: for_each_dim(op, "padding", padding, spatial, 0)?,
+        dilation: for_each_dim(op, "dilation", dilation, spatial, 1)?,
+        groups,
+    })
+}
+
+/// A number for each of three dimensions, of a list of one for each spatial dimension or one for all; `none` where there
+/// is no dimension.
+pub(super) fn for_each_dim(
+    op: &'static str,
+    what: &str,
+    given: &[usize],
+    spatial: usize,
+    none: usize,
+) -> Result<[usize; 3]> {
+    if given.len() != spatial && given.len() != 1 {
+        let reason = format!("{what} {given:?} must have one number, or one for each of {spatial} spatial dimensions");
+        return Err(TensorError::argument(op, reason));
+    }
+    let missing = 3 - spatial;
+    Ok(std::array::from_fn(|dim| match dim.checked_sub(missing) {
+        None => none,
+        Some(dim) => *given.get(dim).unwrap_or(&given[0]),
+    }))
+}

@@ -1,0 +1,77 @@
+//! The same values elsewhere, or as another dtype.
+
+use tenure_core::{DType, Device, Layout, MemoryFormat};
+
+use super::pointwise::dense_like;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::cpu::copy::Copy;
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
+
+static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY]);
+
+impl Tensor {
+    /// The same values as `dtype`: itself, if that is its own. Integers are cut off and wrap.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        self.copied("to_dtype", dense_like(self.sizes(), Some(self.layout()))?, dtype)
+    }
+
+    /// The same values on `device`: itself, if it is there.
+    ///
+    /// # Errors
+    /// Nothing copies between the two.
+    pub fn to_device(&self, device: Device) -> Result<Self> {
+        if device == self.device() {
+            return Ok(self.clone());
+        }
+        let reason = format!("nothing here copies from {} to {device}", self.device());
+        Err(TensorError::argument("to_device", reason))
+    }
+
+    /// The same values in the order of dimensions: itself, if they are.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn contiguous(&self) -> Result<Self> {
+        self.contiguous_in(MemoryFormat::Contiguous)
+    }
+
+    /// The same values in the order of `format`: itself, if they are.
+    ///
+    /// # Errors
+    /// The format is for another number of dimensions; no memory.
+    pub fn contiguous_in(&self, format: MemoryFormat) -> Result<Self> {
+        if self.layout().is_contiguous_in(format) {
+            return Ok(self.clone());
+        }
+        self.copied("contiguous", Layout::with_format(self.sizes(), format)?, self.dtype())
+    }
+
+    /// The same values on a storage of their own, in the same order in memory. PyTorch's `clone`, whose name is the
+    /// handle's here.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn copy(&self) -> Result<Self> {
+        self.copied("copy", dense_like(self.sizes(), Some(self.layout()))?, self.dtype())
+    }
+
+    /// The same values on a storage of their own, so laid out.
+    pub(crate) fn copied(&self, op: &'static str, layout: Layout, dtype: DType) -> Result<Self> {
+        let out = Self::empty_strided(layout, dtype, self.device())?;
+        out.copy_raw(self)?;
+        attach(out, op, &[self], |_| Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect())))
+    }
+
+    /// Writes the values of another tensor, broadcast and converted; nobody is told.
+    pub(crate) fn copy_raw(&self, source: &Self) -> Result<()> {
+        let iter = Elementwise::new("copy", &[self], &[source])?;
+        COPY.find(self.device().kind(), self.dtype())?(&iter)
+    }
+}

@@ -1,0 +1,244 @@
+//! Sums of products, written with a letter for each dimension.
+
+use std::collections::BTreeMap;
+
+use super::matmul::check_operands;
+use crate::{Result, Tensor, TensorError};
+
+const OP: &str = "einsum";
+
+/// Sums of products by an equation such as `"bij,bjk->bik"`: a letter for each dimension, the operands' before the arrow
+/// and the result's after it. Letters that the result does not have are summed over; one that an operand has twice goes
+/// along its diagonal. `...` stands for leading dimensions, which are broadcast. Without an arrow the result has the
+/// letters that occur once, in the order of the alphabet. Operands are multiplied from left to right. PyTorch's
+/// `torch.einsum`.
+///
+/// ```
+/// use tenure_tensor::{Tensor, einsum};
+///
+/// let x = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2])?;
+/// assert_eq!(einsum("ii", &[&x])?.item::<f32>()?, 5.0);
+/// assert_eq!(einsum("ij,kj->ik", &[&x, &x])?.to_vec::<f32>()?, [5.0, 11.0, 11.0, 25.0]);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+///
+/// # Errors
+/// An equation that cannot be read or has other operands, sizes of one letter that differ, different dtypes or devices.
+pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
+    let equation = Equation::parse(equation, operands)?;
+    check_operands(OP, operands)?;
+    let mut terms = Vec::new();
+    for (operand, labels) in operands.iter().zip(&equation.inputs) {
+        terms.push(Term { tensor: (*operand).clone(), labels: labels.clone() }.diagonals()?);
+    }
+    equation.check_sizes(&terms)?;
+    let mut terms = terms.into_iter();
+    let mut product = terms.next().ok_or_else(|| error("an operand is needed"))?;
+    let mut rest: Vec<Term> = terms.collect();
+    while !rest.is_empty() {
+        let next = rest.remove(0);
+        let is_needed =
+            |label: &Label| equation.output.contains(label) || rest.iter().any(|term| term.labels.contains(label));
+        product = product.times(next, is_needed)?;
+    }
+    product.sum_but(|label| equation.output.contains(label))?.ordered(&equation.output).map(|term| term.tensor)
+}
+
+/// A dimension: a letter, or one of those that `...` stands for, counted from the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Label {
+    Ellipsis(usize),
+    Letter(char),
+}
+
+struct Equation {
+    inputs: Vec<Vec<Label>>,
+    output: Vec<Label>,
+}
+
+impl Equation {
+    fn parse(equation: &str, operands: &[&Tensor]) -> Result<Self> {
+        let text: String = equation.chars().filter(|letter| !letter.is_whitespace()).collect();
+        let (left, right) = match text.split_once("->") {
+            Some((left, right)) => (left, Some(right)),
+            None => (&text[..], None),
+        };
+        let subscripts: Vec<&str> = left.split(',').collect();
+        if subscripts.len() != operands.len() {
+            let reason =
+                format!("the equation {equation:?} is of {} operands, got {}", subscripts.len(), operands.len());
+            return Err(error(reason));
+        }
+        let mut inputs = Vec::new();
+        for (index, (subscript, operand)) in subscripts.iter().zip(operands).enumerate() {
+            let letters = subscript.replacen("...", "", 1).chars().count();
+            let has_ellipsis = subscript.contains("...");
+            let rank = operand.rank();
+            if letters > rank || letters < rank && !has_ellipsis {
+                let reason = format!(
+                    "{subscript:?} of the equation {equation:?} has {letters} letters, but operand {index} has sizes \
+                     {:?}",
+                    operand.sizes()
+                );
+                return Err(error(reason));
+            }
+            inputs.push(labels(subscript, rank - letters)?);
+        }
+        let widest = inputs.iter().flatten().filter(|label| matches!(label, Label::Ellipsis(_))).max();
+        let ellipsis = widest.map_or(0, |label| if let Label::Ellipsis(place) = label { place + 1 } else { 0 });
+        let output = match right {
+            Some(subscript) => labels(subscript, ellipsis)?,
+            None => {
+                let mut counts: BTreeMap<Label, usize> = BTreeMap::new();
+                inputs.iter().flatten().for_each(|label| *counts.entry(*label).or_default() += 1);
+                let once = |(label, count): (Label, usize)| match label {
+                    Label::Letter(_) => (count == 1).then_some(label),
+                    Label::Ellipsis(_) => None,
+                };
+                (0..ellipsis).rev().map(Label::Ellipsis).chain(counts.into_iter().filter_map(once)).collect()
+            }
+        };
+        for (index, label) in output.iter().enumerate() {
+            let is_known = inputs.iter().flatten().any(|input| input == label);
+            if !is_known || output[..index].contains(label) {
+                let reason = format!("the result of the equation {equation:?} has {label} twice, or no operand has it");
+                return Err(error(reason));
+            }
+        }
+        Ok(Self { inputs, output })
+    }
+
+    /// Checks that a letter has one size everywhere, but for sizes of 1, which are broadcast.
+    fn check_sizes(&self, terms: &[Term]) -> Result<()> {
+        let mut sizes: BTreeMap<Label, usize> = BTreeMap::new();
+        for term in terms {
+            for (label, size) in term.labels.iter().zip(term.tensor.sizes()) {
+                let known = sizes.entry(*label).or_insert(*size);
+                if *known == 1 {
+                    *known = *size;
+                } else if *size != 1 && *size != *known {
+                    let reason = format!("{label} has size {known} in one operand and {size} in another");
+                    return Err(error(reason));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Letter(letter) => write!(f, "{letter:?}"),
+            Self::Ellipsis(place) => write!(f, "dimension {} of \"...\", from the end,", place + 1),
+        }
+    }
+}
+
+/// The labels of a subscript whose `...` stands for so many dimensions.
+fn labels(subscript: &str, ellipsis: usize) -> Result<Vec<Label>> {
+    let mut labels = Vec::new();
+    let (before, after) =
+        subscript.split_once("...").map_or((subscript, None), |(before, after)| (before, Some(after)));
+    let mut add = |letters: &str| {
+        letters.chars().try_for_each(|letter| {
+            labels.push(Label::Letter(letter));
+            if letter.is_ascii_alphabetic() {
+                return Ok(());
+            }
+            Err(error(format!("{letter:?} in {subscript:?} is neither a letter nor part of one \"...\"")))
+        })
+    };
+    add(before)?;
+    let place = before.len();
+    add(after.unwrap_or_default())?;
+    if after.is_some() {
+        labels.splice(place..place, (0..ellipsis).rev().map(Label::Ellipsis));
+    }
+    Ok(labels)
+}
+
+/// A tensor with a label for each dimension.
+struct Term {
+    tensor: Tensor,
+    labels: Vec<Label>,
+}
+
+impl Term {
+    /// Dimensions of one label made one.
+    fn diagonals(mut self) -> Result<Self> {
+        let repeated = |labels: &[Label]| {
+            let second = (0..labels.len()).find(|at| labels[..*at].contains(&labels[*at]))?;
+            Some((labels.iter().position(|label| *label == labels[second])?, second))
+        };
+        while let Some((first, second)) = repeated(&self.labels) {
+            let sizes = self.tensor.sizes();
+            if sizes[first] != sizes[second] {
+                let label = self.labels[first];
+                let reason = format!("{label} has sizes {} and {} in one operand", sizes[first], sizes[second]);
+                return Err(error(reason));
+            }
+            // The diagonal comes last.
+            self.tensor = self.tensor.diagonal(0, first as isize, second as isize)?;
+            let label = self.labels.remove(second);
+            self.labels.remove(first);
+            self.labels.push(label);
+        }
+        Ok(self)
+    }
+
+    /// The product with another, summed over labels that are in both and not needed.
+    fn times(self, other: Self, is_needed: impl Fn(&Label) -> bool) -> Result<Self> {
+        // What only one has and nobody needs, or has size 1 in one of them, is summed there.
+        let size = |term: &Self, label: &Label| {
+            term.labels.iter().position(|own| own == label).map(|dim| term.tensor.sizes()[dim])
+        };
+        let is_shared =
+            |label: &Label| matches!((size(&self, label), size(&other, label)), (Some(a), Some(b)) if a == b);
+        let shared: Vec<Label> = self.labels.iter().copied().filter(is_shared).collect();
+        let left = self.sum_but(|label| is_needed(label) || shared.contains(label))?;
+        let right = other.sum_but(|label| is_needed(label) || shared.contains(label))?;
+        let in_both = |label: &Label| left.labels.contains(label) && right.labels.contains(label);
+        let (batch, summed): (Vec<Label>, Vec<Label>) =
+            left.labels.iter().copied().filter(in_both).partition(|label| is_needed(label));
+        let only =
+            |term: &Self| -> Vec<Label> { term.labels.iter().copied().filter(|label| !in_both(label)).collect() };
+        let (rows, columns) = (only(&left), only(&right));
+        let sizes_of = |term: &Self, labels: &[Label]| -> Vec<usize> {
+            labels.iter().filter_map(|label| size(term, label)).collect()
+        };
+        let batch_of = |term: &Self| sizes_of(term, &batch);
+        let sizes = |sizes: &[usize]| sizes.iter().map(|size| *size as isize).collect::<Vec<isize>>();
+        let product = |of: &[usize]| of.iter().product::<usize>();
+        let inner = product(&sizes_of(&left, &summed));
+        let (row_sizes, column_sizes) = (sizes_of(&left, &rows), sizes_of(&right, &columns));
+        let (left_batch, right_batch) = (batch_of(&left), batch_of(&right));
+        let a = left.ordered(&[&batch[..], &rows, &summed].concat())?.tensor;
+        let b = right.ordered(&[&batch[..], &summed, &columns].concat())?.tensor;
+        let a = a.reshape(&sizes(&[&left_batch[..], &[product(&row_sizes), inner]].concat()))?;
+        let b = b.reshape(&sizes(&[&right_batch[..], &[inner, product(&column_sizes)]].concat()))?;
+        let out = a.matmul(&b)?;
+        let out_batch = &out.sizes()[..batch.len()];
+        let tensor = out.reshape(&sizes(&[out_batch, &row_sizes, &column_sizes].concat()))?;
+        Ok(Self { tensor, labels: [batch, rows, columns].concat() })
+    }
+
+    /// Summed over all dimensions but those whose label is kept.
+    fn sum_but(&self, keeps: impl Fn(&Label) -> bool) -> Result<Self> {
+        let dropped = |dim: &usize| !keeps(&self.labels[*dim]);
+        let dims: Vec<isize> = (0..self.labels.len()).filter(dropped).map(|dim| dim as isize).collect();
+        let tensor = if dims.is_empty() { self.tensor.clone() } else { self.tensor.sum(&dims, false)? };
+        Ok(Self { tensor, labels: self.labels.iter().copied().filter(|label| keeps(label)).collect() })
+    }
+
+    /// With dimensions in this order.
+    fn ordered(&self, labels: &[Label]) -> Result<Self> {
+        let place = |label: &Label| self.labels.iter().position(|own| own == label).map(|dim| dim as isize);
+        let order: Vec<isize> = labels.iter().filter_map(place).collect();
+        Ok(Self { tensor: self.tensor.permute(&order)?, labels: labels.to_vec() })
+    }
+}
+
+fn error(reason: impl Into<String>) -> TensorError {
+    TensorError::argument(OP, reason)
+}

@@ -1,0 +1,175 @@
+//! The largest and smallest elements, and where they are.
+
+use tenure_core::DType;
+
+use super::reduce::{Reduced, gathered};
+use super::view::signed;
+use crate::autograd::{Context, attach, attach_all};
+use crate::cpu;
+use crate::cpu::reduce::{Extreme, Given};
+use crate::{Kernel, Result, Tensor, TensorError};
+
+static EXTREME: Kernel<Extreme> = Kernel::new("amax", &cpu::reduce::EXTREME);
+static POSITION: Kernel<Given> = Kernel::new("argmax", &cpu::reduce::POSITION);
+
+impl Tensor {
+    /// The largest elements over dimensions, all if there are none, which are left with size 1 if `keep`. What is no
+    /// number counts as the largest. Equal ones share the gradient.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice, or has no elements.
+    pub fn amax(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        self.shared_extreme("amax", dims, keep, true)
+    }
+
+    /// The smallest elements, as [`amax`](Self::amax).
+    ///
+    /// # Errors
+    /// Those of [`amax`](Self::amax).
+    pub fn amin(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        self.shared_extreme("amin", dims, keep, false)
+    }
+
+    /// The largest element.
+    ///
+    /// # Errors
+    /// There are no elements.
+    pub fn max_all(&self) -> Result<Self> {
+        self.amax(&[], false)
+    }
+
+    /// The smallest element.
+    ///
+    /// # Errors
+    /// There are no elements.
+    pub fn min_all(&self) -> Result<Self> {
+        self.amin(&[], false)
+    }
+
+    /// The largest elements along a dimension, and the number of the first of each, which gets the gradient. What is no
+    /// number counts as the largest.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or has no elements.
+    pub fn max(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
+        self.placed_extreme("max", dim, keep, true)
+    }
+
+    /// The smallest elements, as [`max`](Self::max).
+    ///
+    /// # Errors
+    /// Those of [`max`](Self::max).
+    pub fn min(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
+        self.placed_extreme("min", dim, keep, false)
+    }
+
+    /// The number of the first of the largest elements along a dimension, or among all.
+    ///
+    /// # Errors
+    /// Those of [`max`](Self::max).
+    pub fn argmax(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
+        self.position("argmax", dim, keep, true)
+    }
+
+    /// The number of the first of the smallest elements along a dimension, or among all.
+    ///
+    /// # Errors
+    /// Those of [`max`](Self::max).
+    pub fn argmin(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
+        self.position("argmin", dim, keep, false)
+    }
+
+    /// Whether all elements over dimensions, all if there are none, are other than zero.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice.
+    pub fn all(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        self.truth("all", dims, keep, false)
+    }
+
+    /// Whether any element over dimensions, all if there are none, is other than zero.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice.
+    pub fn any(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        self.truth("any", dims, keep, true)
+    }
+
+    fn truth(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
+        let reduced = Reduced::new(op, self, dims)?;
+        reduced.finish(extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?, keep)
+    }
+
+    fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
+        let reduced = reduced(op, self, dims)?;
+        let kept = signed(&reduced.sizes);
+        let out = reduced.finish(extreme(self, &reduced, largest)?, keep)?;
+        let over = dims.to_vec();
+        attach(out.clone(), op, &[self], |saver| {
+            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            Ok(move |context: &Context<'_>| {
+                let is_it = context.unpack(saved)?.eq(&context.unpack(output)?.reshape(&kept)?)?;
+                let share = context.grad(0)?.reshape(&kept)?.div(&is_it.sum(&over, true)?)?;
+                Ok([Some(is_it.where_(&share, 0.0)?)].into_iter().collect())
+            })
+        })
+    }
+
+    fn placed_extreme(&self, op: &'static str, dim: isize, keep: bool, largest: bool) -> Result<(Self, Self)> {
+        let reduced = reduced(op, self, &[dim])?;
+        let (values, places) = placed(self, &reduced, largest)?;
+        let (values, places) = (reduced.finish(values, keep)?, reduced.finish(places, keep)?);
+        let (kept, from) = (signed(&reduced.sizes), self.sizes().to_vec());
+        attach_all(&[&values], op, &[self], |saver| {
+            let saved = saver.save(&places)?;
+            Ok(move |context: &Context<'_>| {
+                let (grad, places) = (context.grad(0)?.reshape(&kept)?, context.unpack(saved)?.reshape(&kept)?);
+                let to_input = match from.is_empty() {
+                    true => grad,
+                    false => Self::zeros(&from, grad.dtype(), grad.device())?.scatter(dim, &places, &grad)?,
+                };
+                Ok([Some(to_input)].into_iter().collect())
+            })
+        })?;
+        Ok((values, places))
+    }
+
+    fn position(&self, op: &'static str, dim: Option<isize>, keep: bool, largest: bool) -> Result<Self> {
+        let input = self.detach();
+        let Some(dim) = dim else {
+            let flat = input.reshape(&[-1])?;
+            let (_, place) = placed(&flat, &reduced(op, &flat, &[0])?, largest)?;
+            return place.reshape(&vec![1; if keep { self.rank() } else { 0 }]);
+        };
+        let reduced = reduced(op, &input, &[dim])?;
+        reduced.finish(placed(&input, &reduced, largest)?.1, keep)
+    }
+}
+
+/// The dimensions, which must have elements.
+fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced> {
+    let reduced = Reduced::new(op, tensor, dims)?;
+    if reduced.count(tensor) == 0 {
+        let reason = format!("there is no element to find along {dims:?} of sizes {:?}", tensor.sizes());
+        return Err(TensorError::shape(op, reason));
+    }
+    Ok(reduced)
+}
+
+/// The largest or smallest elements, with dimensions kept.
+fn extreme(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<Tensor> {
+    let input = gathered(&tensor.detach())?;
+    let out = reduced.output(&input, input.dtype())?;
+    EXTREME.find(input.device().kind(), input.dtype())?(&out, &input, largest)?;
+    out.to_dtype(tensor.dtype())
+}
+
+/// The same, and the number of the first of each.
+fn placed(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<(Tensor, Tensor)> {
+    let input = gathered(&tensor.detach())?;
+    let input = if input.dtype() == DType::Bool { input.to_dtype(DType::I64)? } else { input };
+    let values = extreme(&input, reduced, largest)?;
+    let places = reduced.output(&input, DType::I64)?;
+    POSITION.find(input.device().kind(), input.dtype())?(&places, &input, &values)?;
+    Ok((values.to_dtype(tensor.dtype())?, places))
+}

@@ -1,0 +1,230 @@
+//! Elements by index.
+
+use smallvec::SmallVec;
+
+use super::view::signed;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::cpu::gather::Gather;
+use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError};
+
+static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER]);
+
+type Dims = SmallVec<[usize; 5]>;
+
+impl Tensor {
+    /// Of each line along `dim`, the elements that the same line of `index` says: in two dimensions and along the last,
+    /// `out[i][j] = self[i][index[i][j]]`. The result has the sizes of `index`, which in the other dimensions may be
+    /// smaller.
+    ///
+    /// # Errors
+    /// Another number of dimensions; larger sizes; an index that is not there, or is no integer.
+    pub fn gather(&self, dim: isize, index: &Self) -> Result<Self> {
+        if self.rank() == 0 {
+            return self.view(&[1])?.gather(dim, &index.reshape(&[-1])?)?.view_as(index);
+        }
+        let index = index.as_index("gather")?;
+        let place = self.index_dim("gather", dim, &index)?;
+        let mut strides = Dims::from_slice(self.strides());
+        strides[place] = 0;
+        let base = Layout::strided(index.sizes(), &strides, self.layout().offset())?;
+        let out = self.read("gather", &index, &base, &[place])?;
+        attach(out, "gather", &[self], |saver| {
+            let (index, from) = (saver.save(&index)?, self.sizes().to_vec());
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let zeros = Self::zeros(&from, grad.dtype(), grad.device())?;
+                let grad = zeros.scattered("scatter_add", dim, &context.unpack(index)?, &grad, true)?;
+                Ok([Some(grad)].into_iter().collect())
+            })
+        })
+    }
+
+    /// The same, with the index and this tensor repeated where sizes are 1. For what `argmax` and `argsort` give.
+    ///
+    /// # Errors
+    /// Those of [`gather`](Self::gather).
+    pub fn take_along_dim(&self, index: &Self, dim: isize) -> Result<Self> {
+        let place = self.existing_dim("take_along_dim", dim)?;
+        if self.rank() != index.rank() {
+            let reason = format!("an index of sizes {:?} is not one for sizes {:?}", index.sizes(), self.sizes());
+            return Err(TensorError::shape("take_along_dim", reason));
+        }
+        let (mut own, mut others) = (signed(self.sizes()), signed(index.sizes()));
+        for dim in (0..self.rank()).filter(|dim| *dim != place) {
+            let size = if own[dim] == 1 { others[dim] } else { own[dim] };
+            (own[dim], others[dim]) = (size, size);
+        }
+        self.expand(&own)?.gather(dim, &index.expand(&others)?)
+    }
+
+    /// What is at these indices of a dimension, in their order.
+    ///
+    /// # Errors
+    /// A dimension that is not there; indices of more than one dimension, that are not there, or are no integers.
+    pub fn index_select(&self, dim: isize, index: &Self) -> Result<Self> {
+        let place = self.existing_dim("index_select", dim)?;
+        self.picked("index_select", &[place], place, &index.as_vector("index_select")?)
+    }
+
+    /// Elements by their number, counted the last dimension fastest, in the sizes of the index.
+    ///
+    /// # Errors
+    /// An index that is not there, or is no integer.
+    pub fn take(&self, index: &Self) -> Result<Self> {
+        let dims: Dims = (0..self.rank()).collect();
+        self.picked("take", &dims, 0, &index.as_index("take")?)
+    }
+
+    /// The rows of this matrix that the indices say, as a new last dimension.
+    ///
+    /// # Errors
+    /// No matrix; an index that is not there, or is no integer.
+    pub fn embedding(&self, indices: &Self) -> Result<Self> {
+        self.embedded(indices, None)
+    }
+
+    /// The same, where row `padding` gets no gradient.
+    ///
+    /// # Errors
+    /// Those of [`embedding`](Self::embedding); no such row.
+    pub fn embedding_padded(&self, indices: &Self, padding: usize) -> Result<Self> {
+        self.embedded(indices, Some(padding))
+    }
+
+    fn embedded(&self, indices: &Self, padding: Option<usize>) -> Result<Self> {
+        let [rows, _] = self.sizes()[..] else {
+            let reason = format!("a matrix with a row for each index is needed, got sizes {:?}", self.sizes());
+            return Err(TensorError::shape("embedding", reason));
+        };
+        if let Some(padding) = padding.filter(|padding| *padding >= rows) {
+            return Err(TensorError::Index { op: "embedding", index: padding as i64, dim: 0, size: rows });
+        }
+        let indices = indices.as_index("embedding")?;
+        attach(self.pick("embedding", &[0], 0, &indices)?, "embedding", &[self], |saver| {
+            let (indices, sizes) = (saver.save(&indices)?, self.sizes().to_vec());
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let zeros = Self::zeros(&sizes, grad.dtype(), grad.device())?;
+                let table = zeros.put("embedding", &[0], 0, &context.unpack(indices)?, &grad, true)?;
+                if let Some(padding) = padding {
+                    table.narrow(0, padding, 1)?.fill_(0)?;
+                }
+                Ok([Some(table)].into_iter().collect())
+            })
+        })
+    }
+
+    /// For each element a vector of `classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
+    ///
+    /// # Errors
+    /// An element that is not below `classes`, is negative, or is no integer.
+    pub fn one_hot(&self, classes: usize) -> Result<Self> {
+        let index = self.as_index("one_hot")?.unsqueeze(-1)?;
+        let sizes: Vec<usize> = self.sizes().iter().copied().chain([classes]).collect();
+        let ones = Self::ones(&[], DType::I64, self.device())?.expand(&signed(index.sizes()))?;
+        Self::zeros(&sizes, DType::I64, self.device())?.scattered("one_hot", -1, &index, &ones, false)
+    }
+
+    /// Dimensions the other way round.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn flip(&self, dims: &[isize]) -> Result<Self> {
+        let mut flipped = self.copy_if(dims.is_empty() || self.rank() == 0)?;
+        for dim in dims {
+            let place = self.dim("flip", *dim)?;
+            if self.rank() > 0 {
+                let places: Vec<i64> = (0..self.sizes()[place] as i64).rev().collect();
+                let places = Self::from_slice(&places, &[places.len()])?;
+                flipped = flipped.picked("flip", &[place], place, &places)?;
+            }
+        }
+        Ok(flipped)
+    }
+
+    /// What is at `positions` of the dimensions `dims`, counted the last of them fastest. The dimensions of the positions
+    /// are at place `at` among the others.
+    pub(crate) fn picked(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
+        attach(self.pick(op, dims, at, positions)?, op, &[self], |saver| {
+            let (positions, sizes, dims) = (saver.save(positions)?, self.sizes().to_vec(), Dims::from_slice(dims));
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let zeros = Self::zeros(&sizes, grad.dtype(), grad.device())?;
+                let positions = context.unpack(positions)?;
+                Ok([Some(zeros.put("index_add", &dims, at, &positions, &grad, true)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// The same without a gradient.
+    fn pick(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
+        let (mut sizes, mut base, mut index) = (Dims::new(), Dims::new(), Dims::new());
+        for dim in (0..self.rank()).filter(|dim| !dims.contains(dim)) {
+            sizes.push(self.sizes()[dim]);
+            base.push(self.strides()[dim]);
+            index.push(0);
+        }
+        sizes.insert_from_slice(at, positions.sizes());
+        base.insert_many(at, std::iter::repeat_n(0, positions.rank()));
+        index.insert_from_slice(at, positions.strides());
+        let base = Layout::strided(&sizes, &base, self.layout().offset())?;
+        let index = positions.alias(Layout::strided(&sizes, &index, positions.layout().offset())?);
+        self.read(op, &index, &base, dims)
+    }
+
+    /// A fresh tensor of what is at `index` along `dims`, `base` being where index 0 is.
+    fn read(&self, op: &'static str, index: &Self, base: &Layout, dims: &[usize]) -> Result<Self> {
+        let out = Self::empty(index.sizes(), self.dtype(), self.device())?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        if let Some(dim) = dims.iter().find(|dim| self.sizes()[**dim] == 0) {
+            let reason = format!("there is nothing at any index of dimension {dim} of sizes {:?}", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        let base = self.alias(base.clone());
+        let iter = Elementwise::new(op, &[&out], &[index, &base])?;
+        GATHER.find(self.device().kind(), self.dtype())?(&iter, self, dims)?;
+        drop(iter);
+        Ok(out)
+    }
+
+    /// As numbers of elements: `int64`.
+    pub(crate) fn as_index(&self, op: &'static str) -> Result<Self> {
+        if self.dtype().is_floating() || self.dtype() == DType::Bool {
+            let expected = "an index is of integers: convert with to_dtype(DType::I64)".to_owned();
+            return Err(TensorError::DType { op, found: self.dtype(), expected });
+        }
+        self.to_dtype(DType::I64)
+    }
+
+    /// The same, of one dimension.
+    pub(crate) fn as_vector(&self, op: &'static str) -> Result<Self> {
+        if self.rank() > 1 {
+            let reason = format!("indices of one dimension are needed, got sizes {:?}", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        self.as_index(op)?.reshape(&[-1])
+    }
+
+    /// The dimension that an index of as many is along: no larger elsewhere.
+    pub(crate) fn index_dim(&self, op: &'static str, dim: isize, index: &Self) -> Result<usize> {
+        let place = self.dim(op, dim)?;
+        let fits = |other: usize| other == place || index.sizes()[other] <= self.sizes()[other];
+        if self.rank() == index.rank() && (0..self.rank()).all(fits) {
+            return Ok(place);
+        }
+        let reason = format!(
+            "an index of sizes {:?} does not fit sizes {:?}: it has as many dimensions, and but for dimension {place} is \
+             no larger",
+            index.sizes(),
+            self.sizes()
+        );
+        Err(TensorError::shape(op, reason))
+    }
+
+    fn copy_if(&self, is_needed: bool) -> Result<Self> {
+        if is_needed { self.copy() } else { Ok(self.clone()) }
+    }
+}

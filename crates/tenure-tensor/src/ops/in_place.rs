@@ -1,0 +1,207 @@
+//! Operations that write to their tensor.
+//!
+//! Each is [`attach_in_place`] of a write and of the formula of the operation that is not in place.
+
+use tenure_core::DType;
+
+use super::arithmetic::{self, ADD, ADD_SCALED, ADDCDIV, ADDCMUL, DIV, LERP, MUL, SUB};
+use super::pointwise::{self, Binary, Pair};
+use super::select::{self, CLAMP, WHERE};
+use crate::autograd::{Context, Grads, Saver, attach_in_place};
+use crate::cpu::binary::Scaled;
+use crate::cpu::select::Clamp;
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
+
+impl Tensor {
+    /// Adds a tensor or number, broadcast and converted.
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast to these, a result of a dtype that does not convert to this one (floats to integers),
+    /// elements that share memory, a leaf that requires a gradient outside `no_grad`.
+    pub fn add_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
+        self.computed("add_", &ADD, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::sum))
+    }
+
+    /// Subtracts a tensor or number, broadcast and converted.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn sub_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
+        self.computed("sub_", &SUB, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::difference))
+    }
+
+    /// Multiplies by a tensor or number, broadcast and converted.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn mul_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
+        let save = |saver: &mut Saver, other: &Self| arithmetic::product(saver, self, other);
+        self.computed("mul_", &MUL, other.into(), |dtype| dtype, save)
+    }
+
+    /// Divides by a tensor or number, broadcast and converted.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_); this is an integer tensor.
+    pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
+        let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
+        self.computed("div_", &DIV, other.into(), pointwise::floating, save)
+    }
+
+    /// Adds `alpha` times another, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
+        let alpha = alpha.into();
+        self.scaled("add_scaled_", &ADD_SCALED, &[self, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
+    }
+
+    /// Adds `factor` · `a` · `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let save = |saver: &mut Saver| arithmetic::sum_with_product(saver, a, b, factor);
+        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, save)
+    }
+
+    /// Adds `factor` · `a` / `b`, in one pass.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
+        let factor = factor.into();
+        let save = |saver: &mut Saver| arithmetic::sum_with_quotient(saver, a, b, factor);
+        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, save)
+    }
+
+    /// Goes towards `end`, as far as `weight` says: 0 is here, 1 is there.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn lerp_<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<()> {
+        let weight = weight.into();
+        let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
+        self.check_stores("lerp_", dtype)?;
+        let weight = pointwise::tensor(weight, dtype)?;
+        let inputs = [self, end, &*weight];
+        let write = || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter));
+        attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
+    }
+
+    /// Makes every element this number.
+    ///
+    /// # Errors
+    /// Elements that share memory, a leaf that requires a gradient outside `no_grad`.
+    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
+        let value = value.into();
+        let formula = |_: &Context<'_>| Ok([None].into_iter().collect());
+        attach_in_place(self, "fill_", &[self], || self.fill_raw(value), |_| Ok(formula))
+    }
+
+    /// Makes every element 0.
+    ///
+    /// # Errors
+    /// Those of [`fill_`](Self::fill_).
+    pub fn zero_(&self) -> Result<()> {
+        self.fill_(0)
+    }
+
+    /// Makes the elements those of another tensor, broadcast and converted.
+    ///
+    /// ```
+    /// use tenure_tensor::{DType, Device, Tensor};
+    ///
+    /// let table = Tensor::zeros(&[2, 3], DType::F32, Device::CPU)?;
+    /// let row = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[3])?.requires_grad_(true)?;
+    /// table.transpose(0, 1)?.copy_(&row.view(&[3, 1])?)?;
+    /// table.sum_all()?.backward()?;
+    /// assert_eq!(row.grad().expect("a leaf").to_vec::<f32>()?, [2.0, 2.0, 2.0]);
+    /// # Ok::<(), tenure_tensor::TensorError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast to these, elements that share memory, a leaf that requires a gradient outside
+    /// `no_grad`.
+    pub fn copy_(&self, source: &Self) -> Result<()> {
+        if self.is_same(source) {
+            return Ok(());
+        }
+        pointwise::check_writes("copy_", self, source.sizes())?;
+        let formula = |context: &Context<'_>| Ok([None, Some(context.grad(0)?)].into_iter().collect());
+        attach_in_place(self, "copy_", &[self, source], || self.copy_raw(source), |_| Ok(formula))
+    }
+
+    /// Makes the elements `value` where `mask`, of `bool` and broadcast, is true.
+    ///
+    /// # Errors
+    /// The mask is not `bool`; those of [`add_`](Self::add_).
+    pub fn masked_fill_(&self, mask: &Self, value: impl Into<Scalar>) -> Result<()> {
+        let value = Value::Number(value.into());
+        self.check_stores("masked_fill_", pointwise::promoted(&[self.into(), value]))?;
+        let value = pointwise::tensor(value, self.dtype())?;
+        select::check_condition("masked_fill_", mask)?;
+        let inputs = [mask, &value, self];
+        let write =
+            || pointwise::write("masked_fill_", &WHERE, self.dtype(), self, &inputs, |kernel, iter| kernel(iter));
+        attach_in_place(self, "masked_fill_", &[&value, self], write, |saver| select::chosen(saver, mask))
+    }
+
+    /// Limits each element to `min` and `max`; `max` where they cross.
+    ///
+    /// # Errors
+    /// Those of [`add_`](Self::add_).
+    pub fn clamp_(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<()> {
+        let (min, max) = (min.into(), max.into());
+        let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
+        self.check_stores("clamp_", dtype)?;
+        let limits = (Some(min), Some(max));
+        let call = |kernel: Clamp, iter: &Elementwise<'_>| kernel(iter, limits.0, limits.1);
+        let write = || pointwise::write("clamp_", &CLAMP, dtype, self, &[self], call);
+        attach_in_place(self, "clamp_", &[self], write, |saver| select::clamped(saver, self, limits))
+    }
+
+    /// What a kernel computes of this tensor and another operand, in `compute` of what they promote to.
+    fn computed<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
+        &self,
+        op: &'static str,
+        kernel: &'static Binary,
+        other: Value<'_>,
+        compute: impl Fn(DType) -> DType,
+        save: impl FnOnce(&mut Saver, &Self) -> Result<F>,
+    ) -> Result<()> {
+        let pair = Pair::new(self, other, compute)?;
+        self.check_stores(op, pair.dtype)?;
+        let write = || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter));
+        attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))
+    }
+
+    /// What a kernel computes of these and a number.
+    fn scaled<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel<Scaled>,
+        inputs: &[&Self],
+        factor: Scalar,
+        save: impl FnOnce(&mut Saver) -> Result<F>,
+    ) -> Result<()> {
+        let operands: Vec<Value<'_>> = inputs.iter().map(|input| Value::from(*input)).collect();
+        let dtype = pointwise::promoted(&operands);
+        arithmetic::check_factor(op, factor, dtype)?;
+        self.check_stores(op, dtype)?;
+        let write = || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor));
+        attach_in_place(self, op, inputs, write, save)
+    }
+
+    /// Checks that a result of `dtype` can be written to this tensor, as PyTorch allows it.
+    pub(super) fn check_stores(&self, op: &'static str, dtype: DType) -> Result<()> {
+        let own = self.dtype();
+        if (own.is_floating() || !dtype.is_floating()) && (own != DType::Bool || dtype == DType::Bool) {
+            return Ok(());
+        }
+        let expected = format!("the result is {dtype}, which it cannot hold: use the operation that is not in place");
+        Err(TensorError::DType { op, found: own, expected })
+    }
+}

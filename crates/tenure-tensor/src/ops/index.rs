@@ -1,0 +1,320 @@
+//! Indexing as in Python: numbers, ranges, new dimensions, index tensors and masks.
+
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+use smallvec::{SmallVec, smallvec};
+
+use super::pointwise::broadcast;
+use super::view::signed;
+use crate::autograd::no_grad;
+use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
+use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError};
+
+static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO]);
+static POSITION: Kernel<Position> = Kernel::new("index", &[kernels::POSITION]);
+static COORDINATE: Kernel<Coordinate> = Kernel::new("nonzero", &[kernels::COORDINATE]);
+
+/// What is taken of a dimension. Numbers, ranges and tensors are ones by themselves.
+#[derive(Clone, Debug)]
+pub enum Index {
+    /// One element, without the dimension. Negative numbers count from the end.
+    At(isize),
+    /// Every `step`-th element, as in Python; without an end, to the last.
+    Slice {
+        /// The first.
+        start: isize,
+        /// One past the last.
+        end: Option<isize>,
+        /// At least 1.
+        step: usize,
+    },
+    /// As many whole dimensions as the other indices leave: Python's `...`.
+    Ellipsis,
+    /// A new dimension of size 1: Python's `None`.
+    New,
+    /// Elements by number (integers), or where it is true (`bool`, of one or more dimensions). Several are broadcast
+    /// together, and their dimensions are where the first was, or in front if there is something in between: PyTorch's
+    /// and NumPy's advanced indexing.
+    Tensor(Tensor),
+}
+
+/// [`Index::Ellipsis`].
+pub const ELLIPSIS: Index = Index::Ellipsis;
+/// [`Index::New`].
+pub const NEW: Index = Index::New;
+
+macro_rules! from_integers {
+    ($($type:ty)*) => {$(
+        impl From<$type> for Index {
+            fn from(index: $type) -> Self {
+                Self::At(index as isize)
+            }
+        }
+
+        impl From<Range<$type>> for Index {
+            fn from(range: Range<$type>) -> Self {
+                Self::Slice { start: range.start as isize, end: Some(range.end as isize), step: 1 }
+            }
+        }
+
+        impl From<RangeInclusive<$type>> for Index {
+            fn from(range: RangeInclusive<$type>) -> Self {
+                Self::Slice { start: *range.start() as isize, end: after(*range.end() as isize), step: 1 }
+            }
+        }
+
+        impl From<RangeFrom<$type>> for Index {
+            fn from(range: RangeFrom<$type>) -> Self {
+                Self::Slice { start: range.start as isize, end: None, step: 1 }
+            }
+        }
+
+        impl From<RangeTo<$type>> for Index {
+            fn from(range: RangeTo<$type>) -> Self {
+                Self::Slice { start: 0, end: Some(range.end as isize), step: 1 }
+            }
+        }
+
+        impl From<RangeToInclusive<$type>> for Index {
+            fn from(range: RangeToInclusive<$type>) -> Self {
+                Self::Slice { start: 0, end: after(range.end as isize), step: 1 }
+            }
+        }
+    )*};
+}
+from_integers!(i32 i64 isize usize);
+
+/// One past an index; past the last, -1, there is none.
+fn after(index: isize) -> Option<isize> {
+    Some(index.saturating_add(1)).filter(|_| index != -1)
+}
+
+impl From<RangeFull> for Index {
+    fn from(_: RangeFull) -> Self {
+        Self::Slice { start: 0, end: None, step: 1 }
+    }
+}
+
+impl From<Tensor> for Index {
+    fn from(index: Tensor) -> Self {
+        Self::Tensor(index)
+    }
+}
+
+impl From<&Tensor> for Index {
+    fn from(index: &Tensor) -> Self {
+        Self::Tensor(index.clone())
+    }
+}
+
+/// One index, or a tuple or array of them.
+pub trait Indices {
+    /// All of them.
+    fn into_indices(self) -> Vec<Index>;
+}
+
+impl<T: Into<Index>> Indices for T {
+    fn into_indices(self) -> Vec<Index> {
+        vec![self.into()]
+    }
+}
+
+impl Indices for Vec<Index> {
+    fn into_indices(self) -> Vec<Index> {
+        self
+    }
+}
+
+impl<T: Into<Index>, const N: usize> Indices for [T; N] {
+    fn into_indices(self) -> Vec<Index> {
+        self.into_iter().map(Into::into).collect()
+    }
+}
+
+macro_rules! from_tuples {
+    ($(($($name:ident)*))*) => {$(
+        impl<$($name: Into<Index>),*> Indices for ($($name,)*) {
+            #[expect(non_snake_case, reason = "a value is named as its type")]
+            fn into_indices(self) -> Vec<Index> {
+                let ($($name,)*) = self;
+                vec![$($name.into()),*]
+            }
+        }
+    )*};
+}
+from_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
+
+impl Tensor {
+    /// What the indices say, one for each dimension from the first on: a view, or a copy if there is a tensor among them.
+    ///
+    /// ```
+    /// use tenure_tensor::ops::{ELLIPSIS, NEW};
+    /// use tenure_tensor::{DType, Device, Tensor};
+    ///
+    /// let x = Tensor::arange(0, 24, 1, DType::I32, Device::CPU)?.view(&[2, 3, 4])?;
+    /// assert_eq!(x.index((1, .., 2..))?.sizes(), [3, 2]);
+    /// assert_eq!(x.index((ELLIPSIS, NEW, -1))?.sizes(), [2, 3, 1]);
+    ///
+    /// let rows = Tensor::from_slice(&[2_i64, 0], &[2])?;
+    /// assert_eq!(x.index((0, &rows, ..2))?.to_vec::<i32>()?, [8, 9, 0, 1]);
+    /// # Ok::<(), tenure_tensor::TensorError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// More indices than dimensions; an index that is not there; index tensors that do not broadcast together, or are no
+    /// integers; a mask of other sizes than its dimensions.
+    pub fn index(&self, indices: impl Indices) -> Result<Self> {
+        let (view, pick) = self.resolved("index", indices.into_indices())?;
+        match pick {
+            None => Ok(view),
+            Some(Pick { dims, at, positions }) => view.picked("index", &dims, at, &positions),
+        }
+    }
+
+    /// A copy with `values`, which broadcast, written or added to where the indices say. PyTorch's `index_put`.
+    ///
+    /// # Errors
+    /// Those of [`index`](Self::index); values that do not broadcast, or are of another dtype; adding `bool`.
+    pub fn index_put(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<Self> {
+        let copy = self.copy()?;
+        copy.index_put_(indices, values, accumulate)?;
+        Ok(copy)
+    }
+
+    /// The same in place: Python's `x[indices] = values`.
+    ///
+    /// # Errors
+    /// The same, and those of every write in place.
+    pub fn index_put_(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<()> {
+        if values.dtype() != self.dtype() {
+            let expected = format!("what it is written to is {}: convert with to_dtype() first", self.dtype());
+            return Err(TensorError::DType { op: "index_put", found: values.dtype(), expected });
+        }
+        let (view, pick) = self.resolved("index_put", indices.into_indices())?;
+        match pick {
+            Some(Pick { dims, at, positions }) => view.put_("index_put", &dims, at, &positions, values, accumulate),
+            None if accumulate => view.add_(values),
+            None => view.copy_(values),
+        }
+    }
+
+    /// The indices of the elements that are not zero: one row for each, as `int64`.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn nonzero(&self) -> Result<Self> {
+        let positions = self.positions()?;
+        let out = Self::empty(&[positions.numel(), self.rank()], DType::I64, self.device())?;
+        let mut stride = 1;
+        for (dim, size) in self.sizes().iter().enumerate().rev() {
+            let column = out.select(1, dim as isize)?;
+            let iter = Elementwise::new("nonzero", &[&column], &[&positions])?;
+            COORDINATE.find(self.device().kind(), DType::I64)?(&iter, stride, *size)?;
+            stride *= (*size).max(1);
+        }
+        Ok(out)
+    }
+
+    /// The elements where a mask is true, as one dimension. Both broadcast.
+    ///
+    /// # Errors
+    /// A mask that is not `bool`; sizes that do not broadcast.
+    pub fn masked_select(&self, mask: &Self) -> Result<Self> {
+        if mask.dtype() != DType::Bool {
+            let expected = "a mask is bool: compare first".to_owned();
+            return Err(TensorError::DType { op: "masked_select", found: mask.dtype(), expected });
+        }
+        let sizes = signed(&broadcast("masked_select", self.sizes(), mask.sizes())?);
+        let positions = mask.expand(&sizes)?.positions()?;
+        let dims: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
+        self.expand(&sizes)?.picked("masked_select", &dims, 0, &positions)
+    }
+
+    /// The numbers of the elements that are not zero.
+    fn positions(&self) -> Result<Self> {
+        let mask = no_grad(|| self.to_dtype(DType::Bool)?.contiguous())?;
+        NONZERO.find(self.device().kind(), DType::Bool)?(&mask)
+    }
+
+    /// The view that numbers, ranges and new dimensions make, and what index tensors pick of it.
+    fn resolved(&self, op: &'static str, indices: Vec<Index>) -> Result<(Self, Option<Pick>)> {
+        let takes = |index: &Index| match index {
+            Index::Ellipsis | Index::New => 0,
+            Index::Tensor(mask) if mask.dtype() == DType::Bool => mask.rank(),
+            _ => 1,
+        };
+        let taken: usize = indices.iter().map(takes).sum();
+        let Some(left) = self.rank().checked_sub(taken) else {
+            let reason = format!("indices for {taken} dimensions, but sizes {:?} have {}", self.sizes(), self.rank());
+            return Err(TensorError::shape(op, reason));
+        };
+        if indices.iter().filter(|index| matches!(index, Index::Ellipsis)).count() > 1 {
+            return Err(TensorError::argument(op, "at most one ellipsis is allowed"));
+        }
+        let mut view = self.clone();
+        let mut picks: Vec<(usize, Tensor)> = Vec::new();
+        let mut dim = 0;
+        for index in indices {
+            let place = dim as isize;
+            match index {
+                Index::At(index) => view = view.select(place, index)?,
+                Index::Slice { start, end, step } => {
+                    view = view.slice(place, start, end.unwrap_or(isize::MAX), step)?;
+                    dim += 1;
+                }
+                Index::Ellipsis => dim += left,
+                Index::New => {
+                    view = view.unsqueeze(place)?;
+                    dim += 1;
+                }
+                Index::Tensor(tensor) => {
+                    let takes = if tensor.dtype() == DType::Bool { tensor.rank() } else { 1 };
+                    picks.push((dim, tensor));
+                    dim += takes;
+                }
+            }
+        }
+        let pick = if picks.is_empty() { None } else { Some(view.pick_of(op, picks)?) };
+        Ok((if view.is_same(self) { self.view_as(self)? } else { view }, pick))
+    }
+
+    /// What index tensors, each from a dimension on, pick together.
+    fn pick_of(&self, op: &'static str, picks: Vec<(usize, Self)>) -> Result<Pick> {
+        // (index, first dimension, how many)
+        let mut parts: Vec<(Self, usize, usize)> = Vec::with_capacity(picks.len());
+        for (first, tensor) in picks {
+            if tensor.dtype() != DType::Bool {
+                parts.push((tensor.as_index(op)?, first, 1));
+                continue;
+            }
+            let sizes = &self.sizes()[first..first + tensor.rank()];
+            if tensor.sizes() != sizes {
+                let reason = format!("a mask of sizes {:?} is at dimensions of sizes {sizes:?}", tensor.sizes());
+                return Err(TensorError::shape(op, reason));
+            }
+            parts.push((tensor.positions()?, first, tensor.rank()));
+        }
+        let mut sizes: SmallVec<[usize; 5]> = smallvec![];
+        for (index, ..) in &parts {
+            sizes = broadcast(op, &sizes, index.sizes())?;
+        }
+        let positions = Self::zeros(&sizes, DType::I64, self.device())?;
+        let mut dims: SmallVec<[usize; 5]> = smallvec![];
+        for (index, first, count) in &parts {
+            let size = self.sizes()[*first..first + count].iter().product();
+            let iter = Elementwise::new(op, &[&positions], &[&positions, index])?;
+            POSITION.find(self.device().kind(), DType::I64)?(&iter, size, *first)?;
+            dims.extend(*first..first + count);
+        }
+        let is_one_run = dims.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+        let at = if is_one_run { parts[0].1 } else { 0 };
+        Ok(Pick { dims, at, positions })
+    }
+}
+
+/// Positions in some dimensions, for [`Tensor::picked`].
+struct Pick {
+    dims: SmallVec<[usize; 5]>,
+    at: usize,
+    positions: Tensor,
+}

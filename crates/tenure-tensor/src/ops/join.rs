@@ -1,0 +1,169 @@
+//! Several tensors as one, and one several times.
+
+use smallvec::SmallVec;
+
+use super::pointwise;
+use super::view::signed;
+use crate::autograd::{Context, attach};
+use crate::{Device, Result, Tensor, TensorError, Value};
+
+/// Tensors one after the other along a dimension, in the dtype that they promote to. Their other sizes are the same;
+/// those of sizes `[0]` are left out.
+///
+/// # Errors
+/// No tensors; sizes that differ elsewhere; a dimension that is not there; different devices.
+pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    let Some(any) = tensors.first() else {
+        return Err(TensorError::argument("cat", "at least one tensor is needed, got none"));
+    };
+    let first = tensors.iter().find(|tensor| tensor.sizes() != [0]).unwrap_or(any);
+    let place = first.existing_dim("cat", dim)?;
+    let mut sizes = first.sizes().to_vec();
+    sizes[place] = 0;
+    let mut starts: SmallVec<[Option<usize>; 4]> = SmallVec::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        if tensor.sizes() == [0] {
+            starts.push(None);
+            continue;
+        }
+        let others =
+            |tensor: &Tensor| (0..tensor.rank()).filter(|dim| *dim != place).map(|dim| tensor.sizes()[dim]).collect();
+        let (left, right): (Vec<usize>, Vec<usize>) = (others(first), others(tensor));
+        if first.rank() != tensor.rank() || left != right {
+            let (expected, found) = (first.sizes(), tensor.sizes());
+            let reason = format!(
+                "tensor {index} of sizes {found:?} does not continue sizes {expected:?}: they may differ in dimension \
+                 {place} only"
+            );
+            return Err(TensorError::shape("cat", reason));
+        }
+        starts.push(Some(sizes[place]));
+        sizes[place] += tensor.sizes()[place];
+    }
+    let dtype = pointwise::promoted(&tensors.iter().map(|tensor| Value::Tensor(tensor)).collect::<Vec<_>>());
+    let layout = pointwise::dense_like(&sizes, Some(first.layout()))?;
+    let device = tensors.iter().map(|tensor| tensor.device()).find(|device| !device.is_cpu()).unwrap_or(Device::CPU);
+    let out = Tensor::empty_strided(layout, dtype, device)?;
+    for (tensor, start) in tensors.iter().zip(&starts) {
+        if let Some(start) = *start {
+            out.alias(out.layout().narrow(place, start, tensor.sizes()[place])?).copy_raw(tensor)?;
+        }
+    }
+    attach(out, "cat", tensors, |_| {
+        let parts: SmallVec<[(Option<usize>, usize); 4]> =
+            tensors.iter().zip(starts).map(|(tensor, start)| (start, tensor.sizes()[place])).collect();
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let part = |(input, (start, length)): (usize, &(Option<usize>, usize))| match start {
+                Some(start) => context.give(input, || grad.narrow(dim, *start, *length)),
+                None => Ok(None),
+            };
+            parts.iter().enumerate().map(part).collect()
+        })
+    })
+}
+
+/// Tensors of the same sizes side by side, along a new dimension.
+///
+/// # Errors
+/// No tensors; different sizes or devices; a place that is more than one past the last dimension.
+pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    let Some(first) = tensors.first() else {
+        return Err(TensorError::argument("stack", "at least one tensor is needed, got none"));
+    };
+    if let Some((index, other)) = tensors.iter().enumerate().find(|(_, other)| other.sizes() != first.sizes()) {
+        let reason = format!("tensor {index} has sizes {:?}, and tensor 0 {:?}", other.sizes(), first.sizes());
+        return Err(TensorError::shape("stack", reason));
+    }
+    let parts = tensors.iter().map(|tensor| tensor.unsqueeze(dim)).collect::<Result<Vec<Tensor>>>()?;
+    cat(&parts.iter().collect::<Vec<_>>(), dim)
+}
+
+/// Vectors as dimensions: each tensor repeated, without a copy, along the dimensions of all the others. PyTorch's
+/// `meshgrid(…, indexing="ij")`.
+///
+/// # Errors
+/// A tensor of more than one dimension.
+pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+    if let Some(wrong) = tensors.iter().find(|tensor| tensor.rank() > 1) {
+        let reason = format!("tensors of at most one dimension are needed, got sizes {:?}", wrong.sizes());
+        return Err(TensorError::shape("meshgrid", reason));
+    }
+    let sizes: Vec<isize> = tensors.iter().map(|tensor| tensor.numel() as isize).collect();
+    let grid = |(dim, tensor): (usize, &&Tensor)| {
+        let mut own = vec![1; sizes.len()];
+        own[dim] = sizes[dim];
+        tensor.view(&own)?.expand(&sizes)
+    };
+    tensors.iter().enumerate().map(grid).collect()
+}
+
+impl Tensor {
+    /// The whole repeated along each dimension; more `repeats` than dimensions are for new ones in front.
+    ///
+    /// # Errors
+    /// Fewer repeats than dimensions; no memory.
+    pub fn repeat(&self, repeats: &[usize]) -> Result<Self> {
+        let Some(added) = repeats.len().checked_sub(self.rank()) else {
+            let reason = format!("repeats {repeats:?} are fewer than the dimensions of sizes {:?}", self.sizes());
+            return Err(TensorError::shape("repeat", reason));
+        };
+        let (mut apart, mut repeated, mut together) = (Vec::new(), Vec::new(), Vec::new());
+        for (dim, repeats) in repeats.iter().enumerate() {
+            let size = dim.checked_sub(added).map_or(1, |own| self.sizes()[own]);
+            apart.extend([1, size as isize]);
+            repeated.extend([*repeats as isize, size as isize]);
+            together.push(repeats.saturating_mul(size) as isize);
+        }
+        self.reshape(&apart)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
+    }
+
+    /// The same, where missing repeats are 1.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn tile(&self, repeats: &[usize]) -> Result<Self> {
+        let missing = self.rank().saturating_sub(repeats.len());
+        let repeats: Vec<usize> = std::iter::repeat_n(1, missing).chain(repeats.iter().copied()).collect();
+        self.repeat(&repeats)
+    }
+
+    /// Each element of a dimension repeated in place.
+    ///
+    /// # Errors
+    /// A dimension that is not there; no memory.
+    pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Self> {
+        let place = self.existing_dim("repeat_interleave", dim)?;
+        let mut repeated = signed(self.sizes());
+        repeated.insert(place + 1, repeats as isize);
+        let mut together = signed(self.sizes());
+        together[place] = together[place].saturating_mul(repeats as isize);
+        self.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
+    }
+
+    /// Elements moved along dimensions by `shifts`; what goes past the end comes in at the beginning.
+    ///
+    /// # Errors
+    /// A dimension that is not there; not a shift for each.
+    pub fn roll(&self, shifts: &[isize], dims: &[isize]) -> Result<Self> {
+        if shifts.len() != dims.len() {
+            return Err(TensorError::shape("roll", format!("shifts {shifts:?} are not one for each of {dims:?}")));
+        }
+        let mut rolled = self.clone();
+        for (shift, dim) in shifts.iter().zip(dims) {
+            let length = self.sizes()[self.existing_dim("roll", *dim)?];
+            if length > 0 {
+                let start = shift.rem_euclid(length as isize) as usize;
+                let (last, first) =
+                    (rolled.narrow(*dim, length - start, start)?, rolled.narrow(*dim, 0, length - start)?);
+                rolled = cat(&[&last, &first], *dim)?;
+            }
+        }
+        Ok(rolled)
+    }
+
+    /// A copy, if it is a view of `other`.
+    fn apart_from(self, other: &Self) -> Result<Self> {
+        if self.storage().is_alias_of(other.storage()) { self.copy() } else { Ok(self) }
+    }
+}

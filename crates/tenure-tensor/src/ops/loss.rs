@@ -1,0 +1,393 @@
+//! Losses: how far results are from targets.
+
+use tenure_core::DType;
+
+use super::reduce::floating;
+use super::view::signed;
+use crate::autocast::{raise, raises};
+use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
+use crate::cpu;
+use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
+use crate::{Access, Kernel, Result, Tensor, TensorError};
+
+static CROSS_ENTROPY: Kernel<Forward> = Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY]);
+static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
+    Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD]);
+
+/// What the losses of elements are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// Nothing: each for itself.
+    None,
+    /// Their mean; where they have weights, the weighted one.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+}
+
+impl Reduction {
+    fn apply(self, losses: Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(losses),
+            Self::Mean => losses.mean_all(),
+            Self::Sum => losses.sum_all(),
+        }
+    }
+
+    fn apply_weighted(self, losses: Tensor, weights: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Mean => losses.sum_all()?.div(&weights.sum_all()?),
+            _ => self.apply(losses),
+        }
+    }
+}
+
+/// How [`Tensor::cross_entropy`] counts.
+#[derive(Clone, Copy)]
+pub struct CrossEntropy<'a> {
+    /// A weight for each class.
+    pub weight: Option<&'a Tensor>,
+    /// Targets of this class count for nothing.
+    pub ignore_index: i64,
+    /// The fraction of each target that all classes share.
+    pub label_smoothing: f64,
+    /// What losses are made.
+    pub reduction: Reduction,
+}
+
+impl Default for CrossEntropy<'_> {
+    fn default() -> Self {
+        Self { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+    }
+}
+
+impl Tensor {
+    /// How unlikely the right classes are, by scores of sizes `[batch, classes, ...]` or `[classes]`. The target has
+    /// classes, `int64` of sizes `[batch, ...]`, or the probability of each class, of the scores' sizes. PyTorch's
+    /// `cross_entropy`.
+    ///
+    /// # Errors
+    /// An integer dtype of the scores; a target or weight of other sizes; a class that is not there; smoothing outside 0
+    /// to 1.
+    pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.cross_entropy(&raise(target)?, options);
+        }
+        let op = "cross_entropy";
+        floating(op, self)?;
+        let classes = class_sizes(op, self, options.weight)?;
+        if !(0.0..=1.0).contains(&options.label_smoothing) {
+            let reason = format!("label_smoothing must be from 0 to 1, got {}", options.label_smoothing);
+            return Err(TensorError::argument(op, reason));
+        }
+        if target.dtype().is_floating() {
+            return self.cross_entropy_of_probabilities(target, classes, options);
+        }
+        expect_classes(op, self, target, options.ignore_index)?;
+        // Rows of scores, so that one pass over each is all.
+        let rows = if self.rank() > 2 { self.movedim(&[1], &[-1])? } else { self.clone() };
+        let rows = rows.reshape(&signed(&[target.numel(), classes]))?.contiguous()?;
+        let target_rows = no_grad(|| target.to_dtype(DType::I64)?.reshape(&[-1])?.contiguous())?;
+        let (losses, weights) = row_losses(&rows, &target_rows, options)?;
+        let losses = losses.reshape(&signed(target.sizes()))?;
+        options.reduction.apply_weighted(losses, &weights)?.to_dtype(self.dtype())
+    }
+
+    fn cross_entropy_of_probabilities(
+        &self,
+        target: &Self,
+        classes: usize,
+        options: &CrossEntropy<'_>,
+    ) -> Result<Self> {
+        expect_same("cross_entropy", self, target)?;
+        let dim = if self.rank() == 1 { 0 } else { 1 };
+        let smoothing = options.label_smoothing;
+        let mut weights = target.clone();
+        if smoothing > 0.0 {
+            weights = weights.mul(1.0 - smoothing)?.add(smoothing / classes as f64)?;
+        }
+        if let Some(weight) = options.weight {
+            let mut sizes = vec![1; self.rank()];
+            sizes[dim as usize] = classes as isize;
+            weights = weights.mul(&weight.reshape(&sizes)?)?;
+        }
+        let losses = self.log_softmax(dim)?.mul(&weights)?.sum(&[dim], false)?.neg()?;
+        match options.reduction {
+            Reduction::Mean => {
+                let count = losses.numel() as f64;
+                losses.sum_all()?.div(count)
+            }
+            other => other.apply(losses),
+        }
+    }
+
+    /// The negative of the right classes' logarithms of probability, which these are, with sizes `[batch, classes, ...]`
+    /// or `[classes]`. PyTorch's `nll_loss`.
+    ///
+    /// # Errors
+    /// Those of [`cross_entropy`](Self::cross_entropy).
+    pub fn nll_loss(
+        &self,
+        target: &Self,
+        weight: Option<&Self>,
+        ignore_index: i64,
+        reduction: Reduction,
+    ) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.nll_loss(target, weight, ignore_index, reduction);
+        }
+        let op = "nll_loss";
+        floating(op, self)?;
+        class_sizes(op, self, weight)?;
+        expect_classes(op, self, target, ignore_index)?;
+        let dim = if self.rank() == 1 { 0 } else { 1 };
+        let target = no_grad(|| target.to_dtype(DType::I64))?;
+        let counts = target.ne(ignore_index)?;
+        let places = target.masked_fill(&counts.logical_not()?, 0)?;
+        let weights = match weight {
+            Some(weight) => {
+                weight.detach().index_select(0, &places.reshape(&[-1])?)?.reshape(&signed(target.sizes()))?
+            }
+            None => Self::ones(&[], self.dtype(), self.device())?,
+        };
+        let weights = counts.where_(&weights, 0.0)?.to_dtype(self.dtype())?;
+        let losses = self.gather(dim, &places.unsqueeze(dim)?)?.squeeze(dim)?.mul(&weights)?.neg()?;
+        reduction.apply_weighted(losses, &weights)
+    }
+
+    /// Squared differences to a target.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype.
+    pub fn mse_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.mse_loss(&raise(target)?, reduction);
+        }
+        expect_same("mse_loss", self, target)?;
+        reduction.apply(self.sub(target)?.square()?)
+    }
+
+    /// Absolute differences to a target.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype.
+    pub fn l1_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.l1_loss(&raise(target)?, reduction);
+        }
+        expect_same("l1_loss", self, target)?;
+        reduction.apply(self.sub(target)?.abs()?)
+    }
+
+    /// Squared differences to a target over twice `beta` where they are smaller, else absolute ones less half of it.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype, a negative `beta`.
+    pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.smooth_l1_loss(&raise(target)?, beta, reduction);
+        }
+        let op = "smooth_l1_loss";
+        expect_same(op, self, target)?;
+        if beta < 0.0 {
+            return Err(TensorError::argument(op, format!("beta must not be negative, got {beta}")));
+        }
+        if beta == 0.0 {
+            return self.l1_loss(target, reduction);
+        }
+        let distance = self.sub(target)?.abs()?;
+        let near = distance.square()?.mul(0.5 / beta)?;
+        reduction.apply(distance.lt(beta)?.where_(&near, &distance.sub(0.5 * beta)?)?)
+    }
+
+    /// `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) of that size.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype, a `delta` that is not positive.
+    pub fn huber_loss(&self, target: &Self, delta: f64, reduction: Reduction) -> Result<Self> {
+        if delta <= 0.0 {
+            return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
+        }
+        reduction.apply(self.smooth_l1_loss(target, delta, Reduction::None)?.mul(delta)?)
+    }
+
+    /// How unlikely targets from 0 to 1 are, by probabilities. Logarithms below -100 count as that.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype.
+    pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
+        let op = "binary_cross_entropy";
+        expect_same(op, self, target)?;
+        let log = |x: Self| x.log()?.clamp_min(-100.0);
+        let losses = no_grad(|| {
+            let (yes, no) = (log(self.clone())?, log(self.neg()?.add(1.0)?)?);
+            target.mul(&no.sub(&yes)?)?.sub(&no)
+        })?;
+        let mut losses = attach(losses, op, &[self, target], |saver| {
+            let (x, target) = (saver.save(self)?, saver.save(target)?);
+            Ok(move |context: &Context<'_>| {
+                let (grad, x) = (context.grad(0)?, context.unpack(x)?);
+                let rest = x.neg()?.add(1.0)?;
+                let to_x = context.give(0, || {
+                    let slope = x.sub(&context.unpack(target)?)?.div(&rest.mul(&x)?.clamp_min(1e-12)?)?;
+                    grad.mul(&slope)
+                })?;
+                let to_target = context.give(1, || grad.mul(&log(rest.clone())?.sub(&log(x.clone())?)?))?;
+                Ok([to_x, to_target].into_iter().collect())
+            })
+        })?;
+        if let Some(weight) = weight {
+            losses = losses.mul(weight)?;
+        }
+        reduction.apply(losses)
+    }
+
+    /// [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these, without its limits;
+    /// `pos_weight` is what targets of 1 count.
+    ///
+    /// # Errors
+    /// Those of [`binary_cross_entropy`](Self::binary_cross_entropy).
+    pub fn binary_cross_entropy_with_logits(
+        &self,
+        target: &Self,
+        weight: Option<&Self>,
+        pos_weight: Option<&Self>,
+        reduction: Reduction,
+    ) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
+        }
+        expect_same("binary_cross_entropy_with_logits", self, target)?;
+        let mut log = self.logsigmoid()?;
+        if let Some(pos_weight) = pos_weight {
+            log = log.mul(&target.mul(&pos_weight.sub(1.0)?)?.add(1.0)?)?;
+        }
+        let mut losses = self.sub(&target.mul(self)?)?.sub(&log)?;
+        if let Some(weight) = weight {
+            losses = losses.mul(weight)?;
+        }
+        reduction.apply(losses)
+    }
+
+    /// The divergence of a target distribution from that of which these are logarithms, element by element. The target
+    /// are logarithms too if `log_target`. PyTorch's `kl_div`; its `batchmean` is the sum over the size of the batch.
+    ///
+    /// # Errors
+    /// A target of other sizes, an integer dtype.
+    pub fn kl_div(&self, target: &Self, log_target: bool, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.kl_div(&raise(target)?, log_target, reduction);
+        }
+        expect_same("kl_div", self, target)?;
+        if log_target {
+            return reduction.apply(target.exp()?.mul(&target.sub(self)?)?);
+        }
+        // What has no probability adds nothing.
+        let log = target.masked_fill(&target.le(0.0)?, 1.0)?.log()?;
+        reduction.apply(target.mul(&log.sub(self)?)?)
+    }
+}
+
+/// The loss and the weight of each row.
+fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Result<(Tensor, Tensor)> {
+    let compute = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let weight = options.weight.map(|weight| weight.detach().to_dtype(compute)?.contiguous()).transpose()?;
+    let (ignored, smoothing) = (options.ignore_index, options.label_smoothing);
+    let row = || Tensor::empty(classes.sizes(), compute, rows.device());
+    let (losses, logs, weights) = (row()?, row()?, row()?);
+    let scores = rows.detach();
+    let targets = Targets { scores: &scores, classes, weight: weight.as_ref(), ignored, smoothing };
+    CROSS_ENTROPY.find(rows.device().kind(), rows.dtype())?([&losses, &logs, &weights], targets)?;
+    let losses = attach(losses, "cross_entropy", &[rows], |saver| {
+        let (rows, classes, logs) = (saver.save(rows)?, saver.save(classes)?, saver.save(&logs)?);
+        let weight = weight.as_ref().map(|weight| saver.save(weight)).transpose()?;
+        Ok(move |context: &Context<'_>| {
+            let (grad, scores, classes) = (context.grad(0)?, context.unpack(rows)?, context.unpack(classes)?);
+            let (logs, weight) = (context.unpack(logs)?, weight.map(|weight| context.unpack(weight)).transpose()?);
+            let targets = Targets { scores: &scores, classes: &classes, weight: weight.as_ref(), ignored, smoothing };
+            let kernel = |grad: &Tensor| -> Result<Tensor> {
+                let out = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
+                CROSS_ENTROPY_BACKWARD.find(out.device().kind(), out.dtype())?(&out, grad, &logs, targets)?;
+                Ok(out)
+            };
+            let to_scores = if is_grad_enabled() {
+                // The kernel's value for a gradient of 1; the softmax in it is all that changes with the scores.
+                let slope = kernel(&Tensor::ones(grad.sizes(), grad.dtype(), grad.device())?)?;
+                let softmax = scores.softmax(1)?;
+                let factor = softmax_factor(&targets)?.unsqueeze(1)?;
+                let slope = softmax.sub(&softmax.detach())?.mul(&factor)?.add(&slope)?;
+                slope.mul(&grad.unsqueeze(1)?)?
+            } else {
+                kernel(&grad.contiguous()?)?
+            };
+            Ok([Some(to_scores)].into_iter().collect())
+        })
+    })?;
+    Ok((losses, weights))
+}
+
+/// What each row's softmax is multiplied with in the gradient.
+fn softmax_factor(targets: &Targets<'_>) -> Result<Tensor> {
+    no_grad(|| {
+        let counts = targets.classes.ne(targets.ignored)?;
+        let Some(weight) = targets.weight else { return counts.to_dtype(targets.scores.dtype()) };
+        let places = targets.classes.masked_fill(&counts.logical_not()?, 0)?;
+        let own = weight.index_select(0, &places)?.mul(1.0 - targets.smoothing)?;
+        let shared = weight.mean_all()?.mul(targets.smoothing)?;
+        counts.where_(&own.add(&shared)?, 0.0)
+    })
+}
+
+/// The number of classes.
+fn class_sizes(op: &'static str, scores: &Tensor, weight: Option<&Tensor>) -> Result<usize> {
+    let classes = match scores.sizes() {
+        [classes] | [_, classes, ..] => *classes,
+        [] => {
+            let reason = "scores need sizes [classes] or [batch, classes, ...], got none";
+            return Err(TensorError::shape(op, reason));
+        }
+    };
+    match weight {
+        Some(weight) if weight.sizes() != [classes] => {
+            let reason = format!("a weight for each of {classes} classes is needed, got sizes {:?}", weight.sizes());
+            Err(TensorError::shape(op, reason))
+        }
+        _ => Ok(classes),
+    }
+}
+
+/// Checks that the target has a class for each row of scores.
+fn expect_classes(op: &'static str, scores: &Tensor, target: &Tensor, ignored: i64) -> Result<()> {
+    let mut sizes = scores.sizes().to_vec();
+    let dim = usize::from(sizes.len() > 1);
+    let classes = sizes.remove(dim);
+    if target.sizes() != sizes {
+        let reason =
+            format!("scores of sizes {:?} need a target of {sizes:?}, got {:?}", scores.sizes(), target.sizes());
+        return Err(TensorError::shape(op, reason));
+    }
+    if target.dtype().is_floating() || target.dtype() == DType::Bool {
+        let expected = "classes are integers: convert with to_dtype(DType::I64)".to_owned();
+        return Err(TensorError::DType { op, found: target.dtype(), expected });
+    }
+    if !target.device().is_cpu() {
+        return Ok(());
+    }
+    let target = no_grad(|| target.to_dtype(DType::I64)?.contiguous())?;
+    let access = Access::new(op, &[], &[&target])?;
+    let is_wrong = |class: &&i64| **class != ignored && !(0..classes as i64).contains(*class);
+    match access.slice::<i64>(0)?.iter().find(is_wrong) {
+        Some(&index) => Err(TensorError::Index { op, index, dim, size: classes }),
+        None => Ok(()),
+    }
+}
+
+fn expect_same(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> {
+    floating(op, input)?;
+    if input.sizes() == target.sizes() {
+        return Ok(());
+    }
+    let reason = format!("sizes {:?} need a target of the same, got {:?}", input.sizes(), target.sizes());
+    Err(TensorError::shape(op, reason))
+}

@@ -1,0 +1,282 @@
+//! Products of matrices and vectors.
+
+use super::pointwise::broadcast;
+use super::view::signed;
+use crate::autocast::lower;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::cpu::gemm::Product;
+use crate::{Kernel, Result, Scalar, Tensor, TensorError};
+
+static PRODUCT: Kernel<Product> = Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES]);
+
+impl Tensor {
+    /// The product of two matrices, or of batches of them, whose leading dimensions are broadcast. A vector counts as a
+    /// row on the left and as a column on the right, and its dimension is not in the result.
+    ///
+    /// # Errors
+    /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
+    pub fn matmul(&self, other: &Self) -> Result<Self> {
+        let (left, right) = (&lower(self)?, &lower(other)?);
+        check_operands("matmul", &[left, right])?;
+        left.multiplied(right)
+    }
+
+    fn multiplied(&self, other: &Self) -> Result<Self> {
+        match (self.rank(), other.rank()) {
+            (0, _) | (_, 0) => {
+                let reason = format!(
+                    "both must have dimensions, got sizes {:?} and {:?}: use mul() for a product with a number",
+                    self.sizes(),
+                    other.sizes()
+                );
+                Err(TensorError::shape("matmul", reason))
+            }
+            (1, rank) => {
+                let row = self.view(&[1, self.numel() as isize])?;
+                let other = if rank == 1 { &other.view(&[other.numel() as isize, 1])? } else { other };
+                let out = product("matmul", &row, other)?;
+                let dims = if rank == 1 { 2 } else { 1 };
+                let mut sizes = signed(out.sizes());
+                sizes.drain(out.rank() - 2..out.rank() - 2 + dims);
+                out.view(&sizes)
+            }
+            (rank, 1) => {
+                let out = self.multiplied(&other.view(&[other.numel() as isize, 1])?)?;
+                out.view(&signed(&out.sizes()[..rank - 1]))
+            }
+            // One product of many rows.
+            (rank @ 3.., 2) if self.numel() > 0 => {
+                let inner = self.sizes()[rank - 1];
+                let rows = self.reshape(&[-1, inner as isize])?;
+                let mut sizes = signed(self.sizes());
+                sizes[rank - 1] = other.sizes()[1] as isize;
+                product("matmul", &rows, other)?.view(&sizes)
+            }
+            _ => product("matmul", self, other),
+        }
+    }
+
+    /// The products of a batch of matrices with another of as many, both of three dimensions.
+    ///
+    /// # Errors
+    /// Other sizes; different dtypes or devices.
+    pub fn bmm(&self, other: &Self) -> Result<Self> {
+        let (left, right) = (&lower(self)?, &lower(other)?);
+        check_operands("bmm", &[left, right])?;
+        if left.rank() != 3 || right.rank() != 3 || left.sizes()[0] != right.sizes()[0] {
+            let reason = format!(
+                "two batches of as many matrices are needed, (b, m, k) and (b, k, n), got sizes {:?} and {:?}: \
+                 matmul() broadcasts batches",
+                left.sizes(),
+                right.sizes()
+            );
+            return Err(TensorError::shape("bmm", reason));
+        }
+        product("bmm", left, right)
+    }
+
+    /// The product of a matrix with a vector.
+    ///
+    /// # Errors
+    /// Other sizes; different dtypes or devices.
+    pub fn mv(&self, vector: &Self) -> Result<Self> {
+        if (self.rank(), vector.rank()) != (2, 1) {
+            let reason = format!(
+                "a matrix and a vector are needed, got sizes {:?} and {:?}: matmul() takes any",
+                self.sizes(),
+                vector.sizes()
+            );
+            return Err(TensorError::shape("mv", reason));
+        }
+        self.matmul(vector)
+    }
+
+    /// The sum of products of two vectors.
+    ///
+    /// # Errors
+    /// Other sizes; different dtypes or devices.
+    pub fn dot(&self, other: &Self) -> Result<Self> {
+        if (self.rank(), other.rank()) != (1, 1) {
+            let reason = format!(
+                "two vectors are needed, got sizes {:?} and {:?}: matmul() takes any",
+                self.sizes(),
+                other.sizes()
+            );
+            return Err(TensorError::shape("dot", reason));
+        }
+        self.matmul(other)
+    }
+
+    /// All products of an element of one vector with an element of another.
+    ///
+    /// # Errors
+    /// Not vectors; different devices.
+    pub fn outer(&self, other: &Self) -> Result<Self> {
+        if (self.rank(), other.rank()) != (1, 1) {
+            let reason = format!("two vectors are needed, got sizes {:?} and {:?}", self.sizes(), other.sizes());
+            return Err(TensorError::shape("outer", reason));
+        }
+        self.view(&[self.numel() as isize, 1])?.mul(other)
+    }
+
+    /// `beta` times this, broadcast, plus `alpha` times the product of two matrices. With `beta` 0 this is not read.
+    ///
+    /// # Errors
+    /// Not matrices, sizes that do not go together, different dtypes or devices.
+    pub fn addmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
+        self.add_product("addmm", 2, [a, b], beta.into(), alpha.into())
+    }
+
+    /// The same for batches of matrices, of three dimensions.
+    ///
+    /// # Errors
+    /// Not batches, sizes that do not go together, different dtypes or devices.
+    pub fn baddbmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
+        self.add_product("baddbmm", 3, [a, b], beta.into(), alpha.into())
+    }
+
+    fn add_product(
+        &self,
+        op: &'static str,
+        rank: usize,
+        [a, b]: [&Self; 2],
+        beta: Scalar,
+        alpha: Scalar,
+    ) -> Result<Self> {
+        let (base, a, b) = (&lower(self)?, &lower(a)?, &lower(b)?);
+        check_operands(op, &[base, a, b])?;
+        if a.rank() != rank || b.rank() != rank {
+            let reason =
+                format!("factors of {rank} dimensions are needed, got sizes {:?} and {:?}", a.sizes(), b.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        let out = multiply(op, Some(base), a, b, alpha, beta)?;
+        attach(out, op, &[base, a, b], |saver| {
+            let (left, right) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let scaled = grad.mul(alpha)?;
+                let to_left = context.give(1, || scaled.matmul(&context.unpack(right)?.transpose(-2, -1)?))?;
+                let to_right = context.give(2, || context.unpack(left)?.transpose(-2, -1)?.matmul(&scaled))?;
+                Ok([context.give(0, || grad.mul(beta))?, to_left, to_right].into_iter().collect())
+            })
+        })
+    }
+
+    /// The product with a transposed matrix, `(out, in)`, over the last dimension, plus `bias`. PyTorch's `F.linear`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together, different dtypes or devices.
+    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        let bias = bias.map(lower).transpose()?;
+        lower(self)?.transformed(&lower(weight)?, bias.as_ref())
+    }
+
+    fn transformed(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
+        check_operands("linear", &[self, weight])?;
+        let (Some((&inner, leading)), &[outputs, inputs]) = (self.sizes().split_last(), weight.sizes()) else {
+            let reason = format!(
+                "an input of sizes (..., in) and a weight of sizes (out, in) are needed, got {:?} and {:?}",
+                self.sizes(),
+                weight.sizes()
+            );
+            return Err(TensorError::shape("linear", reason));
+        };
+        if inner != inputs {
+            let reason = format!(
+                "an input of sizes {:?} has {inner} features, but a weight of sizes {:?} takes {inputs}",
+                self.sizes(),
+                weight.sizes()
+            );
+            return Err(TensorError::shape("linear", reason));
+        }
+        let Some(bias) = bias else { return self.matmul(&weight.transpose(0, 1)?) };
+        check_operands("linear", &[self, bias])?;
+        if bias.sizes() != [outputs] {
+            let reason = format!("a bias of sizes {:?} was given for {outputs} outputs", bias.sizes());
+            return Err(TensorError::shape("linear", reason));
+        }
+        let rows: usize = leading.iter().product();
+        let input = self.reshape(&[rows as isize, inner as isize])?;
+        let out = multiply("linear", Some(bias), &input, &weight.transpose(0, 1)?, 1.into(), 1.into())?;
+        let out = attach(out, "linear", &[&input, weight, bias], |saver| {
+            let (left, right) = (saver.save_if(saver.needs(1), &input)?, saver.save_if(saver.needs(0), weight)?);
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?;
+                let to_input = context.give(0, || grad.matmul(&context.unpack(right)?))?;
+                let to_weight = context.give(1, || grad.transpose(0, 1)?.matmul(&context.unpack(left)?))?;
+                Ok([to_input, to_weight, Some(grad)].into_iter().collect())
+            })
+        })?;
+        let mut sizes = signed(self.sizes());
+        sizes[leading.len()] = outputs as isize;
+        out.view(&sizes)
+    }
+}
+
+/// The product of batches that are broadcast.
+pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    attach(multiply(op, None, a, b, 1.into(), 0.into())?, op, &[a, b], |saver| {
+        let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let to_left = context.give(0, || grad.matmul(&context.unpack(right)?.transpose(-2, -1)?))?;
+            let to_right = context.give(1, || context.unpack(left)?.transpose(-2, -1)?.matmul(&grad))?;
+            Ok([to_left, to_right].into_iter().collect())
+        })
+    })
+}
+
+/// `beta * base + alpha * a * b`, without a gradient.
+fn multiply(
+    op: &'static str,
+    base: Option<&Tensor>,
+    a: &Tensor,
+    b: &Tensor,
+    alpha: Scalar,
+    beta: Scalar,
+) -> Result<Tensor> {
+    let (rows, inner) = matrix(a);
+    let (inner_of_b, columns) = matrix(b);
+    if inner != inner_of_b {
+        let reason = format!(
+            "sizes {:?} and {:?} cannot be multiplied: {inner} columns on the left and {inner_of_b} rows on the right \
+             must be as many",
+            a.sizes(),
+            b.sizes()
+        );
+        return Err(TensorError::shape(op, reason));
+    }
+    let batch = broadcast(op, &a.sizes()[..a.rank() - 2], &b.sizes()[..b.rank() - 2])?;
+    let sized = |rows, columns| batch.iter().copied().chain([rows, columns]).collect::<Vec<usize>>();
+    let out = Tensor::empty(&sized(rows, columns), a.dtype(), a.device())?;
+    if let Some(base) = base.filter(|_| beta.to_bool()) {
+        out.copy_raw(base)?;
+    }
+    let a = a.alias(a.layout().expand(&sized(rows, inner))?);
+    let b = b.alias(b.layout().expand(&sized(inner, columns))?);
+    PRODUCT.find(out.device().kind(), out.dtype())?(&out, &a, &b, alpha, beta)?;
+    Ok(out)
+}
+
+/// Rows and columns.
+fn matrix(tensor: &Tensor) -> (usize, usize) {
+    let sizes = tensor.sizes();
+    (sizes[sizes.len() - 2], sizes[sizes.len() - 1])
+}
+
+/// Checks that all are of one dtype, on one device.
+pub(super) fn check_operands(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    let first = tensors[0];
+    for other in &tensors[1..] {
+        if other.device() != first.device() {
+            return Err(TensorError::Device { op, left: first.device(), right: other.device() });
+        }
+        if other.dtype() != first.dtype() {
+            let expected = format!("{} as of the first operand is needed: convert one with to_dtype()", first.dtype());
+            return Err(TensorError::DType { op, found: other.dtype(), expected });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,420 @@
+//! Normalisation: means taken out, deviations made one.
+
+use tenure_core::DType;
+
+use super::pointwise::output;
+use super::reduce::floating;
+use super::view::signed;
+use crate::autocast::{raise, raises};
+use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
+use crate::cpu;
+use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
+
+static NORMALIZE_ROWS: Kernel<NormalizeRows> = Kernel::new("layer_norm", &[cpu::norm::NORMALIZE_ROWS]);
+static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
+    Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD]);
+static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE]);
+static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
+static NORMALIZE_SUMS: Kernel<NormalizeSums> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS]);
+
+impl Tensor {
+    /// Elements of the last dimensions, whose sizes are `normalized`, less their mean, over their standard deviation
+    /// (`eps` is added to the variance), times `weight`, plus `bias`, which have these sizes. PyTorch's `layer_norm`.
+    ///
+    /// # Errors
+    /// An integer dtype; last dimensions, a weight or a bias of other sizes.
+    pub fn layer_norm(
+        &self,
+        normalized: &[usize],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.layer_norm(normalized, weight, bias, eps);
+        }
+        self.normalize_rows("layer_norm", normalized, weight, bias, eps)
+    }
+
+    /// Elements of the last dimensions over the root of the mean of their squares (plus `eps`), times `weight`. PyTorch's
+    /// `rms_norm`.
+    ///
+    /// # Errors
+    /// Those of [`layer_norm`](Self::layer_norm).
+    pub fn rms_norm(&self, normalized: &[usize], weight: Option<&Self>, eps: f64) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.rms_norm(normalized, weight, eps);
+        }
+        self.normalize_rows("rms_norm", normalized, weight, None, eps)
+    }
+
+    /// Of sizes `[batch, channels, ...]`, each of `groups` of channels normalised for itself, with a weight and bias for
+    /// each channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
+    ///
+    /// # Errors
+    /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of other
+    /// sizes.
+    pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.group_norm(groups, weight, bias, eps);
+        }
+        let channels = channels("group_norm", self, weight, bias)?;
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(TensorError::shape(
+                "group_norm",
+                format!("{channels} channels do not divide in {groups} groups"),
+            ));
+        }
+        let (batch, depth) = (self.sizes()[0], channels / groups);
+        let length = self.sizes()[2..].iter().product();
+        let grouped = self.reshape(&signed(&[batch, groups, depth, length]))?;
+        let affine = signed(&[1, groups, depth, 1]);
+        let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
+        let (mean, rstd) = no_grad(|| statistics(&grouped, &[2, 3], eps)).map(|(mean, _, rstd)| (mean, rstd))?;
+        let norm = Norm { op: "group_norm", eps, dims: &[2, 3], sums: &[3] };
+        norm.apply(&grouped, weight.as_ref(), bias.as_ref(), &mean, &rstd)?.reshape(&signed(self.sizes()))
+    }
+
+    /// Of sizes `[batch, channels, ...]`, each channel normalised over all others dimensions, with a weight and bias for
+    /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
+    /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
+    /// PyTorch's `batch_norm`.
+    ///
+    /// # Errors
+    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
+    /// outside training; one element for each channel in training.
+    pub fn batch_norm(
+        &self,
+        running: Option<(&Self, &Self)>,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Self> {
+        let op = "batch_norm";
+        let channels = channels(op, self, weight, bias)?;
+        for average in running.iter().flat_map(|(mean, variance)| [mean, variance]) {
+            expect_sizes(op, "a running average", average, &[channels])?;
+        }
+        let dims: Vec<isize> = (0..self.rank() as isize).filter(|dim| *dim != 1).collect();
+        let mut affine = vec![1; self.rank()];
+        affine[1] = channels as isize;
+        let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
+        let norm = Norm { op, eps, dims: &dims, sums: &dims };
+        if training {
+            let count = self.numel().checked_div(channels).unwrap_or(0);
+            if count == 1 {
+                let reason =
+                    format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
+                return Err(TensorError::shape(op, reason));
+            }
+            let (mean, variance, rstd) = no_grad(|| statistics(self, &dims, eps))?;
+            if let Some((running_mean, running_variance)) = running {
+                let unbiased = no_grad(|| variance.mul(count as f64 / (count as f64 - 1.0)))?;
+                follow(running_mean, &mean, momentum)?;
+                follow(running_variance, &unbiased, momentum)?;
+            }
+            return norm.apply(self, weight.as_ref(), bias.as_ref(), &mean, &rstd);
+        }
+        let Some((mean, variance)) = running else {
+            return Err(TensorError::argument(op, "running averages are needed outside training, got none"));
+        };
+        let compute = computed(self.dtype());
+        let (mean, rstd) = no_grad(|| {
+            let rstd = variance.to_dtype(compute)?.add(eps)?.rsqrt()?.reshape(&affine)?;
+            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd))
+        })?;
+        norm.apply_fixed(self, weight.as_ref(), bias.as_ref(), &mean, &rstd)
+    }
+
+    fn normalize_rows(
+        &self,
+        op: &'static str,
+        normalized: &[usize],
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        eps: f64,
+    ) -> Result<Self> {
+        floating(op, self)?;
+        if normalized.is_empty() || !self.sizes().ends_with(normalized) {
+            let reason = format!("the last dimensions of sizes {:?} are not {normalized:?}", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        for (what, tensor) in [("the weight", weight), ("the bias", bias)] {
+            tensor.map_or(Ok(()), |tensor| expect_sizes(op, what, tensor, normalized))?;
+        }
+        let has_mean = op == "layer_norm";
+        let (input, weight, bias) = (self.contiguous()?, converted(weight, self)?, converted(bias, self)?);
+        let kept = [&self.sizes()[..self.rank() - normalized.len()], &vec![1; normalized.len()]].concat();
+        let statistic = || Self::empty(&kept, computed(self.dtype()), self.device());
+        let (mean, rstd) = (if has_mean { Some(statistic()?) } else { None }, statistic()?);
+        let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
+        let (detached_weight, detached_bias) = (dense(&weight)?, dense(&bias)?);
+        let rows = Rows {
+            input: &input,
+            weight: detached_weight.as_ref(),
+            bias: detached_bias.as_ref(),
+            mean: mean.as_ref(),
+            rstd: &rstd,
+        };
+        NORMALIZE_ROWS.find(self.device().kind(), self.dtype())?(&out, rows, eps)?;
+        let dims: Vec<isize> = (1..=normalized.len() as isize).map(|dim| -dim).collect();
+        let inputs: Vec<&Self> = [&input].into_iter().chain(&weight).chain(&bias).collect();
+        attach(out, op, &inputs, |saver| {
+            let (saved, rstd) = (saver.save(&input)?, saver.save(&rstd)?);
+            let mean = mean.map(|mean| saver.save(&mean)).transpose()?;
+            let (has_weight, has_bias) = (weight.is_some(), bias.is_some());
+            let weight = weight.as_ref().map(|weight| saver.save(weight)).transpose()?;
+            Ok(move |context: &Context<'_>| {
+                let (grad, x, rstd) = (context.grad(0)?, context.unpack(saved)?, context.unpack(rstd)?);
+                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+                if is_grad_enabled() {
+                    return composed(&grad, &x, weight.as_ref(), has_bias, has_mean, &dims, eps);
+                }
+                let mean = mean.map(|mean| context.unpack(mean)).transpose()?;
+                let (grad, weight) = (grad.contiguous()?, dense(&weight)?);
+                let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
+                let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
+                let normalized = &x.sizes()[x.rank() - dims.len()..];
+                let n = normalized.iter().product();
+                // As many sums as are worth a thread, and small beside the input.
+                let parts = Self::empty(&[(rstd.numel() / 16).clamp(1, 32), 2, n], rstd.dtype(), x.device())?;
+                NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows)?;
+                let sums = if has_weight || has_bias { Some(parts.sum(&[0], false)?) } else { None };
+                let sum = |number: usize| -> Result<Option<Self>> {
+                    let Some(sums) = &sums else { return Ok(None) };
+                    sums.narrow(0, number, 1)?.reshape(&signed(normalized)).map(Some)
+                };
+                let mut grads: Grads = [Some(to_x)].into_iter().collect();
+                if has_weight {
+                    grads.push(sum(0)?);
+                }
+                if has_bias {
+                    grads.push(sum(1)?);
+                }
+                Ok(grads)
+            })
+        })
+    }
+}
+
+/// Normalisation by statistics over dimensions, with weights and biases of sizes that broadcast.
+struct Norm<'a> {
+    op: &'static str,
+    eps: f64,
+    /// What statistics are over.
+    dims: &'a [isize],
+    /// Those of them along which weights do not change.
+    sums: &'a [isize],
+}
+
+impl Norm<'_> {
+    /// By the input's own statistics.
+    fn apply(
+        &self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        mean: &Tensor,
+        rstd: &Tensor,
+    ) -> Result<Tensor> {
+        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
+        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
+        let (eps, dims, sum_dims) = (self.eps, self.dims.to_vec(), self.sums.to_vec());
+        attach(out, self.op, &inputs, |saver| {
+            let (saved, mean, rstd) = (saver.save(x)?, saver.save(mean)?, saver.save(rstd)?);
+            let has_bias = bias.is_some();
+            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+            Ok(move |context: &Context<'_>| {
+                let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
+                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+                if is_grad_enabled() {
+                    return composed(&grad, &x, weight.as_ref(), has_bias, true, &dims, eps);
+                }
+                let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
+                let [to_bias, products] = sums(&grad, &x, &mean, &sum_dims)?;
+                let to_x = context.give(0, || {
+                    let scale = scale(weight.as_ref(), &rstd)?;
+                    // What the gradient loses with the mean and along the deviations.
+                    let count = x.numel() as f64 / rstd.numel() as f64;
+                    let weighted = |sums: &Tensor| -> Result<Tensor> {
+                        let sums = match &weight {
+                            Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
+                            None => sums.clone(),
+                        };
+                        sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+                    };
+                    let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
+                    let out = output(x.sizes(), x.dtype(), &[&x])?;
+                    let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
+                    let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
+                    NORMALIZE_BACKWARD.find(x.device().kind(), x.dtype())?(&iter)?;
+                    drop(iter);
+                    Ok(out)
+                })?;
+                let mut grads: Grads = [to_x].into_iter().collect();
+                if weight.is_some() {
+                    grads.push(Some(products.mul(&rstd)?));
+                }
+                if has_bias {
+                    grads.push(Some(to_bias));
+                }
+                Ok(grads)
+            })
+        })
+    }
+
+    /// By statistics that do not depend on the input.
+    fn apply_fixed(
+        &self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        mean: &Tensor,
+        rstd: &Tensor,
+    ) -> Result<Tensor> {
+        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
+        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
+        let sum_dims = self.sums.to_vec();
+        attach(out, self.op, &inputs, |saver| {
+            let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(mean)?, saver.save(rstd)?);
+            let has_bias = bias.is_some();
+            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+            Ok(move |context: &Context<'_>| {
+                let (grad, mean, rstd) = (context.grad(0)?, context.unpack(mean)?, context.unpack(rstd)?);
+                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+                let to_x = context.give(0, || grad.mul(&scale(weight.as_ref(), &rstd)?)?.to_dtype(grad.dtype()))?;
+                let mut grads: Grads = [to_x].into_iter().collect();
+                if weight.is_some() {
+                    let x = context.unpack(saved)?;
+                    grads.push(context.give(1, || grad.mul(&x.sub(&mean)?)?.sum(&sum_dims, true)?.mul(&rstd))?);
+                }
+                if has_bias {
+                    grads.push(Some(grad.sum(&sum_dims, true)?));
+                }
+                Ok(grads)
+            })
+        })
+    }
+}
+
+/// `(x - mean) * rstd * weight + bias`.
+fn normalized(
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    mean: &Tensor,
+    rstd: &Tensor,
+) -> Result<Tensor> {
+    let scale = scale(weight, rstd)?;
+    let zero;
+    let bias = match bias {
+        Some(bias) => bias,
+        None => {
+            zero = Tensor::zeros(&[], rstd.dtype(), x.device())?;
+            &zero
+        }
+    };
+    let out = output(x.sizes(), x.dtype(), &[x])?;
+    let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias])?;
+    NORMALIZE.find(x.device().kind(), x.dtype())?(&iter)?;
+    drop(iter);
+    Ok(out)
+}
+
+fn scale(weight: Option<&Tensor>, rstd: &Tensor) -> Result<Tensor> {
+    weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(rstd.dtype())?))
+}
+
+/// Mean, variance and one over the standard deviation, in what is computed in.
+fn statistics(x: &Tensor, dims: &[isize], eps: f64) -> Result<(Tensor, Tensor, Tensor)> {
+    let (variance, mean) = x.moments("norm", dims, 0.0)?;
+    let rstd = variance.add(eps)?.rsqrt()?;
+    Ok((mean, variance, rstd))
+}
+
+/// Sums of a gradient, and of its products with deviations from a mean.
+fn sums(grad: &Tensor, x: &Tensor, mean: &Tensor, dims: &[isize]) -> Result<[Tensor; 2]> {
+    let mut sizes = x.sizes().to_vec();
+    for dim in dims {
+        sizes[x.dim("norm", *dim)?] = 1;
+    }
+    let mean = mean.expand(&signed(&sizes))?.contiguous()?;
+    let sum = || Tensor::empty(&sizes, mean.dtype(), x.device());
+    let out = [sum()?, sum()?];
+    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean)?;
+    Ok(out)
+}
+
+/// The gradients of input, weight and bias, by operations that have gradients themselves.
+fn composed(
+    grad: &Tensor,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    has_bias: bool,
+    has_mean: bool,
+    dims: &[isize],
+    eps: f64,
+) -> Result<Grads> {
+    let deviations = if has_mean { x.sub(&x.mean(dims, true)?)? } else { x.clone() };
+    let rstd = deviations.square()?.mean(dims, true)?.add(eps)?.rsqrt()?;
+    let unit = deviations.mul(&rstd)?;
+    let weighted = weight.map_or_else(|| Ok(grad.clone()), |weight| grad.mul(weight))?;
+    let along = unit.mul(&weighted.mul(&unit)?.mean(dims, true)?)?;
+    let across = if has_mean { weighted.sub(&weighted.mean(dims, true)?)? } else { weighted };
+    let mut grads: Grads = [Some(across.sub(&along)?.mul(&rstd)?)].into_iter().collect();
+    if let Some(weight) = weight {
+        grads.push(Some(grad.mul(&unit)?.sum_to(weight.sizes())?));
+    }
+    if has_bias {
+        grads.push(Some(grad.clone()));
+    }
+    Ok(grads)
+}
+
+/// Moves a running average towards a statistic.
+fn follow(average: &Tensor, statistic: &Tensor, momentum: f64) -> Result<()> {
+    no_grad(|| {
+        let moved = average.mul(1.0 - momentum)?.add(&statistic.reshape(&signed(average.sizes()))?.mul(momentum)?)?;
+        average.copy_(&moved)
+    })
+}
+
+/// The number of channels, of which a weight and bias must have one for each.
+fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
+    floating(op, x)?;
+    let &[_, channels, ..] = x.sizes() else {
+        let reason = format!("sizes [batch, channels, ...] are needed, got {:?}", x.sizes());
+        return Err(TensorError::shape(op, reason));
+    };
+    for (what, tensor) in [("the weight", weight), ("the bias", bias)] {
+        tensor.map_or(Ok(()), |tensor| expect_sizes(op, what, tensor, &[channels]))?;
+    }
+    Ok(channels)
+}
+
+fn expect_sizes(op: &'static str, what: &str, tensor: &Tensor, sizes: &[usize]) -> Result<()> {
+    if tensor.sizes() == sizes {
+        return Ok(());
+    }
+    Err(TensorError::shape(op, format!("{what} must have sizes {sizes:?}, got {:?}", tensor.sizes())))
+}
+
+fn shaped(tensor: Option<&Tensor>, sizes: &[isize]) -> Result<Option<Tensor>> {
+    tensor.map(|tensor| tensor.reshape(sizes)).transpose()
+}
+
+fn converted(tensor: Option<&Tensor>, like: &Tensor) -> Result<Option<Tensor>> {
+    tensor.map(|tensor| tensor.to_dtype(like.dtype())).transpose()
+}
+
+fn dense(tensor: &Option<Tensor>) -> Result<Option<Tensor>> {
+    no_grad(|| tensor.as_ref().map(Tensor::contiguous).transpose())
+}
+
+/// What a dtype is computed in.
+fn computed(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}

@@ -1,0 +1,103 @@
+//! Elements around a tensor.
+
+use crate::autograd::{Context, attach};
+use crate::{Result, Scalar, Tensor, TensorError};
+
+/// What is put around.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PadMode {
+    /// A number.
+    Constant(Scalar),
+    /// What is inside, from the edge's neighbour inwards.
+    Reflect,
+    /// The edge.
+    Replicate,
+    /// What is at the other side.
+    Circular,
+}
+
+impl Tensor {
+    /// With elements before and after: `padding` has two numbers a dimension, the last dimension's first. Negative ones
+    /// take elements away.
+    ///
+    /// # Errors
+    /// Not two numbers a dimension, or of more; elements taken away or asked for that are not there.
+    pub fn pad(&self, padding: &[isize], mode: PadMode) -> Result<Self> {
+        let (pairs, rest) = padding.as_chunks::<2>();
+        if !rest.is_empty() || pairs.len() > self.rank() {
+            let reason = format!("padding {padding:?} is not two numbers for each of some of sizes {:?}", self.sizes());
+            return Err(TensorError::shape("pad", reason));
+        }
+        let mut inner = self.clone();
+        let mut widths = vec![[0; 2]; self.rank()];
+        for (dim, [before, after]) in (0..self.rank()).rev().zip(pairs) {
+            let length = self.sizes()[dim];
+            let cut = [before, after].map(|width| if *width < 0 { width.unsigned_abs() } else { 0 });
+            if cut[0].saturating_add(cut[1]) > length {
+                let reason =
+                    format!("padding {before} and {after} take more than dimension {dim} of size {length} has");
+                return Err(TensorError::shape("pad", reason));
+            }
+            if cut != [0, 0] {
+                inner = inner.narrow(dim as isize, cut[0], length - cut[0] - cut[1])?;
+            }
+            widths[dim] = [(*before).max(0) as usize, (*after).max(0) as usize];
+        }
+        match mode {
+            PadMode::Constant(value) => inner.padded(&widths, value),
+            mode => inner.continued(&widths, mode),
+        }
+    }
+
+    fn padded(&self, widths: &[[usize; 2]], value: Scalar) -> Result<Self> {
+        let sizes: Vec<usize> = self
+            .sizes()
+            .iter()
+            .zip(widths)
+            .map(|(size, [before, after])| before.saturating_add(*size).saturating_add(*after))
+            .collect();
+        let out = Self::full(&sizes, value, self.dtype(), self.device())?;
+        let places: Vec<(usize, usize)> =
+            widths.iter().zip(self.sizes()).map(|(width, size)| (width[0], *size)).collect();
+        let inside = move |whole: &Self| {
+            let narrow = |whole: Self, (dim, (start, size)): (usize, &(usize, usize))| {
+                if whole.sizes()[dim] == *size { Ok(whole) } else { whole.narrow(dim as isize, *start, *size) }
+            };
+            places.iter().enumerate().try_fold(whole.clone(), narrow)
+        };
+        inside(&out)?.copy_raw(self)?;
+        attach(out, "pad", &[self], |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(inside(&context.grad(0)?)?)].into_iter().collect()))
+        })
+    }
+
+    fn continued(&self, widths: &[[usize; 2]], mode: PadMode) -> Result<Self> {
+        let mut out = self.clone();
+        for (dim, [before, after]) in widths.iter().enumerate().filter(|(_, width)| **width != [0, 0]) {
+            let length = self.sizes()[dim] as i64;
+            let most = match mode {
+                PadMode::Reflect => length - 1,
+                PadMode::Circular => length,
+                _ if length == 0 => 0,
+                _ => i64::MAX,
+            };
+            if (*before).max(*after) as i64 > most {
+                let reason = format!(
+                    "{mode:?} of {before} and {after} elements needs more than dimension {dim} of sizes {:?} has",
+                    self.sizes()
+                );
+                return Err(TensorError::shape("pad", reason));
+            }
+            let source = |place: i64| match mode {
+                PadMode::Reflect if place < 0 => -place,
+                PadMode::Reflect if place >= length => 2 * (length - 1) - place,
+                PadMode::Circular => place.rem_euclid(length),
+                _ => place.clamp(0, length - 1),
+            };
+            let places: Vec<i64> = (-(*before as i64)..length + *after as i64).map(source).collect();
+            let places = Self::from_slice(&places, &[places.len()])?;
+            out = out.picked("pad", &[dim], dim, &places)?;
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,158 @@
+//! What all operations element by element have in common.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
+
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
+
+/// The sizes that tensors broadcast to.
+///
+/// # Errors
+/// [`TensorError::Broadcast`].
+pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Result<SmallVec<[usize; 5]>> {
+    let rank = left.len().max(right.len());
+    let size = |sizes: &[usize], from_end: usize| sizes.len().checked_sub(from_end).map_or(1, |dim| sizes[dim]);
+    (1..=rank)
+        .rev()
+        .map(|from_end| match (size(left, from_end), size(right, from_end)) {
+            (a, b) if a == b => Ok(a),
+            (1, b) => Ok(b),
+            (a, 1) => Ok(a),
+            _ => Err(TensorError::Broadcast { op, left: left.to_vec(), right: right.to_vec(), dim: from_end }),
+        })
+        .collect()
+}
+
+/// The dtype that operands are computed in, as PyTorch promotes.
+pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
+    let operand = |value: &Value<'_>| match value {
+        Value::Tensor(tensor) if tensor.rank() == 0 => Operand::ZeroDim(tensor.dtype()),
+        Value::Tensor(tensor) => Operand::Tensor(tensor.dtype()),
+        Value::Number(number) => Operand::Number(number.dtype()),
+    };
+    result_type(operands.iter().map(operand)).unwrap_or(DType::F32)
+}
+
+/// A fresh tensor for a result of these inputs: where they are, and in memory in the order of the first that has every
+/// element, so that channels stay last.
+pub(crate) fn output(sizes: &[usize], dtype: DType, inputs: &[&Tensor]) -> Result<Tensor> {
+    let device = inputs.iter().map(|input| input.device()).find(|device| !device.is_cpu()).unwrap_or(Device::CPU);
+    let like = inputs.iter().find(|input| input.sizes() == sizes);
+    Tensor::empty_strided(dense_like(sizes, like.map(|input| input.layout()))?, dtype, device)
+}
+
+/// The dense layout of these sizes whose dimensions are in memory in the order of `like`'s.
+pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layout> {
+    let Some(like) = like.filter(|like| !like.is_contiguous() && like.overlap() == Overlap::No) else {
+        return Ok(Layout::contiguous(sizes)?);
+    };
+    for format in [MemoryFormat::ChannelsLast2d, MemoryFormat::ChannelsLast3d] {
+        if like.is_contiguous_in(format) {
+            return Ok(Layout::with_format(sizes, format)?);
+        }
+    }
+    let mut order: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
+    order.sort_by_key(|dim| std::cmp::Reverse(like.strides()[*dim]));
+    let ordered: SmallVec<[usize; 5]> = order.iter().map(|dim| sizes[*dim]).collect();
+    let dense = Layout::contiguous(&ordered)?;
+    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
+    order.iter().zip(dense.strides()).for_each(|(dim, stride)| strides[*dim] = *stride);
+    Ok(Layout::strided(sizes, &strides, 0)?)
+}
+
+/// A kernel of one input.
+pub(crate) type Unary = Kernel<cpu::unary::Unary>;
+/// A kernel of two inputs.
+pub(crate) type Binary = Kernel<cpu::binary::Binary>;
+
+/// Two operands, and the dtype that they are computed in. They keep their own: kernels convert what they read.
+pub(crate) struct Pair<'a> {
+    pub(crate) a: &'a Tensor,
+    pub(crate) b: Cow<'a, Tensor>,
+    pub(crate) dtype: DType,
+}
+
+impl<'a> Pair<'a> {
+    /// The operands of an operation that computes in `compute` of what they promote to.
+    pub(crate) fn new(a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
+        let dtype = match b {
+            Value::Tensor(b) if b.dtype() == a.dtype() => compute(a.dtype()),
+            _ => compute(promoted(&[a.into(), b])),
+        };
+        Ok(Self { a, b: tensor(b, dtype)?, dtype })
+    }
+
+    /// What `kernel` makes of them, of dtype `result`. No gradient.
+    pub(crate) fn compute(&self, kernel: &'static Binary, result: DType) -> Result<Tensor> {
+        run(kernel, self.dtype, result, &[self.a, &self.b], |kernel, iter| kernel(iter))
+    }
+}
+
+/// A tensor, or a number as one: as wide as floats are computed in, so that it is not rounded before.
+pub(crate) fn tensor(value: Value<'_>, dtype: DType) -> Result<Cow<'_, Tensor>> {
+    match value {
+        Value::Tensor(tensor) => Ok(Cow::Borrowed(tensor)),
+        Value::Number(number) => {
+            let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
+            Ok(Cow::Owned(Tensor::scalar(number, wide)?))
+        }
+    }
+}
+
+/// What quotients and analysis are computed in: PyTorch's default where it would be an integer.
+pub(crate) fn floating(dtype: DType) -> DType {
+    if dtype.is_floating() { dtype } else { DType::F32 }
+}
+
+/// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
+pub(crate) fn run<F: Copy>(
+    kernel: &'static Kernel<F>,
+    compute: DType,
+    result: DType,
+    inputs: &[&Tensor],
+    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+) -> Result<Tensor> {
+    let sizes = common_sizes(kernel.name(), inputs)?;
+    let out = output(&sizes, result, inputs)?;
+    let function = kernel.find(out.device().kind(), compute)?;
+    let iter = Elementwise::new(kernel.name(), &[&out], inputs)?;
+    call(function, &iter)?;
+    drop(iter);
+    Ok(out)
+}
+
+/// The same, written to `target`, which may be one of the inputs, by the operation `op`.
+pub(crate) fn write<F: Copy>(
+    op: &'static str,
+    kernel: &'static Kernel<F>,
+    compute: DType,
+    target: &Tensor,
+    inputs: &[&Tensor],
+    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+) -> Result<()> {
+    check_writes(op, target, &common_sizes(op, inputs)?)?;
+    let function = kernel.find(target.device().kind(), compute)?;
+    call(function, &Elementwise::new(op, &[target], inputs)?)
+}
+
+/// Checks that `sizes` broadcast to those of a tensor that is written.
+pub(crate) fn check_writes(op: &'static str, target: &Tensor, sizes: &[usize]) -> Result<()> {
+    if broadcast(op, target.sizes(), sizes)?[..] == *target.sizes() {
+        return Ok(());
+    }
+    let reason = format!("sizes {sizes:?} do not broadcast to {:?}, which is written", target.sizes());
+    Err(TensorError::shape(op, reason))
+}
+
+/// The sizes that all broadcast to.
+fn common_sizes(op: &'static str, tensors: &[&Tensor]) -> Result<SmallVec<[usize; 5]>> {
+    let mut sizes: SmallVec<[usize; 5]> = tensors[0].sizes().into();
+    for tensor in &tensors[1..] {
+        if tensor.sizes() != &sizes[..] {
+            sizes = broadcast(op, &sizes, tensor.sizes())?;
+        }
+    }
+    Ok(sizes)
+}

@@ -1,0 +1,339 @@
+//! Pooling over one to three spatial dimensions.
+
+use std::ops::Range;
+
+use super::conv::for_each_dim;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::cpu::pool::{AvgPool, Chosen, MaxPool};
+use crate::{DType, Kernel, Result, Tensor, TensorError};
+
+static MAX_POOL: Kernel<MaxPool> = Kernel::new("max_pool", &[cpu::pool::MAX_POOL, cpu::pool::MAX_POOL_HALVES]);
+static PICK: Kernel<Chosen> = Kernel::new("max_pool_pick", &[cpu::pool::PICK, cpu::pool::PICK_HALVES]);
+static PUT: Kernel<Chosen> = Kernel::new("max_pool_put", &[cpu::pool::PUT, cpu::pool::PUT_HALVES]);
+static AVG_POOL: Kernel<AvgPool> = Kernel::new("avg_pool", &[cpu::pool::AVG_POOL, cpu::pool::AVG_POOL_HALVES]);
+static SPREAD: Kernel<AvgPool> = Kernel::new("avg_pool_spread", &[cpu::pool::SPREAD, cpu::pool::SPREAD_HALVES]);
+
+/// Windows over images. A list has a number for each spatial dimension; all but `kernel` may have one for all.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool<'a> {
+    /// Sizes of a window: as many as there are spatial dimensions.
+    pub kernel: &'a [usize],
+    /// Pixels from one window to the next; empty for the window's own sizes.
+    pub stride: &'a [usize],
+    /// Pixels around the image that are in no window's result.
+    pub padding: &'a [usize],
+    /// Pixels from one element of a window to the next. For [`Tensor::max_pool`] only.
+    pub dilation: &'a [usize],
+    /// The last window may reach past the end of the image.
+    pub ceil: bool,
+}
+
+impl Default for Pool<'_> {
+    fn default() -> Self {
+        Self { kernel: &[], stride: &[], padding: &[0], dilation: &[1], ceil: false }
+    }
+}
+
+impl Tensor {
+    /// The largest element of each window of `(..., channels, ...)`, whose last dimensions are the spatial ones. PyTorch's
+    /// `max_pool1d`, `max_pool2d`, `max_pool3d`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together; padding of more than half a window.
+    pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
+        let input = self.contiguous()?;
+        let (taps, sizes) = Taps::new("max_pool", &input, how)?;
+        let out = Self::empty(&sizes, input.dtype(), input.device())?;
+        let dtype = if taps.numel() < usize::from(u8::MAX) { DType::U8 } else { DType::I32 };
+        let numbers = Self::empty(&sizes, dtype, input.device())?;
+        MAX_POOL.find(out.device().kind(), out.dtype())?(&out, &numbers, &input, &taps)?;
+        let sizes = input.sizes().to_vec();
+        attach(out, "max_pool", &[&input], |saver| {
+            let numbers = saver.save(&numbers)?;
+            Ok(move |context: &Context<'_>| {
+                let grad = put(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+                Ok([Some(grad)].into_iter().collect())
+            })
+        })
+    }
+
+    /// The mean of each window of `(..., channels, ...)`. Padding counts as zeros if `count_include_pad`, else not at all.
+    /// PyTorch's `avg_pool1d`, `avg_pool2d`, `avg_pool3d`.
+    ///
+    /// # Errors
+    /// Sizes that do not go together; padding of more than half a window; a dilation.
+    pub fn avg_pool(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
+        if how.dilation.iter().any(|dilation| *dilation != 1) {
+            let reason = format!("windows of a mean have no dilation, got {:?}", how.dilation);
+            return Err(TensorError::argument("avg_pool", reason));
+        }
+        let (taps, sizes) = Taps::new("avg_pool", self, how)?;
+        let windows = std::array::from_fn(|dim| {
+            let (size, padding) = (taps.source[dim], taps.padding[dim]);
+            let window = |index: usize| {
+                let first = index * taps.stride[dim];
+                let end = (first + taps.kernel[dim]).min(size + 2 * padding);
+                let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
+                let count = if count_include_pad { end - first } else { inside.len() };
+                (inside, count)
+            };
+            (0..taps.target[dim]).map(window).collect()
+        });
+        averaged(&self.contiguous()?, Windows { source: taps.source, windows }, &sizes)
+    }
+
+    /// The mean of windows that are as many as `sizes` and cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
+    /// `adaptive_avg_pool2d`, `adaptive_avg_pool3d`.
+    ///
+    /// # Errors
+    /// More or fewer than one to three sizes, or no dimension for each.
+    pub fn adaptive_avg_pool(&self, sizes: &[usize]) -> Result<Self> {
+        const OP: &str = "adaptive_avg_pool";
+        let source = spatial(OP, self, sizes.len())?;
+        let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;
+        let windows = std::array::from_fn(|dim| {
+            let window = |index: usize| {
+                let first = index * source[dim] / target[dim];
+                let inside = first..((index + 1) * source[dim]).div_ceil(target[dim]);
+                let count = inside.len();
+                (inside, count)
+            };
+            (0..target[dim]).map(window).collect()
+        });
+        let leading = &self.sizes()[..self.rank() - sizes.len()];
+        averaged(&self.contiguous()?, Windows { source, windows }, &[leading, sizes].concat())
+    }
+}
+
+/// The image of `sizes` that has the pixels of another at the chosen places.
+fn put(image: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
+    PUT.find(out.device().kind(), out.dtype())?(&out, image, numbers, taps)?;
+    let (taps, sizes) = (taps.clone(), image.sizes().to_vec());
+    attach(out, "max_pool_put", &[image], |saver| {
+        let numbers = saver.save(numbers)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = pick(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+            Ok([Some(grad)].into_iter().collect())
+        })
+    })
+}
+
+/// The image of `sizes` of what another has at the chosen places.
+fn pick(image: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
+    PICK.find(out.device().kind(), out.dtype())?(&out, image, numbers, taps)?;
+    let (taps, sizes) = (taps.clone(), image.sizes().to_vec());
+    attach(out, "max_pool_pick", &[image], |saver| {
+        let numbers = saver.save(numbers)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = put(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+            Ok([Some(grad)].into_iter().collect())
+        })
+    })
+}
+
+fn averaged(input: &Tensor, windows: Windows, sizes: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(sizes, input.dtype(), input.device())?;
+    AVG_POOL.find(out.device().kind(), out.dtype())?(&out, input, &windows)?;
+    let sizes = input.sizes().to_vec();
+    attach(out, "avg_pool", &[input], |_| {
+        Ok(move |context: &Context<'_>| {
+            let grad = spread(&context.grad(0)?.contiguous()?, &windows, &sizes)?;
+            Ok([Some(grad)].into_iter().collect())
+        })
+    })
+}
+
+fn spread(image: &Tensor, windows: &Windows, sizes: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
+    SPREAD.find(out.device().kind(), out.dtype())?(&out, image, windows)?;
+    let (windows, sizes) = (windows.clone(), image.sizes().to_vec());
+    attach(out, "avg_pool_spread", &[image], |_| {
+        Ok(move |context: &Context<'_>| {
+            let grad = averaged(&context.grad(0)?.contiguous()?, windows.clone(), &sizes)?;
+            Ok([Some(grad)].into_iter().collect())
+        })
+    })
+}
+
+/// Windows whose elements are told apart by number.
+#[derive(Clone, Debug)]
+pub(crate) struct Taps {
+    /// Sizes of the images: depth, height and width.
+    pub(crate) source: [usize; 3],
+    /// How many windows there are.
+    pub(crate) target: [usize; 3],
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    padding: [usize; 3],
+    dilation: [usize; 3],
+}
+
+impl Taps {
+    /// And the result's sizes.
+    fn new(op: &'static str, input: &Tensor, how: &Pool<'_>) -> Result<(Self, Vec<usize>)> {
+        let dims = how.kernel.len();
+        let source = spatial(op, input, dims)?;
+        let kernel = for_each_dim(op, "kernel", how.kernel, dims, 1)?;
+        let stride = if how.stride.is_empty() { how.kernel } else { how.stride };
+        let stride = for_each_dim(op, "stride", stride, dims, 1)?;
+        let padding = for_each_dim(op, "padding", how.padding, dims, 0)?;
+        let dilation = for_each_dim(op, "dilation", how.dilation, dims, 1)?;
+        if [kernel, stride, dilation].as_flattened().contains(&0) || (0..3).any(|dim| 2 * padding[dim] > kernel[dim]) {
+            let reason = format!(
+                "kernel, stride and dilation must be at least 1, and padding at most half of the kernel, got {how:?}"
+            );
+            return Err(TensorError::argument(op, reason));
+        }
+        let mut sizes = input.sizes()[..input.rank() - dims].to_vec();
+        let mut target = [1; 3];
+        for dim in 3 - dims..3 {
+            let (size, stride) = (source[dim], stride[dim]);
+            let padded = size + 2 * padding[dim];
+            let Some(room) = padded.checked_sub(dilation[dim] * (kernel[dim] - 1) + 1) else {
+                let reason = format!(
+                    "a window of sizes {:?}, dilated by {:?}, is larger than images of sizes {:?}, padded by {:?}",
+                    how.kernel,
+                    how.dilation,
+                    &input.sizes()[input.rank() - dims..],
+                    how.padding
+                );
+                return Err(TensorError::shape(op, reason));
+            };
+            let mut count = (if how.ceil { room.div_ceil(stride) } else { room / stride }) + 1;
+            // A window must begin inside of the image, or in the padding before it.
+            if how.ceil && (count - 1) * stride >= size + padding[dim] {
+                count -= 1;
+            }
+            target[dim] = count;
+            sizes.push(count);
+        }
+        Ok((Self { source, target, kernel, stride, padding, dilation }, sizes))
+    }
+
+    /// Elements of a window.
+    pub(crate) fn numel(&self) -> usize {
+        self.kernel.iter().product()
+    }
+
+    /// For each element of the windows of one row of the result, in their order: its number, the pixel that the first
+    /// column reads, which columns have it inside of the image, and the distance of the pixels that they read.
+    #[inline(always)]
+    pub(crate) fn for_each_row(&self, row: usize, mut each: impl FnMut(usize, usize, Range<usize>, usize)) {
+        let (depth, height) = (row / self.target[1], row % self.target[1]);
+        let mut number = 0;
+        for d in 0..self.kernel[0] {
+            for h in 0..self.kernel[1] {
+                let inside = self.pixel(0, depth, d).zip(self.pixel(1, height, h));
+                for w in 0..self.kernel[2] {
+                    if let Some((d, h)) = inside {
+                        let ahead = w * self.dilation[2];
+                        let (step, padding) = (self.stride[2], self.padding[2]);
+                        let first = padding.saturating_sub(ahead).div_ceil(step);
+                        let end = (self.source[2] + padding).saturating_sub(ahead).div_ceil(step).min(self.target[2]);
+                        if first < end {
+                            let pixel = first * step + ahead - padding;
+                            each(number, (d * self.source[1] + h) * self.source[2] + pixel, first..end, step);
+                        }
+                    }
+                    number += 1;
+                }
+            }
+        }
+    }
+
+    /// For each pixel of the result: its place, and that of its window's first element in the image, or before it.
+    #[inline(always)]
+    pub(crate) fn for_each_pixel(&self, mut each: impl FnMut(usize, isize)) {
+        let first = |dim: usize, at: usize| (at * self.stride[dim]) as isize - self.padding[dim] as isize;
+        let [_, height, width] = self.source.map(|size| size as isize);
+        let mut pixel = 0;
+        for d in 0..self.target[0] {
+            for h in 0..self.target[1] {
+                let row = (first(0, d) * height + first(1, h)) * width;
+                for w in 0..self.target[2] {
+                    each(pixel, row + first(2, w));
+                    pixel += 1;
+                }
+            }
+        }
+    }
+
+    /// How far the elements of a window are from its first, by number.
+    pub(crate) fn offsets(&self) -> Vec<isize> {
+        let [depth, height, width] = self.kernel;
+        let offset = |number: usize| {
+            let at = [number / width / height, number / width % height, number % width];
+            (0..3).fold(0, |place, dim| place * self.source[dim] + at[dim] * self.dilation[dim]) as isize
+        };
+        (0..depth * height * width).map(offset).collect()
+    }
+
+    /// Where an element of a window is, if it is inside of the image.
+    #[inline(always)]
+    fn pixel(&self, dim: usize, window: usize, element: usize) -> Option<usize> {
+        let pixel = (window * self.stride[dim] + element * self.dilation[dim]).checked_sub(self.padding[dim])?;
+        (pixel < self.source[dim]).then_some(pixel)
+    }
+}
+
+/// Windows whose elements are all alike: along each dimension, the pixels of each and how many they count as.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    source: [usize; 3],
+    windows: [Vec<(Range<usize>, usize)>; 3],
+}
+
+impl Windows {
+    /// Pixels of an image.
+    pub(crate) fn source(&self) -> usize {
+        self.source.iter().product()
+    }
+
+    /// Windows of an image.
+    pub(crate) fn target(&self) -> usize {
+        self.windows.iter().map(Vec::len).product()
+    }
+
+    /// For each window: its place, its pixels along each dimension, and how many pixels it counts as.
+    #[inline(always)]
+    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, [&Range<usize>; 3], usize)) {
+        let [depths, heights, widths] = &self.windows;
+        let mut pixel = 0;
+        for (d, depth) in depths {
+            for (h, height) in heights {
+                for (w, width) in widths {
+                    each(pixel, [d, h, w], depth * height * width);
+                    pixel += 1;
+                }
+            }
+        }
+    }
+
+    /// The rows of a window.
+    #[inline(always)]
+    pub(crate) fn rows<'a>(&'a self, [d, h, w]: [&'a Range<usize>; 3]) -> impl Iterator<Item = Range<usize>> + 'a {
+        let [_, height, width] = self.source;
+        d.clone().flat_map(move |d| {
+            h.clone().map(move |h| {
+                let first = (d * height + h) * width;
+                first + w.start..first + w.end
+            })
+        })
+    }
+}
+
+/// Depth, height and width of images with so many spatial dimensions.
+fn spatial(op: &'static str, input: &Tensor, dims: usize) -> Result<[usize; 3]> {
+    if !(1..=3).contains(&dims) || input.rank() <= dims {
+        let reason = format!(
+            "one to three spatial dimensions after channels are needed, got {dims} for an input of sizes {:?}",
+            input.sizes()
+        );
+        return Err(TensorError::shape(op, reason));
+    }
+    let sizes = &input.sizes()[input.rank() - dims..];
+    for_each_dim(op, "sizes", sizes, dims, 1)
+}

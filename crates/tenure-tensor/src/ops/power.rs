@@ -1,0 +1,83 @@
+//! Powers.
+
+use super::pointwise::{self, Binary, Pair, Unary};
+use crate::autocast::raise;
+use crate::autograd::{Context, attach};
+use crate::cpu;
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+
+static POW: Binary = Kernel::new("pow", &[cpu::binary::POW]);
+static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE]);
+static CUBE: Unary = Kernel::new("pow", &[cpu::unary::CUBE]);
+static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT]);
+static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT]);
+static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL]);
+
+impl Tensor {
+    /// The power, broadcast and promoted.
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast, different devices, `bool`, integers to a negative number.
+    pub fn pow<'a>(&'a self, exponent: impl Into<Value<'a>>) -> Result<Self> {
+        let base = raise(self)?;
+        match exponent.into() {
+            Value::Number(exponent) => base.to_number(exponent),
+            Value::Tensor(exponent) => base.to_tensor(&raise(exponent)?),
+        }
+    }
+
+    fn to_number(&self, exponent: Scalar) -> Result<Self> {
+        let pair = Pair::new(self, exponent.into(), |dtype| dtype)?;
+        let dtype = pair.dtype;
+        if !dtype.is_floating() && exponent.to_i64() < 0 {
+            let reason = format!("integers have no power of {}: convert to a floating dtype first", exponent.to_i64());
+            return Err(TensorError::argument("pow", reason));
+        }
+        let number = exponent.to_f64();
+        let simple = match number {
+            2.0 => Some(&SQUARE),
+            3.0 => Some(&CUBE),
+            0.5 => Some(&SQRT),
+            -0.5 => Some(&RSQRT),
+            -1.0 => Some(&RECIPROCAL),
+            _ => None,
+        };
+        let power = match simple {
+            Some(kernel) => pointwise::run(kernel, dtype, dtype, &[self], |kernel, iter| kernel(iter))?,
+            None => pair.compute(&POW, dtype)?,
+        };
+        attach(power, "pow", &[self], |saver| {
+            let base = saver.save_if(number != 0.0, self)?;
+            Ok(move |context: &Context<'_>| {
+                if number == 0.0 {
+                    return Ok([None].into_iter().collect());
+                }
+                let slope = context.unpack(base)?.pow(number - 1.0)?.mul(number)?;
+                Ok([Some(context.grad(0)?.mul(&slope)?)].into_iter().collect())
+            })
+        })
+    }
+
+    fn to_tensor(&self, exponent: &Self) -> Result<Self> {
+        let pair = Pair::new(self, exponent.into(), |dtype| dtype)?;
+        let power = pair.compute(&POW, pair.dtype)?;
+        attach(power.clone(), "pow", &[self, exponent], |saver| {
+            let (base, exponent) = (saver.save(self)?, saver.save(exponent)?);
+            let power = if saver.needs(1) { Some(saver.save_output(&power, 0)?) } else { None };
+            Ok(move |context: &Context<'_>| {
+                let (grad, base, exponent) = (context.grad(0)?, context.unpack(base)?, context.unpack(exponent)?);
+                let to_base = context.give(0, || {
+                    // Where the exponent is 0, so is the slope, though 1/0 would be in it.
+                    let slope = exponent.mul(&base.pow(&exponent.sub(1)?)?)?;
+                    grad.mul(&slope.masked_fill(&exponent.eq(0)?, 0)?)
+                })?;
+                let to_exponent = context.give(1, || {
+                    // Where the base is 0, so is the slope, though the logarithm is infinite.
+                    let slope = context.unpack(power)?.mul(&base.log()?)?;
+                    grad.mul(&slope.masked_fill(&base.eq(0)?.logical_and(&exponent.ge(0)?)?, 0)?)
+                })?;
+                Ok([to_base, to_exponent].into_iter().collect())
+            })
+        })
+    }
+}

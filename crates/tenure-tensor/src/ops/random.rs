@@ -1,0 +1,193 @@
+//! Random tensors. How bits become numbers is said in [`crate::random`].
+
+use crate::autograd::{Context, attach, attach_in_place};
+use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
+use crate::random::{Generator, State, default_generator};
+use crate::{DType, Device, Kernel, Result, Tensor, TensorError};
+
+static UNIFORM: Kernel<Reals> = Kernel::new("uniform", &[kernels::UNIFORM]);
+static NORMAL: Kernel<Reals> = Kernel::new("normal", &[kernels::NORMAL]);
+static INTEGERS: Kernel<Integers> = Kernel::new("randint", &[kernels::INTEGERS]);
+static BERNOULLI: Kernel<Bernoulli> = Kernel::new("bernoulli", &[kernels::BERNOULLI]);
+static BERNOULLI_EACH: Kernel<BernoulliEach> = Kernel::new("bernoulli", &[kernels::BERNOULLI_EACH]);
+static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT]);
+static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION]);
+
+impl Tensor {
+    /// Numbers from 0 to below 1, each as likely.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
+        drawn(&UNIFORM, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
+    }
+
+    /// Normally distributed numbers of mean 0 and deviation 1.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn randn(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
+        drawn(&NORMAL, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
+    }
+
+    /// [`rand`](Self::rand) in the sizes, dtype and place of this tensor.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn rand_like(&self, generator: &Generator) -> Result<Self> {
+        Self::rand(self.sizes(), self.dtype(), self.device(), generator)
+    }
+
+    /// [`randn`](Self::randn) in the sizes, dtype and place of this tensor.
+    ///
+    /// # Errors
+    /// No floating dtype; no memory.
+    pub fn randn_like(&self, generator: &Generator) -> Result<Self> {
+        Self::randn(self.sizes(), self.dtype(), self.device(), generator)
+    }
+
+    /// Integers from `low` to below `high`, each as likely.
+    ///
+    /// # Errors
+    /// There are none; no memory.
+    pub fn randint(
+        low: i64,
+        high: i64,
+        sizes: &[usize],
+        dtype: DType,
+        device: Device,
+        generator: &Generator,
+    ) -> Result<Self> {
+        if low >= high {
+            let reason = format!("no integer is at least {low} and below {high}");
+            return Err(TensorError::argument("randint", reason));
+        }
+        let count = high.abs_diff(low);
+        drawn(&INTEGERS, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, low, count))
+    }
+
+    /// The numbers from 0 to below `count` in a random order, as `int64`.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn randperm(count: usize, device: Device, generator: &Generator) -> Result<Self> {
+        drawn(&PERMUTATION, &[count], DType::I64, device, generator, |kernel, out, state| kernel(out, state))
+    }
+
+    /// 1 with the probability that each element is, and 0 otherwise. No gradient.
+    ///
+    /// # Errors
+    /// No floating dtype; what is no probability.
+    pub fn bernoulli(&self, generator: &Generator) -> Result<Self> {
+        let dense = self.detach().contiguous()?;
+        let draw = |kernel: BernoulliEach, out: &Self, state| kernel(out, &dense, state);
+        drawn(&BERNOULLI_EACH, self.sizes(), self.dtype(), self.device(), generator, draw)
+    }
+
+    /// Replaces all elements by 1 with this probability, and by 0 otherwise.
+    ///
+    /// # Errors
+    /// What is no probability; a tensor that requires a gradient, unless inside [`no_grad`](crate::autograd::no_grad).
+    pub fn bernoulli_(&self, probability: f64, generator: &Generator) -> Result<()> {
+        check_probability("bernoulli_", probability)?;
+        self.redrawn("bernoulli_", &BERNOULLI, generator, |kernel, out, state| kernel(out, state, probability))
+    }
+
+    /// Replaces all elements by numbers from `low` to below `high`, each as likely.
+    ///
+    /// # Errors
+    /// There are none; no floating dtype; a tensor that requires a gradient, unless inside
+    /// [`no_grad`](crate::autograd::no_grad).
+    pub fn uniform_(&self, low: f64, high: f64, generator: &Generator) -> Result<()> {
+        if low > high || !(high - low).is_finite() {
+            let reason = format!("a finite range is needed, got {low} to {high}");
+            return Err(TensorError::argument("uniform_", reason));
+        }
+        self.redrawn("uniform_", &UNIFORM, generator, |kernel, out, state| kernel(out, state, low, high))
+    }
+
+    /// Replaces all elements by normally distributed numbers.
+    ///
+    /// # Errors
+    /// A negative deviation; no floating dtype; a tensor that requires a gradient, unless inside
+    /// [`no_grad`](crate::autograd::no_grad).
+    pub fn normal_(&self, mean: f64, deviation: f64, generator: &Generator) -> Result<()> {
+        if deviation.is_nan() || deviation < 0.0 {
+            let reason = format!("a deviation is 0 or more, got {deviation}");
+            return Err(TensorError::argument("normal_", reason));
+        }
+        self.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
+    }
+
+    /// In training, every element with this probability 0, and the others divided by the probability to be kept; otherwise
+    /// itself. Drawn from the [default generator](default_generator).
+    ///
+    /// # Errors
+    /// What is no probability; no floating dtype.
+    pub fn dropout(&self, probability: f64, training: bool) -> Result<Self> {
+        check_probability("dropout", probability)?;
+        if !training || probability == 0.0 {
+            return Ok(self.clone());
+        }
+        self.dropped(probability, default_generator().reserve(blocks(self.numel())))
+    }
+
+    /// No mask is kept: the gradient is dropped by the same numbers again.
+    fn dropped(&self, probability: f64, state: State) -> Result<Self> {
+        let dense = self.contiguous()?;
+        let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
+        DROPOUT.find(self.device().kind(), self.dtype())?(&out, &dense, state, probability)?;
+        attach(out, "dropout", &[&dense], |_| {
+            Ok(move |context: &Context<'_>| {
+                Ok([Some(context.grad(0)?.dropped(probability, state)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// Replaces all elements. They are drawn in the order of dimensions, whatever the layout.
+    fn redrawn<F: Copy>(
+        &self,
+        op: &'static str,
+        kernel: &'static Kernel<F>,
+        generator: &Generator,
+        draw: impl FnOnce(F, &Self, State) -> Result<()>,
+    ) -> Result<()> {
+        let kernel = kernel.find(self.device().kind(), self.dtype())?;
+        let write = || {
+            let state = generator.reserve(blocks(self.numel()));
+            if self.is_contiguous() {
+                return draw(kernel, self, state);
+            }
+            let fresh = Self::empty(self.sizes(), self.dtype(), self.device())?;
+            draw(kernel, &fresh, state)?;
+            self.copy_raw(&fresh)
+        };
+        attach_in_place(self, op, &[self], write, |_| Ok(|_: &Context<'_>| Ok([None].into_iter().collect())))
+    }
+}
+
+fn drawn<F: Copy>(
+    kernel: &'static Kernel<F>,
+    sizes: &[usize],
+    dtype: DType,
+    device: Device,
+    generator: &Generator,
+    draw: impl FnOnce(F, &Tensor, State) -> Result<()>,
+) -> Result<Tensor> {
+    let out = Tensor::empty(sizes, dtype, device)?;
+    let kernel = kernel.find(device.kind(), dtype)?;
+    draw(kernel, &out, generator.reserve(blocks(out.numel())))?;
+    Ok(out)
+}
+
+/// Enough blocks for that many numbers of any kind.
+fn blocks(count: usize) -> u64 {
+    count.div_ceil(2) as u64
+}
+
+fn check_probability(op: &'static str, probability: f64) -> Result<()> {
+    if (0.0..=1.0).contains(&probability) {
+        return Ok(());
+    }
+    Err(TensorError::argument(op, format!("a probability is between 0 and 1, got {probability}")))
+}

@@ -1,0 +1,363 @@
+//! Sums, means, products and other numbers that dimensions are reduced to.
+
+use smallvec::SmallVec;
+use tenure_core::DType;
+
+use super::view::signed;
+use crate::autocast::{raise, raises};
+use crate::autograd::{Context, attach, attach_all, no_grad};
+use crate::cpu;
+use crate::cpu::reduce::{Given, Moments, Reduce};
+use crate::{Kernel, Result, Tensor, TensorError};
+
+static SUM: Kernel<Reduce> = Kernel::new("sum", &cpu::reduce::SUM);
+static MEAN: Kernel<Reduce> = Kernel::new("mean", &[cpu::reduce::MEAN]);
+static PROD: Kernel<Reduce> = Kernel::new("prod", &cpu::reduce::PROD);
+static LOGSUMEXP: Kernel<Given> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP]);
+
+static MOMENTS: Kernel<Moments> = Kernel::new("var", &[cpu::reduce::MOMENTS]);
+static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1]);
+static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2]);
+
+impl Tensor {
+    /// Sums over dimensions, all if there are none, which are left with size 1 if `keep`. Of integers and `bool` as
+    /// `int64`.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice.
+    pub fn sum(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.sum(dims, keep);
+        }
+        let dims = Reduced::new("sum", self, dims)?;
+        let out = dims.run(&SUM, self, summed(self.dtype()))?;
+        self.spread("sum", &dims, dims.finish(out, keep)?, Ok)
+    }
+
+    /// The sum of all elements.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn sum_all(&self) -> Result<Self> {
+        self.sum(&[], false)
+    }
+
+    /// Sums over what was broadcast from `sizes`.
+    ///
+    /// # Errors
+    /// `sizes` do not broadcast to these.
+    pub fn sum_to(&self, sizes: &[usize]) -> Result<Self> {
+        if sizes == self.sizes() {
+            return Ok(self.clone());
+        }
+        let added = self.rank().checked_sub(sizes.len());
+        let fits = |added: usize| sizes.iter().zip(&self.sizes()[added..]).all(|(to, from)| to == from || *to == 1);
+        let Some(added) = added.filter(|added| fits(*added)) else {
+            let reason = format!("sizes {sizes:?} do not broadcast to {:?}", self.sizes());
+            return Err(TensorError::shape("sum_to", reason));
+        };
+        let is_kept = |dim: usize| dim >= added && sizes[dim - added] == self.sizes()[dim];
+        let dims = Reduced::of(self, |dim| !is_kept(dim));
+        let out = dims.run(&SUM, self, summed(self.dtype()))?;
+        self.spread("sum_to", &dims, out.alias(out.layout().view(sizes)?), Ok)
+    }
+
+    /// Means over dimensions, as [`sum`](Self::sum) takes them.
+    ///
+    /// # Errors
+    /// Those of [`sum`](Self::sum); an integer dtype.
+    pub fn mean(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        floating("mean", self)?;
+        let dims = Reduced::new("mean", self, dims)?;
+        let out = dims.run(&MEAN, self, self.dtype())?;
+        let count = dims.count(self) as f64;
+        self.spread("mean", &dims, dims.finish(out, keep)?, move |grad| grad.div(count))
+    }
+
+    /// The mean of all elements.
+    ///
+    /// # Errors
+    /// An integer dtype.
+    pub fn mean_all(&self) -> Result<Self> {
+        self.mean(&[], false)
+    }
+
+    /// How many elements are not zero, over dimensions as [`sum`](Self::sum) takes them, as `int64`.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice.
+    pub fn count_nonzero(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        self.to_dtype(DType::Bool)?.sum(dims, keep)
+    }
+
+    /// Products over dimensions, as [`sum`](Self::sum) takes them. Of integers and `bool` as `int64`.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or twice.
+    pub fn prod(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.prod(dims, keep);
+        }
+        let input = if self.dtype() == DType::Bool { self.to_dtype(DType::I64)? } else { self.clone() };
+        let dims = Reduced::new("prod", self, dims)?;
+        let out = dims.run(&PROD, &input, summed(self.dtype()))?;
+        let kept = signed(&dims.sizes);
+        attach(dims.finish(out, keep)?, "prod", &[self], |saver| {
+            let saved = saver.save(self)?;
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?.reshape(&kept)?;
+                Ok([Some(grad.mul(&others(&context.unpack(saved)?, &dims)?)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// Variances over dimensions, as [`sum`](Self::sum) takes them: squared deviations from the mean over their number
+    /// less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
+    ///
+    /// # Errors
+    /// Those of [`mean`](Self::mean).
+    pub fn var(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
+        Ok(self.var_mean(dims, correction, keep)?.0)
+    }
+
+    /// Standard deviations: roots of [`var`](Self::var).
+    ///
+    /// # Errors
+    /// Those of [`mean`](Self::mean).
+    pub fn std(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
+        let variance = self.var(dims, correction, keep)?;
+        let out = no_grad(|| variance.sqrt())?;
+        attach(out.clone(), "std", &[&variance], |saver| {
+            let saved = saver.save_output(&out, 0)?;
+            Ok(move |context: &Context<'_>| {
+                let out = context.unpack(saved)?;
+                // Where nothing deviates, the root has no slope.
+                let to_variance = context.grad(0)?.div(&out.mul(2.0)?)?.masked_fill(&out.eq(0.0)?, 0.0)?;
+                Ok([Some(to_variance)].into_iter().collect())
+            })
+        })
+    }
+
+    /// [`var`](Self::var) and [`mean`](Self::mean), in two passes.
+    ///
+    /// # Errors
+    /// Those of [`mean`](Self::mean).
+    pub fn var_mean(&self, dims: &[isize], correction: f64, keep: bool) -> Result<(Self, Self)> {
+        let (variance, mean) = self.moments("var", dims, correction)?;
+        let reduced = Reduced::new("var", self, dims)?;
+        let narrow = |out: Self| reduced.finish(out.to_dtype(self.dtype())?, keep);
+        let (variance, mean) = no_grad(|| Ok::<_, TensorError>((narrow(variance)?, narrow(mean)?)))?;
+        let (count, kept, from) = (reduced.count(self) as f64, signed(&reduced.sizes), signed(self.sizes()));
+        let dims = dims.to_vec();
+        attach_all(&[&variance, &mean], "var_mean", &[self], |saver| {
+            let saved = saver.save(self)?;
+            Ok(move |context: &Context<'_>| {
+                let mut grads = SmallVec::<[Self; 2]>::new();
+                if let Some(grad) = context.grad_if_any(0) {
+                    let x = context.unpack(saved)?;
+                    let slope = 2.0 / (count - correction).max(0.0);
+                    grads.push(x.sub(&x.mean(&dims, true)?)?.mul(&grad.reshape(&kept)?.mul(slope)?)?);
+                }
+                if let Some(grad) = context.grad_if_any(1) {
+                    grads.push(grad.reshape(&kept)?.div(count)?.expand(&from)?);
+                }
+                let sum = grads.into_iter().map(Ok).reduce(|a, b| a?.add(&b?)).transpose()?;
+                Ok([sum].into_iter().collect())
+            })
+        })?;
+        Ok((variance, mean))
+    }
+
+    /// Variance and mean with dimensions kept, in what they are computed in. No gradient.
+    pub(super) fn moments(&self, op: &'static str, dims: &[isize], correction: f64) -> Result<(Self, Self)> {
+        floating(op, self)?;
+        let dims = Reduced::new(op, self, dims)?;
+        let compute = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let (mean, squares) = (dims.output(self, compute)?, dims.output(self, compute)?);
+        MOMENTS.find(self.device().kind(), self.dtype())?(&mean, &squares, self)?;
+        let variance = no_grad(|| squares.div((dims.count(self) as f64 - correction).max(0.0)))?;
+        Ok((variance, mean))
+    }
+
+    /// Norms over dimensions, as [`sum`](Self::sum) takes them: roots of sums of the absolute values' `p`-th powers; the
+    /// largest and smallest absolute value for infinities, and how many are not zero for 0. PyTorch's `vector_norm`.
+    ///
+    /// # Errors
+    /// Those of [`mean`](Self::mean).
+    pub fn norm(&self, p: f64, dims: &[isize], keep: bool) -> Result<Self> {
+        floating("norm", self)?;
+        let reduced = Reduced::new("norm", self, dims)?;
+        if p == 1.0 {
+            let out = reduced.run(&NORM_1, self, self.dtype())?;
+            let kept = signed(&reduced.sizes);
+            return attach(reduced.finish(out, keep)?, "norm", &[self], |saver| {
+                let saved = saver.save(self)?;
+                Ok(move |context: &Context<'_>| {
+                    let grad = context.grad(0)?.reshape(&kept)?;
+                    Ok([Some(context.unpack(saved)?.sign()?.mul(&grad)?)].into_iter().collect())
+                })
+            });
+        }
+        if p == 2.0 {
+            let out = reduced.run(&NORM_2, self, self.dtype())?;
+            let (out, kept) = (reduced.finish(out, keep)?, signed(&reduced.sizes));
+            return attach(out.clone(), "norm", &[self], |saver| {
+                let (saved, norm) = (saver.save(self)?, saver.save_output(&out, 0)?);
+                Ok(move |context: &Context<'_>| {
+                    let norm = context.unpack(norm)?;
+                    // At zero, the norm has no slope.
+                    let scale = context.grad(0)?.div(&norm)?.masked_fill(&norm.eq(0.0)?, 0.0)?;
+                    Ok([Some(context.unpack(saved)?.mul(&scale.reshape(&kept)?)?)].into_iter().collect())
+                })
+            });
+        }
+        match p {
+            0.0 => self.ne(0.0)?.to_dtype(self.dtype())?.sum(dims, keep),
+            f64::INFINITY => self.abs()?.amax(dims, keep),
+            f64::NEG_INFINITY => self.abs()?.amin(dims, keep),
+            _ => self.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p),
+        }
+    }
+
+    /// Logarithms of sums of exponentials over dimensions, as [`sum`](Self::sum) takes them.
+    ///
+    /// # Errors
+    /// Those of [`mean`](Self::mean).
+    pub fn logsumexp(&self, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.logsumexp(dims, keep);
+        }
+        floating("logsumexp", self)?;
+        let reduced = Reduced::new("logsumexp", self, dims)?;
+        let largest = match reduced.count(self) {
+            0 => Self::full(&reduced.sizes, f64::NEG_INFINITY, self.dtype(), self.device())?,
+            _ => no_grad(|| self.amax(dims, true))?,
+        };
+        let out = reduced.output(self, self.dtype())?;
+        LOGSUMEXP.find(self.device().kind(), self.dtype())?(&out, self, &largest)?;
+        let (out, kept) = (reduced.finish(out, keep)?, signed(&reduced.sizes));
+        attach(out.clone(), "logsumexp", &[self], |saver| {
+            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            Ok(move |context: &Context<'_>| {
+                let weights = context.unpack(saved)?.sub(&context.unpack(output)?.reshape(&kept)?)?.exp()?;
+                Ok([Some(weights.mul(&context.grad(0)?.reshape(&kept)?)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// A reduction, each element of which goes with the same weight to the output that it is part of.
+    fn spread(
+        &self,
+        op: &'static str,
+        dims: &Reduced,
+        out: Self,
+        scale: impl Fn(Self) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let (kept, from) = (signed(&dims.sizes), signed(self.sizes()));
+        attach(out, op, &[self], |_| {
+            Ok(move |context: &Context<'_>| {
+                let grad = scale(context.grad(0)?)?.reshape(&kept)?.expand(&from)?;
+                Ok([Some(grad)].into_iter().collect())
+            })
+        })
+    }
+}
+
+/// For each element, the product of the others that are reduced with it.
+fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
+    let over: Vec<isize> =
+        (0..).zip(&dims.is_reduced).filter(|(_, is_reduced)| **is_reduced).map(|(dim, _)| dim).collect();
+    if over.is_empty() {
+        return Tensor::ones(x.sizes(), x.dtype(), x.device());
+    }
+    let is_zero = x.eq(0.0)?;
+    let zeros = is_zero.sum(&over, true)?;
+    // Of one zero, the product of all but it; the others' is zero, and so is everybody's where there are more.
+    let without = x.masked_fill(&is_zero, 1.0)?;
+    let product = without.prod(&over, true)?;
+    let quotient = product.div(&without)?.masked_fill(&zeros.gt(0)?, 0.0)?;
+    is_zero.logical_and(&zeros.eq(1)?)?.where_(&product, &quotient)
+}
+
+/// What dimensions are reduced.
+pub(super) struct Reduced {
+    /// The tensor's, with 1 for each reduced dimension.
+    pub(super) sizes: Vec<usize>,
+    is_reduced: Vec<bool>,
+}
+
+impl Reduced {
+    /// `dims` of a tensor, or all if there are none.
+    pub(super) fn new(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Self> {
+        let mut is_reduced = vec![dims.is_empty(); tensor.rank()];
+        for dim in dims {
+            let found = tensor.dim(op, *dim)?;
+            // A tensor of no dimension has a dimension 0 to name, but none to reduce.
+            let Some(is_reduced) = is_reduced.get_mut(found) else { continue };
+            if std::mem::replace(is_reduced, true) {
+                return Err(TensorError::argument(op, format!("dimension {dim} is in {dims:?} twice")));
+            }
+        }
+        Ok(Self::of(tensor, |dim| is_reduced[dim]))
+    }
+
+    fn of(tensor: &Tensor, is_reduced: impl Fn(usize) -> bool) -> Self {
+        let is_reduced: Vec<bool> = (0..tensor.rank()).map(is_reduced).collect();
+        let size = |(size, is_reduced): (&usize, &bool)| if *is_reduced { 1 } else { *size };
+        let sizes = tensor.sizes().iter().zip(&is_reduced).map(size).collect();
+        Self { sizes, is_reduced }
+    }
+
+    /// Elements that an output is made of.
+    pub(super) fn count(&self, tensor: &Tensor) -> usize {
+        tensor
+            .sizes()
+            .iter()
+            .zip(&self.is_reduced)
+            .filter(|(_, is_reduced)| **is_reduced)
+            .map(|(size, _)| size)
+            .product()
+    }
+
+    /// A fresh output.
+    pub(super) fn output(&self, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+        Tensor::empty(&self.sizes, dtype, tensor.device())
+    }
+
+    /// The output of a kernel.
+    pub(super) fn run(&self, kernel: &'static Kernel<Reduce>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+        let out = self.output(tensor, dtype)?;
+        let tensor = gathered(tensor)?;
+        kernel.find(tensor.device().kind(), tensor.dtype())?(&out, &tensor)?;
+        Ok(out)
+    }
+
+    /// The output, without the reduced dimensions unless they are kept.
+    pub(super) fn finish(&self, out: Tensor, keep: bool) -> Result<Tensor> {
+        if keep {
+            return Ok(out);
+        }
+        let left = self.sizes.iter().zip(&self.is_reduced).filter(|(_, is_reduced)| !**is_reduced);
+        let sizes: Vec<usize> = left.map(|(size, _)| *size).collect();
+        Ok(out.alias(out.layout().view(&sizes)?))
+    }
+}
+
+/// Integers as `int64`, which they are gathered in.
+pub(super) fn gathered(tensor: &Tensor) -> Result<Tensor> {
+    let is_gathered = tensor.dtype().is_floating() || tensor.dtype() == DType::Bool;
+    if is_gathered { Ok(tensor.clone()) } else { no_grad(|| tensor.to_dtype(DType::I64)) }
+}
+
+/// The dtype of sums.
+fn summed(dtype: DType) -> DType {
+    if dtype.is_floating() { dtype } else { DType::I64 }
+}
+
+pub(super) fn floating(op: &'static str, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype().is_floating() {
+        return Ok(());
+    }
+    let expected = "a floating dtype is needed: convert first with to_dtype(DType::F32)".to_owned();
+    Err(TensorError::DType { op, found: tensor.dtype(), expected })
+}

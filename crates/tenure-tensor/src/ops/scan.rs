@@ -1,0 +1,69 @@
+//! Sums and products so far.
+
+use tenure_core::DType;
+
+use crate::autocast::{raise, raises};
+use crate::autograd::{Context, attach, no_grad};
+use crate::cpu;
+use crate::cpu::scan::Scan;
+use crate::{Kernel, Result, Tensor};
+
+static CUMSUM: Kernel<Scan> = Kernel::new("cumsum", &cpu::scan::CUMSUM);
+static CUMPROD: Kernel<Scan> = Kernel::new("cumprod", &cpu::scan::CUMPROD);
+
+impl Tensor {
+    /// For each element, the sum along a dimension up to it. Of integers and `bool` as `int64`.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn cumsum(&self, dim: isize) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.cumsum(dim);
+        }
+        let out = self.scanned(&CUMSUM, dim)?;
+        attach(out, "cumsum", &[self], |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect()))
+        })
+    }
+
+    /// For each element, the product along a dimension up to it. Of integers and `bool` as `int64`.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn cumprod(&self, dim: isize) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.cumprod(dim);
+        }
+        let out = self.scanned(&CUMPROD, dim)?;
+        attach(out.clone(), "cumprod", &[self], |saver| {
+            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            Ok(move |context: &Context<'_>| {
+                let (grad, x, output) = (context.grad(0)?, context.unpack(saved)?, context.unpack(output)?);
+                let is_zero = x.eq(0.0)?;
+                // What is behind the first zero changes nothing; and what is multiplied with that zero is the product
+                // without it.
+                let is_first = is_zero.logical_and(&is_zero.cumsum(dim)?.eq(1)?)?;
+                let to_first = grad.mul(&x.masked_fill(&is_first, 1.0)?.cumprod(dim)?)?.cumsum_backwards(dim)?;
+                let to_others = grad.mul(&output)?.cumsum_backwards(dim)?.div(&x.masked_fill(&is_zero, 1.0)?)?;
+                let to_others = to_others.masked_fill(&is_zero, 0.0)?;
+                Ok([Some(is_first.where_(&to_first, &to_others)?)].into_iter().collect())
+            })
+        })
+    }
+
+    fn cumsum_backwards(&self, dim: isize) -> Result<Self> {
+        if self.rank() == 0 {
+            return Ok(self.clone());
+        }
+        self.flip(&[dim])?.cumsum(dim)?.flip(&[dim])
+    }
+
+    fn scanned(&self, kernel: &'static Kernel<Scan>, dim: isize) -> Result<Self> {
+        let along = self.dim(kernel.name(), dim)?;
+        let dtype = if self.dtype().is_floating() { self.dtype() } else { DType::I64 };
+        let input = no_grad(|| self.to_dtype(dtype)?.contiguous())?;
+        let out = Self::empty(self.sizes(), dtype, self.device())?;
+        kernel.find(self.device().kind(), dtype)?(&out, &input, along)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,306 @@
+//! Elements written by index. Where an index is twice, the last is written; additions are in the order of the index.
+
+use smallvec::SmallVec;
+
+use super::view::signed;
+use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
+use crate::cpu::scatter::{self as kernels, Put, Scatter};
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+
+static SCATTER: Kernel<Scatter> = Kernel::new("scatter", &[kernels::SCATTER]);
+static SCATTER_ADD: Kernel<Scatter> = Kernel::new("scatter_add", &[kernels::SCATTER_ADD]);
+static PUT: Kernel<Put> = Kernel::new("index_put", &[kernels::PUT]);
+static PUT_ADD: Kernel<Put> = Kernel::new("index_add", &[kernels::PUT_ADD]);
+
+type Dims = SmallVec<[usize; 5]>;
+
+impl Tensor {
+    /// A copy with elements of each line along `dim` replaced by those of `source`, or a number, at the places that the
+    /// same line of `index` says: in two dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source
+    /// may be larger than the index.
+    ///
+    /// # Errors
+    /// Another number of dimensions; an index larger than this tensor in another dimension, or than the source; an index
+    /// that is not there, or is no integer; a source of another dtype.
+    pub fn scatter<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<Self> {
+        let (index, source) = self.scatter_operands("scatter", index, source.into())?;
+        self.copied_apart()?.scattered_onto(self, "scatter", dim, &index, &source, false)
+    }
+
+    /// The same with elements added.
+    ///
+    /// # Errors
+    /// Those of [`scatter`](Self::scatter); `bool`.
+    pub fn scatter_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
+        let (index, source) = self.scatter_operands("scatter_add", index, source.into())?;
+        self.copied_apart()?.scattered_onto(self, "scatter_add", dim, &index, &source, true)
+    }
+
+    /// [`scatter`](Self::scatter) in place.
+    ///
+    /// # Errors
+    /// The same, and those of every write in place.
+    pub fn scatter_<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<()> {
+        let (index, source) = self.scatter_operands("scatter_", index, source.into())?;
+        let write = || self.scatter_raw("scatter_", dim, &index, &source, false);
+        attach_in_place(self, "scatter_", &[self, &source], write, |saver| scatter_formula(saver, dim, &index, false))
+    }
+
+    /// [`scatter_add`](Self::scatter_add) in place.
+    ///
+    /// # Errors
+    /// The same, and those of every write in place.
+    pub fn scatter_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
+        let (index, source) = self.scatter_operands("scatter_add_", index, source.into())?;
+        let write = || self.scatter_raw("scatter_add_", dim, &index, &source, true);
+        attach_in_place(self, "scatter_add_", &[self, &source], write, |saver| {
+            scatter_formula(saver, dim, &index, true)
+        })
+    }
+
+    /// A copy with what is at indices of a dimension replaced by `source`.
+    ///
+    /// # Errors
+    /// Sizes of `source` that are not these, but with as many as indices in the dimension; indices of more than one
+    /// dimension, that are not there, or are no integers; a source of another dtype.
+    pub fn index_copy(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
+        let (place, index) = self.row_operands("index_copy", dim, index, Some(source))?;
+        self.copied_apart()?.put_onto(self, "index_copy", &[place], place, &index, source, false)
+    }
+
+    /// A copy with `source` added to what is at indices of a dimension.
+    ///
+    /// # Errors
+    /// Those of [`index_copy`](Self::index_copy); `bool`.
+    pub fn index_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
+        let (place, index) = self.row_operands("index_add", dim, index, Some(source))?;
+        self.copied_apart()?.put_onto(self, "index_add", &[place], place, &index, source, true)
+    }
+
+    /// [`index_add`](Self::index_add) in place.
+    ///
+    /// # Errors
+    /// The same, and those of every write in place.
+    pub fn index_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
+        let (place, index) = self.row_operands("index_add_", dim, index, Some(source))?;
+        self.put_("index_add_", &[place], place, &index, source, true)
+    }
+
+    /// A copy with a number at indices of a dimension.
+    ///
+    /// # Errors
+    /// Indices of more than one dimension, that are not there, or are no integers.
+    pub fn index_fill(&self, dim: isize, index: &Self, value: impl Into<Scalar>) -> Result<Self> {
+        let (place, index) = self.row_operands("index_fill", dim, index, None)?;
+        let value = Self::full(&[], value, self.dtype(), self.device())?;
+        self.copied_apart()?.put_onto(self, "index_fill", &[place], place, &index, &value, false)
+    }
+
+    /// [`scatter`](Self::scatter) onto this fresh tensor itself.
+    pub(crate) fn scattered(
+        self,
+        op: &'static str,
+        dim: isize,
+        index: &Self,
+        source: &Self,
+        adds: bool,
+    ) -> Result<Self> {
+        let before = self.clone();
+        self.scattered_onto(&before, op, dim, index, source, adds)
+    }
+
+    /// The same, where this is a copy of `before`.
+    fn scattered_onto(
+        self,
+        before: &Self,
+        op: &'static str,
+        dim: isize,
+        index: &Self,
+        source: &Self,
+        adds: bool,
+    ) -> Result<Self> {
+        self.scatter_raw(op, dim, index, source, adds)?;
+        attach(self, op, &[before, source], |saver| scatter_formula(saver, dim, index, adds))
+    }
+
+    fn scatter_raw(&self, op: &'static str, dim: isize, index: &Self, source: &Self, adds: bool) -> Result<()> {
+        if self.rank() == 0 {
+            let line = |tensor: &Self| tensor.detach().reshape(&[-1]);
+            return line(self)?.scatter_raw(op, dim, &line(index)?, &line(source)?, adds);
+        }
+        let place = self.index_dim(op, dim, index)?;
+        let kernel = if adds { &SCATTER_ADD } else { &SCATTER };
+        kernel.find(self.device().kind(), self.dtype())?(op, self, index, source, place)
+    }
+
+    /// Writes or adds `values`, which broadcast, to `positions` of the dimensions `dims` of this fresh tensor: what
+    /// [`picked`](Self::picked) would read.
+    pub(crate) fn put(
+        self,
+        op: &'static str,
+        dims: &[usize],
+        at: usize,
+        positions: &Self,
+        values: &Self,
+        adds: bool,
+    ) -> Result<Self> {
+        let before = self.clone();
+        self.put_onto(&before, op, dims, at, positions, values, adds)
+    }
+
+    /// The same, where this is a copy of `before`.
+    #[expect(clippy::too_many_arguments, reason = "those of `put`")]
+    pub(crate) fn put_onto(
+        self,
+        before: &Self,
+        op: &'static str,
+        dims: &[usize],
+        at: usize,
+        positions: &Self,
+        values: &Self,
+        adds: bool,
+    ) -> Result<Self> {
+        self.put_raw(op, dims, at, positions, values, adds)?;
+        attach(self, op, &[before, values], |saver| put_formula(saver, dims, at, positions, adds))
+    }
+
+    /// The same in place.
+    pub(crate) fn put_(
+        &self,
+        op: &'static str,
+        dims: &[usize],
+        at: usize,
+        positions: &Self,
+        values: &Self,
+        adds: bool,
+    ) -> Result<()> {
+        let write = || self.put_raw(op, dims, at, positions, values, adds);
+        attach_in_place(self, op, &[self, values], write, |saver| put_formula(saver, dims, at, positions, adds))
+    }
+
+    fn put_raw(
+        &self,
+        op: &'static str,
+        dims: &[usize],
+        at: usize,
+        positions: &Self,
+        values: &Self,
+        adds: bool,
+    ) -> Result<()> {
+        let others = || (0..self.rank()).filter(|dim| !dims.contains(dim)).map(|dim| self.sizes()[dim]);
+        let mut sizes: Dims = others().collect();
+        sizes.insert_from_slice(at, positions.sizes());
+        let values = values.detach().expand(&signed(&sizes))?;
+        let moved: Vec<isize> = (at..at + positions.rank()).map(|dim| dim as isize).collect();
+        let first: Vec<isize> = (0..positions.rank() as isize).collect();
+        let rows: Vec<isize> = std::iter::once(positions.numel()).chain(others()).map(|size| size as isize).collect();
+        let rows = values.movedim(&moved, &first)?.reshape(&rows)?;
+        let positions = positions.contiguous()?;
+        let kernel = if adds { &PUT_ADD } else { &PUT };
+        kernel.find(self.device().kind(), self.dtype())?(op, self, &positions, &rows, dims)
+    }
+
+    /// The index as `int64`, and as much of the source as it covers.
+    fn scatter_operands(&self, op: &'static str, index: &Self, source: Value<'_>) -> Result<(Self, Self)> {
+        let index = index.as_index(op)?;
+        let source = match source {
+            Value::Number(number) => {
+                Self::full(&[], number, self.dtype(), self.device())?.expand(&signed(index.sizes()))?
+            }
+            Value::Tensor(source) => {
+                self.check_same_dtype(op, source)?;
+                let mut part = source.clone();
+                if source.rank() != index.rank()
+                    || index.sizes().iter().zip(source.sizes()).any(|(own, size)| own > size)
+                {
+                    let (index, source) = (index.sizes(), source.sizes());
+                    let reason =
+                        format!("an index of sizes {index:?} needs a source at least as large, got {source:?}");
+                    return Err(TensorError::shape(op, reason));
+                }
+                for (dim, size) in index.sizes().iter().enumerate().filter(|(dim, size)| source.sizes()[*dim] > **size)
+                {
+                    part = part.narrow(dim as isize, 0, *size)?;
+                }
+                part
+            }
+        };
+        Ok((index, source))
+    }
+
+    /// The dimension and the index of rows, if the source has as many.
+    fn row_operands(&self, op: &'static str, dim: isize, index: &Self, source: Option<&Self>) -> Result<(usize, Self)> {
+        let (place, index) = (self.existing_dim(op, dim)?, index.as_vector(op)?);
+        if let Some(source) = source {
+            self.check_same_dtype(op, source)?;
+            let mut expected = self.sizes().to_vec();
+            expected[place] = index.numel();
+            if source.sizes() != expected {
+                let reason = format!(
+                    "{} indices along dimension {place} of sizes {:?} need a source of sizes {expected:?}, got {:?}",
+                    index.numel(),
+                    self.sizes(),
+                    source.sizes()
+                );
+                return Err(TensorError::shape(op, reason));
+            }
+        }
+        Ok((place, index))
+    }
+
+    fn check_same_dtype(&self, op: &'static str, source: &Self) -> Result<()> {
+        if source.dtype() == self.dtype() {
+            return Ok(());
+        }
+        let expected = format!("what it is written to is {}: convert with to_dtype() first", self.dtype());
+        Err(TensorError::DType { op, found: source.dtype(), expected })
+    }
+
+    /// A copy that nobody differentiates.
+    pub(crate) fn copied_apart(&self) -> Result<Self> {
+        self.detach().copy()
+    }
+}
+
+/// The gradients of (what was before, what is written).
+fn scatter_formula(
+    saver: &mut Saver,
+    dim: isize,
+    index: &Tensor,
+    adds: bool,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + use<>> {
+    let index = saver.save_if(saver.needs(1) || !adds, index)?;
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_before = context.give(0, || match adds {
+            true => Ok(grad.clone()),
+            false => grad.scatter(dim, &context.unpack(index)?, 0),
+        })?;
+        let to_source = context.give(1, || grad.gather(dim, &context.unpack(index)?))?;
+        Ok([to_before, to_source].into_iter().collect())
+    })
+}
+
+/// The same of [`Tensor::put`].
+fn put_formula(
+    saver: &mut Saver,
+    dims: &[usize],
+    at: usize,
+    positions: &Tensor,
+    adds: bool,
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + use<>> {
+    let positions = saver.save_if(saver.needs(1) || !adds, positions)?;
+    let dims = Dims::from_slice(dims);
+    Ok(move |context: &Context<'_>| {
+        let grad = context.grad(0)?;
+        let to_before = context.give(0, || {
+            if adds {
+                return Ok(grad.clone());
+            }
+            let zero = Tensor::zeros(&[], grad.dtype(), grad.device())?;
+            grad.copied_apart()?.put_onto(&grad, "index_fill", &dims, at, &context.unpack(positions)?, &zero, false)
+        })?;
+        let to_values = context.give(1, || grad.picked("index_select", &dims, at, &context.unpack(positions)?))?;
+        Ok([to_before, to_values].into_iter().collect())
+    })
+}

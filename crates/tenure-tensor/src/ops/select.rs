@@ -1,0 +1,170 @@
+//! One of two values by a condition, limits, masks.
+
+use smallvec::SmallVec;
+use tenure_core::DType;
+
+use super::activation::band_backward;
+use super::pointwise;
+use crate::autograd::{Context, Grads, Saver, attach, no_grad};
+use crate::cpu::activation::Band;
+use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+
+pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE]);
+pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP]);
+static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM]);
+
+impl Tensor {
+    /// `a` where this `bool` tensor is true, and `b` elsewhere. All are broadcast, `a` and `b` promoted. PyTorch's `where`.
+    ///
+    /// # Errors
+    /// The condition is not `bool`, sizes do not broadcast, different devices.
+    pub fn where_<'a>(&'a self, a: impl Into<Value<'a>>, b: impl Into<Value<'a>>) -> Result<Self> {
+        let (a, b) = (a.into(), b.into());
+        let dtype = pointwise::promoted(&[a, b]);
+        self.choose("where_", a, b, dtype)
+    }
+
+    /// These elements, but `value` where `mask`, of `bool`, is true. Both are broadcast. `value` has one element.
+    ///
+    /// # Errors
+    /// The mask is not `bool`, sizes do not broadcast, different devices, a value of more elements.
+    pub fn masked_fill<'a>(&'a self, mask: &'a Self, value: impl Into<Value<'a>>) -> Result<Self> {
+        let value = value.into();
+        if let Value::Tensor(value) = value
+            && value.rank() != 0
+        {
+            let reason =
+                format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
+            return Err(TensorError::shape("masked_fill", reason));
+        }
+        mask.choose("masked_fill", value, self.into(), self.dtype())
+    }
+
+    fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
+        check_condition(op, self)?;
+        let (a, b) = (pointwise::tensor(a, dtype)?, pointwise::tensor(b, dtype)?);
+        let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
+        attach(out, op, &[&a, &b], |saver| chosen(saver, self))
+    }
+
+    /// Each element, but no less than `min` and no more than `max`; `max` where they cross.
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast, different devices, `bool`.
+    pub fn clamp<'a>(&'a self, min: impl Into<Value<'a>>, max: impl Into<Value<'a>>) -> Result<Self> {
+        match (min.into(), max.into()) {
+            (Value::Number(min), Value::Number(max)) => self.clamp_numbers(Some(min), Some(max)),
+            (min, max) => self.clamp_min(min)?.clamp_max(max),
+        }
+    }
+
+    /// Each element, but no less than `min`.
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast, different devices, `bool`.
+    pub fn clamp_min<'a>(&'a self, min: impl Into<Value<'a>>) -> Result<Self> {
+        match min.into() {
+            Value::Number(min) => self.clamp_numbers(Some(min), None),
+            Value::Tensor(min) => self.limited("clamp_min", min, |x, min| x.maximum(min), |x, min| x.ge(min)),
+        }
+    }
+
+    /// Each element, but no more than `max`.
+    ///
+    /// # Errors
+    /// Sizes that do not broadcast, different devices, `bool`.
+    pub fn clamp_max<'a>(&'a self, max: impl Into<Value<'a>>) -> Result<Self> {
+        match max.into() {
+            Value::Number(max) => self.clamp_numbers(None, Some(max)),
+            Value::Tensor(max) => self.limited("clamp_max", max, |x, max| x.minimum(max), |x, max| x.le(max)),
+        }
+    }
+
+    fn clamp_numbers(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<Self> {
+        let limits: SmallVec<[Value<'_>; 3]> =
+            std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
+        let dtype = pointwise::promoted(&limits);
+        let out = pointwise::run(&CLAMP, dtype, dtype, &[self], |kernel, iter| kernel(iter, min, max))?;
+        attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
+    }
+
+    /// One of this and the limit, as `which` says. Where `keeps`, the gradient is this one's.
+    fn limited(
+        &self,
+        op: &'static str,
+        limit: &Self,
+        which: impl Fn(&Self, &Self) -> Result<Self>,
+        keeps: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        attach(no_grad(|| which(self, limit))?, op, &[self, limit], |saver| {
+            let (x, limit) = (saver.save(self)?, saver.save(limit)?);
+            Ok(move |context: &Context<'_>| {
+                let (grad, kept) = (context.grad(0)?, keeps(&context.unpack(x)?, &context.unpack(limit)?)?);
+                let to_x = context.give(0, || kept.where_(&grad, 0))?;
+                let to_limit = context.give(1, || kept.where_(0, &grad))?;
+                Ok([to_x, to_limit].into_iter().collect())
+            })
+        })
+    }
+
+    /// `nan` for what is no number, and `above` and `below` for what is infinite: by default the largest numbers there
+    /// are. Integers are themselves.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn nan_to_num(&self, nan: f64, above: Option<f64>, below: Option<f64>) -> Result<Self> {
+        let largest = match self.dtype() {
+            DType::F16 => f64::from(half::f16::MAX),
+            DType::BF16 => f64::from(half::bf16::MAX),
+            DType::F32 => f64::from(f32::MAX),
+            DType::F64 => f64::MAX,
+            _ => return self.copy(),
+        };
+        let values = [nan, above.unwrap_or(largest), below.unwrap_or(-largest)];
+        let dtype = self.dtype();
+        let out = pointwise::run(&NAN_TO_NUM, dtype, dtype, &[self], |kernel, iter| kernel(iter, values))?;
+        attach(out, "nan_to_num", &[self], |saver| {
+            let x = saver.save(self)?;
+            Ok(move |context: &Context<'_>| {
+                let gradient = context.unpack(x)?.isfinite()?.where_(&context.grad(0)?, 0)?;
+                Ok([Some(gradient)].into_iter().collect())
+            })
+        })
+    }
+}
+
+pub(super) fn check_condition(op: &'static str, condition: &Tensor) -> Result<()> {
+    if condition.dtype() == DType::Bool {
+        return Ok(());
+    }
+    let expected = "the condition must be bool: compare with ne(0)".to_owned();
+    Err(TensorError::DType { op, found: condition.dtype(), expected })
+}
+
+/// The gradients of what is chosen where a condition is true, and of what is elsewhere.
+pub(super) fn chosen(saver: &mut Saver, condition: &Tensor) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let condition = saver.save(condition)?;
+    Ok(move |context: &Context<'_>| {
+        let (grad, condition) = (context.grad(0)?, context.unpack(condition)?);
+        let to_a = context.give(0, || condition.where_(&grad, 0))?;
+        let to_b = context.give(1, || condition.where_(0, &grad))?;
+        Ok([to_a, to_b].into_iter().collect())
+    })
+}
+
+/// The gradient of what is limited.
+pub(super) fn clamped(
+    saver: &mut Saver,
+    x: &Tensor,
+    (min, max): (Option<Scalar>, Option<Scalar>),
+) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
+    let x = saver.save(x)?;
+    let limit = |limit: Option<Scalar>, none| limit.map_or(none, Scalar::to_f64);
+    let (low, high) = (limit(min, f64::NEG_INFINITY), limit(max, f64::INFINITY));
+    let band = Band { low, high, inclusive: true, inside: 1.0, outside: 0.0 };
+    Ok(move |context: &Context<'_>| {
+        let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;
+        Ok([Some(gradient)].into_iter().collect())
+    })
+}

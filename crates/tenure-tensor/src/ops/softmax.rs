@@ -1,0 +1,56 @@
+//! Softmax and its logarithm.
+
+use super::reduce::floating;
+use crate::autocast::raise;
+use crate::autograd::{Context, attach, is_grad_enabled};
+use crate::cpu;
+use crate::cpu::softmax::{Softmax, SoftmaxBackward};
+use crate::{Kernel, Result, Tensor};
+
+static SOFTMAX: Kernel<Softmax> = Kernel::new("softmax", &[cpu::softmax::SOFTMAX]);
+static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> = Kernel::new("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD]);
+
+impl Tensor {
+    /// Exponentials over their sum along a dimension.
+    ///
+    /// # Errors
+    /// An integer dtype, a dimension that is not there.
+    pub fn softmax(&self, dim: isize) -> Result<Self> {
+        raise(self)?.exponentials("softmax", dim, false)
+    }
+
+    /// The logarithm of [`softmax`](Self::softmax), in one step.
+    ///
+    /// # Errors
+    /// Those of [`softmax`](Self::softmax).
+    pub fn log_softmax(&self, dim: isize) -> Result<Self> {
+        raise(self)?.exponentials("log_softmax", dim, true)
+    }
+
+    fn exponentials(&self, op: &'static str, dim: isize, logarithmic: bool) -> Result<Self> {
+        floating(op, self)?;
+        let along = self.dim(op, dim)?;
+        let input = crate::autograd::no_grad(|| self.contiguous())?;
+        let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
+        SOFTMAX.find(self.device().kind(), self.dtype())?(&out, &input, along, logarithmic)?;
+        attach(out.clone(), op, &[self], |saver| {
+            let saved = saver.save_output(&out, 0)?;
+            Ok(move |context: &Context<'_>| {
+                let (grad, output) = (context.grad(0)?, context.unpack(saved)?);
+                let to_input = match (is_grad_enabled(), logarithmic) {
+                    (false, _) => backward(&grad, &output, along, logarithmic)?,
+                    (true, false) => output.mul(&grad.sub(&grad.mul(&output)?.sum(&[dim], true)?)?)?,
+                    (true, true) => grad.sub(&output.exp()?.mul(&grad.sum(&[dim], true)?)?)?,
+                };
+                Ok([Some(to_input)].into_iter().collect())
+            })
+        })
+    }
+}
+
+fn backward(grad: &Tensor, output: &Tensor, dim: usize, logarithmic: bool) -> Result<Tensor> {
+    let (grad, output) = (grad.contiguous()?, output.contiguous()?);
+    let out = Tensor::empty(grad.sizes(), output.dtype(), output.device())?;
+    SOFTMAX_BACKWARD.find(output.device().kind(), output.dtype())?(&out, &grad, &output, dim, logarithmic)?;
+    Ok(out)
+}

@@ -1,0 +1,80 @@
+//! Elements in order.
+
+use tenure_core::DType;
+
+use crate::autograd::no_grad;
+use crate::cpu;
+use crate::cpu::sort::Order;
+use crate::{Kernel, Result, Tensor, TensorError};
+
+static ORDER: Kernel<Order> = Kernel::new("sort", &cpu::sort::ORDER);
+
+impl Tensor {
+    /// Elements along a dimension from the smallest to the largest, or from the largest if `descending`, and their
+    /// numbers. Equal ones stay in their order. What is no number is the largest.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
+        let order = self.argsort(dim, descending)?;
+        Ok((self.ordered(dim, &order)?, order))
+    }
+
+    /// The numbers that [`sort`](Self::sort) gives.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
+        self.order("argsort", dim, None, descending)
+    }
+
+    /// The `k` largest elements along a dimension, or the smallest, in order, and their numbers.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or has fewer elements.
+    pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
+        let order = self.order("topk", dim, Some(k), largest)?;
+        Ok((self.ordered(dim, &order)?, order))
+    }
+
+    /// The `k`-th smallest element along a dimension, counted from 1, and its number. The dimension is left with size 1
+    /// if `keep`.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or has fewer elements; `k` is 0.
+    pub fn kthvalue(&self, k: usize, dim: isize, keep: bool) -> Result<(Self, Self)> {
+        if k == 0 {
+            return Err(TensorError::argument("kthvalue", "k counts from 1, got 0"));
+        }
+        let mut place = self.order("kthvalue", dim, Some(k), false)?;
+        if self.rank() > 0 {
+            place = place.narrow(dim, k - 1, 1)?;
+        }
+        let value = self.ordered(dim, &place)?;
+        if keep || self.rank() == 0 { Ok((value, place)) } else { Ok((value.squeeze(dim)?, place.squeeze(dim)?)) }
+    }
+
+    /// The numbers of the first `count` elements in order.
+    fn order(&self, op: &'static str, dim: isize, count: Option<usize>, descending: bool) -> Result<Self> {
+        let along = self.dim(op, dim)?;
+        let n = self.sizes().get(along).copied().unwrap_or(1);
+        let count = count.unwrap_or(n);
+        if count > n {
+            let reason = format!("k is {count}, but dimension {dim} of sizes {:?} has {n} elements", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        no_grad(|| {
+            let dtype = if self.dtype().is_floating() { self.dtype() } else { DType::I64 };
+            let line = |tensor: &Self| if tensor.rank() == 0 { Ok(tensor.clone()) } else { tensor.transpose(dim, -1) };
+            let input = line(&self.to_dtype(dtype)?)?.contiguous()?;
+            let order = Self::empty(input.sizes(), DType::I64, self.device())?;
+            ORDER.find(self.device().kind(), dtype)?(&order, &input, count, descending)?;
+            let order = if count < n { order.narrow(-1, 0, count)? } else { order };
+            line(&order)?.contiguous()
+        })
+    }
+
+    fn ordered(&self, dim: isize, order: &Self) -> Result<Self> {
+        if self.rank() == 0 { Ok(self.clone()) } else { self.gather(dim, order) }
+    }
+}

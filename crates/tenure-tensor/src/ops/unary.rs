@@ -1,0 +1,288 @@
+//! Functions of one number.
+
+use std::f64::consts::{LN_2, LN_10, PI};
+
+use tenure_core::DType;
+
+use super::activation;
+use super::pointwise::{self, Unary, floating};
+use crate::autocast::raise;
+use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
+use crate::cpu::unary as kernels;
+use crate::{Kernel, Result, Tensor, TensorError};
+
+/// Functions of floats, with the gradient of the input by that of the output and what was saved: the input (`by input`),
+/// or the output, so that the input's memory can go; where a second name is given, in place too. Of integers they are PyTorch's default dtype.
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
+        impl $crate::Tensor {$(
+            $(#[$doc])*
+            ///
+            /// # Errors
+            /// No memory.
+            pub fn $name(&self) -> $crate::Result<Self> {
+                static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$kernel]);
+                let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
+                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+            }
+
+            $(
+                #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), "), in place.")]
+                ///
+                /// # Errors
+                /// Those of [`add_`](Self::add_).
+                pub fn $in_place(&self) -> $crate::Result<()> {
+                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$kernel]);
+                    let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
+                    $crate::ops::unary::of_floats_in_place(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+                }
+            )?
+        )*}
+    };
+}
+pub(super) use functions;
+
+/// What is computed in `float32` inside an [`Autocast`](crate::autocast::Autocast), as PyTorch does.
+const RAISED: [&str; 14] = [
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+];
+
+/// What a formula needs.
+#[expect(non_camel_case_types, reason = "words of `functions!`")]
+pub(super) enum By {
+    input,
+    output,
+}
+
+/// `kernel` of floats, whose gradient is `formula` of the output's gradient and what was saved.
+pub(super) fn of_floats(
+    kernel: &'static Unary,
+    input: &Tensor,
+    by: By,
+    formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let raised = if RAISED.contains(&kernel.name()) { raise(input)? } else { input.clone() };
+    let (input, dtype) = (&raised, floating(raised.dtype()));
+    let out = pointwise::run(kernel, dtype, dtype, &[input], |kernel, iter| kernel(iter))?;
+    attach(out.clone(), kernel.name(), &[input], |saver| by.save(saver, input, &out, formula))
+}
+
+/// The same, written to the input.
+pub(super) fn of_floats_in_place(
+    kernel: &'static Unary,
+    target: &Tensor,
+    by: By,
+    formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<()> {
+    let (op, dtype) = (kernel.name(), floating(target.dtype()));
+    target.check_stores(op, dtype)?;
+    let write = || pointwise::write(op, kernel, dtype, target, &[target], |kernel, iter| kernel(iter));
+    attach_in_place(target, op, &[target], write, |saver| by.save(saver, target, target, formula))
+}
+
+impl By {
+    fn save<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static>(
+        self,
+        saver: &mut Saver,
+        input: &Tensor,
+        output: &Tensor,
+        formula: F,
+    ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + use<F>> {
+        let saved = match self {
+            Self::input => saver.save(input)?,
+            Self::output => saver.save_output(output, 0)?,
+        };
+        Ok(move |context: &Context<'_>| {
+            let gradient = formula(&context.grad(0)?, &context.unpack(saved)?)?;
+            Ok([Some(gradient)].into_iter().collect())
+        })
+    }
+}
+
+functions! {
+    /// The square root.
+    sqrt / sqrt_ = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
+    /// One by the square root.
+    rsqrt / rsqrt_ = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
+    /// One by each element.
+    reciprocal / reciprocal_ = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
+    /// e to the power of each element.
+    exp / exp_ = kernels::EXP, by output |grad, y| grad.mul(y);
+    /// e to the power of each element, less 1: precise near 0.
+    expm1 = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
+    /// The natural logarithm.
+    log / log_ = kernels::LOG, by input |grad, x| grad.div(x);
+    /// The natural logarithm of 1 and each element: precise near 0.
+    log1p = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
+    /// The logarithm to base 2.
+    log2 = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
+    /// The logarithm to base 10.
+    log10 = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
+    /// The sine of an angle in radians.
+    sin = kernels::SIN, by input |grad, x| grad.mul(&x.cos()?);
+    /// The cosine of an angle in radians.
+    cos = kernels::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
+    /// The tangent of an angle in radians.
+    tan = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
+    /// The angle of a sine.
+    asin = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
+    /// The angle of a cosine.
+    acos = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
+    /// The angle of a tangent.
+    atan = kernels::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
+    /// The hyperbolic sine.
+    sinh = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
+    /// The hyperbolic cosine.
+    cosh = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    /// The hyperbolic tangent.
+    tanh / tanh_ = kernels::TANH, by output |grad, y| activation::tanh_backward(grad, y);
+    /// The error function.
+    erf = kernels::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
+    /// 1 less the error function: precise where that is near 1.
+    erfc = kernels::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
+    /// What the error function is this of, from -1 to 1.
+    erfinv = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+}
+
+/// exp(-x²)
+fn bell(x: &Tensor) -> Result<Tensor> {
+    x.square()?.neg()?.exp()
+}
+
+fn one_minus_square(x: &Tensor) -> Result<Tensor> {
+    x.square()?.neg()?.add(1)
+}
+
+static NEG: Unary = Kernel::new("neg", &[kernels::NEG]);
+static ABS: Unary = Kernel::new("abs", &[kernels::ABS, kernels::ABS_INTEGERS]);
+static SIGN: Unary = Kernel::new("sign", &[kernels::SIGN]);
+static SQUARE: Unary = Kernel::new("square", &[kernels::SQUARE]);
+static FRAC: Unary = Kernel::new("frac", &[kernels::FRAC]);
+static FLOOR: Unary = Kernel::new("floor", &[kernels::FLOOR]);
+static CEIL: Unary = Kernel::new("ceil", &[kernels::CEIL]);
+static ROUND: Unary = Kernel::new("round", &[kernels::ROUND]);
+static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC]);
+
+impl Tensor {
+    /// With the other sign. Unsigned integers wrap.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn neg(&self) -> Result<Self> {
+        if self.dtype() == DType::Bool {
+            let expected = "a number is needed: use logical_not() to invert a mask".to_owned();
+            return Err(TensorError::DType { op: "neg", found: DType::Bool, expected });
+        }
+        attach(self.same_dtype(&NEG)?, "neg", &[self], |_| {
+            Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?.neg()?)].into_iter().collect()))
+        })
+    }
+
+    /// Without the sign.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn abs(&self) -> Result<Self> {
+        attach(self.same_dtype(&ABS)?, "abs", &[self], |saver| {
+            let x = saver.save(self)?;
+            Ok(move |context: &Context<'_>| {
+                let sign = context.unpack(x)?.sign()?;
+                Ok([Some(context.grad(0)?.mul(&sign)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// The product with itself.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn square(&self) -> Result<Self> {
+        attach(self.same_dtype(&SQUARE)?, "square", &[self], |saver| {
+            let x = saver.save(self)?;
+            Ok(move |context: &Context<'_>| {
+                let twice = context.unpack(x)?.mul(2)?;
+                Ok([Some(context.grad(0)?.mul(&twice)?)].into_iter().collect())
+            })
+        })
+    }
+
+    /// What is after the point, of the same sign.
+    ///
+    /// # Errors
+    /// Integers.
+    pub fn frac(&self) -> Result<Self> {
+        attach(self.same_dtype(&FRAC)?, "frac", &[self], |_| {
+            Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect()))
+        })
+    }
+
+    /// 1, 0 or -1, as the sign is. Has gradient zero.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn sign(&self) -> Result<Self> {
+        self.step(&SIGN)
+    }
+
+    /// The next integer below. Has gradient zero.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn floor(&self) -> Result<Self> {
+        self.whole(&FLOOR)
+    }
+
+    /// The next integer above. Has gradient zero.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn ceil(&self) -> Result<Self> {
+        self.whole(&CEIL)
+    }
+
+    /// The nearest integer; of halves, the even one. Has gradient zero.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn round(&self) -> Result<Self> {
+        self.whole(&ROUND)
+    }
+
+    /// The next integer towards zero. Has gradient zero.
+    ///
+    /// # Errors
+    /// `bool`.
+    pub fn trunc(&self) -> Result<Self> {
+        self.whole(&TRUNC)
+    }
+
+    /// An integer is whole already.
+    fn whole(&self, kernel: &'static Unary) -> Result<Self> {
+        let is_integer = !self.dtype().is_floating() && self.dtype() != DType::Bool;
+        if is_integer { self.copy() } else { self.step(kernel) }
+    }
+
+    /// A function that is constant but for steps.
+    fn step(&self, kernel: &'static Unary) -> Result<Self> {
+        attach(self.same_dtype(kernel)?, kernel.name(), &[self], |_| {
+            Ok(|_: &Context<'_>| Ok([None].into_iter().collect()))
+        })
+    }
+
+    fn same_dtype(&self, kernel: &'static Unary) -> Result<Self> {
+        pointwise::run(kernel, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter))
+    }
+}

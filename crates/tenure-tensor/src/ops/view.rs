@@ -1,0 +1,398 @@
+//! Views: other layouts of the same storage. No value is copied, and what is written to one shows in the others.
+
+use smallvec::SmallVec;
+use tenure_core::{Layout, LayoutError, Overlap, Reshape};
+
+use crate::autograd::{Context, attach, no_grad};
+use crate::tensor::dimension;
+use crate::{Result, Tensor, TensorError};
+
+impl Tensor {
+    /// The same elements, in the same order, in other sizes. One size may be -1: what is left.
+    ///
+    /// # Errors
+    /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
+    pub fn view(&self, sizes: &[isize]) -> Result<Self> {
+        let sizes = self.resolve("view", sizes)?;
+        let layout = self.layout().view(&sizes).map_err(of("view"))?;
+        self.viewed("view", layout, |grad, from| grad.reshape(&signed(from)))
+    }
+
+    /// The same elements in the sizes of another tensor.
+    ///
+    /// # Errors
+    /// Those of [`view`](Self::view).
+    pub fn view_as(&self, other: &Self) -> Result<Self> {
+        self.view(&signed(other.sizes()))
+    }
+
+    /// The same as [`view`](Self::view), copied if it has to be.
+    ///
+    /// # Errors
+    /// Sizes of another number of elements.
+    pub fn reshape(&self, sizes: &[isize]) -> Result<Self> {
+        let resolved = self.resolve("reshape", sizes)?;
+        match self.layout().reshape(&resolved).map_err(of("reshape"))? {
+            Reshape::View(_) => self.view(sizes),
+            Reshape::Copy(_) => self.contiguous()?.view(sizes),
+        }
+    }
+
+    /// Dimensions `start` to `end`, both included, as one; copied if it has to be.
+    ///
+    /// # Errors
+    /// A dimension that is not there; `end` before `start`.
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
+        let (first, last) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
+        if first > last {
+            return Err(TensorError::shape("flatten", format!("dimension {start} comes after dimension {end}")));
+        }
+        if self.rank() == 0 {
+            return self.reshape(&[1]);
+        }
+        let mut sizes = signed(self.sizes());
+        let flat = self.sizes()[first..=last].iter().product::<usize>() as isize;
+        sizes.splice(first..=last, [flat]);
+        self.reshape(&sizes)
+    }
+
+    /// One dimension as several. One of `sizes` may be -1: what is left.
+    ///
+    /// # Errors
+    /// A dimension that is not there; sizes that do not hold its elements.
+    pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Self> {
+        let dim = self.existing_dim("unflatten", dim)?;
+        let parts = resolve("unflatten", sizes, &self.sizes()[dim..=dim])?;
+        let mut all = signed(self.sizes());
+        all.splice(dim..=dim, signed(&parts));
+        self.view(&all)
+    }
+
+    /// Dimensions of size 1, and new ones in front, repeated without a copy; -1 keeps a size. PyTorch's `expand` and
+    /// `broadcast_to`.
+    ///
+    /// # Errors
+    /// A size that is neither 1 nor the same; -1 for a new dimension.
+    pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
+        let added = sizes.len().saturating_sub(self.rank());
+        let keep = |(dim, size): (usize, &isize)| match (usize::try_from(*size), dim.checked_sub(added)) {
+            (Ok(size), _) => Ok(size),
+            (Err(_), Some(own)) if *size == -1 && own < self.rank() => Ok(self.sizes()[own]),
+            _ => {
+                let reason = format!(
+                    "sizes {sizes:?} do not say what dimension {dim} is: -1 keeps a size of {:?}, and new dimensions \
+                     have none",
+                    self.sizes()
+                );
+                Err(TensorError::shape("expand", reason))
+            }
+        };
+        let sizes = sizes.iter().enumerate().map(keep).collect::<Result<Vec<usize>>>()?;
+        let layout = self.layout().expand(&sizes).map_err(of("expand"))?;
+        self.viewed("expand", layout, |grad, from| grad.sum_to(from))
+    }
+
+    /// Repeated without a copy to the sizes of another tensor.
+    ///
+    /// # Errors
+    /// Those of [`expand`](Self::expand).
+    pub fn expand_as(&self, other: &Self) -> Result<Self> {
+        self.expand(&signed(other.sizes()))
+    }
+
+    /// Two dimensions exchanged.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
+        let (from, to) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
+        if self.rank() == 0 {
+            return self.view(&[]);
+        }
+        self.viewed("transpose", self.layout().transpose(from, to)?, move |grad, _| grad.transpose(a, b))
+    }
+
+    /// A matrix with rows and columns exchanged; a vector or single element as it is.
+    ///
+    /// # Errors
+    /// More than two dimensions.
+    pub fn t(&self) -> Result<Self> {
+        match self.rank() {
+            0 | 1 => self.view_as(self),
+            2 => self.transpose(0, 1),
+            _ => {
+                let reason = format!("at most two dimensions are needed, got sizes {:?}: see mt()", self.sizes());
+                Err(TensorError::shape("t", reason))
+            }
+        }
+    }
+
+    /// The last two dimensions exchanged: matrices, in any number of dimensions. PyTorch's `mT`.
+    ///
+    /// # Errors
+    /// Fewer than two dimensions.
+    pub fn mt(&self) -> Result<Self> {
+        self.transpose(-2, -1)
+    }
+
+    /// Dimension `dims[i]` as dimension `i`.
+    ///
+    /// # Errors
+    /// Not every dimension once.
+    pub fn permute(&self, dims: &[isize]) -> Result<Self> {
+        let order = dims.iter().map(|dim| self.existing_dim("permute", *dim)).collect::<Result<Vec<usize>>>()?;
+        let layout = self.layout().permute(&order).map_err(of("permute"))?;
+        self.viewed("permute", layout, move |grad, _| {
+            let mut back = vec![0; order.len()];
+            order.iter().enumerate().for_each(|(to, from)| back[*from] = to as isize);
+            grad.permute(&back)
+        })
+    }
+
+    /// Dimensions `from` moved to the places `to`; the others keep their order.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or is there twice; not as many places.
+    pub fn movedim(&self, from: &[isize], to: &[isize]) -> Result<Self> {
+        let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
+            dims.iter().map(|dim| self.existing_dim("movedim", *dim)).collect()
+        };
+        let (sources, places) = (wrap(from)?, wrap(to)?);
+        let mut moves: SmallVec<[(usize, usize); 5]> = places.into_iter().zip(sources.iter().copied()).collect();
+        moves.sort_unstable();
+        let mut order: Vec<isize> = (0..self.rank() as isize).collect();
+        order.retain(|dim| !sources.contains(&(*dim as usize)));
+        let is_once = moves.windows(2).all(|pair| pair[0].0 != pair[1].0) && order.len() + moves.len() == self.rank();
+        if from.len() != to.len() || !is_once {
+            let reason = format!("{from:?} to {to:?} does not say one place for each of some dimensions");
+            return Err(TensorError::shape("movedim", reason));
+        }
+        moves.into_iter().for_each(|(place, source)| order.insert(place, source as isize));
+        self.permute(&order)
+    }
+
+    /// Without a dimension, if its size is 1.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn squeeze(&self, dim: isize) -> Result<Self> {
+        self.squeeze_dims(&[dim])
+    }
+
+    /// Without those of some dimensions whose size is 1.
+    ///
+    /// # Errors
+    /// A dimension that is not there.
+    pub fn squeeze_dims(&self, dims: &[isize]) -> Result<Self> {
+        let dims = dims.iter().map(|dim| self.dim("squeeze", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()?;
+        let mut layout = self.layout().clone();
+        for dim in (0..self.rank()).rev().filter(|dim| dims.contains(dim)) {
+            layout = layout.squeeze(dim)?;
+        }
+        self.viewed("squeeze", layout, |grad, from| grad.reshape(&signed(from)))
+    }
+
+    /// Without any dimension of size 1.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn squeeze_all(&self) -> Result<Self> {
+        self.viewed("squeeze", self.layout().squeeze_all(), |grad, from| grad.reshape(&signed(from)))
+    }
+
+    /// With a dimension of size 1 at place `dim`.
+    ///
+    /// # Errors
+    /// A place that is more than one past the last dimension.
+    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
+        let place = dimension("unsqueeze", dim, self.rank() + 1)?;
+        self.viewed("unsqueeze", self.layout().unsqueeze(place)?, |grad, from| grad.reshape(&signed(from)))
+    }
+
+    /// What is at one index of a dimension, without that dimension. Negative indices count from the end.
+    ///
+    /// # Errors
+    /// A dimension or index that is not there.
+    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
+        let place = self.existing_dim("select", dim)?;
+        let size = self.sizes()[place];
+        let wrapped = if index < 0 { index + size as isize } else { index };
+        if !(0..size as isize).contains(&wrapped) {
+            return Err(TensorError::Index { op: "select", index: index as i64, dim: place, size });
+        }
+        let layout = self.layout().select(place, wrapped as usize)?;
+        self.viewed("select", layout, move |grad, from| grad.embed(from, move |zeros| zeros.select(dim, index)))
+    }
+
+    /// Every `step`-th element of a dimension, from `start` on and before `end`. As in Python, both may be negative, and
+    /// are cut to the dimension.
+    ///
+    /// # Errors
+    /// A dimension that is not there; a step of 0.
+    pub fn slice(&self, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
+        let place = self.existing_dim("slice", dim)?;
+        let size = self.sizes()[place] as isize;
+        let cut = |index: isize| (if index < 0 { index.saturating_add(size) } else { index }).clamp(0, size) as usize;
+        let layout = self.layout().slice(place, cut(start), cut(end), step).map_err(of("slice"))?;
+        self.viewed("slice", layout, move |grad, from| {
+            grad.embed(from, move |zeros| zeros.slice(dim, start, end, step))
+        })
+    }
+
+    /// The `length` elements of a dimension from `start` on.
+    ///
+    /// # Errors
+    /// A dimension that is not there; elements that are not there.
+    pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Self> {
+        let place = self.existing_dim("narrow", dim)?;
+        let layout = self.layout().narrow(place, start, length).map_err(of("narrow"))?;
+        self.viewed("narrow", layout, move |grad, from| grad.embed(from, move |zeros| zeros.narrow(dim, start, length)))
+    }
+
+    /// Windows of `size` elements of a dimension, each `step` after the one before: the dimension counts windows, and a
+    /// new last one the elements inside.
+    ///
+    /// # Errors
+    /// A dimension that is not there, or is shorter than a window; a step of 0.
+    pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
+        let place = self.existing_dim("unfold", dim)?;
+        let length = self.sizes()[place];
+        if size > length || step == 0 {
+            let reason = format!("windows of {size} at steps of {step} do not fit dimension {dim} of size {length}");
+            return Err(TensorError::shape("unfold", reason));
+        }
+        let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
+        sizes[place] = (length - size) / step + 1;
+        sizes.push(size);
+        strides.push(strides[place]);
+        strides[place] = strides[place].saturating_mul(step);
+        let layout = Layout::strided(&sizes, &strides, self.layout().offset()).map_err(of("unfold"))?;
+        self.viewed("unfold", layout, move |grad, from| grad.embed(from, move |zeros| zeros.unfold(dim, size, step)))
+    }
+
+    /// The elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main one, or below it
+    /// if it is negative.
+    ///
+    /// # Errors
+    /// Dimensions that are not there, or are the same.
+    pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
+        let (row, column) = (self.existing_dim("diagonal", dim1)?, self.existing_dim("diagonal", dim2)?);
+        if row == column {
+            return Err(TensorError::shape("diagonal", format!("two dimensions are needed, got {dim1} and {dim2}")));
+        }
+        let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
+        let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
+        let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
+        // Without elements there may be no such place.
+        let start = if length == 0 { 0 } else { down * strides[row] + right * strides[column] };
+        let stride = strides[row] + strides[column];
+        for dim in [row.max(column), row.min(column)] {
+            sizes.remove(dim);
+            strides.remove(dim);
+        }
+        sizes.push(length);
+        strides.push(stride);
+        let layout = Layout::strided(&sizes, &strides, self.layout().offset() + start).map_err(of("diagonal"))?;
+        self.viewed("diagonal", layout, move |grad, from| {
+            grad.embed(from, move |zeros| zeros.diagonal(offset, dim1, dim2))
+        })
+    }
+
+    /// Any layout of the storage, all in elements; `offset` counts from the storage's beginning.
+    ///
+    /// # Errors
+    /// Elements that are not in the storage.
+    pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Self> {
+        let bytes = self.storage().bytes();
+        let layout = Layout::as_strided(sizes, strides, offset, self.dtype(), bytes).map_err(of("as_strided"))?;
+        let (from, to) = (self.layout().clone(), layout.clone());
+        self.viewed("as_strided", layout, move |grad, _| {
+            // As much of the storage as either has, with the gradient where it was read.
+            let (read, own) = (to.extent(), from.extent());
+            let (start, end) = (read.start.min(own.start), read.end.max(own.end));
+            let (sizes, strides, offset) = (to.sizes().to_vec(), to.strides().to_vec(), to.offset() - start);
+            let storage = grad.embed(&[end - start], move |zeros| zeros.as_strided(&sizes, &strides, offset))?;
+            let grad = storage.as_strided(from.sizes(), from.strides(), from.offset() - start)?;
+            if from.overlap() == Overlap::No {
+                return Ok(grad);
+            }
+            // Each of the elements that are one place has its part.
+            let ones = Self::ones(from.sizes(), grad.dtype(), grad.device())?;
+            let layout = Layout::strided(from.sizes(), from.strides(), from.offset() - start)?;
+            let counts = Self::zeros(&[end - start], grad.dtype(), grad.device())?;
+            counts.alias(layout.clone()).accumulate(&ones)?;
+            grad.div(&counts.alias(layout))
+        })
+    }
+
+    /// A view, whose gradient `back` brings to these sizes.
+    pub(crate) fn viewed(
+        &self,
+        op: &'static str,
+        layout: Layout,
+        back: impl Fn(&Self, &[usize]) -> Result<Self> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let from = self.layout().clone();
+        let view = attach(self.alias(layout), op, &[self], |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(back(&context.grad(0)?, from.sizes())?)].into_iter().collect()))
+        })?;
+        view.set_view_of(self);
+        Ok(view)
+    }
+
+    /// Zeros of these sizes, with this tensor where `view` of them is: the gradient of a view. What `view` has twice is
+    /// added up.
+    fn embed(&self, sizes: &[usize], view: impl Fn(&Self) -> Result<Self> + Send + Sync + 'static) -> Result<Self> {
+        let zeros = Self::zeros(sizes, self.dtype(), self.device())?;
+        no_grad(|| view(&zeros))?.accumulate(self)?;
+        attach(zeros, "embed", &[self], |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(view(&context.grad(0)?)?)].into_iter().collect()))
+        })
+    }
+
+    /// Adds to every element, also where several are one place.
+    fn accumulate(&self, source: &Self) -> Result<()> {
+        let long = (0..self.rank()).filter(|dim| self.sizes()[*dim] > 1).min_by_key(|dim| self.sizes()[*dim]);
+        let Some(dim) = long.filter(|_| self.layout().overlap() != Overlap::No) else {
+            return self.add_raw(source);
+        };
+        for index in 0..self.sizes()[dim] {
+            let part = self.alias(self.layout().select(dim, index)?);
+            part.accumulate(&source.alias(source.layout().select(dim, index)?))?;
+        }
+        Ok(())
+    }
+
+    /// Sizes with -1 replaced.
+    fn resolve(&self, op: &'static str, sizes: &[isize]) -> Result<Vec<usize>> {
+        resolve(op, sizes, self.sizes())
+    }
+}
+
+/// Sizes with -1 replaced by what is left of `from`.
+fn resolve(op: &'static str, sizes: &[isize], from: &[usize]) -> Result<Vec<usize>> {
+    let unknown = sizes.iter().filter(|size| **size < 0).count();
+    if unknown > 1 || sizes.iter().any(|size| *size < -1) {
+        let reason = format!("sizes {sizes:?} may have one -1 and no other negative number");
+        return Err(TensorError::shape(op, reason));
+    }
+    let numel: usize = from.iter().product();
+    let known =
+        sizes.iter().filter(|size| **size >= 0).try_fold(1, |known: usize, size| known.checked_mul(*size as usize));
+    let rest = known.filter(|known| *known > 0 && numel.is_multiple_of(*known)).map(|known| numel / known);
+    if (unknown == 1 && rest.is_none()) || (unknown == 0 && known != Some(numel)) {
+        let reason = format!("sizes {sizes:?} do not hold the {numel} elements of sizes {from:?}");
+        return Err(TensorError::shape(op, reason));
+    }
+    Ok(sizes.iter().map(|size| usize::try_from(*size).ok().or(rest).unwrap_or(0)).collect())
+}
+
+/// Sizes as they are given to [`Tensor::view`].
+pub(crate) fn signed(sizes: &[usize]) -> Vec<isize> {
+    sizes.iter().map(|size| *size as isize).collect()
+}
+
+/// Says which operation it was.
+fn of(op: &'static str) -> impl Fn(LayoutError) -> TensorError {
+    move |error| TensorError::shape(op, error.to_string())
+}

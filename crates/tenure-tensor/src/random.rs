@@ -1,0 +1,184 @@
+//! Random numbers by counter.
+//!
+//! A [`Generator`] only counts. The numbers are Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+//! 3", SC 2011): a *block* of four 32-bit words is a function of the seed and of the block's place in the sequence, so
+//! that any thread computes any block, and what was drawn once can be computed again from a [`State`].
+//!
+//! Element `i`, counted in the order of dimensions, comes from block `offset + i / 4`, word `i % 4`; of what takes 64
+//! bits (`float64`, integers), from block `offset + i / 2`, words `i % 2 * 2` (low) and the next (high). Of the bits `w`:
+//!
+//! | numbers | are |
+//! | --- | --- |
+//! | uniform in \[0, 1) | the highest 24 bits of `w` (`float64` 53, `float16` 11, `bfloat16` 8) as a fraction |
+//! | normal | of two neighbours `u` and `v`, as (`w` + ½) / 2^bits: √(-2 ln `u`) cos 2π`v`, and the same with the sine |
+//! | integers in \[0, n) | ⌊`w` n / 2⁶⁴⌋, biased by less than n / 2⁶⁴ |
+//! | true with probability p | whether `w` < p 2³² |
+
+use std::array;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+
+/// A seed, and how many blocks were drawn. A handle: clones draw from one sequence.
+///
+/// ```
+/// use tenure_tensor::random::Generator;
+/// use tenure_tensor::{DType, Device, Tensor};
+///
+/// let generator = Generator::new(7);
+/// let state = generator.state();
+/// let first = Tensor::rand(&[3], DType::F32, Device::CPU, &generator)?;
+/// assert_ne!(Tensor::rand(&[3], DType::F32, Device::CPU, &generator)?.to_vec::<f32>()?, first.to_vec::<f32>()?);
+///
+/// generator.set_state(state);
+/// assert_eq!(Tensor::rand(&[3], DType::F32, Device::CPU, &generator)?.to_vec::<f32>()?, first.to_vec::<f32>()?);
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Generator {
+    state: Arc<Mutex<State>>,
+}
+
+/// A place in a seed's sequence of blocks. Two numbers, to be kept in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The sequence.
+    pub seed: u64,
+    /// The next block.
+    pub offset: u64,
+}
+
+impl Generator {
+    /// At the beginning of a seed's sequence.
+    pub fn new(seed: u64) -> Self {
+        Self { state: Arc::new(Mutex::new(State { seed, offset: 0 })) }
+    }
+
+    /// Goes to the beginning of a seed's sequence.
+    pub fn manual_seed(&self, seed: u64) {
+        self.set_state(State { seed, offset: 0 });
+    }
+
+    /// Where it is.
+    pub fn state(&self) -> State {
+        *self.state.lock()
+    }
+
+    /// Goes where another was, or it was itself.
+    pub fn set_state(&self, state: State) {
+        *self.state.lock() = state;
+    }
+
+    /// Takes that many blocks, for the caller alone: they begin at the returned state.
+    pub fn reserve(&self, blocks: u64) -> State {
+        let mut state = self.state.lock();
+        let first = *state;
+        state.offset = first.offset.wrapping_add(blocks);
+        first
+    }
+
+    /// 64 random bits. Takes a block.
+    pub fn next_u64(&self) -> u64 {
+        low_and_high(self.reserve(1).block(0))[0]
+    }
+
+    /// A generator of a seed drawn from this one, such as for a worker thread. Takes a block.
+    pub fn fork(&self) -> Self {
+        Self::new(self.next_u64())
+    }
+}
+
+impl State {
+    /// The block `index` places on.
+    pub fn block(self, index: u64) -> [u32; 4] {
+        self.blocks::<1>(index)[0]
+    }
+
+    /// The `N` blocks from `index` places on, computed side by side.
+    #[inline(always)]
+    pub(crate) fn blocks<const N: usize>(self, index: u64) -> [[u32; 4]; N] {
+        let places: [u64; N] = array::from_fn(|lane| self.offset.wrapping_add(index).wrapping_add(lane as u64));
+        let mut counters = [places.map(|place| place as u32), places.map(|place| (place >> 32) as u32), [0; N], [0; N]];
+        philox(&mut counters, [self.seed as u32, (self.seed >> 32) as u32]);
+        array::from_fn(|lane| counters.each_ref().map(|word| word[lane]))
+    }
+}
+
+/// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout). Its seed is 0
+/// until [`manual_seed`].
+pub fn default_generator() -> &'static Generator {
+    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::new(0));
+    &DEFAULT
+}
+
+/// Takes the default generator to the beginning of a seed's sequence. PyTorch's `torch.manual_seed`.
+pub fn manual_seed(seed: u64) {
+    default_generator().manual_seed(seed);
+}
+
+/// A block as two numbers of 64 bits.
+#[inline(always)]
+pub(crate) fn low_and_high([a, b, c, d]: [u32; 4]) -> [u64; 2] {
+    [u64::from(a) | u64::from(b) << 32, u64::from(c) | u64::from(d) << 32]
+}
+
+/// Philox4x32-10 of `N` counters, word by word, in place.
+#[inline(always)]
+fn philox<const N: usize>(counters: &mut [[u32; N]; 4], mut key: [u32; 2]) {
+    const MULTIPLIERS: [u64; 2] = [0xd251_1f53, 0xcd9e_8d57];
+    const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
+    for _ in 0..10 {
+        for lane in 0..N {
+            let [a, b, c, d] = counters.each_ref().map(|word| word[lane]);
+            let (first, second) = (MULTIPLIERS[0] * u64::from(a), MULTIPLIERS[1] * u64::from(c));
+            counters[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
+            counters[1][lane] = second as u32;
+            counters[2][lane] = (first >> 32) as u32 ^ d ^ key[1];
+            counters[3][lane] = first as u32;
+        }
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From `kat_vectors` of Random123: counter, key, result.
+    const KNOWN: [([u32; 4], [u32; 2], [u32; 4]); 3] = [
+        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+
+    #[test]
+    fn philox_gives_the_known_answers() {
+        for (counter, key, expected) in KNOWN {
+            let mut words = counter.map(|word| [word; 3]);
+            philox(&mut words, key);
+            assert_eq!(words, expected.map(|word| [word; 3]));
+        }
+    }
+
+    #[test]
+    fn blocks_side_by_side_are_the_blocks_one_by_one() {
+        let state = State { seed: 0x0123_4567_89ab_cdef, offset: u64::from(u32::MAX) - 2 };
+        let blocks = state.blocks::<8>(0);
+        for (index, block) in blocks.into_iter().enumerate() {
+            assert_eq!(block, state.block(index as u64));
+        }
+        assert_eq!(State { seed: 0, offset: 0 }.block(0), KNOWN[0].2);
+    }
+
+    #[test]
+    fn a_fork_goes_its_own_way() {
+        let generator = Generator::new(1);
+        let (left, right) = (generator.fork(), generator.fork());
+        assert_ne!(left.next_u64(), right.next_u64());
+        assert_eq!(generator.state().offset, 2);
+    }
+}

@@ -1,0 +1,95 @@
+//! Numbers among tensors.
+
+use tenure_core::DType;
+
+use crate::Tensor;
+
+/// A number of no dtype in particular: what it is computed with decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// True or false.
+    Bool(bool),
+    /// An integer.
+    Int(i64),
+    /// A number with a fraction.
+    Float(f64),
+}
+
+impl Scalar {
+    /// The dtype of its kind: `bool`, `int64` or `float32`, PyTorch's default.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::Bool(_) => DType::Bool,
+            Self::Int(_) => DType::I64,
+            Self::Float(_) => DType::F32,
+        }
+    }
+
+    /// As a float.
+    #[inline]
+    pub fn to_f64(self) -> f64 {
+        match self {
+            Self::Bool(value) => f64::from(u8::from(value)),
+            Self::Int(value) => value as f64,
+            Self::Float(value) => value,
+        }
+    }
+
+    /// As an integer, cut off towards zero.
+    #[inline]
+    pub fn to_i64(self) -> i64 {
+        match self {
+            Self::Bool(value) => i64::from(value),
+            Self::Int(value) => value,
+            Self::Float(value) => value as i64,
+        }
+    }
+
+    /// Whether it is not zero.
+    #[inline]
+    pub fn to_bool(self) -> bool {
+        match self {
+            Self::Bool(value) => value,
+            Self::Int(value) => value != 0,
+            Self::Float(value) => value != 0.0,
+        }
+    }
+}
+
+/// A tensor, or a number in its place.
+#[derive(Clone, Copy)]
+pub enum Value<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number, which never makes a dtype wider within its kind.
+    Number(Scalar),
+}
+
+impl<'a> From<&'a Tensor> for Value<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+macro_rules! from_number {
+    ($($type:ty => $kind:ident),*) => {$(
+        impl From<$type> for Scalar {
+            fn from(value: $type) -> Self {
+                Self::$kind(value.into())
+            }
+        }
+
+        impl From<$type> for Value<'_> {
+            fn from(value: $type) -> Self {
+                Self::Number(value.into())
+            }
+        }
+    )*};
+}
+from_number!(bool => Bool, i32 => Int, i64 => Int, f32 => Float, f64 => Float);
+
+impl From<Scalar> for Value<'_> {
+    fn from(value: Scalar) -> Self {
+        Self::Number(value)
+    }
+}

@@ -1,0 +1,53 @@
+//! Elements as the bytes they are, for files.
+
+use tenure_core::{DType, Device};
+
+use super::Tensor;
+use crate::{Access, Result, TensorError};
+
+impl Tensor {
+    /// A tensor on the CPU of elements that are these bytes, in the machine's order, the last dimension densest.
+    ///
+    /// # Errors
+    /// `sizes` hold another number of bytes; a byte of `bool` that is neither 0 nor 1; no memory.
+    pub fn from_bytes(bytes: &[u8], sizes: &[usize], dtype: DType) -> Result<Self> {
+        let tensor = Self::empty(sizes, dtype, Device::CPU)?;
+        let expected = tensor.numel() * dtype.size();
+        if bytes.len() != expected {
+            let reason = format!("{} bytes do not fill {dtype} {sizes:?}, which take {expected}", bytes.len());
+            return Err(TensorError::shape("from_bytes", reason));
+        }
+        if dtype == DType::Bool && bytes.iter().any(|byte| *byte > 1) {
+            return Err(TensorError::argument("from_bytes", "a byte of bool is 0 or 1, found another"));
+        }
+        let mut access = Access::new("from_bytes", &[&tensor], &[])?;
+        let data = access.write_ptr(0);
+        // SAFETY: the fresh tensor is contiguous, so its layout is this many bytes from its first element, which nobody
+        // else has; every value of the bytes is one of the dtype.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, expected) };
+        drop(access);
+        Ok(tensor)
+    }
+
+    /// The bytes of all elements, in the machine's order, the last dimension densest.
+    ///
+    /// # Errors
+    /// It is not on the CPU.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        if !self.device().is_cpu() {
+            return Err(TensorError::argument(
+                "to_bytes",
+                format!("a tensor on the CPU is needed, not {}", self.device()),
+            ));
+        }
+        let dense = crate::autograd::no_grad(|| self.contiguous())?;
+        let access = Access::new("to_bytes", &[], &[&dense])?;
+        let (data, length) = (access.read_ptr(0), dense.numel() * dense.dtype().size());
+        let mut bytes = Vec::with_capacity(length);
+        if length > 0 {
+            // SAFETY: contiguous, so this many initialised bytes from the first element; the guard keeps writers away.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(data, length) });
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,133 @@
+//! `+`, `-`, `*`, `/`, `%`, `&`, `|`, `^` and `!`.
+//!
+//! ```
+//! use tenure_tensor::Tensor;
+//!
+//! let (a, b) = (Tensor::from_slice(&[1.0_f32, 2.0], &[2])?, Tensor::from_slice(&[3.0_f32, 4.0], &[2])?);
+//! // What an operator returned is an operand beside a tensor, so that a chain of tensors needs one question mark.
+//! let c = (&a * &b + &a - &b)?;
+//! assert_eq!((1.0 - (c * 0.5)?)?.to_vec::<f32>()?, [0.5, -2.0]);
+//! # Ok::<(), tenure_tensor::TensorError>(())
+//! ```
+
+use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Sub};
+
+use tenure_core::DType;
+
+use super::Tensor;
+use crate::ops::pointwise::floating;
+use crate::{Result, Value};
+
+/// What stands beside an operator: a tensor, a number, or what another operator returned.
+enum Operand {
+    Tensor(Result<Tensor>),
+    Number(f64),
+}
+
+impl From<&Tensor> for Operand {
+    fn from(tensor: &Tensor) -> Self {
+        Self::Tensor(Ok(tensor.clone()))
+    }
+}
+
+impl From<Tensor> for Operand {
+    fn from(tensor: Tensor) -> Self {
+        Self::Tensor(Ok(tensor))
+    }
+}
+
+impl From<Result<Tensor>> for Operand {
+    fn from(tensor: Result<Tensor>) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl From<f64> for Operand {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+fn apply(
+    left: impl Into<Operand>,
+    right: impl Into<Operand>,
+    operation: impl for<'a> Fn(&'a Tensor, Value<'a>) -> Result<Tensor>,
+) -> Result<Tensor> {
+    match (left.into(), right.into()) {
+        (Operand::Tensor(left), Operand::Tensor(right)) => operation(&left?, (&right?).into()),
+        (Operand::Tensor(left), Operand::Number(right)) => operation(&left?, right.into()),
+        (Operand::Number(left), Operand::Tensor(right)) => {
+            let right = right?;
+            operation(&Tensor::scalar(left, floating(right.dtype()))?, (&right).into())
+        }
+        // No operator is declared between two numbers.
+        (Operand::Number(left), Operand::Number(right)) => operation(&Tensor::scalar(left, DType::F32)?, right.into()),
+    }
+}
+
+macro_rules! operator {
+    ($trait:ident $function:ident $method:ident: $(($left:ty, $right:ty))*) => {$(
+        impl $trait<$right> for $left {
+            type Output = Result<Tensor>;
+
+            fn $function(self, right: $right) -> Result<Tensor> {
+                apply(self, right, |left, right| left.$method(right))
+            }
+        }
+    )*};
+    (tensors: $($trait:ident $function:ident $method:ident;)*) => {$(
+        operator! {
+            $trait $function $method:
+            (&Tensor, &Tensor) (&Tensor, Tensor) (&Tensor, Result<Tensor>)
+            (Tensor, &Tensor) (Tensor, Tensor) (Tensor, Result<Tensor>)
+            (Result<Tensor>, &Tensor) (Result<Tensor>, Tensor)
+        }
+    )*};
+    (numbers: $($trait:ident $function:ident $method:ident;)*) => {$(
+        operator! { $trait $function $method: (&Tensor, f64) (Tensor, f64) (f64, &Tensor) (f64, Tensor) }
+    )*};
+}
+
+operator! {
+    tensors:
+    Add add add;
+    Sub sub sub;
+    Mul mul mul;
+    Div div div;
+    Rem rem remainder;
+    BitAnd bitand bitwise_and;
+    BitOr bitor bitwise_or;
+    BitXor bitxor bitwise_xor;
+}
+operator! {
+    numbers:
+    Add add add;
+    Sub sub sub;
+    Mul mul mul;
+    Div div div;
+    Rem rem remainder;
+}
+
+macro_rules! prefix {
+    ($($trait:ident $function:ident $method:ident;)*) => {$(
+        impl $trait for &Tensor {
+            type Output = Result<Tensor>;
+
+            fn $function(self) -> Result<Tensor> {
+                self.$method()
+            }
+        }
+
+        impl $trait for Tensor {
+            type Output = Result<Tensor>;
+
+            fn $function(self) -> Result<Tensor> {
+                Tensor::$method(&self)
+            }
+        }
+    )*};
+}
+prefix! {
+    Neg neg neg;
+    Not not bitwise_not;
+}

@@ -1,0 +1,91 @@
+//! Tensors of numbers that follow a rule.
+
+use super::Tensor;
+use crate::element::with_element;
+use crate::{Access, DType, Device, Element, Result, Scalar, TensorError};
+
+impl Tensor {
+    /// Numbers from `start` to below `end`, `step` apart.
+    ///
+    /// # Errors
+    /// A step of 0, or away from the end; `bool`; numbers that are not finite; no memory.
+    pub fn arange(
+        start: impl Into<Scalar>,
+        end: impl Into<Scalar>,
+        step: impl Into<Scalar>,
+        dtype: DType,
+        device: Device,
+    ) -> Result<Self> {
+        let (start, end, step) = (start.into(), end.into(), step.into());
+        let count = match (start, end, step) {
+            (Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) if step != 0 => {
+                let distance = i128::from(end) - i128::from(start);
+                let (distance, step) = if step > 0 { (distance, step.into()) } else { (-distance, -i128::from(step)) };
+                (distance >= 0).then(|| ((distance + step - 1) / step) as f64)
+            }
+            _ => Some(((end.to_f64() - start.to_f64()) / step.to_f64()).ceil()).filter(|count| *count >= 0.0),
+        };
+        let Some(count) = count.filter(|count| count.is_finite()) else {
+            let reason = format!("steps of {step:?} do not lead from {start:?} to {end:?}");
+            return Err(TensorError::argument("arange", reason));
+        };
+        Self::series("arange", count as usize, dtype, device, move |i| match (start, step) {
+            (Scalar::Int(start), Scalar::Int(step)) => Scalar::Int(start.wrapping_add(step.wrapping_mul(i as i64))),
+            _ => Scalar::Float(start.to_f64() + step.to_f64() * i as f64),
+        })
+    }
+
+    /// `count` numbers from `start` to `end`, both included, as far apart.
+    ///
+    /// # Errors
+    /// `bool`; no memory.
+    pub fn linspace(start: f64, end: f64, count: usize, dtype: DType, device: Device) -> Result<Self> {
+        Self::series("linspace", count, dtype, device, move |i| Scalar::Float(between(start, end, i, count)))
+    }
+
+    /// `base` to the power of `count` numbers from `start` to `end`, both included, as far apart.
+    ///
+    /// # Errors
+    /// `bool`; no memory.
+    pub fn logspace(start: f64, end: f64, count: usize, base: f64, dtype: DType, device: Device) -> Result<Self> {
+        let number = move |i| Scalar::Float(base.powf(between(start, end, i, count)));
+        Self::series("logspace", count, dtype, device, number)
+    }
+
+    /// A matrix with ones on the main diagonal, and zeros elsewhere.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn eye(rows: usize, columns: usize, dtype: DType, device: Device) -> Result<Self> {
+        let matrix = Self::zeros(&[rows, columns], dtype, device)?;
+        matrix.diagonal(0, 0, 1)?.fill_raw(Scalar::Int(1))?;
+        Ok(matrix)
+    }
+
+    /// `count` numbers, each as its index says.
+    fn series(
+        op: &'static str,
+        count: usize,
+        dtype: DType,
+        device: Device,
+        number: impl Fn(usize) -> Scalar,
+    ) -> Result<Self> {
+        if dtype == DType::Bool {
+            let expected = "numbers are needed".to_owned();
+            return Err(TensorError::DType { op, found: dtype, expected });
+        }
+        let tensor = Self::empty(&[count], dtype, device)?;
+        let mut access = Access::new(op, &[&tensor], &[])?;
+        with_element!(dtype, T => {
+            access.slice_mut::<T>(0)?.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_scalar(number(i)));
+        });
+        drop(access);
+        Ok(tensor)
+    }
+}
+
+/// Number `i` of `count` from `start` to `end`, exact at both.
+fn between(start: f64, end: f64, i: usize, count: usize) -> f64 {
+    let step = (end - start) / (count.max(2) - 1) as f64;
+    if i < count / 2 || count == 1 { start + step * i as f64 } else { end - step * (count - 1 - i) as f64 }
+}

@@ -1,0 +1,114 @@
+//! The threads that kernels on the CPU compute with.
+//!
+//! A kernel divides its work in *parts*, by its sizes alone and never by how many threads there are, and sums up what its
+//! parts gave in their order. So results are the same bits for any number of threads.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::{Mutex, RwLock};
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::{Result, TensorError};
+
+static POOL: LazyLock<RwLock<Arc<Pool>>> = LazyLock::new(|| {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    // One thread needs no other, so there is always a pool.
+    RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, pool: None })))
+});
+
+struct Pool {
+    threads: usize,
+    /// None for one thread: the caller's.
+    pool: Option<ThreadPool>,
+}
+
+impl Pool {
+    fn new(threads: usize) -> Result<Self> {
+        let name = |index| format!("tenure-cpu-{index}");
+        let pool = match threads {
+            1 => None,
+            _ => {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
+                Some(pool.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
+            }
+        };
+        Ok(Self { threads, pool })
+    }
+}
+
+/// How many threads compute. At first as many as the process may run at once.
+pub fn threads() -> usize {
+    POOL.read().threads
+}
+
+/// Computes with `threads` threads from now on.
+///
+/// # Errors
+/// There must be at least one, and the system must give them.
+pub fn set_threads(threads: usize) -> Result<()> {
+    if threads == 0 {
+        return Err(TensorError::argument("set_threads", "at least one thread is needed, got 0"));
+    }
+    *POOL.write() = Arc::new(Pool::new(threads)?);
+    Ok(())
+}
+
+/// Runs `part` for each number below `parts`, in any order, on any threads. All have returned when this returns.
+pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
+    if parts <= 1 {
+        return (0..parts).for_each(part);
+    }
+    let pool = Arc::clone(&POOL.read());
+    match &pool.pool {
+        None => (0..parts).for_each(part),
+        Some(pool) => pool.install(|| (0..parts).into_par_iter().with_max_len(1).for_each(&part)),
+    }
+}
+
+/// The same, where each thread has a workspace of its own, which it uses for one part after the other.
+///
+/// # Errors
+/// Those of `workspace`, before any part was run, and the first of the parts'.
+pub fn for_each_part_with<W: Send>(
+    parts: usize,
+    workspace: impl Fn() -> Result<W>,
+    part: impl Fn(&mut W, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let workers = threads().min(parts);
+    let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    for_each_part(workers, |worker| {
+        let mut workspace = workspaces[worker].lock();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            if number >= parts {
+                return;
+            }
+            if let Err(error) = part(&mut workspace, number) {
+                failed.lock().get_or_insert(error);
+            }
+        }
+    });
+    failed.into_inner().map_or(Ok(()), Err)
+}
+
+/// The same as [`for_each_part`] over ranges of `grain` numbers below `count`.
+pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range<usize>) + Sync) {
+    let grain = grain.max(1);
+    for_each_part(count.div_ceil(grain), |part| range(part * grain..count.min((part + 1) * grain)));
+}
+
+/// Runs `chunk(index of its first element, chunk)` for each `grain` elements of a slice.
+pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usize, &mut [T]) + Sync) {
+    let grain = grain.max(1);
+    let pool = Arc::clone(&POOL.read());
+    match &pool.pool {
+        Some(pool) if slice.len() > grain => pool.install(|| {
+            let chunks = slice.par_chunks_mut(grain).with_max_len(1).enumerate();
+            chunks.for_each(|(index, part)| chunk(index * grain, part));
+        }),
+        _ => slice.chunks_mut(grain).enumerate().for_each(|(index, part)| chunk(index * grain, part)),
+    }
+}

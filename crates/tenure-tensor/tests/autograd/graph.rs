@@ -1,0 +1,206 @@
+//! Graphs, and the ways back through them.
+
+use tenure_tensor::autograd::{self, Anomaly, Context, Gradcheck, Options};
+use tenure_tensor::{DType, Device, Result, Tensor};
+
+use super::{grad, leaf, values};
+
+#[test]
+fn gradients_add_up_over_all_uses() {
+    let x = leaf(&[1.0, 2.0]);
+    let y = x.mul(&x).unwrap().add(&x.mul(3.0).unwrap()).unwrap().sum_all().unwrap();
+    y.backward().unwrap();
+    assert_eq!(grad(&x), [5.0, 7.0]);
+}
+
+#[test]
+fn what_was_broadcast_is_summed_up() {
+    let (x, row) = (leaf(&[1.0, 2.0, 3.0]), leaf(&[10.0]));
+    x.mul(&row).unwrap().sum_all().unwrap().backward().unwrap();
+    assert_eq!(grad(&row), [6.0]);
+}
+
+#[test]
+fn gradients_have_gradients() {
+    let x = leaf(&[3.0]);
+    let cube = x.mul(&x).unwrap().mul(&x).unwrap();
+    let options = Options { create_graph: true, ..Options::default() };
+    let first = autograd::grad(&[&cube], &[&x], &[], options).unwrap().remove(0).unwrap();
+    let second = autograd::grad(&[&first], &[&x], &[], options).unwrap().remove(0).unwrap();
+    let third = autograd::grad(&[&second], &[&x], &[], Options::default()).unwrap().remove(0).unwrap();
+    assert_eq!([values(&first), values(&second), values(&third)], [[27.0], [18.0], [6.0]]);
+    assert!(x.grad().is_none());
+}
+
+#[test]
+fn a_graph_deeper_than_the_stack_is_gone_through_and_dropped() {
+    let x = leaf(&[1.0]);
+    let mut y = x.clone();
+    for _ in 0..50_000 {
+        y = y.mul(1.0).unwrap();
+    }
+    y.backward().unwrap();
+    assert_eq!(grad(&x), [1.0]);
+}
+
+#[test]
+fn backward_twice_says_what_to_do() {
+    let x = leaf(&[1.0]);
+    let y = x.mul(&x).unwrap();
+    y.backward().unwrap();
+    let error = y.backward().unwrap_err().to_string();
+    assert!(error.contains("mul") && error.contains("retain_graph"), "{error}");
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let big = Tensor::full(&[300, 500], 1.5, DType::F32, Device::CPU).unwrap();
+    assert_eq!(big.mul(2).unwrap().to_vec::<f32>().unwrap(), vec![3.0; 150_000]);
+}
+
+#[test]
+fn a_graph_that_is_retained_can_be_gone_through_again() {
+    let x = leaf(&[3.0]);
+    let y = x.mul(&x).unwrap();
+    let retain = Options { retain_graph: true, ..Options::default() };
+    autograd::backward(&[&y], &[], retain).unwrap();
+    y.backward().unwrap();
+    assert_eq!(grad(&x), [12.0]);
+}
+
+#[test]
+fn a_gradient_is_needed_for_more_than_one_element() {
+    let x = leaf(&[1.0, 2.0]);
+    let error = x.mul(2.0).unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("[2]") && error.contains("pass one"), "{error}");
+}
+
+#[test]
+fn what_nothing_depends_on_has_no_gradient() {
+    let (x, unused) = (leaf(&[1.0]), leaf(&[1.0]));
+    let y = || x.mul(2.0).unwrap();
+    let error = autograd::grad(&[&y()], &[&x, &unused], &[], Options::default()).unwrap_err().to_string();
+    assert!(error.contains("input 1") && error.contains("allow_unused"), "{error}");
+    let options = Options { allow_unused: true, ..Options::default() };
+    let found = autograd::grad(&[&y()], &[&x, &unused], &[], options).unwrap();
+    assert!(found[0].is_some() && found[1].is_none());
+}
+
+#[test]
+fn gradients_of_what_lies_between_can_be_asked_for() {
+    let x = leaf(&[3.0]);
+    let middle = x.mul(2.0).unwrap();
+    let y = middle.mul(&middle).unwrap();
+    let found = autograd::grad(&[&y], &[&middle], &[], Options::default()).unwrap().remove(0).unwrap();
+    assert_eq!(values(&found), [12.0]);
+    assert!(x.grad().is_none() && middle.grad().is_none());
+}
+
+#[test]
+fn a_saved_tensor_that_was_modified_is_named() {
+    let x = leaf(&[1.0, 2.0]);
+    let a = x.mul(2.0).unwrap();
+    let y = a.mul(&a).unwrap();
+    a.add_(1.0).unwrap();
+    let error = y.sum_all().unwrap().backward().unwrap_err().to_string();
+    assert!(error.contains("mul: a tensor that its gradient needs was modified in place"), "{error}");
+    assert!(error.contains("float64 [2], which mul made, is at version 1, expected 0"), "{error}");
+}
+
+#[test]
+fn anomaly_mode_names_the_operation_that_made_a_nan() {
+    let _anomaly = Anomaly::detect();
+    let x = leaf(&[0.0]);
+    let error = x.div(&x).unwrap().mul(2.0).unwrap().backward().unwrap_err().to_string();
+    assert!(error.starts_with("div: gradient 1 has a value that is no number"), "{error}");
+    assert!(error.contains("anomaly_mode_names_the_operation"), "no place of the forward call in {error}");
+}
+
+#[test]
+fn a_function_of_the_user_has_second_derivatives() {
+    /// x³, its formula written by hand.
+    fn cube(x: &[Tensor]) -> Result<Vec<Tensor>> {
+        let cubed = autograd::no_grad(|| x[0].mul(&x[0])?.mul(&x[0]))?;
+        let cubed = autograd::attach(cubed, "cube", &[&x[0]], |saver| {
+            let x = saver.save(&x[0])?;
+            Ok(move |context: &Context<'_>| {
+                let x = context.unpack(x)?;
+                Ok([Some(context.grad(0)?.mul(&x.mul(&x)?.mul(3.0)?)?)].into_iter().collect())
+            })
+        })?;
+        Ok(vec![cubed])
+    }
+    autograd::gradcheck(cube, &[leaf(&[1.0, -2.0])], Gradcheck::default()).unwrap();
+    autograd::gradgradcheck(cube, &[leaf(&[1.0, -2.0])], Gradcheck::default()).unwrap();
+}
+
+#[test]
+fn an_output_that_nothing_depends_on_brings_no_gradient() {
+    let x = leaf(&[1.0]);
+    let (used, unused) = autograd::no_grad(|| (x.mul(2.0).unwrap(), x.mul(3.0).unwrap()));
+    autograd::attach_all(&[&used, &unused], "both", &[&x], |_| {
+        Ok(|context: &Context<'_>| {
+            assert!(context.grad_if_any(1).is_none());
+            let second = context.grad(1)?.mul(3.0)?;
+            Ok([Some(context.grad(0)?.mul(2.0)?.add(&second)?)].into_iter().collect())
+        })
+    })
+    .unwrap();
+    used.backward().unwrap();
+    assert_eq!(grad(&x), [2.0]);
+}
+
+#[test]
+fn a_formula_that_forgets_an_input_is_told() {
+    let x = leaf(&[1.0]);
+    let y = autograd::attach(x.detach(), "forgetful", &[&x, &x], |_| {
+        Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect()))
+    });
+    let error = y.unwrap().backward().unwrap_err().to_string();
+    assert_eq!(error, "forgetful: backward gave 1 gradients for 2 inputs");
+}
+
+#[test]
+fn a_gradient_belongs_to_its_leaf_alone() {
+    let (x, y) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+    x.add(&y).unwrap().sum_all().unwrap().backward().unwrap();
+    x.grad().unwrap().mul_(5.0).unwrap();
+    assert_eq!((grad(&x), grad(&y)), (vec![5.0; 2], vec![1.0; 2]));
+}
+
+#[test]
+fn a_gradient_that_was_given_is_not_written_to() {
+    let x = leaf(&[1.0, 2.0]);
+    let given = Tensor::from_slice(&[1.0, 1.0], &[2]).unwrap();
+    for _ in 0..2 {
+        let y = x.mul(1.0).unwrap().add(&x).unwrap().view(&[2]).unwrap();
+        autograd::backward(&[&y], &[Some(&given)], Options::default()).unwrap();
+    }
+    assert_eq!((grad(&x), values(&given)), (vec![4.0; 2], vec![1.0; 2]));
+}
+
+#[test]
+fn gradients_are_added_where_they_are_unless_someone_has_them() {
+    let x = leaf(&[1.0, 2.0]);
+    let step = || x.mul(&x).unwrap().sum_all().unwrap().backward().unwrap();
+    let place = || x.grad().unwrap().storage().generation();
+    step();
+    let first = place();
+    step();
+    assert_eq!((place(), grad(&x)), (first, vec![4.0, 8.0]));
+    let kept = x.grad().unwrap();
+    step();
+    assert_ne!(place(), first);
+    assert_eq!((values(&kept), grad(&x)), (vec![4.0, 8.0], vec![6.0, 12.0]));
+}
+
+#[test]
+fn threads_that_go_back_at_once_lose_nothing() {
+    let x = leaf(&[1.0; 100]);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|_| x.mul(3.0).unwrap().sum_all().unwrap().backward().unwrap()));
+        }
+    });
+    assert_eq!(grad(&x), vec![600.0; 100]);
+}

@@ -1,0 +1,207 @@
+//! Hooks of tensors, and of what is saved.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tenure_tensor::autograd::{self, Options, SavedHooks};
+use tenure_tensor::{Layout, Tensor, TensorError};
+
+use super::{grad, leaf, values};
+
+#[test]
+fn hooks_run_in_order_and_replace_the_gradient() {
+    let x = leaf(&[1.0]);
+    let middle = x.mul(2.0).unwrap();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    for (tensor, factor) in [(&middle, 10.0), (&middle, 3.0), (&x, 7.0)] {
+        let seen = Arc::clone(&seen);
+        let hook = move |grad: &Tensor| {
+            seen.lock().unwrap().push(values(grad)[0]);
+            grad.mul(factor).map(Some)
+        };
+        tensor.register_hook(hook).unwrap();
+    }
+    middle.backward().unwrap();
+    assert_eq!(*seen.lock().unwrap(), [1.0, 10.0, 60.0]);
+    assert_eq!(grad(&x), [420.0]);
+}
+
+#[test]
+fn a_hook_gets_the_sum_over_all_uses_once() {
+    let x = leaf(&[1.0]);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&calls);
+    let count = move |grad: &Tensor| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(values(grad), [5.0]);
+        Ok(None)
+    };
+    let handle = x.register_hook(count).unwrap();
+    let step = || x.mul(2.0).unwrap().add(&x.mul(3.0).unwrap()).unwrap().backward().unwrap();
+    step();
+    handle.remove();
+    step();
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    assert_eq!(grad(&x), [10.0]);
+}
+
+#[test]
+fn a_hook_needs_a_gradient() {
+    let x = Tensor::from_slice(&[1.0], &[1]).unwrap();
+    assert!(x.register_hook(|_| Ok(None)).unwrap_err().to_string().contains("requires a gradient"));
+    x.retain_grad().unwrap_err();
+}
+
+#[test]
+fn a_hook_that_fails_ends_the_way_back() {
+    let x = leaf(&[1.0]);
+    x.register_hook(|_| Err(TensorError::argument("hook", "no"))).unwrap();
+    assert_eq!(x.mul(2.0).unwrap().backward().unwrap_err().to_string(), "hook: no");
+    assert!(x.grad().is_none());
+}
+
+#[test]
+fn a_retained_gradient_is_what_hooks_made_of_it() {
+    let x = leaf(&[1.0]);
+    let middle = x.mul(2.0).unwrap();
+    middle.retain_grad().unwrap();
+    middle.register_hook(|grad| grad.mul(5.0).map(Some)).unwrap();
+    middle.mul(3.0).unwrap().backward().unwrap();
+    assert_eq!((grad(&middle), grad(&x)), (vec![15.0], vec![30.0]));
+}
+
+#[test]
+fn after_a_write_the_retained_gradient_is_that_of_what_was_written() {
+    let x = leaf(&[1.0]);
+    let y = x.mul(2.0).unwrap();
+    y.retain_grad().unwrap();
+    let before = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&before);
+    y.register_hook(move |grad| {
+        seen.lock().unwrap().extend(values(grad));
+        Ok(None)
+    })
+    .unwrap();
+    y.mul_(10.0).unwrap();
+    y.mul(3.0).unwrap().backward().unwrap();
+    assert_eq!((grad(&y), grad(&x)), (vec![3.0], vec![60.0]));
+    assert_eq!(*before.lock().unwrap(), [30.0], "the hook was of what y was before");
+}
+
+/// What a program packs: the values of a tensor, and how it is laid out.
+type Packed = (Vec<f64>, Vec<usize>);
+
+fn pack_values() -> SavedHooks {
+    SavedHooks::enter(
+        |tensor, _| Ok((tensor.to_vec::<f64>()?, tensor.sizes().to_vec())),
+        |(values, sizes): &Packed| Tensor::from_slice(values, sizes),
+    )
+}
+
+#[test]
+fn packed_tensors_give_the_same_gradients_as_often_as_they_are_needed() {
+    let x = leaf(&[2.0, 3.0]);
+    let y = {
+        let _hooks = pack_values();
+        x.mul(&x).unwrap().mul(&x).unwrap().sum_all().unwrap()
+    };
+    let retain = Options { retain_graph: true, ..Options::default() };
+    for _ in 0..2 {
+        let found = autograd::grad(&[&y], &[&x], &[], retain).unwrap().remove(0).unwrap();
+        assert_eq!(values(&found), [12.0, 27.0]);
+    }
+    let create = Options { create_graph: true, ..Options::default() };
+    let first = autograd::grad(&[&y], &[&x], &[], create).unwrap().remove(0).unwrap();
+    let second = autograd::grad(&[&first.sum_all().unwrap()], &[&x], &[], retain).unwrap().remove(0).unwrap();
+    assert_eq!(values(&second), [12.0, 18.0]);
+}
+
+#[test]
+fn parameters_and_their_views_are_packed_and_told_by_their_storage() {
+    let weight = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0], &[2, 2]).unwrap().requires_grad_(true).unwrap();
+    let x = Tensor::from_slice(&[1.0, 1.0], &[1, 2]).unwrap().requires_grad_(true).unwrap();
+    let packed: Arc<Mutex<HashMap<_, Vec<Layout>>>> = Arc::default();
+    let seen = Arc::clone(&packed);
+    let record = move |tensor: &Tensor, id| {
+        assert!(!tensor.requires_grad());
+        seen.lock().unwrap().entry(id).or_default().push(tensor.layout().clone());
+        Ok(tensor.clone())
+    };
+    let hooks = SavedHooks::enter(record, |tensor: &Tensor| Ok(tensor.clone()));
+    let y = x.mul(&weight.transpose(0, 1).unwrap()).unwrap().mul(&weight).unwrap();
+    drop(hooks);
+    let packed = packed.lock().unwrap();
+    let of_weight: Vec<_> = packed.iter().filter(|(id, _)| id.generation == weight.storage().generation()).collect();
+    assert_eq!(of_weight.len(), 1, "one storage at one version has one id");
+    assert_eq!(of_weight[0].1.len(), 2);
+    assert_ne!(of_weight[0].1[0], of_weight[0].1[1], "which the layout tells apart");
+    y.sum_all().unwrap().backward().unwrap();
+    assert_eq!(values(&weight.grad().unwrap()), [2.0, 6.0, 4.0, 8.0]);
+}
+
+#[test]
+fn a_pack_hook_that_fails_leaves_all_as_it_was() {
+    let x = leaf(&[2.0]);
+    let (a, b) = (x.mul(2.0).unwrap(), x.mul(3.0).unwrap());
+    {
+        let refuse = |_: &Tensor, _| Err::<(), _>(TensorError::argument("pack", "the disk is full"));
+        let _hooks = SavedHooks::enter(refuse, |()| unreachable!("nothing was packed"));
+        assert_eq!(a.mul(&b).unwrap_err().to_string(), "pack: the disk is full");
+        assert_eq!(a.mul_(&b).unwrap_err().to_string(), "pack: the disk is full");
+    }
+    assert_eq!((values(&a), a.version()), (vec![4.0], 0));
+    a.mul(&b).unwrap().backward().unwrap();
+    assert_eq!(grad(&x), [24.0]);
+}
+
+#[test]
+fn what_is_unpacked_must_be_what_was_packed() {
+    let x = leaf(&[2.0, 3.0]);
+    let y = {
+        let _hooks = SavedHooks::enter(|_, _| Ok(()), |()| Tensor::from_slice(&[1.0], &[1]));
+        x.mul(&x).unwrap().sum_all().unwrap()
+    };
+    let error = y.backward().unwrap_err().to_string();
+    assert!(error.contains("unpacked as float64 [1], but packed as float64 [2]"), "{error}");
+}
+
+#[test]
+fn the_innermost_hooks_apply_and_end_with_their_scope() {
+    let x = leaf(&[2.0]);
+    let counted = |count: &Arc<AtomicUsize>| {
+        let count = Arc::clone(count);
+        let pack = move |tensor: &Tensor, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(tensor.clone())
+        };
+        SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()))
+    };
+    let (outer, inner) = (Arc::default(), Arc::default());
+    let _outer = counted(&outer);
+    {
+        let _inner = counted(&inner);
+        x.mul(&x).unwrap();
+    }
+    x.mul(&x).unwrap();
+    assert_eq!((inner.load(Ordering::Relaxed), outer.load(Ordering::Relaxed)), (2, 2));
+}
+
+#[test]
+fn no_graph_holds_itself() {
+    let token = Arc::new(());
+    let packed = Arc::clone(&token);
+    let keep = move |tensor: &Tensor, _| Ok((tensor.clone(), Arc::clone(&packed)));
+    let hooks = SavedHooks::enter(keep, |(tensor, _): &(Tensor, Arc<()>)| Ok(tensor.clone()));
+    let x = leaf(&[2.0, 3.0]);
+    let a = x.mul(2.0).unwrap();
+    let part = a.narrow(0, 0, 1).unwrap();
+    // Each saves `a` or a view of it, and becomes what `a` comes from.
+    let (b, c) = (a.mul(&x).unwrap(), part.mul(&part).unwrap());
+    a.add_(&b).unwrap();
+    part.mul_(&c).unwrap();
+    drop(hooks);
+    assert!(Arc::strong_count(&token) > 1);
+    drop((a, b, c, part));
+    assert_eq!(Arc::strong_count(&token), 1);
+}

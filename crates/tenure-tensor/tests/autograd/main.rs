@@ -1,0 +1,25 @@
+//! Autograd: graphs, hooks, writes in place, checkpoints.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod autocast;
+mod checkpoint;
+mod graph;
+mod hooks;
+mod in_place;
+mod programs;
+
+use tenure_tensor::Tensor;
+
+/// A vector that requires a gradient.
+fn leaf(values: &[f64]) -> Tensor {
+    Tensor::from_slice(values, &[values.len()]).unwrap().requires_grad_(true).unwrap()
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_vec().unwrap()
+}
+
+/// The gradient that has been added up.
+fn grad(tensor: &Tensor) -> Vec<f64> {
+    values(&tensor.grad().unwrap())
+}

@@ -1,0 +1,219 @@
+//! Compares operations with what PyTorch computed: see `tests/goldens/README.md`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use tenure_tensor::autograd::{self, Gradcheck, Options};
+use tenure_tensor::{DType, Layout, Result, Tensor};
+
+/// The name of a case, and the same function as the script's.
+pub(crate) type Case = (&'static str, fn(&[Tensor]) -> Result<Vec<Tensor>>);
+
+/// Compares every sample of a family with what its closure computes.
+///
+/// # Panics
+/// One differs, or a case of the file has no closure, or a closure no case.
+pub(crate) fn check(family: &str, cases: &[Case]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{family}.safetensors"));
+    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let file = File::read(&bytes);
+    let written: BTreeSet<&str> = file.samples.iter().map(|sample| &sample.case[..]).collect();
+    let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
+    assert_eq!(written, known, "the cases of {family}.py are not those of goldens_{family}.rs");
+    let mut failures = Vec::new();
+    for sample in &file.samples {
+        let function = cases.iter().find(|(name, _)| *name == sample.case).unwrap().1;
+        let named = |reason| format!("{} ({}, {}): {reason}", sample.case, sample.variant, sample.dtype);
+        failures.extend(file.compare(sample, function).err().map(named));
+        // Of layouts one by one, differences would say no more than PyTorch does.
+        let is_checked = !["transposed", "sliced", "expanded"].contains(&&sample.variant[..]);
+        if sample.gradcheck && is_checked {
+            failures.extend(file.check_gradients(sample, function).err().map(named));
+        }
+    }
+    let shown = failures[..failures.len().min(20)].join("\n");
+    assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), file.samples.len());
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    case: String,
+    variant: String,
+    dtype: String,
+    tolerance: f64,
+    gradcheck: bool,
+    second: bool,
+    inputs: Vec<Input>,
+    outputs: Vec<Place>,
+    upstream: Vec<Option<Place>>,
+    grads: Vec<Option<Place>>,
+}
+
+/// A tensor that is laid out as PyTorch's was, on a storage of `elements`.
+#[derive(Deserialize)]
+struct Input {
+    dtype: String,
+    at: usize,
+    elements: usize,
+    sizes: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+    grad: bool,
+}
+
+/// A contiguous tensor.
+#[derive(Deserialize)]
+struct Place {
+    dtype: String,
+    at: usize,
+    sizes: Vec<usize>,
+}
+
+struct File<'a> {
+    tensors: SafeTensors<'a>,
+    samples: Vec<Sample>,
+}
+
+impl<'a> File<'a> {
+    fn read(bytes: &'a [u8]) -> Self {
+        let (_, header) = SafeTensors::read_metadata(bytes).unwrap();
+        let samples = &header.metadata().as_ref().unwrap()["samples"];
+        Self { tensors: SafeTensors::deserialize(bytes).unwrap(), samples: serde_json::from_str(samples).unwrap() }
+    }
+
+    /// Forward and backward as PyTorch did.
+    fn compare(&self, sample: &Sample, function: Function) -> Result<(), String> {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
+        let outputs = function(&inputs).map_err(text)?;
+        if outputs.len() != sample.outputs.len() {
+            return Err(format!("{} outputs, expected {}", outputs.len(), sample.outputs.len()));
+        }
+        for (index, (output, expected)) in outputs.iter().zip(&sample.outputs).enumerate() {
+            near(&format!("output {index}"), output, &self.tensor(expected), sample.tolerance)?;
+        }
+        let mut upstream = Vec::new();
+        let mut roots = Vec::new();
+        for (output, (index, grad)) in outputs.iter().zip(sample.upstream.iter().enumerate()) {
+            if output.requires_grad() != grad.is_some() {
+                return Err(format!("output {index} requires a gradient, or does not, unlike PyTorch's"));
+            }
+            if let Some(grad) = grad {
+                roots.push(output);
+                upstream.push(self.tensor(grad));
+            }
+        }
+        let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
+        let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+        if roots.is_empty() || leaves.is_empty() {
+            return Ok(());
+        }
+        let options = Options { allow_unused: true, ..Options::default() };
+        let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
+        let expected = sample.grads.iter().enumerate().filter_map(|(index, grad)| Some((index, grad.as_ref()?)));
+        for (grad, (index, expected)) in found.into_iter().zip(expected) {
+            let expected = self.tensor(expected);
+            let zeros = || Tensor::zeros(expected.sizes(), expected.dtype(), expected.device()).unwrap();
+            let grad = grad.unwrap_or_else(zeros);
+            near(&format!("the gradient of input {index}"), &grad, &expected, sample.tolerance)?;
+        }
+        Ok(())
+    }
+
+    /// The same function of the same inputs in `f64`, beside differences.
+    fn check_gradients(&self, sample: &Sample, function: Function) -> Result<(), String> {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, Some(DType::F64))).collect();
+        autograd::gradcheck(function, &inputs, Gradcheck::default()).map_err(text)?;
+        if sample.second {
+            autograd::gradgradcheck(function, &inputs, Gradcheck::default()).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// An input, its floats as `floating` if that is given.
+    fn input(&self, input: &Input, floating: Option<DType>) -> Tensor {
+        let mut base = self.elements(&input.dtype, input.at, &[input.elements]);
+        if let Some(dtype) = floating.filter(|_| base.dtype().is_floating()) {
+            base = base.to_dtype(dtype).unwrap();
+        }
+        let layout = Layout::strided(&input.sizes, &input.strides, input.offset).unwrap();
+        let tensor = Tensor::from_storage(base.storage().clone(), layout, base.dtype()).unwrap();
+        tensor.requires_grad_(input.grad).unwrap()
+    }
+
+    fn tensor(&self, place: &Place) -> Tensor {
+        self.elements(&place.dtype, place.at, &place.sizes)
+    }
+
+    /// Contiguous elements from number `at` of all of a dtype.
+    fn elements(&self, dtype: &str, at: usize, sizes: &[usize]) -> Tensor {
+        macro_rules! read {
+            ($type:ty, $from:expr) => {{
+                const SIZE: usize = size_of::<$type>();
+                let count: usize = sizes.iter().product();
+                // A family that has no element of the dtype has no tensor of it.
+                let all = self.tensors.tensor(dtype).map_or(&[][..], |tensor| tensor.data());
+                let (chunks, _) = all[at * SIZE..(at + count) * SIZE].as_chunks::<SIZE>();
+                let elements: Vec<$type> = chunks.iter().map(|bytes| $from(*bytes)).collect();
+                Tensor::from_slice(&elements, sizes).unwrap()
+            }};
+        }
+        match dtype {
+            "f64" => read!(f64, f64::from_le_bytes),
+            "f32" => read!(f32, f32::from_le_bytes),
+            "f16" => read!(f16, f16::from_le_bytes),
+            "bf16" => read!(bf16, bf16::from_le_bytes),
+            "i64" => read!(i64, i64::from_le_bytes),
+            "i32" => read!(i32, i32::from_le_bytes),
+            "i16" => read!(i16, i16::from_le_bytes),
+            "i8" => read!(i8, i8::from_le_bytes),
+            "u8" => read!(u8, u8::from_le_bytes),
+            "bool" => read!(bool, |[byte]: [u8; 1]| byte != 0),
+            _ => panic!("{dtype} is no dtype"),
+        }
+    }
+}
+
+type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
+
+/// Whether every element is within the tolerance of its expected value, or of what is usual in the tensor: sums that
+/// cancel out are as exact as their terms. Integers are exact.
+fn near(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), String> {
+    if (found.sizes(), found.dtype()) != (expected.sizes(), expected.dtype()) {
+        let (ours, theirs) = ((found.dtype(), found.sizes()), (expected.dtype(), expected.sizes()));
+        return Err(format!("{what} is {ours:?}, expected {theirs:?}"));
+    }
+    let tolerance = if expected.dtype().is_floating() { tolerance } else { 0.0 };
+    let (found, values) = (numbers(found), numbers(expected));
+    let finite = || values.iter().filter(|value| value.is_finite()).map(|value| value.abs());
+    let usual = (finite().sum::<f64>() / finite().count().max(1) as f64).max(0.1);
+    let is_near = |(found, expected): (&f64, &f64)| {
+        let is_close = (found - expected).abs() <= tolerance * expected.abs().max(usual);
+        found == expected || (found.is_nan() && expected.is_nan()) || (expected.is_finite() && is_close)
+    };
+    let far: Vec<usize> = (0..values.len()).filter(|at| !is_near((&found[*at], &values[*at]))).collect();
+    let Some(first) = far.first() else { return Ok(()) };
+    let mut said = format!("{what} differs in {} of {} elements", far.len(), values.len());
+    let position = position(*first, expected.sizes());
+    write!(said, ", first at {position:?}: {}, expected {}", found[*first], values[*first]).unwrap();
+    Err(said)
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    tensor.detach().to_dtype(DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// The indices of an element.
+fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
+    found.reverse();
+    found
+}
+
+fn text(error: tenure_tensor::TensorError) -> String {
+    error.to_string()
+}

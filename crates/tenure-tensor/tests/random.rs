@@ -1,0 +1,204 @@
+//! Random tensors: their statistics, and that they can be drawn again.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use tenure_tensor::random::{Generator, State};
+use tenure_tensor::{DType, Device, Tensor, autograd, random, threads};
+
+const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// The largest distance between the distribution of `samples` and `expected` (Kolmogorov and Smirnov), times √n: below
+/// 1.95 in 999 of 1000 cases.
+fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    let n = samples.len() as f64;
+    let at = |(index, sample): (usize, &f64)| {
+        let expected = expected(*sample);
+        (expected - index as f64 / n).abs().max(((index + 1) as f64 / n - expected).abs())
+    };
+    samples.iter().enumerate().map(at).fold(0.0, f64::max) * n.sqrt()
+}
+
+/// The normal distribution, by Simpson's rule.
+fn normal_below(x: f64) -> f64 {
+    let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
+    let (steps, width) = (64, x / 64.0);
+    let sum = (0..=steps).map(|i| match i {
+        0 | 64 => density(f64::from(i) * width),
+        i if i % 2 == 1 => 4.0 * density(f64::from(i) * width),
+        i => 2.0 * density(f64::from(i) * width),
+    });
+    0.5 + sum.sum::<f64>() * width / 3.0
+}
+
+#[test]
+fn rand_is_uniform_and_below_one() {
+    for (seed, dtype) in FLOATS.into_iter().enumerate() {
+        let drawn = values(&Tensor::rand(&[50_000], dtype, Device::CPU, &Generator::new(seed as u64)).unwrap());
+        assert!(drawn.iter().all(|value| (0.0..1.0).contains(value)), "{dtype}");
+        // The numbers of the short dtypes are a grid: its width counts as distance.
+        let digits = [(DType::F16, 11), (DType::BF16, 8)].into_iter().find(|(short, _)| *short == dtype);
+        let width = digits.map_or(0.0, |(_, digits)| (0.5_f64).powi(digits));
+        let found = distance(drawn, |x| x + width / 2.0);
+        assert!(found < 1.95 + width * 50_000_f64.sqrt(), "{dtype}: {found}");
+    }
+}
+
+#[test]
+fn randn_is_normal() {
+    for (seed, dtype) in [DType::F32, DType::F64].into_iter().enumerate() {
+        let drawn = values(&Tensor::randn(&[50_000], dtype, Device::CPU, &Generator::new(seed as u64)).unwrap());
+        assert!(distance(drawn, normal_below) < 1.95, "{dtype}");
+    }
+    for dtype in FLOATS {
+        let drawn = values(&Tensor::randn(&[99_999], dtype, Device::CPU, &Generator::new(5)).unwrap());
+        let moment = |k: i32| drawn.iter().map(|x| x.powi(k)).sum::<f64>() / drawn.len() as f64;
+        assert!(moment(1).abs() < 0.012 && (moment(2) - 1.0).abs() < 0.02, "{dtype}");
+        assert!(moment(3).abs() < 0.04 && (moment(4) - 3.0).abs() < 0.13, "{dtype}");
+    }
+}
+
+#[test]
+fn neighbours_do_not_depend_on_each_other() {
+    let drawn = values(&Tensor::randn(&[100_001], DType::F32, Device::CPU, &Generator::new(9)).unwrap());
+    for lag in 1..=8 {
+        let products = drawn.iter().zip(&drawn[lag..]).map(|(a, b)| a * b);
+        assert!((products.sum::<f64>() / 100_000.0).abs() < 0.013, "lag {lag}");
+    }
+}
+
+#[test]
+fn the_mapping_is_what_is_documented() {
+    let state = State { seed: 3, offset: 0 };
+    let (words, generator) = (state.block(1), Generator::new(3));
+    let f32s = Tensor::rand(&[8], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(f32s[4..], words.map(|word| (word >> 8) as f32 / 16_777_216.0));
+    generator.set_state(state);
+    let f64s = Tensor::rand(&[4], DType::F64, Device::CPU, &generator).unwrap().to_vec::<f64>().unwrap();
+    let high = u64::from(words[3]) << 32 | u64::from(words[2]);
+    assert_eq!(f64s[3], (high >> 11) as f64 / (1_u64 << 53) as f64);
+    generator.set_state(state);
+    let normals = Tensor::randn(&[8], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
+    let [u, v] = [words[2], words[3]].map(|word| (f64::from(word) + 0.5) / (1_u64 << 32) as f64);
+    let radius = (-2.0 * u.ln()).sqrt();
+    assert!((f64::from(normals[6]) - radius * (std::f64::consts::TAU * v).cos()).abs() < 1e-5);
+    assert!((f64::from(normals[7]) - radius * (std::f64::consts::TAU * v).sin()).abs() < 1e-5);
+}
+
+#[test]
+fn integers_are_in_their_range_and_as_likely() {
+    let generator = Generator::new(11);
+    for dtype in [DType::I64, DType::I8, DType::F32] {
+        let drawn = values(&Tensor::randint(-3, 5, &[80_000], dtype, Device::CPU, &generator).unwrap());
+        let counts: Vec<f64> = (-3..5).map(|k| drawn.iter().filter(|x| **x == f64::from(k)).count() as f64).collect();
+        assert_eq!(counts.iter().sum::<f64>(), 80_000.0);
+        // Seven degrees of freedom: below 24.3 in 999 of 1000 cases.
+        assert!(counts.iter().map(|count| (count - 10_000.0).powi(2) / 10_000.0).sum::<f64>() < 24.3, "{counts:?}");
+    }
+    let all = Tensor::randint(i64::MIN, i64::MAX, &[64], DType::I64, Device::CPU, &generator).unwrap();
+    assert!(all.to_vec::<i64>().unwrap().iter().any(|x| *x < i64::MIN / 2));
+    let error = Tensor::randint(2, 2, &[1], DType::I64, Device::CPU, &generator).unwrap_err().to_string();
+    assert_eq!(error, "randint: no integer is at least 2 and below 2");
+}
+
+#[test]
+fn permutations_are_all_as_likely() {
+    let generator = Generator::new(13);
+    let mut counts = std::collections::BTreeMap::new();
+    for _ in 0..24_000 {
+        let drawn = Tensor::randperm(4, Device::CPU, &generator).unwrap().to_vec::<i64>().unwrap();
+        *counts.entry(drawn).or_insert(0.0) += 1.0;
+    }
+    assert_eq!(counts.len(), 24);
+    // 23 degrees of freedom: below 49.7 in 999 of 1000 cases.
+    assert!(counts.values().map(|count| (count - 1000.0_f64).powi(2) / 1000.0).sum::<f64>() < 49.7);
+    assert_eq!(Tensor::randperm(0, Device::CPU, &generator).unwrap().sizes(), [0]);
+}
+
+#[test]
+fn bernoulli_has_its_probability_and_none_is_drawn_against_0_or_1() {
+    let generator = Generator::new(17);
+    let coins = Tensor::empty(&[100_000], DType::Bool, Device::CPU).unwrap();
+    for (probability, low, high) in [(0.0, 0, 0), (1.0, 100_000, 100_000), (0.3, 29_500, 30_500)] {
+        coins.bernoulli_(probability, &generator).unwrap();
+        let heads = coins.to_vec::<bool>().unwrap().into_iter().filter(|head| *head).count();
+        assert!((low..=high).contains(&heads), "{probability}: {heads}");
+    }
+    let each = Tensor::from_slice(&[0.0_f32, 1.0, 0.0, 1.0], &[2, 2]).unwrap();
+    assert_eq!(each.bernoulli(&generator).unwrap().to_vec::<f32>().unwrap(), [0.0, 1.0, 0.0, 1.0]);
+    let error = Tensor::full(&[3], 1.5, DType::F32, Device::CPU).unwrap().bernoulli(&generator).unwrap_err();
+    assert_eq!(error.to_string(), "bernoulli: probabilities are between 0 and 1, got 1.5");
+}
+
+#[test]
+fn writes_in_place_go_by_index_whatever_the_layout() {
+    let (dense, storage) =
+        (Tensor::zeros(&[3, 5], DType::F32, Device::CPU), Tensor::zeros(&[5, 3], DType::F32, Device::CPU));
+    let (dense, turned) = (dense.unwrap(), storage.unwrap().transpose(0, 1).unwrap());
+    dense.normal_(2.0, 0.5, &Generator::new(1)).unwrap();
+    let version = turned.version();
+    turned.normal_(2.0, 0.5, &Generator::new(1)).unwrap();
+    assert_eq!(turned.to_vec::<f32>().unwrap(), dense.to_vec::<f32>().unwrap());
+    assert_eq!(turned.version(), version + 1);
+
+    let narrow = Tensor::empty(&[1000], DType::BF16, Device::CPU).unwrap();
+    narrow.uniform_(-1.0, -0.999, &Generator::new(1)).unwrap();
+    assert!(values(&narrow).into_iter().all(|value| value == -1.0));
+}
+
+#[test]
+fn a_leaf_that_requires_a_gradient_is_written_only_without_a_graph() {
+    let (leaf, generator) = (Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap(), Generator::new(1));
+    let leaf = leaf.requires_grad_(true).unwrap();
+    assert!(leaf.uniform_(0.0, 1.0, &generator).unwrap_err().to_string().contains("no_grad()"));
+    autograd::no_grad(|| leaf.uniform_(0.0, 1.0, &generator)).unwrap();
+}
+
+#[test]
+fn threads_change_nothing() {
+    let draw = |count| {
+        threads::set_threads(count).unwrap();
+        let generator = Generator::new(23);
+        let normal = Tensor::randn(&[300, 333], DType::F32, Device::CPU, &generator).unwrap();
+        let integers = Tensor::randint(0, 1 << 40, &[100_001], DType::I64, Device::CPU, &generator).unwrap();
+        (normal.to_vec::<f32>().unwrap(), integers.to_vec::<i64>().unwrap(), generator.state())
+    };
+    assert_eq!(draw(1), draw(3));
+}
+
+#[test]
+fn dropout_drops_the_gradient_where_it_dropped_the_value() {
+    random::manual_seed(29);
+    let x = Tensor::rand(&[100, 100], DType::F64, Device::CPU, &Generator::new(1)).unwrap().add(1.0).unwrap();
+    let x = x.requires_grad_(true).unwrap();
+    // A layout of another order has the same elements dropped.
+    let y = x.transpose(0, 1).unwrap().dropout(0.25, true).unwrap();
+    let grads = autograd::grad(
+        &[&y.mul(&y).unwrap().sum_all().unwrap()],
+        &[&x],
+        &[],
+        autograd::Options { create_graph: true, ..Default::default() },
+    );
+    let grad = grads.unwrap().remove(0).unwrap();
+    let (y, factor) = (values(&y.transpose(0, 1).unwrap()), 1.0 / 0.75);
+    for ((x, y), grad) in values(&x).into_iter().zip(&y).zip(values(&grad)) {
+        assert!(*y == 0.0 && grad == 0.0 || (y - x * factor).abs() < 1e-12 && (grad - 2.0 * y * factor).abs() < 1e-12);
+    }
+    let dropped = y.iter().filter(|y| **y == 0.0).count();
+    assert!((2300..2700).contains(&dropped), "{dropped}");
+    let second = autograd::grad(&[&grad.sum_all().unwrap()], &[&x], &[], Default::default()).unwrap().remove(0);
+    for (y, second) in y.iter().zip(values(&second.unwrap())) {
+        assert!((second - if *y == 0.0 { 0.0 } else { 2.0 * factor * factor }).abs() < 1e-12);
+    }
+}
+
+#[test]
+fn dropout_of_all_or_nothing() {
+    let x = Tensor::ones(&[4], DType::F32, Device::CPU).unwrap();
+    assert!(x.dropout(0.5, false).unwrap().is_same(&x) && x.dropout(0.0, true).unwrap().is_same(&x));
+    assert_eq!(x.dropout(1.0, true).unwrap().to_vec::<f32>().unwrap(), [0.0; 4]);
+    assert_eq!(x.dropout(1.5, true).unwrap_err().to_string(), "dropout: a probability is between 0 and 1, got 1.5");
+}
