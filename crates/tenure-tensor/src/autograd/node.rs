@@ -233,7 +233,7 @@ impl Node {
     fn look_for_nan(&self, grads: &[Option<Tensor>]) -> Result<()> {
         for (index, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
-            if super::no_grad(|| grad.has_nan())? {
+            if super::no_grad(|| grad.isnan()?.any(&[], false)?.item::<bool>())? {
                 let said = |at: &String| format!("; the operation was called at\n{at}");
                 let forward = self.forward.as_ref().map_or_else(String::new, said);
                 return Err(AutogradError::NotANumber { node: self.name.to_string(), index, forward }.into());

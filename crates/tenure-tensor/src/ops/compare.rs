@@ -137,6 +137,6 @@ impl Tensor {
     }
 
     fn are_all_true(&self) -> Result<bool> {
-        Ok(self.to_vec::<bool>()?.into_iter().all(|value| value))
+        self.all(&[], false)?.item::<bool>()
     }
 }

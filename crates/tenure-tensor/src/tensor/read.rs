@@ -1,7 +1,5 @@
 //! Elements as Rust's values.
 
-use tenure_core::DType;
-
 use super::Tensor;
 use crate::{Access, Element, Result, Scalar, TensorError};
 
@@ -36,18 +34,5 @@ impl Tensor {
     /// There are more, or none.
     pub fn item_scalar(&self) -> Result<Scalar> {
         crate::element::with_element!(self.dtype(), T => self.item::<T>().map(Element::to_scalar))
-    }
-
-    /// The only element of a `bool` tensor.
-    ///
-    /// # Errors
-    /// There are more, or none; another dtype.
-    pub fn item_bool(&self) -> Result<bool> {
-        self.item::<bool>()
-    }
-
-    /// Whether an element is no number.
-    pub(crate) fn has_nan(&self) -> Result<bool> {
-        Ok(self.to_dtype(DType::F64)?.to_vec::<f64>()?.iter().any(|value| value.is_nan()))
     }
 }
