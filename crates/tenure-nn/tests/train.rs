@@ -9,7 +9,7 @@ use tenure_core::Tag;
 use tenure_nn::data::{DataLoader, LoaderOptions, Subset, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
-use tenure_nn::train::{Classification, Plan, Recorder, Score, TrainError, Trainer};
+use tenure_nn::train::{Classification, Plan, Recorder, Score, Task, TrainError, Trainer};
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::Tensor;
 use tenure_tensor::random::{self, Generator};
@@ -152,7 +152,9 @@ fn memory_is_told_by_what_it_is_for() {
     assert!(memory.tags.of(Tag::Weight) >= parameters);
     assert!(memory.tags.of(Tag::OptimizerState) >= 2 * parameters);
     assert!(memory.tags.of(Tag::Activation) > 0 && memory.tags.of(Tag::Input) > 0);
+    assert!(memory.tag_peaks.of(Tag::Gradient) >= parameters);
     assert!(memory.peak_bytes >= memory.tags.total());
+    assert!(Tag::ALL.iter().all(|tag| memory.tag_peaks.of(*tag) >= memory.tags.of(*tag)));
     assert_eq!(memory.tags.total(), Tag::ALL.iter().map(|tag| memory.tags.of(*tag)).sum::<u64>());
     assert!(recording.windows(2).all(|pair| pair[0].at_us <= pair[1].at_us));
     assert!(recording.iter().any(|moment| moment.tags.of(Tag::Gradient) > 0), "{} moments", recording.len());
