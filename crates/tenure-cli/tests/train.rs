@@ -219,11 +219,14 @@ fn what_does_not_go_together_says_what_does() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(expected.iter().all(|part| said.contains(part)), "{said}");
     }
-    for (option, value) in [("--data", "video:x"), ("--model", "vgg"), ("--lr", "-1"), ("--batch-size", "0")] {
-        let said = complaint(
-            folder.path(),
-            &[&["train", "--model", "gpt2", "--data", "text:text"][..], &[option, value]].concat(),
-        );
-        assert!(said.contains(option), "{said}");
+    let cases: [(&[&str], &str); 4] = [
+        (&["--model", "gpt2", "--data", "video:x"], "images:DIR"),
+        (&["--model", "vgg", "--data", "text:text"], "resnet18"),
+        (&["--model", "gpt2", "--data", "text:text", "--lr", "-1"], "a number above 0"),
+        (&["--model", "gpt2", "--data", "text:text", "--batch-size", "0"], "--batch-size"),
+    ];
+    for (args, expected) in cases {
+        let said = complaint(folder.path(), &[&["train"], args].concat());
+        assert!(said.contains(expected), "{said}");
     }
 }

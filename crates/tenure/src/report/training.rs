@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_smooth_line_begins_where_values_do_and_follows_them() {
-        assert_eq!(smooth(&[3.0; 9]), [3.0; 9]);
+        assert!(smooth(&[3.0; 9]).iter().all(|value| (value - 3.0).abs() < 1e-12));
         let jump: Vec<f64> = (0..60).map(|index| if index < 30 { 1.0 } else { 2.0 }).collect();
         let smooth = smooth(&jump);
         assert!(smooth[30] > 1.0 && smooth[30] < 1.5 && smooth[59] > 1.99);
