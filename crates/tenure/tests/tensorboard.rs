@@ -23,7 +23,7 @@ fn records(mut bytes: &[u8]) -> Vec<&[u8]> {
 fn masked(bytes: &[u8]) -> [u8; 4] {
     let step = |crc: u32| crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg());
     let crc = !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)));
-    (crc >> 15 | crc << 17).wrapping_add(0xa282_ead8).to_le_bytes()
+    crc.rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
 /// A field of a message: its number, and its bytes, or those of a number.

@@ -29,7 +29,7 @@ peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1,
 the run was interrupted.
 
 Examples:
-  tenure train --model gpt2-mini --data text:README.md
+  tenure train --model llama-mini --data text:README.md
   tenure train --model resnet18 --data fashion-mnist --report run.html
   tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
   tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors")]
