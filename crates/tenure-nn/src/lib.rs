@@ -5,6 +5,7 @@
 //! - An [`optim::Optimizer`] steps parameters by a rule; a [`optim::Schedule`] says how far at which step.
 //! - A [`data::DataLoader`] reads batches ahead, the same ones for any number of workers.
 //! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
+//! - A [`sentence::SentenceEncoder`] makes vectors of texts.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -18,6 +19,7 @@ mod module;
 pub mod optim;
 pub mod purpose;
 mod scope;
+pub mod sentence;
 
 pub use error::{Error, Result, StateError};
 pub use init::{Fan, Init};
