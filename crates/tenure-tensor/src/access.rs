@@ -203,12 +203,16 @@ impl<'a> Access<'a> {
 
     fn check<T: Element>(&self, tensor: &Tensor) -> Result<()> {
         if tensor.dtype() != T::DTYPE {
-            let expected = format!("{} was expected", T::DTYPE);
+            let expected = format!("{} is asked for: convert with to_dtype() first", T::DTYPE);
             return Err(TensorError::DType { op: self.op, found: tensor.dtype(), expected });
         }
-        if !tensor.is_contiguous() || !tensor.device().is_cpu() {
-            let reason =
-                format!("a contiguous tensor on the CPU is needed, got {:?} on {}", tensor.layout(), tensor.device());
+        if !tensor.device().is_cpu() {
+            let reason = format!("a tensor on the CPU is needed, got one on {}: to_device() first", tensor.device());
+            return Err(TensorError::argument(self.op, reason));
+        }
+        if !tensor.is_contiguous() {
+            let (sizes, strides) = (tensor.sizes(), tensor.strides());
+            let reason = format!("contiguous() is needed first, got sizes {sizes:?} with strides {strides:?}");
             return Err(TensorError::argument(self.op, reason));
         }
         Ok(())
