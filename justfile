@@ -93,7 +93,7 @@ bench-pytorch *args:
 gpu:
     scripts/gpu-build
 
-# Feeds a parser (unpickle, compact_trace, wire, block_handle) hostile bytes
+# Feeds a parser (unpickle, compact_trace, wire, block_handle, idx, weights) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}

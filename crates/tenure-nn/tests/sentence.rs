@@ -132,7 +132,8 @@ fn another_architecture_is_refused() {
     );
     assert_eq!(
         of(r#""intermediate_size": 12"#, r#""intermediate_size": 16"#),
-        "model.safetensors: encoder.layer.0.intermediate.dense.weight: the model has sizes [16, 8], got [12, 8]"
+        "model.safetensors: encoder.layer.0.intermediate.dense.weight: the model has sizes [16, 8], got [12, 8]; and 5 \
+         more of other sizes"
     );
 }
 
