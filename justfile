@@ -95,9 +95,9 @@ gpu:
 
 # Feeds a parser (unpickle, compact_trace, wire, block_handle, idx, weights) hostile bytes
 fuzz parser seconds="600":
-    # The sanitizer's flags are unstable, hence the bootstrap.
+    # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
-    RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
+    RUSTC_BOOTSTRAP=1 cargo fuzz run --strip-dead-code {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
 # What a change must pass

@@ -41,7 +41,7 @@ fn results(function: impl Fn(&Tensor, &Tensor) -> Result<(Tensor, Tensor)>, inpu
 fn it_is_what_basic_operations_make() {
     for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
         let inputs = inputs(150, 33, dtype);
-        let expected = results(by_operations, &inputs.each_ref().map(|input| exact(input)));
+        let expected = results(by_operations, &inputs.each_ref().map(exact));
         for (found, expected) in results(lltm_cell, &inputs).iter().zip(&expected) {
             for (found, expected) in found.iter().zip(expected) {
                 assert!((found - expected).abs() <= tolerance * (1.0 + expected.abs()), "{dtype}: {found}, {expected}");
