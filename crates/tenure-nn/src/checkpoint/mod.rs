@@ -41,7 +41,7 @@ impl CheckpointError {
         move |source| Self::Io { path: path.clone(), source }
     }
 
-    fn format(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn format(path: &Path, reason: impl ToString) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.to_string() }
     }
 }
