@@ -1,90 +1,28 @@
 //! Attention beside PyTorch's.
-#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-mod common;
+use tenure_tensor::{Attention, Result, Tensor};
 
-use tenure_tensor::autograd::{self, Options};
-use tenure_tensor::{Attention, DType, Result, Tensor, threads};
+use crate::harness::Case;
 
 fn attend(x: &[Tensor], how: &Attention<'_>) -> Result<Vec<Tensor>> {
     Ok(vec![x[0].attention(&x[1], &x[2], &Attention { mask: x.get(3).or(how.mask), ..*how })?])
 }
 
-#[test]
-fn attention() {
-    common::goldens::check(
-        "attention",
-        &[
-            ("plain", |x| attend(x, &Attention::default())),
-            ("plain_halves", |x| attend(x, &Attention::default())),
-            ("matrices", |x| attend(x, &Attention::default())),
-            ("scaled", |x| attend(x, &Attention { scale: Some(0.3), ..Attention::default() })),
-            ("causal", |x| attend(x, &Attention { is_causal: true, ..Attention::default() })),
-            ("seen", |x| {
-                let mask = Tensor::from_slice(&[true, false, true, true, true, true], &[2, 3])?;
-                attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
-            }),
-            ("one_seen", |x| {
-                let mask = Tensor::from_slice(&[false, true, false], &[3])?;
-                attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
-            }),
-            ("added", |x| attend(x, &Attention::default())),
-            ("added_with_gradient", |x| attend(x, &Attention::default())),
-            ("grouped", |x| attend(x, &Attention::default())),
-            ("grouped_causal", |x| attend(x, &Attention { is_causal: true, ..Attention::default() })),
-        ],
-    );
-}
-
-fn numbers(sizes: &[usize], seed: usize) -> Tensor {
-    let count: usize = sizes.iter().product();
-    let values: Vec<f64> = (0..count).map(|i| ((i * 7919 + seed) % 1009) as f64 / 250.0 - 2.0).collect();
-    Tensor::from_slice(&values, sizes).unwrap().requires_grad_(true).unwrap()
-}
-
-/// More queries and keys than are computed at a time, beside all weights at once: with a dropout of almost nothing.
-#[test]
-fn blocks_are_what_all_weights_at_once_are() {
-    let (q, k, v) = (numbers(&[2, 4, 150, 20], 1), numbers(&[2, 2, 210, 20], 2), numbers(&[2, 2, 210, 50], 3));
-    let seen: Vec<bool> = (0..150 * 210).map(|i| i % 7 != 3 && i / 210 != 140).collect();
-    let seen = Tensor::from_slice(&seen, &[150, 210]).unwrap();
-    for (mask, is_causal) in [(None, false), (None, true), (Some(&seen), false), (Some(&seen), true)] {
-        let how = Attention { mask, is_causal, ..Attention::default() };
-        let results = [0.0, 1e-300].map(|dropout| {
-            let out = q.attention(&k, &v, &Attention { dropout, ..how }).unwrap();
-            let grad = numbers(out.sizes(), 4).detach();
-            let grads = autograd::grad(&[&out], &[&q, &k, &v], &[Some(&grad)], Options::default()).unwrap();
-            let all = [Some(out)].into_iter().chain(grads);
-            all.flat_map(|tensor| tensor.unwrap().to_vec::<f64>().unwrap()).collect::<Vec<f64>>()
-        });
-        for (fused, expected) in results[0].iter().zip(&results[1]) {
-            assert!((fused - expected).abs() < 1e-9, "{fused} and {expected}");
-        }
-    }
-}
-
-#[test]
-fn threads_do_not_change_a_bit() {
-    let inputs = [1, 2, 3].map(|seed| numbers(&[2, 3, 150, 16], seed).to_dtype(DType::F32).unwrap());
-    let [q, k, v] = &inputs;
-    let run = |count| {
-        threads::set_threads(count).unwrap();
-        let out = q.attention(k, v, &Attention { is_causal: true, ..Attention::default() }).unwrap();
-        let grads = autograd::grad(&[&out], &[q, k, v], &[Some(&out)], Options::default()).unwrap();
-        let all = [Some(out)].into_iter().chain(grads);
-        all.flat_map(|tensor| tensor.unwrap().to_vec::<f32>().unwrap()).map(f32::to_bits).collect::<Vec<_>>()
-    };
-    let one = run(1);
-    assert!(one == run(2) && one == run(3));
-}
-
-#[test]
-fn errors_say_what_does_not_fit() {
-    let (q, k) = (numbers(&[1, 3, 2, 4], 1), numbers(&[1, 2, 2, 4], 2));
-    let said = |mask: &Tensor| {
-        q.attention(&q, &q, &Attention { mask: Some(mask), ..Attention::default() }).err().unwrap().to_string()
-    };
-    assert!(q.attention(&k, &k, &Attention::default()).err().unwrap().to_string().contains("multiple of heads"));
-    assert!(said(&numbers(&[3], 1)).contains("broadcast"));
-    assert!(said(&numbers(&[2], 1).to_dtype(DType::F32).unwrap()).contains("bool or float64"));
-}
+pub(crate) const CASES: &[Case] = &[
+    ("plain", |x| attend(x, &Attention::default())),
+    ("matrices", |x| attend(x, &Attention::default())),
+    ("scaled", |x| attend(x, &Attention { scale: Some(0.3), ..Attention::default() })),
+    ("causal", |x| attend(x, &Attention { is_causal: true, ..Attention::default() })),
+    ("seen", |x| {
+        let mask = Tensor::from_slice(&[true, false, true, true, true, true], &[2, 3])?;
+        attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
+    }),
+    ("one_seen", |x| {
+        let mask = Tensor::from_slice(&[false, true, false], &[3])?;
+        attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
+    }),
+    ("added", |x| attend(x, &Attention::default())),
+    ("added_with_gradient", |x| attend(x, &Attention::default())),
+    ("grouped", |x| attend(x, &Attention::default())),
+    ("grouped_causal", |x| attend(x, &Attention { is_causal: true, ..Attention::default() })),
+];
