@@ -13,7 +13,7 @@ SECOND = {"basic", "pair", "apart", "mask", "put_added"}
 
 
 def case(name, function, inputs=(), empty=None, scalar=None, **options):
-    return Case(name, function, [BLOCK, *inputs], empty, scalar, dtypes=("f32",), second=name in SECOND, **options)
+    return Case(name, function, [BLOCK, *inputs], empty, scalar, second=name in SECOND, **options)
 
 
 BLOCK = Input((2, 3, 4))
@@ -46,7 +46,7 @@ CASES = [
     case("put", lambda x, v: put(x, torch.tensor([1, 0]), torch.tensor([2, 0]), v, False), [Input((4,))]),
     case("put_added", lambda x, i, j, v: put(x, i, j, v, True), [index(3, high=2), index(3, high=2), Input((3, 4))]),
     case("put_masked", lambda x, m, v: x.index_put((m,), v), [Input((2, 3, 4), dtype=torch.bool), Input(())]),
-    Case("nonzero", torch.nonzero, [Input((2, 3, 4), -2, 3, torch.int8)], [(2, 0, 4)], [()], dtypes=("f32",)),
+    Case("nonzero", torch.nonzero, [Input((2, 3, 4), -2, 3, torch.int8)], [(2, 0, 4)], [()]),
     case("masked_select", lambda x, m: x.masked_select(m), [Input((3, 1), dtype=torch.bool)], [(2, 3, 0), (3, 1)]),
 ]
 

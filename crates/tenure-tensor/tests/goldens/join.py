@@ -7,7 +7,7 @@ X = Input((2, 3))
 
 
 def case(name, function, inputs=(X,), empty=((0, 3),), **options):
-    return Case(name, function, inputs, empty, **{"dtypes": ("f32",), **options})
+    return Case(name, function, inputs, empty, **options)
 
 
 CASES = [

@@ -10,7 +10,7 @@ def case(name, function, *sizes, empty=None, **options):
 
 
 def equation(name, text, *sizes, **options):
-    return case(name, lambda *x: torch.einsum(text, *x), *sizes, **{"dtypes": ("f32",), **options})
+    return case(name, lambda *x: torch.einsum(text, *x), *sizes, **options)
 
 
 CASES = [
@@ -27,7 +27,7 @@ CASES = [
     case("dot", torch.dot, (6,), (6,)),
     case("outer", torch.outer, (3,), (2,), empty=[(0,), (2,)]),
     case("addmm", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=-2), (3, 1), (3, 4), (4, 2)),
-    case("addmm_without", lambda c, a, b: torch.addmm(c, a, b, beta=0), (3, 2), (3, 4), (4, 2), dtypes=("f32",)),
+    case("addmm_without", lambda c, a, b: torch.addmm(c, a, b, beta=0), (3, 2), (3, 4), (4, 2)),
     case("baddbmm", lambda c, a, b: torch.baddbmm(c, a, b, alpha=3), (2,), (2, 3, 4), (2, 4, 2)),
     case("linear", F.linear, (2, 3, 4), (5, 4), (5,), empty=[(0, 4), (5, 4), (5,)]),
     case("linear_one", F.linear, (4,), (3, 4), (3,)),
