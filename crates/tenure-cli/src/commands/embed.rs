@@ -1,7 +1,7 @@
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use indicatif::ProgressBar;
 use tenure_nn::sentence::SentenceEncoder;
 
@@ -15,7 +15,7 @@ pub(crate) fn run(args: EmbedArgs) -> ExitCode {
     };
     let batch_size = usize::from(args.batch_size);
     if args.texts.is_empty() {
-        let lines = io::stdin().lines().map(|line| line.context("standard input"));
+        let lines = io::stdin().lines().map(|line| line.map_err(|error| anyhow!("standard input: {error}")));
         print(&encoder, lines, batch_size, &bar(None))
     } else {
         let bar = bar(Some(args.texts.len() as u64));

@@ -217,6 +217,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
+        }
         let op = "binary_cross_entropy";
         expect_same(op, self, target)?;
         let log = |x: Self| x.log()?.clamp_min(-100.0);

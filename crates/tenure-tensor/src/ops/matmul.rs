@@ -2,7 +2,7 @@
 
 use super::pointwise::broadcast;
 use super::view::signed;
-use crate::autocast::lower;
+use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::gemm::Product;
@@ -105,7 +105,13 @@ impl Tensor {
             );
             return Err(TensorError::shape("dot", reason));
         }
-        self.matmul(other)
+        let [left, right] = &widest([self, other])?;
+        check_operands("dot", &[left, right])?;
+        if left.numel() != right.numel() {
+            let reason = format!("vectors of one length are needed, got {} and {}", left.numel(), right.numel());
+            return Err(TensorError::shape("dot", reason));
+        }
+        left.multiplied(right)
     }
 
     /// All products of an element of one vector with an element of another.
