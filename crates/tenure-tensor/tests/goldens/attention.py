@@ -18,7 +18,7 @@ def case(name, function, q, k, v, *more, **options):
 
 
 CASES = [
-    case("plain", attention(), (1, 2, 2, 2), (1, 2, 3, 2), (1, 2, 3, 3)),
+    case("plain", attention(), (1, 2, 2, 2), (1, 2, 3, 2), (1, 2, 3, 3), empty=[(0, 2, 2, 2), (0, 2, 3, 2), (0, 2, 3, 3)]),
     case("matrices", attention(), (2, 2), (3, 2), (3, 2)),
     case("scaled", attention(scale=0.3), (2, 2, 2), (2, 3, 2), (2, 3, 2)),
     case("causal", attention(is_causal=True), (1, 2, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2)),

@@ -6,7 +6,7 @@ from harness import Case, Input, write
 
 def unary(name, low=-2.0, high=2.0, function=None, **options):
     function = function or getattr(torch, name)
-    return Case(name, function, [Input((2, 3), low, high)], [(0, 3)], [()], variants=("contiguous", "sliced"), **options)
+    return Case(name, function, [Input((2, 3), low, high)], [(0, 3)], [()], **options)
 
 
 CASES = [
@@ -40,9 +40,9 @@ CASES = [
     unary("erfc"),
     unary("erfinv", -0.8, 0.8),
     unary("sigmoid"),
-    Case("exp_integers", torch.exp, [Input((2, 3), -3, 3, torch.int32)]),
-    Case("floor_integers", torch.floor, [Input((2, 3), -3, 3, torch.int32)]),
-    Case("abs_integers", torch.abs, [Input((2, 3), -3, 3, torch.int8)]),
+    Case("exp_integers", torch.exp, [Input((2, 3), -3, 3, torch.int32)], [(0, 3)], [()]),
+    Case("floor_integers", torch.floor, [Input((2, 3), -3, 3, torch.int32)], [(0, 3)], [()]),
+    Case("abs_integers", torch.abs, [Input((2, 3), -3, 3, torch.int8)], [(0, 3)], [()]),
 ]
 
 write(__file__, CASES)

@@ -23,6 +23,8 @@ pub(crate) const CASES: &[Case] = &[
     ("tile", |x| Ok(vec![x[0].tile(&[2])?])),
     ("repeat_interleave", |x| Ok(vec![x[0].repeat_interleave(3, 0)?])),
     ("roll", |x| Ok(vec![x[0].roll(&[1, -4], &[0, 1])?])),
+    ("roll_one", |x| Ok(vec![x[0].roll(&[2], &[-1])?])),
+    ("flip_last", |x| Ok(vec![x[0].flip(&[-1])?])),
     ("flip", |x| Ok(vec![x[0].flip(&[0, -1])?])),
     ("tril", |x| Ok(vec![x[0].tril(-1)?])),
     ("triu", |x| Ok(vec![x[0].triu(1)?])),

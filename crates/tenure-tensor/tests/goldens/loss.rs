@@ -28,6 +28,7 @@ pub(crate) const CASES: &[Case] = &[
     }),
     ("nll_loss", |x| Ok(vec![x[0].nll_loss(&x[1], Some(&x[2]), 3, Reduction::Mean)?])),
     ("nll_loss_pixels", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, Reduction::None)?])),
+    ("nll_loss_one", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, Reduction::Mean)?])),
     ("mse_loss", |x| Ok(vec![x[0].mse_loss(&x[1], Reduction::Mean)?])),
     ("mse_loss_none", |x| Ok(vec![x[0].mse_loss(&x[1], Reduction::None)?])),
     ("l1_loss", |x| Ok(vec![x[0].l1_loss(&x[1], Reduction::Mean)?])),

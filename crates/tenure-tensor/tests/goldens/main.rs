@@ -6,6 +6,8 @@ mod arithmetic;
 mod attention;
 mod compare;
 mod conv;
+mod coverage;
+mod create;
 mod functions;
 mod gather;
 mod harness;
@@ -18,9 +20,13 @@ mod norm;
 mod pointwise;
 mod reduce;
 mod view;
+mod written;
 
 macro_rules! families {
     ($($family:ident)*) => {
+        /// All names and cases.
+        const FAMILIES: &[(&str, &[harness::Case])] = &[$((stringify!($family), $family::CASES)),*];
+
         mod families {
             $(#[test]
             fn $family() {
@@ -36,6 +42,7 @@ families! {
     attention
     compare
     conv
+    create
     functions
     gather
     in_place
@@ -47,4 +54,5 @@ families! {
     pointwise
     reduce
     view
+    written
 }

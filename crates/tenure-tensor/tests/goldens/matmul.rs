@@ -33,6 +33,7 @@ pub(crate) const CASES: &[Case] = &[
     ("einsum_diagonal", |x| equation("iij -> ji", x)),
     ("einsum_transpose", |x| equation("ij->ji", x)),
     ("einsum_implicit", |x| equation("ba,ca", x)),
+    ("einsum_numbers", |x| equation(",->", x)),
     ("einsum_outer", |x| equation("i,j->ij", x)),
     ("einsum_ellipsis", |x| equation("...ij,...jk->...ik", x)),
     ("einsum_ellipsis_dropped", |x| equation("i...->...", x)),

@@ -1,6 +1,12 @@
 //! Reductions and softmax beside PyTorch.
 
+use tenure_tensor::{Result, Tensor};
+
 use crate::harness::Case;
+
+fn both(pair: (Tensor, Tensor)) -> Result<Vec<Tensor>> {
+    Ok(vec![pair.0, pair.1])
+}
 
 pub(crate) const CASES: &[Case] = &[
     ("sum_all", |x| Ok(vec![x[0].sum(&[], false)?])),
@@ -39,25 +45,29 @@ pub(crate) const CASES: &[Case] = &[
     ("logsumexp_last", |x| Ok(vec![x[0].logsumexp(&[-1], false)?])),
     ("logsumexp_first", |x| Ok(vec![x[0].logsumexp(&[0], true)?])),
     ("logsumexp_two", |x| Ok(vec![x[0].logsumexp(&[0, 2], false)?])),
-    ("var_mean", |x| {
-        let (a, b) = x[0].var_mean(&[1], 1.0, false)?;
-        Ok(vec![a, b])
-    }),
+    ("var_one", |x| Ok(vec![x[0].var(&[-1], 1.0, false)?, x[0].std(&[-1], 0.0, false)?])),
+    ("var_mean", |x| both(x[0].var_mean(&[1], 1.0, false)?)),
     ("norm_inf", |x| Ok(vec![x[0].norm(f64::INFINITY, &[-1], false)?])),
     ("norm_3", |x| Ok(vec![x[0].norm(3.0, &[0, 2], true)?])),
     ("prod_all", |x| Ok(vec![x[0].prod(&[], false)?])),
     ("prod_last", |x| Ok(vec![x[0].prod(&[-1], false)?])),
     ("prod_zeros", |x| Ok(vec![x[0].gt(0.0)?.to_dtype(x[0].dtype())?.mul(&x[0])?.prod(&[1], false)?])),
-    ("max", |x| {
-        let (a, b) = x[0].max(1, false)?;
-        Ok(vec![a, b])
-    }),
-    ("min", |x| {
-        let (a, b) = x[0].min(-1, true)?;
-        Ok(vec![a, b])
-    }),
+    ("max", |x| both(x[0].max(1, false)?)),
+    ("min", |x| both(x[0].min(-1, true)?)),
+    ("max_last", |x| both(x[0].max(-1, false)?)),
+    ("argmax_last", |x| Ok(vec![x[0].argmax(Some(-1), false)?])),
+    ("argmin_last", |x| Ok(vec![x[0].argmin(Some(-1), true)?])),
     ("argmax_all", |x| Ok(vec![x[0].argmax(None, false)?])),
     ("argmin", |x| Ok(vec![x[0].argmin(Some(0), false)?])),
+    ("sum_whole", |x| Ok(vec![x[0].sum_all()?])),
+    ("mean_whole", |x| Ok(vec![x[0].mean_all()?])),
+    ("max_whole", |x| Ok(vec![x[0].max_all()?])),
+    ("largest_equal", |x| Ok(vec![x[0].max_all()?, x[0].min_all()?, x[0].amax(&[0], false)?, x[0].amin(&[], false)?])),
+    ("min_whole", |x| Ok(vec![x[0].min_all()?])),
+    ("var_mean_last", |x| both(x[0].var_mean(&[-1], 0.0, false)?)),
+    ("all_last", |x| Ok(vec![x[0].gt(0.0)?.all(&[-1], false)?])),
+    ("any_last", |x| Ok(vec![x[0].gt(0.0)?.any(&[-1], false)?])),
+    ("count_nonzero_last", |x| Ok(vec![x[0].gt(0.0)?.count_nonzero(&[-1], false)?])),
     ("all", |x| Ok(vec![x[0].gt(-1.9)?.all(&[1], false)?])),
     ("any", |x| Ok(vec![x[0].gt(1.9)?.any(&[0], true)?])),
     ("count_nonzero", |x| Ok(vec![x[0].gt(0.0)?.count_nonzero(&[0, 1], false)?])),
@@ -66,6 +76,7 @@ pub(crate) const CASES: &[Case] = &[
     ("amax_integers", |x| Ok(vec![x[0].amax(&[1], false)?])),
     ("sum_bool", |x| Ok(vec![x[0].sum(&[1], false)?])),
     ("sum_to", |x| Ok(vec![x[0].sum_to(&[4, 1])?])),
+    ("sum_to_scalar", |x| Ok(vec![x[0].sum_to(&[])?])),
     ("softmax_last", |x| Ok(vec![x[0].softmax(-1)?])),
     ("softmax_first", |x| Ok(vec![x[0].softmax(0)?])),
     ("log_softmax_last", |x| Ok(vec![x[0].log_softmax(-1)?])),
