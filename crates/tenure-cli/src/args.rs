@@ -7,8 +7,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
 
 use crate::commands::memory::MemoryCommand;
+use crate::commands::train::TrainArgs;
 
-/// Shows what a program did with its GPU memory, and what another allocator would have made of it.
+/// Trains models, and shows what a program did with its memory, and what another allocator would have made of it.
 #[derive(Parser)]
 #[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -18,6 +19,7 @@ pub(crate) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
+  tenure train --model gpt2-mini --data text:README.md
   tenure replay snapshot.pickle
   tenure trace report snapshot.pickle -o report.html
   tenure devices
@@ -29,6 +31,7 @@ Record a snapshot in PyTorch, from before the first CUDA allocation:
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Train(TrainArgs),
     /// Look into memory traces, convert them, draw them
     #[command(subcommand)]
     Trace(TraceCommand),

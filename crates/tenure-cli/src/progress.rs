@@ -16,6 +16,11 @@ pub(crate) fn cases(count: u64) -> ProgressBar {
     bar(count, String::new(), "{msg:30} {wide_bar} {pos}/{len} cases")
 }
 
+/// A bar of steps, of which `done` are made.
+pub(crate) fn steps(done: u64, count: u64) -> ProgressBar {
+    bar(count, String::new(), "{msg} {wide_bar} {pos}/{len}, {eta} left").with_position(done)
+}
+
 /// A bar of texts, of as many as are known.
 pub(crate) fn texts(count: Option<u64>) -> ProgressBar {
     match count {

@@ -4,6 +4,7 @@ use tenure_tensor::TensorError;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::train::TrainError;
 
 /// What this crate returns where more than tensors can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,6 +25,9 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A run does not go on.
+    #[error(transparent)]
+    Train(#[from] TrainError),
 }
 
 /// Why tensors are not the state of a module. Nothing was changed.

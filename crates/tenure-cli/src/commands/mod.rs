@@ -8,3 +8,4 @@ pub(crate) mod info;
 pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod train;

@@ -1,7 +1,7 @@
 //! Scaled dot-product attention.
 
 use super::matmul::check_operands;
-use super::pointwise;
+use super::pointwise::{self, wide};
 use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
@@ -85,8 +85,10 @@ impl Tensor {
         let needs_weights = how.dropout > 0.0 || is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
             let (_, sums) = attend(&q, &k, &v, mask.as_ref(), weighting)?;
-            let weights = weights(&q, &k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
-            weights.matmul(&v)?.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
+            let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
+            let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
+            let out = weights.matmul(&wide_v)?.to_dtype(q.dtype())?;
+            out.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
         } else {
             fused(&q, &k, &v, mask.as_ref(), weighting)?
         };
@@ -156,8 +158,9 @@ fn backward_of_weights(
     mask: Option<&Tensor>,
     weighting: Weighting,
 ) -> Result<crate::autograd::Grads> {
+    let (q, k, v) = (&wide(q)?, &wide(k)?, &wide(v)?);
     let weights = weights(q, k, sums, mask, weighting)?;
-    let grad = shared(grad, k)?;
+    let grad = shared(&wide(grad)?, k)?;
     let to_values = weights.transpose(-2, -1)?.matmul(&grad)?;
     let to_weights = grad.matmul(&v.transpose(-2, -1)?)?;
     let inner = to_weights.mul(&weights)?.sum(&[-1], true)?;

@@ -97,7 +97,12 @@ impl Tensor {
 
     fn truth(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = Reduced::new(op, self, dims)?;
-        reduced.finish(extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?, keep)
+        let out = match reduced.count(self) {
+            // All of nothing are true, and none is.
+            0 => Self::full(&reduced.sizes, !largest, DType::Bool, self.device())?,
+            _ => extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?,
+        };
+        reduced.finish(out, keep)
     }
 
     fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {

@@ -106,6 +106,11 @@ pub(crate) fn floating(dtype: DType) -> DType {
     if dtype.is_floating() { dtype } else { DType::F32 }
 }
 
+/// 16-bit floats in `f32`, so that several steps round once.
+pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
+    if matches!(tensor.dtype(), DType::F16 | DType::BF16) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
+}
+
 /// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
 pub(crate) fn run<F: Copy>(
     kernel: &'static Kernel<F>,

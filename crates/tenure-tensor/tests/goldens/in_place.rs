@@ -1,32 +1,26 @@
 //! Writes in place beside PyTorch.
 
-mod common;
-
 use tenure_tensor::{Device, Result, Tensor, autograd};
 
-#[test]
-fn in_place() {
-    common::goldens::check(
-        "in_place",
-        &[
-            ("arithmetic", arithmetic),
-            ("arithmetic_column", arithmetic),
-            ("itself", itself),
-            ("fused", fused),
-            ("functions", functions),
-            ("filled", filled),
-            ("rows", rows),
-            ("view_of_result", view_of_result),
-            ("base_after_view", base_after_view),
-            ("view_after_base", view_after_base),
-            ("view_after_other_view", view_after_other_view),
-            ("view_of_view", view_of_view),
-            ("detached", detached),
-            ("parts", parts),
-            ("swapped", swapped),
-        ],
-    );
-}
+use crate::harness::Case;
+
+pub(crate) const CASES: &[Case] = &[
+    ("arithmetic", arithmetic),
+    ("arithmetic_column", arithmetic),
+    ("itself", itself),
+    ("fused", fused),
+    ("functions", functions),
+    ("filled", filled),
+    ("rows", rows),
+    ("view_of_result", view_of_result),
+    ("base_after_view", base_after_view),
+    ("view_after_base", view_after_base),
+    ("view_after_other_view", view_after_other_view),
+    ("view_of_view", view_of_view),
+    ("detached", detached),
+    ("parts", parts),
+    ("swapped", swapped),
+];
 
 fn arithmetic(x: &[Tensor]) -> Result<Vec<Tensor>> {
     let [a, b, c, d] = [x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?, x[0].mul(2)?];

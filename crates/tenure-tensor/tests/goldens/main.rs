@@ -1,0 +1,58 @@
+//! Every operation beside PyTorch, and all of them in what they have in common. See `README.md`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod activations;
+mod arithmetic;
+mod attention;
+mod compare;
+mod conv;
+mod coverage;
+mod create;
+mod functions;
+mod gather;
+mod harness;
+mod in_place;
+mod index;
+mod join;
+mod loss;
+mod matmul;
+mod norm;
+mod pointwise;
+mod reduce;
+mod view;
+mod written;
+
+macro_rules! families {
+    ($($family:ident)*) => {
+        /// All names and cases.
+        const FAMILIES: &[(&str, &[harness::Case])] = &[$((stringify!($family), $family::CASES)),*];
+
+        mod families {
+            $(#[test]
+            fn $family() {
+                crate::harness::check(stringify!($family), crate::$family::CASES);
+            })*
+        }
+    };
+}
+
+families! {
+    activations
+    arithmetic
+    attention
+    compare
+    conv
+    create
+    functions
+    gather
+    in_place
+    index
+    join
+    loss
+    matmul
+    norm
+    pointwise
+    reduce
+    view
+    written
+}
