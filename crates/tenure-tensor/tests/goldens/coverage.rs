@@ -86,12 +86,12 @@ fn every_operation_has_goldens() {
     assert!(missing.is_empty(), "{} gaps:\n{}", missing.len(), missing.join("\n"));
 }
 
-fn apart() -> BTreeSet<String> {
+pub(crate) fn apart() -> BTreeSet<String> {
     APART.iter().flat_map(|(names, _)| *names).map(|name| (*name).to_owned()).collect()
 }
 
 /// The public functions of `src/ops`, and those that make tensors.
-fn operations() -> BTreeSet<String> {
+pub(crate) fn operations() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files: Vec<PathBuf> =
         fs::read_dir(source.join("ops")).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -138,7 +138,7 @@ fn shown() -> BTreeMap<String, Shown> {
 
 /// The operations that each case calls, as its source says: in its closure, and in functions of the family that this
 /// names.
-fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTreeSet<String>> {
+pub(crate) fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTreeSet<String>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{family}.rs"));
     let source = fs::read_to_string(path).unwrap();
     let helpers: Vec<(String, &str)> = source

@@ -166,6 +166,23 @@ impl Family {
         tensor.requires_grad_(input.grad).unwrap()
     }
 
+    /// The inputs of a sample with sizes of `size(input, dimension, size that it has)`: what they have, again and again,
+    /// and floats no two alike.
+    pub(crate) fn grown(&self, sample: &Sample, size: impl Fn(usize, usize, usize) -> usize) -> Vec<Tensor> {
+        let grown = |(index, input): (usize, &Input)| {
+            let sizes: Vec<usize> = input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
+            let values = numbers(&self.input(input, None));
+            let count: usize = sizes.iter().product();
+            let is_floating = ["f64", "f32", "f16", "bf16"].contains(&&input.dtype[..]);
+            let factor = |at: usize| if is_floating { 1.0 - (at as f64 * 0.618_034).fract() / 64.0 } else { 1.0 };
+            let values: Vec<f64> = (0..count).map(|at| values[at % values.len()] * factor(at)).collect();
+            let dtype = self.input(input, None).dtype();
+            let tensor = Tensor::from_slice(&values, &sizes).unwrap().to_dtype(dtype).unwrap();
+            tensor.requires_grad_(input.grad).unwrap()
+        };
+        sample.inputs.iter().enumerate().map(grown).collect()
+    }
+
     fn tensor(&self, place: &Place) -> Tensor {
         self.elements(&place.dtype, place.at, &place.sizes)
     }

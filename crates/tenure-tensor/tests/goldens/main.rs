@@ -19,6 +19,7 @@ mod matmul;
 mod norm;
 mod pointwise;
 mod reduce;
+mod threads;
 mod view;
 mod written;
 
