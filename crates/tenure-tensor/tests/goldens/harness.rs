@@ -35,7 +35,7 @@ pub(crate) fn check(name: &str, cases: &[Case]) {
             failures.extend(family.check_gradients(sample, function).err().map(named));
         }
     }
-    let shown = failures[..failures.len().min(20)].join("\n");
+    let shown = failures[..failures.len().min(200)].join("\n");
     assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), family.samples.len());
 }
 

@@ -19,6 +19,7 @@ mod matmul;
 mod norm;
 mod pointwise;
 mod reduce;
+mod special;
 mod threads;
 mod view;
 mod written;
@@ -54,6 +55,7 @@ families! {
     norm
     pointwise
     reduce
+    special
     view
     written
 }
