@@ -1,6 +1,7 @@
 //! Every operation beside PyTorch, and all of them in what they have in common. See `README.md`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod accuracy;
 mod activations;
 mod arithmetic;
 mod attention;
@@ -18,6 +19,7 @@ mod loss;
 mod matmul;
 mod norm;
 mod pointwise;
+mod promotion;
 mod reduce;
 mod special;
 mod threads;
@@ -39,6 +41,7 @@ macro_rules! families {
 }
 
 families! {
+    accuracy
     activations
     arithmetic
     attention
