@@ -51,8 +51,8 @@ binary! {
     };
     HARDSWISH_BACKWARD: Math (lanes of floats), |grad, x| {
         let inside = x / T::of(3.0) + T::of(0.5);
-        let slope = if x < T::of(-3.0) { T::ZERO } else { inside };
-        grad * if x > T::of(3.0) { T::ONE } else { slope }
+        let slope = if x <= T::of(-3.0) { T::ZERO } else { inside };
+        grad * if x < T::of(3.0) { slope } else { T::ONE }
     };
 }
 

@@ -222,7 +222,7 @@ impl Tensor {
             0.0 => self.ne(0.0)?.to_dtype(self.dtype())?.sum(dims, keep),
             f64::INFINITY => self.abs()?.amax(dims, keep),
             f64::NEG_INFINITY => self.abs()?.amin(dims, keep),
-            _ => self.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p),
+            _ => wide(self)?.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p)?.to_dtype(self.dtype()),
         }
     }
 

@@ -259,7 +259,7 @@ def is_near(found: torch.Tensor, truth: torch.Tensor) -> bool:
     tolerance = TOLERANCES[found.dtype] / 2
     truth, found = rounded(truth, found.dtype).double(), found.detach().double()
     finite = truth[truth.isfinite()].abs()
-    usual = max(0.1, finite.mean().item() if finite.numel() else 0.0)
+    usual = min(1.0, max(0.1, finite.mean().item() if finite.numel() else 0.0))
     close = (found - truth).abs() <= tolerance * truth.abs().clamp(min=usual)
     return bool((close | (found == truth) | (found.isnan() & truth.isnan())).all())
 

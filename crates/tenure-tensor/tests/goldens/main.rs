@@ -1,6 +1,7 @@
 //! Every operation beside PyTorch, and all of them in what they have in common. See `README.md`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod accuracy;
 mod activations;
 mod arithmetic;
 mod attention;
@@ -18,7 +19,10 @@ mod loss;
 mod matmul;
 mod norm;
 mod pointwise;
+mod promotion;
 mod reduce;
+mod special;
+mod threads;
 mod view;
 mod written;
 
@@ -37,6 +41,7 @@ macro_rules! families {
 }
 
 families! {
+    accuracy
     activations
     arithmetic
     attention
@@ -53,6 +58,7 @@ families! {
     norm
     pointwise
     reduce
+    special
     view
     written
 }

@@ -30,7 +30,7 @@ CASES = [
     case("sub_", lambda a, b: a.sub_(b), ROW),
     case("mul_", lambda a, b: a.mul_(b), ROW),
     case("div_", lambda a, b: a.div_(b), Input((4,), 0.5)),
-    case("add_scaled_", lambda a, b: a.add_(b, alpha=-3), ROW),
+    case("add_scaled_", lambda a, b: a.add_(b, alpha=-0.5), ROW),
     case("addcmul_", lambda a, b, c: a.addcmul_(b, c, value=0.5), ROW, X),
     case("addcdiv_", lambda a, b, c: a.addcdiv_(b, c, value=0.5), ROW, Input((3, 4), 0.5)),
     case("lerp_", lambda a, b, c: a.lerp_(b, c), X, Input((3, 4), 0.0, 1.0)),

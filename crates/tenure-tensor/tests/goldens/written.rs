@@ -16,7 +16,7 @@ pub(crate) const CASES: &[Case] = &[
     ("sub_", |x| case(x, |a| a.sub_(&x[1]))),
     ("mul_", |x| case(x, |a| a.mul_(&x[1]))),
     ("div_", |x| case(x, |a| a.div_(&x[1]))),
-    ("add_scaled_", |x| case(x, |a| a.add_scaled_(&x[1], -3))),
+    ("add_scaled_", |x| case(x, |a| a.add_scaled_(&x[1], -0.5))),
     ("addcmul_", |x| case(x, |a| a.addcmul_(&x[1], &x[2], 0.5))),
     ("addcdiv_", |x| case(x, |a| a.addcdiv_(&x[1], &x[2], 0.5))),
     ("lerp_", |x| case(x, |a| a.lerp_(&x[1], &x[2]))),
