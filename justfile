@@ -89,6 +89,12 @@ bench-pytorch *args:
     cargo build --release --package tenure-capi
     python3 bench/pytorch/bench.py --library target/release/libtenure_capi.so {{ args }}
 
+# Ten training steps of whole models beside PyTorch's, in target/steps; `just steps resnet50` makes them with one alone
+steps *models: venv
+    {{ venv }}/bin/pip install --quiet 'torch==2.11.*' torchvision transformers safetensors
+    {{ venv }}/bin/python crates/tenure-nn/tests/goldens/steps.py target/steps {{ models }}
+    cargo run --release --package tenure-nn --example ten_steps -- target/steps {{ models }}
+
 # Builds into target/gpu what runs on a machine with a GPU and no Rust; there, `./gpu-run` tests and measures
 gpu:
     scripts/gpu-build
