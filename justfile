@@ -9,8 +9,9 @@ venv := env("TENURE_VENV", "target/venv")
 default:
     @just --list --unsorted
 
-# Shows what a recorded training step did with its memory, allocator beside allocator
+# Trains a small Llama for a few steps, and shows what a recorded training step did with its memory
 demo:
+    cargo run --release -- train --model llama-mini --data text:docs/design.md --steps 20 --report target/demo.html
     cargo run --release -- replay tests/data/resnet50_step.pickle.xz
 
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there

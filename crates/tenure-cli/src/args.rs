@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  tenure train --model gpt2-mini --data text:README.md
+  tenure train --model llama-mini --data text:README.md
   tenure replay snapshot.pickle
   tenure trace report snapshot.pickle -o report.html
   tenure devices

@@ -21,6 +21,8 @@ pub struct StepMemory {
     pub peak_bytes: u64,
     /// By tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
     pub tags: TagBytes,
+    /// The most for each tag, at moments of their own.
+    pub tag_peaks: TagBytes,
 }
 
 impl TagBytes {
@@ -105,6 +107,10 @@ impl Meter {
 
     pub(super) fn finish(self) -> StepMemory {
         let statistics = HostMemory::installed().map(|memory| memory.statistics()).unwrap_or_default();
-        StepMemory { peak_bytes: statistics.all.allocated_bytes.peak, tags: self.fullest }
+        StepMemory {
+            peak_bytes: statistics.all.allocated_bytes.peak,
+            tags: self.fullest,
+            tag_peaks: TagBytes(statistics.tags.map(|tag| tag.allocated_bytes.peak)),
+        }
     }
 }

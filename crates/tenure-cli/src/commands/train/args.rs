@@ -9,26 +9,27 @@ use super::models::ModelKind;
 /// Train a model
 #[derive(clap::Args)]
 #[command(after_help = "\
-Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for
-fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of
+Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for \
+fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of \
 videos. They are made for as many classes and channels as the data has.
-Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of
+
+Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of \
 TinyLlama's size.
 
-Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder
-of .png or .jpg files for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out.
-text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted
-right from those before them.
+Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
+of .png or .jpg files for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. \
+text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
+from those before them.
 
-Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one
+Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
 ends at once. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
 
-The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}.
-peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or
+The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}. \
+peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or \
 the run was interrupted.
 
 Examples:
-  tenure train --model gpt2-mini --data text:README.md
+  tenure train --model llama-mini --data text:README.md
   tenure train --model resnet18 --data fashion-mnist --report run.html
   tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
   tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors")]
@@ -58,7 +59,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
     /// The largest learning rate; it goes up to it and down again [default: by model and data]
-    #[arg(long, value_parser = positive, value_name = "X")]
+    #[arg(long, value_parser = positive, allow_negative_numbers = true, value_name = "X")]
     pub(super) lr: Option<f64>,
     /// Go on from a checkpoint of a run of the same model, data, batch size and seed
     #[arg(long, value_name = "FILE")]

@@ -83,13 +83,19 @@ where
     while !output::is_interrupted() {
         let Some(step) = run.step()? else { break };
         watch.step(&step)?;
-        if let Some(path) = args.checkpoint.as_deref().filter(|_| run.is_at_end_of_epoch()) {
+        if let Some(path) = &args.checkpoint
+            && run.is_at_end_of_epoch()
+            && step.number < run.plan().steps
+        {
             run.save(path)?;
         }
     }
+    if let Some(path) = &args.checkpoint {
+        run.save(path)?;
+    }
     let accuracy = accuracy(&mut run, &held_out, &watch)?;
     let interrupted = output::is_interrupted().then(|| args.checkpoint_when_interrupted(run.history().len()));
-    if let Some(path) = interrupted.as_ref().or(args.checkpoint.as_ref()) {
+    if let (Some(path), None) = (&interrupted, &args.checkpoint) {
         run.save(path)?;
     }
     let outcome = Outcome::new(args, &run, accuracy, interrupted);

@@ -38,6 +38,8 @@ pub(super) enum ModelKind {
     Gpt2,
     LlamaMini,
     Llama,
+    /// Known, to say what it is for.
+    #[value(hide = true)]
     Bert,
 }
 

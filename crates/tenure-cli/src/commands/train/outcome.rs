@@ -1,6 +1,7 @@
 //! What came of a run.
 
 use std::env;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,7 +9,7 @@ use serde::Serialize;
 use tenure::nn::data::{Collate, Dataset};
 use tenure::nn::train::Trainer;
 use tenure::tensor::threads;
-use tenure::units::{Bytes, Count, Micros, Percent};
+use tenure::units::{Bytes, Count, Micros};
 
 use super::args::TrainArgs;
 use super::models::{AnyTask, Batch};
@@ -52,24 +53,24 @@ impl Outcome {
         let batch_size = history.first().map_or(0, |step| step.examples);
         let steps = Count(history.len() as u64);
         let mut facts = vec![
-            ("data", args.data.to_string()),
-            ("parameters", Count(run.task().model().parameter_count() as u64).to_string()),
-            ("computed on", format!("cpu, {} threads, seed {}", threads::threads(), args.seed)),
-            ("steps", format!("{steps} of {batch_size} in {}", Micros(elapsed_ms * 1e3))),
+            ("Data", args.data.to_string()),
+            ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
+            ("Computed on", format!("cpu, {} threads, seed {}", threads::threads(), args.seed)),
+            ("Steps", format!("{steps}, of {batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
         ];
         if step_ms_median > 0.0 {
             let rate = batch_size as f64 / step_ms_median * 1e3;
-            facts.push(("median step", format!("{}, {rate:.1} examples/s", Micros(step_ms_median * 1e3))));
+            facts.push(("Median step", format!("{}, {rate:.1} examples/s", Micros(step_ms_median * 1e3))));
         }
         if let Some(first) = losses.first() {
             let last = &losses[losses.len().saturating_sub(LAST)..];
             let last = last.iter().sum::<f32>() / last.len() as f32;
-            facts.push(("loss", format!("{first:.3} at first, {last:.3} at last")));
+            facts.push(("Loss", format!("{first:.3} at first, {last:.3} at last")));
         }
         if let Some(accuracy) = accuracy {
-            facts.push(("accuracy", format!("{} of what was held out", Percent(accuracy))));
+            facts.push(("Accuracy", format!("{:.2}% of what was held out", accuracy * 100.0)));
         }
-        facts.push(("peak memory", Bytes(peak_bytes).to_string()));
+        facts.push(("Peak memory", Bytes(peak_bytes).to_string()));
         let model = args.model.name();
         Self {
             model,
@@ -91,12 +92,15 @@ impl Outcome {
     /// What is printed.
     pub(super) fn show(&self, as_json: bool) -> anyhow::Result<String> {
         if let Some(path) = &self.interrupted {
-            eprintln!("tenure: interrupted after step {}; to go on:\n  {}", self.steps, command_to_resume(path));
+            let command = command_to_resume(path);
+            // Nobody is left to tell of a failure here.
+            let _ = writeln!(io::stderr(), "tenure: interrupted after step {}; to go on:\n  {command}", self.steps);
         }
         if as_json {
             return Ok(serde_json::to_string(self)? + "\n");
         }
-        let facts: String = self.facts.iter().map(|(name, value)| format!("  {name:<16} {value}\n")).collect();
+        let facts: String =
+            self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
         Ok(format!("{}\n{facts}", self.model))
     }
 

@@ -98,7 +98,7 @@ impl Watch {
 }
 
 fn write(events: &mut EventWriter, step: &Step) -> std::io::Result<()> {
-    let memory = Tag::ALL.map(|tag| (format!("memory/{tag}"), step.memory.tags.of(tag) as f64));
+    let memory = Tag::ALL.map(|tag| (format!("memory/{tag}"), step.memory.tag_peaks.of(tag) as f64));
     let mut scalars = vec![
         ("loss", f64::from(step.loss)),
         ("learning_rate", step.lr),
