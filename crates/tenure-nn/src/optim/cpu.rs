@@ -27,11 +27,10 @@ pub(super) fn for_each<T: Float, const N: usize>(
         Mutex::new((values, grad))
     });
     let parts: Vec<_> = parts.collect();
-    let arch = pulp::Arch::new();
     threads::for_each_part(parts.len(), |part| {
         let mut part = parts[part].lock();
         let (values, grad) = &mut *part;
-        arch.dispatch(
+        tenure_tensor::vectorized(
             #[inline(always)]
             || {
                 let n = grad.len();
