@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => commands::replay::run(&args),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Memory(command) => commands::memory::run(&command),
+        Command::Embed(args) => commands::embed::run(args),
         Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }
 }

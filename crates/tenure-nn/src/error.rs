@@ -43,7 +43,7 @@ pub enum StateError {
         unexpected: Vec<String>,
     },
     /// Other sizes of one name.
-    #[error("{name}: the model has sizes {expected:?}, got {found:?}")]
+    #[error("{name}: the model has sizes {expected:?}, got {found:?}{}", others(*more))]
     Sizes {
         /// The tensor.
         name: String,
@@ -51,7 +51,13 @@ pub enum StateError {
         expected: Vec<usize>,
         /// The source's.
         found: Vec<usize>,
+        /// How many other names have other sizes too.
+        more: usize,
     },
+}
+
+fn others(more: usize) -> String {
+    if more > 0 { format!("; and {more} more of other sizes") } else { String::new() }
 }
 
 /// The first names, and how many more.

@@ -6,6 +6,7 @@
 //! - A [`data::DataLoader`] reads batches ahead, the same ones for any number of workers.
 //! - A [`train::Trainer`] makes steps, measures them, and goes on where it was interrupted.
 //! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
+//! - A [`sentence::SentenceEncoder`] makes vectors of texts.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -19,6 +20,7 @@ mod module;
 pub mod optim;
 pub mod purpose;
 mod scope;
+pub mod sentence;
 pub mod train;
 
 pub use error::{Error, Result, StateError};

@@ -36,7 +36,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), source }
     }
