@@ -141,9 +141,19 @@ impl ModelKind {
             }
             Self::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
             _ => {
-                let n_positions = self.window();
-                let config =
-                    Gpt2Config { vocab_size, n_positions, n_embd: 128, n_layer: 4, n_head: 4, ..Gpt2Config::default() };
+                // So few steps are not enough to learn a text by heart.
+                let (embd_pdrop, attn_pdrop, resid_pdrop) = (0.0, 0.0, 0.0);
+                let config = Gpt2Config {
+                    vocab_size,
+                    n_positions: self.window(),
+                    n_embd: 128,
+                    n_layer: 4,
+                    n_head: 4,
+                    embd_pdrop,
+                    attn_pdrop,
+                    resid_pdrop,
+                    ..Gpt2Config::default()
+                };
                 classify(Gpt2::new(scope, &config)?)
             }
         })

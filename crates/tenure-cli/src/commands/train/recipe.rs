@@ -39,7 +39,9 @@ impl Recipe {
             is_for_text: false,
         };
         match (model, data) {
-            (ModelKind::Gpt2Mini | ModelKind::LlamaMini, _) => text(8, 600, 3e-3),
+            (ModelKind::LlamaMini, _) => text(8, 600, 3e-3),
+            // It has to learn what positions are.
+            (ModelKind::Gpt2Mini, _) => text(8, 1000, 3e-3),
             (ModelKind::Gpt2 | ModelKind::Llama, _) => text(4, 1000, 3e-4),
             (_, DataSpec::FashionMnist(_)) => images(64, 2, 0.05),
             _ => images(16, 10, 0.02),
