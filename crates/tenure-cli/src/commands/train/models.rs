@@ -4,7 +4,8 @@ use clap::ValueEnum;
 use tenure::nn::data::ImageOptions;
 use tenure::nn::layers::Layer;
 use tenure::nn::models::{
-    DenseNet, DenseNetConfig, Gpt2, Gpt2Config, InceptionV3, Llama, LlamaConfig, R3d, R3dConfig, ResNet, ResNetConfig,
+    DenseNet, DenseNetConfig, Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig, R3d, R3dConfig,
+    ResNet, ResNetConfig,
 };
 use tenure::nn::train::{Classification, Score, Task};
 use tenure::nn::{self, Module, Scope, module};
@@ -103,7 +104,10 @@ impl ModelKind {
         let resnet = |config: ResNetConfig| ResNet::new(scope, ResNetConfig { channels, classes, ..config });
         let densenet = |config: DenseNetConfig| DenseNet::new(scope, DenseNetConfig { channels, classes, ..config });
         let config = match self {
-            Self::InceptionV3 => return Ok(Box::new(Auxiliary(InceptionV3::new(scope, classes, true)?))),
+            Self::InceptionV3 => {
+                let config = InceptionConfig { classes, ..InceptionConfig::V3 };
+                return Ok(Box::new(Auxiliary(InceptionV3::new(scope, config)?)));
+            }
             Self::R3d18 => {
                 let model = R3d::new(scope, R3dConfig { channels, classes, ..R3dConfig::R3D18 })?;
                 return Ok(classify(Prepared { prepare: one_frame, model: Box::new(model) }));
