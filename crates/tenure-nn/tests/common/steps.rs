@@ -12,7 +12,7 @@ use tenure_tensor::{DType, Device, Tensor};
 pub(crate) struct Training {
     pub(crate) parameters: Vec<Parameter>,
     optimizer: Optimizer,
-    loss: Box<dyn Fn(&Tensor, &Tensor) -> tenure_tensor::Result<Tensor>>,
+    pub(crate) loss: Box<dyn Fn(&Tensor, &Tensor) -> tenure_tensor::Result<Tensor>>,
 }
 
 /// What is to be made small: of a model, inputs, targets.
