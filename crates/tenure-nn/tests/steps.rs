@@ -8,13 +8,13 @@ mod steps;
 
 use common::{fill, images, with_scope};
 use serde_json::Value;
-use steps::{Loss, Training, adamw, classify, classify_text, predict, sgd};
+use steps::{Loss, MakeOptimizer, Training, adamw, classify, classify_text, predict, sgd};
 use tenure_nn::models::{
     Bert, BertConfig, DenseNet, DenseNetConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, R3d, R3dConfig, ResNet,
     ResNetConfig,
 };
 use tenure_nn::optim::{Adam, GradScaler, Optimizer, Schedule, clip_grad_norm};
-use tenure_nn::{Module, Parameter, Scope};
+use tenure_nn::{Module, Scope};
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Result, Tensor};
@@ -23,7 +23,7 @@ use tenure_tensor::{DType, Result, Tensor};
 fn check<M: Module + 'static>(
     name: &str,
     model: impl FnOnce(&Scope) -> Result<M>,
-    (loss, optimizer): (Loss<M>, fn(Vec<Parameter>) -> Optimizer),
+    (loss, optimizer): (Loss<M>, MakeOptimizer),
     (inputs, targets): (Tensor, Tensor),
     steps: usize,
     tolerance: f64,
