@@ -94,7 +94,8 @@ pub trait Module: Part {
     /// `load_state_dict`.
     ///
     /// # Errors
-    /// [`StateError`], if names or sizes differ; the model is then as it was. Failures of the source.
+    /// [`StateError`], if names or sizes differ; what the source cannot read. The model is then as it was. Only where
+    /// memory ends in the middle, it has some of the new values.
     fn load(&self, source: &dyn Source) -> Result<()> {
         let state = self.state();
         let missing = state.iter().map(|(name, _)| *name).filter(|name| source.sizes(name).is_none());
@@ -111,20 +112,24 @@ pub trait Module: Part {
     /// `source` has not.
     ///
     /// # Errors
-    /// [`StateError::Sizes`]; failures of the source.
+    /// [`StateError::Sizes`]; else as [`load`](Self::load).
     fn load_known(&self, source: &dyn Source) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         let mut found = Vec::new();
+        let mut differing = Vec::new();
         for (name, tensor) in self.state() {
             match source.sizes(name) {
                 Some(sizes) if sizes == tensor.sizes() => found.push((name, tensor)),
-                Some(sizes) => {
-                    let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
-                    return Err(StateError::Sizes { name, expected, found: sizes }.into());
-                }
+                Some(sizes) => differing.push((name, tensor, sizes)),
                 None => missing.push(name.to_owned()),
             }
         }
+        let more = differing.len().saturating_sub(1);
+        if let Some((name, tensor, found)) = differing.into_iter().next() {
+            let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
+            return Err(StateError::Sizes { name, expected, found, more }.into());
+        }
+        found.iter().try_for_each(|(name, _)| source.check(name))?;
         for (name, tensor) in found {
             let value = source.tensor(name)?;
             autograd::no_grad(|| tensor.copy_(&value))?;
@@ -140,6 +145,15 @@ pub trait Source {
 
     /// The sizes of one tensor, if it is there.
     fn sizes(&self, name: &str) -> Option<Vec<usize>>;
+
+    /// Finds out without reading whether a tensor that is there can be read, so that nobody begins to load what fails
+    /// in the middle.
+    ///
+    /// # Errors
+    /// It cannot.
+    fn check(&self, _name: &str) -> Result<()> {
+        Ok(())
+    }
 
     /// The tensor.
     ///

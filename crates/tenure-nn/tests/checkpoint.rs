@@ -8,7 +8,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, save, write_atomically};
-use tenure_nn::optim::{Adam, Optimizer, Schedule};
+use tenure_nn::optim::{Adagrad, Adam, Optimizer, Schedule, Sgd};
 use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
 use tenure_tensor::random::{Generator, State};
 use tenure_tensor::{DType, Device, Tensor};
@@ -137,6 +137,8 @@ fn wrong_names_and_sizes_are_said_and_nothing_changes() {
     assert!(matches!(error, Error::State(StateError::Names { .. })));
     let error = model.load_known(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();
     assert_eq!(error.to_string(), "layer.shift: the model has sizes [1], got [3]");
+    let error = model.load_known(&of(&[("layer.scale", 2), ("layer.shift", 3)])).unwrap_err();
+    assert_eq!(error.to_string(), "layer.scale: the model has sizes [1], got [2]; and 1 more of other sizes");
     assert_eq!(values(&model), [1.0, 2.0]);
 }
 
@@ -154,6 +156,57 @@ fn bytes_that_are_no_checkpoint_are_an_error() {
     }
     save(&path, [("a".to_owned(), &*model.scale)], ("format", "pt")).unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
+}
+
+#[test]
+fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let generator = Generator::new(3);
+    let saved = affine([1.0, 2.0]);
+    let mut adam = Optimizer::new(saved.parameters(), 0.1, Adam::default());
+    step(&saved, &mut adam, &generator);
+    Checkpoint::save(&path, &saved, &adam, &Progress::default()).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+
+    // The optimizer's state is wanting, or too much.
+    let model = affine([5.0, 6.0]);
+    let mut adagrad = Optimizer::new(model.parameters(), 0.1, Adagrad::default());
+    let mut sgd = Optimizer::new(model.parameters(), 0.1, Sgd::default());
+    for (optimizer, missing) in
+        [(&mut adagrad, "missing: optimizer.layer.scale.sum"), (&mut sgd, "unexpected: layer.scale.exp_avg")]
+    {
+        let error = checkpoint.load(&model, optimizer).unwrap_err().to_string();
+        assert!(error.contains(missing), "{error}");
+        assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
+    }
+
+    // The model is another.
+    let other = Parameter::new("layer.scale", Tensor::zeros(&[1], DType::F32, Device::CPU).unwrap()).unwrap();
+    let seen = Buffer::new("other", Tensor::zeros(&[], DType::I64, Device::CPU).unwrap());
+    let other = Affine { scale: other, shift: model.shift.clone(), seen };
+    let mut adam = Optimizer::new(other.parameters(), 0.1, Adam::default());
+    let error = checkpoint.load(&other, &mut adam).unwrap_err().to_string();
+    assert!(error.contains("missing: other; unexpected: seen"), "{error}");
+    assert_eq!((values(&other), adam.state().unwrap().len()), ([0.0, 6.0], 0));
+}
+
+#[test]
+fn a_dtype_that_is_not_known_is_found_before_anything_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let (two, seven) = (2.0_f32.to_le_bytes(), 7_i64.to_le_bytes());
+    let view = |dtype, shape: &[usize], bytes| safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes);
+    let tensors = [
+        ("layer.scale", view(safetensors::Dtype::F32, &[1], &two).unwrap()),
+        ("layer.shift", view(safetensors::Dtype::F8_E4M3, &[1], &[0x38]).unwrap()),
+        ("seen", view(safetensors::Dtype::I64, &[], &seven).unwrap()),
+    ];
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+    let model = affine([5.0, 6.0]);
+    let error = model.load(&Weights::open(&path).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("layer.shift is of dtype F8_E4M3"), "{error}");
+    assert_eq!(values(&model), [5.0, 6.0]);
 }
 
 fn files(folder: &Path) -> Vec<String> {

@@ -4,7 +4,10 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use tenure_nn::data::{
@@ -18,8 +21,6 @@ struct Numbers {
     panics_at: Option<usize>,
 }
 
-static READ: AtomicUsize = AtomicUsize::new(0);
-
 fn numbers(count: usize) -> Numbers {
     Numbers { count, fails_at: None, panics_at: None }
 }
@@ -32,7 +33,6 @@ impl Dataset for Numbers {
     }
 
     fn item(&self, index: usize) -> Result<i64> {
-        READ.fetch_add(1, Ordering::Relaxed);
         assert!(self.panics_at != Some(index), "example {index} is cursed");
         if self.fails_at == Some(index) {
             return Err(DataError::Bytes(format!("example {index} is bad")));
@@ -91,14 +91,42 @@ fn a_workers_error_is_its_batchs_and_the_others_come() {
     assert!(error.contains("batch 2") && error.contains("example 9 is cursed"), "{error}");
 }
 
+/// Says how many of its examples were read.
+struct Counted(Arc<AtomicUsize>);
+
+impl Dataset for Counted {
+    type Item = i64;
+
+    fn len(&self) -> usize {
+        1_000_000
+    }
+
+    fn item(&self, index: usize) -> Result<i64> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(index as i64)
+    }
+}
+
 #[test]
-fn dropping_an_epoch_ends_its_workers() {
-    let options = LoaderOptions { workers: 3, prefetch: 2, ..LoaderOptions::default() };
-    let loader = DataLoader::new(numbers(1_000_000), options);
+fn workers_read_as_far_ahead_as_they_may_and_end_with_the_epoch() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let options = LoaderOptions { batch_size: 4, workers: 3, prefetch: 2, ..LoaderOptions::default() };
+    let loader = DataLoader::new(Counted(Arc::clone(&read)), options);
     let mut epoch = loader.epoch(0, 0);
-    epoch.next().unwrap().unwrap();
+    let ahead = 3 * 2;
+    for taken in 1..=5 {
+        epoch.next().unwrap().unwrap();
+        let most = 4 * (taken + ahead);
+        let start = Instant::now();
+        while read.load(Ordering::SeqCst) < most {
+            assert!(start.elapsed() < Duration::from_secs(60), "{} of {most} were read", read.load(Ordering::SeqCst));
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(5));
+        assert_eq!(read.load(Ordering::SeqCst), most);
+    }
     drop(epoch);
-    assert!(READ.load(Ordering::Relaxed) < 100_000, "no more than a few are read ahead");
+    assert_eq!(read.load(Ordering::SeqCst), 4 * (5 + ahead));
 }
 
 fn idx(sizes: &[u32], data: &[u8]) -> Vec<u8> {

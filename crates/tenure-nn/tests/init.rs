@@ -1,9 +1,17 @@
 //! What parameters are at first.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use tenure_nn::{Fan, Init};
+use serde_json::Value;
+use tenure_nn::layers::{
+    BatchNorm2d, Conv1d, Conv2d, Conv3d, ConvOptions, Embedding, GroupNorm, LayerNorm, Linear, MultiheadAttention,
+    RmsNorm,
+};
+use tenure_nn::models::{
+    Bert, BertConfig, DenseNet, DenseNetConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, ResNet, ResNetConfig,
+};
+use tenure_nn::{Fan, Init, Module, Scope};
 use tenure_tensor::random::Generator;
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{DType, Device, Result, Tensor};
 
 fn filled(init: Init, sizes: &[usize]) -> Vec<f64> {
     let tensor = Tensor::empty(sizes, DType::F64, Device::CPU).unwrap();
@@ -60,4 +68,70 @@ fn a_vector_has_no_fans() {
     let vector = Tensor::empty(&[3], DType::F32, Device::CPU).unwrap();
     let error = Init::XavierNormal { gain: 1.0 }.fill(&vector, &Generator::new(0)).unwrap_err().to_string();
     assert!(error.contains("at least two dimensions"), "{error}");
+}
+
+/// Compares with what PyTorch drew: as exactly as so many numbers tell.
+fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
+    let goldens: Value = serde_json::from_str(include_str!("goldens/init.json")).unwrap();
+    let module = make(&Scope::new(&Generator::new(5)).with_dtype(DType::F64)).unwrap();
+    for parameter in module.parameters() {
+        let what = format!("{name}: {}", parameter.name());
+        let [mean, deviation, largest]: [f64; 3] =
+            serde_json::from_value(goldens[name][parameter.name()].clone()).expect(&what);
+        let values: Vec<f64> = parameter.to_vec().unwrap();
+        let found = mean_and_deviation(&values);
+        let unsure = 6.0 / (values.len() as f64).sqrt();
+        assert!((found.0 - mean).abs() <= unsure * deviation, "{what}: mean {}, theirs {mean}", found.0);
+        assert!((found.1 - deviation).abs() <= unsure * deviation, "{what}: deviation {}, theirs {deviation}", found.1);
+        // Those of a uniform distribution end at 1.7 deviations, those of a normal one far beyond.
+        let found = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+        let is_alike = (found - largest).abs() <= (unsure + 0.3) * largest;
+        assert!(is_alike, "{what}: at most {found}, theirs {largest}");
+    }
+}
+
+#[test]
+fn layers_begin_as_pytorchs() {
+    compare("linear", |scope| Linear::new(scope, 100, 900));
+    compare("conv1d", |scope| Conv1d::new(scope, 60, 700, [3], ConvOptions::default()));
+    let grouped = ConvOptions { groups: 2, ..ConvOptions::default() };
+    compare("conv2d", |scope| Conv2d::new(scope, 30, 600, [3, 2], grouped));
+    compare("conv3d", |scope| Conv3d::new(scope, 10, 500, [2; 3], ConvOptions::default()));
+    compare("embedding", |scope| Embedding::new(scope, 300, 20));
+    compare("attention", |scope| MultiheadAttention::new(scope, 96, 4, 0.0));
+    compare("batch_norm", |scope| BatchNorm2d::new(scope, 7));
+    compare("layer_norm", |scope| LayerNorm::new(scope, &[3, 4], 1e-5));
+    compare("group_norm", |scope| GroupNorm::new(scope, 2, 6));
+    compare("rms_norm", |scope| RmsNorm::new(scope, &[5], 1e-5));
+}
+
+#[test]
+fn models_begin_as_torchvisions_and_hugging_faces() {
+    let config = ResNetConfig { blocks: [1; 4], classes: 5, ..ResNetConfig::RESNET18 };
+    compare("resnet_basic", |scope| ResNet::new(scope, config));
+    let config = DenseNetConfig { layers: [2, 1, 1, 1], growth: 8, channels: 3, classes: 5 };
+    compare("densenet", |scope| DenseNet::new(scope, config));
+    let config = BertConfig {
+        vocab_size: 11,
+        hidden_size: 12,
+        num_hidden_layers: 2,
+        num_attention_heads: 3,
+        intermediate_size: 20,
+        max_position_embeddings: 8,
+        ..BertConfig::default()
+    };
+    compare("bert", |scope| Bert::new(scope, &config));
+    let config =
+        Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 12, n_layer: 2, n_head: 3, ..Gpt2Config::default() };
+    compare("gpt2", |scope| Gpt2::new(&scope.at("transformer"), &config));
+    let config = LlamaConfig {
+        vocab_size: 11,
+        hidden_size: 24,
+        intermediate_size: 20,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        ..LlamaConfig::default()
+    };
+    compare("llama", |scope| Llama::new(scope, &config));
 }

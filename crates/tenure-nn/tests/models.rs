@@ -6,7 +6,7 @@ mod common;
 use common::{assert_close, check, images, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::Layer;
-use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
+use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor, autograd};
@@ -42,7 +42,8 @@ fn r3d_is_torchvisions() {
 
 #[test]
 fn inception_is_torchvisions() {
-    let mut model = with_scope(|scope| InceptionV3::new(&scope.zeroed(), 5, true).unwrap());
+    let config = InceptionConfig { classes: 5, ..InceptionConfig::V3 };
+    let mut model = with_scope(|scope| InceptionV3::new(&scope.zeroed(), config).unwrap());
     model.eval();
     let input = images(&[1, 3, 75, 75]);
     autograd::no_grad(|| check(&golden("inception"), &model, 1e-8, || model.forward(&input)));
@@ -66,7 +67,7 @@ fn models_have_as_many_parameters_as_theirs() {
     assert_eq!(resnet(ResNetConfig::RESNET18), 11_689_512);
     assert_eq!(resnet(ResNetConfig::RESNET50), 25_557_032);
     assert_eq!(R3d::new(&scope, R3dConfig::R3D18).unwrap().parameter_count(), 33_371_472);
-    assert_eq!(InceptionV3::new(&scope, 1000, true).unwrap().parameter_count(), 27_161_264);
+    assert_eq!(InceptionV3::new(&scope, InceptionConfig::V3).unwrap().parameter_count(), 27_161_264);
     let densenet = DenseNet::new(&scope, DenseNetConfig::DENSENET121).unwrap();
     assert_eq!(densenet.parameter_count(), 7_978_856);
 }

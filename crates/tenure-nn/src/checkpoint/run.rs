@@ -100,10 +100,12 @@ impl Checkpoint {
     /// Brings the model and the optimizer, made as they were for the run, to where they were.
     ///
     /// # Errors
-    /// [`StateError`](crate::StateError): another model, or another rule, for which the model has changed already.
+    /// [`StateError`](crate::StateError): another model, or another rule. Both are then as they were.
     pub fn load(&self, model: &dyn Module, optimizer: &mut Optimizer) -> Result<()> {
+        let state = optimizer.read(&Under::new(&self.weights, OPTIMIZER))?;
         model.load(&self.model())?;
-        optimizer.load(&Under::new(&self.weights, OPTIMIZER))
+        optimizer.go_on(state);
+        Ok(())
     }
 
     /// The model alone, to be [loaded](Module::load).

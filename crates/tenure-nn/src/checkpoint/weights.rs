@@ -92,6 +92,15 @@ impl Weights {
         let file = &self.files[*self.places.get(name)?];
         Some((file, file.metadata.info(name)?))
     }
+
+    /// The same, of a dtype that we have.
+    fn find_known(&self, name: &str) -> Result<(&WeightFile, &TensorInfo, DType)> {
+        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
+        let (file, info) = self.find(name).ok_or_else(missing)?;
+        let unknown =
+            || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
+        Ok((file, info, dtype(info.dtype).ok_or_else(unknown)?))
+    }
 }
 
 impl Source for Weights {
@@ -103,12 +112,12 @@ impl Source for Weights {
         self.find(name).map(|(_, info)| info.shape.clone())
     }
 
+    fn check(&self, name: &str) -> Result<()> {
+        self.find_known(name).map(drop)
+    }
+
     fn tensor(&self, name: &str) -> Result<Tensor> {
-        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
-        let (file, info) = self.find(name).ok_or_else(missing)?;
-        let unknown =
-            || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
-        let dtype = dtype(info.dtype).ok_or_else(unknown)?;
+        let (file, info, dtype) = self.find_known(name)?;
         let (from, to) = info.data_offsets;
         Ok(Tensor::from_bytes(&file.bytes[file.start + from..file.start + to], &info.shape, dtype)?)
     }
@@ -145,6 +154,10 @@ impl Source for Under<'_> {
 
     fn sizes(&self, name: &str) -> Option<Vec<usize>> {
         self.source.sizes(&format!("{}{name}", self.prefix))
+    }
+
+    fn check(&self, name: &str) -> Result<()> {
+        self.source.check(&format!("{}{name}", self.prefix))
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor> {

@@ -8,6 +8,22 @@ use crate::layers::{
 };
 use crate::{Init, Scope, module};
 
+/// How large an Inception-v3 is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct InceptionConfig {
+    /// Classes.
+    pub classes: usize,
+    /// With the auxiliary classifier of its training.
+    pub has_auxiliary: bool,
+    /// How much of the features is left out in training.
+    pub dropout: f64,
+}
+
+impl InceptionConfig {
+    /// Inception-v3.
+    pub const V3: Self = Self { classes: 1000, has_auxiliary: true, dropout: 0.5 };
+}
+
 /// Classes of images `[batch, 3, height, width]` of at least 75 pixels, as scores `[batch, classes]`.
 pub struct InceptionV3 {
     stem: Vec<Convolution>,
@@ -20,11 +36,12 @@ pub struct InceptionV3 {
 module!(InceptionV3 { stem, before, auxiliary, after, dropout, fc });
 
 impl InceptionV3 {
-    /// A fresh model, with the auxiliary classifier of its training or without.
+    /// A fresh model.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(scope: &Scope, classes: usize, has_auxiliary: bool) -> Result<Self> {
+    pub fn new(scope: &Scope, config: InceptionConfig) -> Result<Self> {
+        let InceptionConfig { classes, has_auxiliary, dropout } = config;
         let stem = |name: &str, inputs, outputs, kernel: usize, stride, padding| {
             Convolution::new(&scope.at(name), inputs, outputs, [kernel; 2], [stride; 2], [padding; 2])
         };
@@ -53,7 +70,7 @@ impl InceptionV3 {
                 Mixed::e(&at("Mixed_7b"), 1280)?,
                 Mixed::e(&at("Mixed_7c"), 2048)?,
             ],
-            dropout: Dropout::new(0.5),
+            dropout: Dropout::new(dropout),
             fc: Linear::with_init(&at("fc"), 2048, classes, WEIGHT, Some(Init::default_bias(2048)))?,
         })
     }

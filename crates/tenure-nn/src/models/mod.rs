@@ -11,7 +11,7 @@ mod resnet;
 pub use bert::{Bert, BertConfig};
 pub use densenet::{DenseNet, DenseNetConfig};
 pub use gpt2::{Gpt2, Gpt2Config};
-pub use inception::InceptionV3;
+pub use inception::{InceptionConfig, InceptionV3};
 pub use llama::{Llama, LlamaConfig};
 pub use r3d::{R3d, R3dConfig};
 pub use resnet::{ResNet, ResNetConfig};

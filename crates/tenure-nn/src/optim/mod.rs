@@ -8,6 +8,7 @@ mod scaler;
 mod schedule;
 mod sgd;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use tenure_core::Tag;
@@ -73,6 +74,9 @@ pub struct Group {
     rule: Arc<dyn Rule>,
     members: Vec<Member>,
 }
+
+/// For each parameter its steps and slots.
+pub(crate) struct OptimizerState(Vec<(u64, Vec<Tensor>)>);
 
 struct Member {
     parameter: Parameter,
@@ -159,17 +163,37 @@ impl Optimizer {
     /// Goes on from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it begins.
     ///
     /// # Errors
-    /// [`StateError`]: a slot of other sizes, or missing. Failures of the source. Nothing has changed then.
+    /// [`StateError`]: a slot of other sizes, or missing, or one that the rule has not. Failures of the source. Nothing
+    /// has changed then.
     pub fn load(&mut self, source: &dyn Source) -> Result<()> {
-        let loaded = |group: &Group| -> Result<Vec<_>> {
-            group.members.iter().map(|member| member.read(&*group.rule, source)).collect()
-        };
-        let loaded = self.groups.iter().map(loaded).collect::<Result<Vec<_>>>()?;
+        let state = self.read(source)?;
+        self.go_on(state);
+        Ok(())
+    }
+
+    /// What [`load`](Self::load) goes on from.
+    pub(crate) fn read(&self, source: &dyn Source) -> Result<OptimizerState> {
+        let (mut state, mut known) = (Vec::new(), HashSet::new());
+        for group in &self.groups {
+            for member in &group.members {
+                let name = member.parameter.name();
+                known.insert(format!("{name}.step"));
+                known.extend(group.rule.slots().iter().map(|(slot, _)| format!("{name}.{slot}")));
+                state.push(member.read(&*group.rule, source)?);
+            }
+        }
+        let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(name)).collect();
+        if !unexpected.is_empty() {
+            return Err(StateError::Names { missing: Vec::new(), unexpected }.into());
+        }
+        Ok(OptimizerState(state))
+    }
+
+    pub(crate) fn go_on(&mut self, state: OptimizerState) {
         let members = self.groups.iter_mut().flat_map(|group| &mut group.members);
-        for (member, (step, slots)) in members.zip(loaded.into_iter().flatten()) {
+        for (member, (step, slots)) in members.zip(state.0) {
             (member.step, member.slots) = (step, slots);
         }
-        Ok(())
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
@@ -183,7 +207,7 @@ impl Member {
             self.slots = self.make_slots(rule)?;
         }
         rule.update(self.step + 1, lr, &self.parameter, grad, &self.slots)?;
-        self.parameter.bump_version();
+        self.parameter.bump_version("Optimizer::step");
         self.step += 1;
         Ok(())
     }
@@ -209,7 +233,7 @@ impl Member {
             let value = source.tensor(&name)?;
             if value.sizes() != tensor.sizes() {
                 let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
-                return Err(StateError::Sizes { name, expected, found }.into());
+                return Err(StateError::Sizes { name, expected, found, more: 0 }.into());
             }
             tensor.copy_(&value)?;
         }

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use serde_json::Value;
-use tenure_nn::{Module, Scope};
+use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor, autograd};
 
@@ -13,7 +13,7 @@ pub(crate) fn with_scope<R>(make: impl FnOnce(&Scope) -> R) -> R {
 }
 
 /// The values of `models.py`.
-fn fill(model: &dyn Module) {
+pub(crate) fn fill(model: &dyn Module) {
     for (k, (name, tensor)) in model.state().into_iter().enumerate() {
         if !tensor.dtype().is_floating() {
             continue;
@@ -63,9 +63,14 @@ pub(crate) fn check(
         return;
     }
     output.mul(&weights).unwrap().sum_all().unwrap().backward().unwrap();
-    let norms = golden["norms"].as_object().unwrap();
+    compare_gradients(&model.parameters(), &golden["norms"], tolerance);
+}
+
+/// Compares the norms of gradients.
+pub(crate) fn compare_gradients(parameters: &[Parameter], norms: &Value, tolerance: f64) {
+    let norms = norms.as_object().unwrap();
     let largest = norms.values().map(|norm| norm.as_f64().unwrap()).fold(0.0, f64::max);
-    for parameter in model.parameters() {
+    for parameter in parameters {
         let grad =
             parameter.grad().map_or(0.0, |grad| grad.mul(&grad).unwrap().sum_all().unwrap().item::<f64>().unwrap());
         let (found, expected) = (grad.sqrt(), norms[parameter.name()].as_f64().unwrap());

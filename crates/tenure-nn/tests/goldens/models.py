@@ -15,9 +15,12 @@ from torch.nn import functional as F
 
 
 def fill(model: nn.Module) -> None:
+    filled = set()
     for k, (name, tensor) in enumerate(model.state_dict().items()):
-        if not tensor.dtype.is_floating_point:
+        # A tensor may be there twice.
+        if not tensor.dtype.is_floating_point or tensor.data_ptr() in filled:
             continue
+        filled.add(tensor.data_ptr())
         place = torch.arange(tensor.numel(), dtype=torch.float64).reshape(tensor.shape)
         fan_in = max(1, tensor.numel() // tensor.shape[0]) if tensor.dim() > 1 else 25
         is_scale = tensor.dim() == 1 and (name.endswith("weight") or name.endswith("running_var"))

@@ -3,6 +3,7 @@
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
 use super::view::signed;
+use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
 use crate::cpu;
 use crate::cpu::attention::{Attend, AttendBackward};
@@ -41,6 +42,12 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together, different dtypes or devices, a mask of another dtype.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
+        let mask = how.mask.map(lower).transpose()?;
+        let how = Attention { mask: mask.as_ref(), ..*how };
+        lower(self)?.attended(&lower(keys)?, &lower(values)?, &how)
+    }
+
+    fn attended(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         const OP: &str = "attention";
         check_operands(OP, &[self, keys, values])?;
         let rank = self.rank();

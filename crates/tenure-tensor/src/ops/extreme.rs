@@ -155,7 +155,8 @@ impl Tensor {
 fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced> {
     let reduced = Reduced::new(op, tensor, dims)?;
     if reduced.count(tensor) == 0 {
-        let reason = format!("there is no element to find along {dims:?} of sizes {:?}", tensor.sizes());
+        let along = if dims.is_empty() { String::new() } else { format!(" along {dims:?}") };
+        let reason = format!("sizes {:?} have no element to find{along}", tensor.sizes());
         return Err(TensorError::shape(op, reason));
     }
     Ok(reduced)

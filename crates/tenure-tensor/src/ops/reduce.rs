@@ -189,6 +189,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`mean`](Self::mean).
     pub fn norm(&self, p: f64, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.norm(p, dims, keep);
+        }
         floating("norm", self)?;
         let reduced = Reduced::new("norm", self, dims)?;
         if p == 1.0 {
