@@ -9,8 +9,9 @@ venv := env("TENURE_VENV", "target/venv")
 default:
     @just --list --unsorted
 
-# Shows what a recorded training step did with its memory, allocator beside allocator
+# Trains a small Llama for a few steps, and shows what a recorded training step did with its memory
 demo:
+    cargo run --release -- train --model llama-mini --data text:docs/design.md --steps 20 --report target/demo.html
     cargo run --release -- replay tests/data/resnet50_step.pickle.xz
 
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
@@ -99,11 +100,11 @@ steps *models: venv
 gpu:
     scripts/gpu-build
 
-# Feeds a parser (unpickle, compact_trace, wire, block_handle) hostile bytes
+# Feeds a parser (unpickle, compact_trace, wire, block_handle, idx, weights) hostile bytes
 fuzz parser seconds="600":
-    # The sanitizer's flags are unstable, hence the bootstrap.
+    # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
-    RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
+    RUSTC_BOOTSTRAP=1 cargo fuzz run --strip-dead-code {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
 # What a change must pass

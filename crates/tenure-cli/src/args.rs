@@ -7,8 +7,9 @@ use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
 
 use crate::commands::memory::MemoryCommand;
+use crate::commands::train::TrainArgs;
 
-/// Shows what a program did with its GPU memory, and what another allocator would have made of it.
+/// Trains models, and shows what a program did with its memory, and what another allocator would have made of it.
 #[derive(Parser)]
 #[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -18,6 +19,7 @@ pub(crate) struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
+  tenure train --model llama-mini --data text:README.md
   tenure replay snapshot.pickle
   tenure trace report snapshot.pickle -o report.html
   tenure devices
@@ -29,11 +31,13 @@ Record a snapshot in PyTorch, from before the first CUDA allocation:
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Train(TrainArgs),
     /// Look into memory traces, convert them, draw them
     #[command(subcommand)]
     Trace(TraceCommand),
     Replay(ReplayArgs),
     Devices(DevicesArgs),
+    Embed(EmbedArgs),
     /// Measure how fast something is
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -157,6 +161,27 @@ pub(crate) struct DevicesArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print a vector for each text: one JSON list of numbers a line
+#[derive(clap::Args)]
+#[command(after_help = "\
+DIR is a BERT sentence encoder as Hugging Face has it: config.json, tokenizer.json, model.safetensors. The numbers of a
+text's tokens are averaged, and the vector made one of length 1, so that the product of two says how like they are.
+
+Examples:
+  tenure embed --weights all-MiniLM-L6-v2 \"a cat on a mat\" \"a dog on a rug\"
+  tenure embed --weights all-MiniLM-L6-v2 <sentences.txt >vectors.jsonl")]
+pub(crate) struct EmbedArgs {
+    /// The encoder's folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) weights: PathBuf,
+    /// Texts [default: the lines of standard input]
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// How many texts to compute at once
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    pub(crate) batch_size: u16,
 }
 
 /// Measure what an allocation and a free cost when they need no driver call

@@ -30,11 +30,20 @@ pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyho
 
 /// Prints what a command made that is not about files, or one line on stderr that says why it could not.
 pub(crate) fn print(made: anyhow::Result<String>) -> ExitCode {
-    match show(made) {
-        Shown::Text | Shown::NobodyReads => ExitCode::SUCCESS,
-        Shown::Complaint => ExitCode::from(BAD_INPUT),
-        Shown::Failed => ExitCode::FAILURE,
+    print_each([made])
+}
+
+/// Prints one after the other, each when it is made, up to the first that could not be.
+pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>) -> ExitCode {
+    for made in made {
+        match show(made) {
+            Shown::Text => {}
+            Shown::Complaint => return ExitCode::from(BAD_INPUT),
+            Shown::NobodyReads => return ExitCode::SUCCESS,
+            Shown::Failed => return ExitCode::FAILURE,
+        }
     }
+    ExitCode::SUCCESS
 }
 
 /// Reads the trace that `source` asks for.

@@ -1,5 +1,5 @@
-//! The program `tenure`: shows what a program did with its GPU memory, and what another allocator would have made of
-//! it.
+//! The program `tenure`: trains models, and shows what a program did with its GPU memory, and what another allocator
+//! would have made of it.
 //!
 //! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
 //! or written, or a device that is not there or failed; 130, interrupted.
@@ -21,16 +21,19 @@ use args::{Args, BenchCommand, Command, TraceCommand};
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if !matches!(args.command, Command::Memory(_)) {
+    // Some end in a way of their own.
+    if !matches!(args.command, Command::Memory(_) | Command::Train(_)) {
         output::clean_up_when_interrupted();
     }
     match args.command {
+        Command::Train(args) => commands::train::run(&args),
         Command::Trace(TraceCommand::Info(args)) => commands::info::run(&args),
         Command::Trace(TraceCommand::Convert(args)) => commands::convert::run(&args),
         Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Memory(command) => commands::memory::run(&command),
+        Command::Embed(args) => commands::embed::run(args),
         Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }
 }

@@ -1,31 +1,58 @@
 //! Files written whole or not at all, also when the program is interrupted.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tempfile::NamedTempFile;
 
 /// What shells report for a program ended by Ctrl-C.
-const INTERRUPTED: i32 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// The temporary file that is being written.
 static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
+/// Somebody asked a program that [takes note](note_interrupts) to end.
+static WAS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// From now on, Ctrl-C and a request to terminate leave no part of a file behind.
 pub(crate) fn clean_up_when_interrupted() {
-    let handler = || {
-        // Held to the end: nothing new is begun meanwhile.
-        let mut unfinished = unfinished();
-        if let Some(path) = unfinished.take() {
-            let _ = fs::remove_file(path);
+    handle_interrupts(clean_up_and_exit);
+}
+
+/// From now on, the first Ctrl-C or request to terminate is only [noted](is_interrupted); the next ends the program,
+/// and leaves no part of a file behind.
+pub(crate) fn note_interrupts() {
+    handle_interrupts(|| {
+        if WAS_INTERRUPTED.swap(true, Ordering::Relaxed) {
+            clean_up_and_exit();
         }
-        process::exit(INTERRUPTED);
-    };
+        if io::stderr().is_terminal() {
+            let _ = writeln!(io::stderr(), "\ntenure: ends after this step; Ctrl-C again ends at once");
+        }
+    });
+}
+
+/// Whether the program was asked to end.
+pub(crate) fn is_interrupted() -> bool {
+    WAS_INTERRUPTED.load(Ordering::Relaxed)
+}
+
+fn handle_interrupts(handler: impl FnMut() + Send + 'static) {
     // Fails only where a handler is set already; this is the program's only one.
     ctrlc::set_handler(handler).expect("the first signal handler");
+}
+
+fn clean_up_and_exit() {
+    // Held to the end: nothing new is begun meanwhile.
+    let mut unfinished = unfinished();
+    if let Some(path) = unfinished.take() {
+        let _ = fs::remove_file(path);
+    }
+    process::exit(INTERRUPTED.into());
 }
 
 /// Writes `content` to `path`. The file appears when everything is there.

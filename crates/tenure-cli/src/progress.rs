@@ -16,6 +16,19 @@ pub(crate) fn cases(count: u64) -> ProgressBar {
     bar(count, String::new(), "{msg:30} {wide_bar} {pos}/{len} cases")
 }
 
+/// A bar of steps, of which `done` are made.
+pub(crate) fn steps(done: u64, count: u64) -> ProgressBar {
+    bar(count, String::new(), "{msg} {wide_bar} {pos}/{len}, {eta} left").with_position(done)
+}
+
+/// A bar of texts, of as many as are known.
+pub(crate) fn texts(count: Option<u64>) -> ProgressBar {
+    match count {
+        Some(count) => bar(count, String::new(), "{wide_bar} {human_pos}/{human_len} texts"),
+        None => line(),
+    }
+}
+
 /// A bar of events replayed.
 pub(crate) struct Replaying {
     bar: ProgressBar,

@@ -4,6 +4,7 @@ use tenure_tensor::TensorError;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::train::TrainError;
 
 /// What this crate returns where more than tensors can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -24,6 +25,9 @@ pub enum Error {
     /// Data could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// A run does not go on.
+    #[error(transparent)]
+    Train(#[from] TrainError),
 }
 
 /// Why tensors are not the state of a module. Nothing was changed.
@@ -39,7 +43,7 @@ pub enum StateError {
         unexpected: Vec<String>,
     },
     /// Other sizes of one name.
-    #[error("{name}: the model has sizes {expected:?}, got {found:?}")]
+    #[error("{name}: the model has sizes {expected:?}, got {found:?}{}", others(*more))]
     Sizes {
         /// The tensor.
         name: String,
@@ -47,7 +51,13 @@ pub enum StateError {
         expected: Vec<usize>,
         /// The source's.
         found: Vec<usize>,
+        /// How many other names have other sizes too.
+        more: usize,
     },
+}
+
+fn others(more: usize) -> String {
+    if more > 0 { format!("; and {more} more of other sizes") } else { String::new() }
 }
 
 /// The first names, and how many more.

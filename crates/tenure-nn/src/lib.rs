@@ -4,7 +4,9 @@
 //!   PyTorch's names, such as `layer1.0.conv1.weight`, from the [`Scope`] that they were made in.
 //! - An [`optim::Optimizer`] steps parameters by a rule; a [`optim::Schedule`] says how far at which step.
 //! - A [`data::DataLoader`] reads batches ahead, the same ones for any number of workers.
+//! - A [`train::Trainer`] makes steps, measures them, and goes on where it was interrupted.
 //! - A [`checkpoint::Checkpoint`] is all that a run needs to go on, bit for bit, in one safetensors file.
+//! - A [`sentence::SentenceEncoder`] makes vectors of texts.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -18,6 +20,8 @@ mod module;
 pub mod optim;
 pub mod purpose;
 mod scope;
+pub mod sentence;
+pub mod train;
 
 pub use error::{Error, Result, StateError};
 pub use init::{Fan, Init};

@@ -116,15 +116,18 @@ pub trait Module: Part {
     fn load_known(&self, source: &dyn Source) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         let mut found = Vec::new();
+        let mut differing = Vec::new();
         for (name, tensor) in self.state() {
             match source.sizes(name) {
                 Some(sizes) if sizes == tensor.sizes() => found.push((name, tensor)),
-                Some(sizes) => {
-                    let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
-                    return Err(StateError::Sizes { name, expected, found: sizes }.into());
-                }
+                Some(sizes) => differing.push((name, tensor, sizes)),
                 None => missing.push(name.to_owned()),
             }
+        }
+        let more = differing.len().saturating_sub(1);
+        if let Some((name, tensor, found)) = differing.into_iter().next() {
+            let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
+            return Err(StateError::Sizes { name, expected, found, more }.into());
         }
         found.iter().try_for_each(|(name, _)| source.check(name))?;
         for (name, tensor) in found {

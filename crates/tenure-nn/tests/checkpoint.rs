@@ -137,6 +137,8 @@ fn wrong_names_and_sizes_are_said_and_nothing_changes() {
     assert!(matches!(error, Error::State(StateError::Names { .. })));
     let error = model.load_known(&of(&[("layer.scale", 1), ("layer.shift", 3)])).unwrap_err();
     assert_eq!(error.to_string(), "layer.shift: the model has sizes [1], got [3]");
+    let error = model.load_known(&of(&[("layer.scale", 2), ("layer.shift", 3)])).unwrap_err();
+    assert_eq!(error.to_string(), "layer.scale: the model has sizes [1], got [2]; and 1 more of other sizes");
     assert_eq!(values(&model), [1.0, 2.0]);
 }
 

@@ -27,7 +27,7 @@ pub struct Access<'a> {
 }
 
 /// All that is read, and all that is written.
-type Split<'a, R, W> = (Vec<&'a [R]>, Vec<&'a mut [W]>);
+type Split<'a, R, W, const READS: usize, const WRITES: usize> = ([&'a [R]; READS], [&'a mut [W]; WRITES]);
 
 enum Guard<'a> {
     Shared(StorageGuard<'a>),
@@ -158,16 +158,37 @@ impl<'a> Access<'a> {
 
     /// All that is read and all that is written, at once.
     ///
+    /// ```
+    /// # use tenure_tensor::{Access, Tensor};
+    /// # let (x, y) = (Tensor::from_slice(&[1_i32, 2], &[2])?, Tensor::from_slice(&[3_i32, 4], &[2])?);
+    /// # let (sums, products) = (x.empty_like()?, x.empty_like()?);
+    /// let mut access = Access::new("sums_and_products", &[&sums, &products], &[&x, &y])?;
+    /// let ([x, y], [sums, products]) = access.split::<i32, i32, _, _>()?;
+    /// (0..2).for_each(|i| (sums[i], products[i]) = (x[i] + y[i], x[i] * y[i]));
+    /// # drop(access);
+    /// # assert_eq!((sums.to_vec::<i32>()?, products.to_vec::<i32>()?), (vec![4, 6], vec![3, 8]));
+    /// # Ok::<(), tenure_tensor::TensorError>(())
+    /// ```
+    ///
     /// # Errors
-    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut).
-    pub fn split<R: Element, W: Element>(&mut self) -> Result<Split<'_, R, W>> {
-        let reads =
-            (0..self.reads.len()).map(|index| self.slice::<R>(index).map(|slice| (slice.as_ptr(), slice.len())));
-        let reads: Vec<_> = reads.collect::<Result<_>>()?;
-        let writes = self.slices_mut::<W>(0..self.writes.len())?;
+    /// Those of [`slice`](Self::slice) and [`slice_mut`](Self::slice_mut); other numbers of them.
+    pub fn split<R: Element, W: Element, const READS: usize, const WRITES: usize>(
+        &mut self,
+    ) -> Result<Split<'_, R, W, READS, WRITES>> {
+        if (self.reads.len(), self.writes.len()) != (READS, WRITES) {
+            let (reads, writes) = (self.reads.len(), self.writes.len());
+            let reason = format!("{READS} read and {WRITES} written are asked for, but there are {reads} and {writes}");
+            return Err(TensorError::argument(self.op, reason));
+        }
+        let mut reads = [(std::ptr::null(), 0); READS];
+        for (index, read) in reads.iter_mut().enumerate() {
+            let slice = self.slice::<R>(index)?;
+            *read = (slice.as_ptr(), slice.len());
+        }
+        let mut writes = self.slices_mut::<W>(0..WRITES)?.into_iter();
+        let writes = std::array::from_fn(|_| writes.next().unwrap_or_default());
         // SAFETY: the same slices again; `slice` has made sure that nothing written overlaps them.
-        let again = reads.into_iter().map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) });
-        Ok((again.collect(), writes))
+        Ok((reads.map(|(start, length)| unsafe { std::slice::from_raw_parts(start, length) }), writes))
     }
 
     fn guard(&self, tensor: &Tensor) -> &Guard<'a> {
@@ -182,12 +203,16 @@ impl<'a> Access<'a> {
 
     fn check<T: Element>(&self, tensor: &Tensor) -> Result<()> {
         if tensor.dtype() != T::DTYPE {
-            let expected = format!("{} was expected", T::DTYPE);
+            let expected = format!("{} is asked for: convert with to_dtype() first", T::DTYPE);
             return Err(TensorError::DType { op: self.op, found: tensor.dtype(), expected });
         }
-        if !tensor.is_contiguous() || !tensor.device().is_cpu() {
-            let reason =
-                format!("a contiguous tensor on the CPU is needed, got {:?} on {}", tensor.layout(), tensor.device());
+        if !tensor.device().is_cpu() {
+            let reason = format!("a tensor on the CPU is needed, got one on {}: to_device() first", tensor.device());
+            return Err(TensorError::argument(self.op, reason));
+        }
+        if !tensor.is_contiguous() {
+            let (sizes, strides) = (tensor.sizes(), tensor.strides());
+            let reason = format!("contiguous() is needed first, got sizes {sizes:?} with strides {strides:?}");
             return Err(TensorError::argument(self.op, reason));
         }
         Ok(())

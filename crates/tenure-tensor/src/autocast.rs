@@ -1,18 +1,20 @@
 //! Matrix products in half the bits.
 //!
-//! While an [`Autocast`] lives, operations of its thread choose the dtype that they compute in, as PyTorch's do on CUDA:
+//! While an [`Autocast`] lives, operations of its thread choose the dtype that they compute in, as PyTorch's do on CUDA, and as those
+//! that its lists for the CPU name alone (`binary_cross_entropy`, `index_copy`) do there:
 //!
 //! | operations | compute in |
 //! | --- | --- |
 //! | matrix products, linear layers, convolutions, attention, `einsum` | the lower dtype |
-//! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums and products over dimensions, `exp`, `log`, `tan`, `pow`, `reciprocal`, `rsqrt`, `softplus` and their like | `float32` |
-//! | what takes several tensors at once, such as `cat`, `stack`, `scatter_add`, `addcmul` | the widest of them |
+//! | softmax and its relatives, `layer_norm`, `group_norm`, `rms_norm`, losses, sums, products and norms over dimensions, `exp`, `log`, `tan`, `pow`, `reciprocal`, `rsqrt`, `softplus` and their like | `float32` |
+//! | `dot`, `cat`, `stack`, `scatter_add`, `index_copy`, `index_put`, `addcmul`, `addcdiv`, `atan2` | the widest of them |
 //! | all others | what they are given |
 //!
 //! `float64` and integers stay as they are. Gradients go through the conversions, so that a parameter's is of its own
 //! dtype. [`backward`](crate::autograd::backward) computes each gradient in the dtype of its operation, inside or outside.
 //!
-//! An operation of the first row calls [`lower`] for each tensor, of the second [`raise`], of the third [`widest`].
+//! An operation of the first row calls [`lower`] for each tensor, of the second [`raise`], of the third [`widest`], unless it promotes
+//! its operands anyway.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -130,9 +132,15 @@ pub fn raise(tensor: &Tensor) -> Result<Tensor> {
 ///
 /// # Errors
 /// No memory.
-pub fn widest(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
-    let is_wide = dtype().is_some() && tensors.iter().any(|tensor| tensor.dtype() == DType::F32);
-    tensors.iter().map(|tensor| if is_wide { raise(tensor) } else { Ok((*tensor).clone()) }).collect()
+pub fn widest<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
+    let is_wide = tensors.iter().any(|tensor| tensor.dtype() == DType::F32);
+    let mut widened = tensors.map(Tensor::clone);
+    if is_wide {
+        for tensor in &mut widened {
+            *tensor = raise(tensor)?;
+        }
+    }
+    Ok(widened)
 }
 
 fn is_eligible(tensor: &Tensor) -> bool {

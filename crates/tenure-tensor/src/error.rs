@@ -123,7 +123,10 @@ pub enum AutogradError {
     )]
     NoGraph,
     /// `backward` of more than one element with no gradient given.
-    #[error("backward: a gradient can be left out for a tensor of one element only, got sizes {sizes:?}: pass one")]
+    #[error(
+        "backward: a gradient can be left out for a tensor of one element only, got sizes {sizes:?}: \
+             reduce it with sum_all() or mean_all(), or pass one to autograd::backward()"
+    )]
     NotScalar {
         /// The tensor's sizes.
         sizes: Vec<usize>,
@@ -139,8 +142,9 @@ pub enum AutogradError {
     },
     /// A saved tensor was written to.
     #[error(
-        "{node}: a tensor that its gradient needs was modified in place: {dtype} {sizes:?}{origin} is at version \
-         {found}, expected {saved}. Use the operation that is not in place, or copy the tensor before changing it"
+        "{node}: a tensor that its gradient needs was modified in place by {writer}: {dtype} {sizes:?}{origin} is at \
+         version {found}, expected {saved}. Use an operation that is not in place, or copy() the tensor before it is \
+         changed"
     )]
     Modified {
         /// The operation's node.
@@ -151,16 +155,23 @@ pub enum AutogradError {
         sizes: Vec<usize>,
         /// What made it, if that is known.
         origin: String,
+        /// The operation that wrote to it last.
+        writer: &'static str,
         /// The version it has.
         found: u64,
         /// The version it had.
         saved: u64,
     },
     /// A leaf that requires a gradient was written to.
-    #[error("{op}: a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), or to a copy")]
+    #[error(
+        "{op}: {}a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), or to a copy",
+        if *.is_view { "a view of " } else { "" }
+    )]
     LeafModified {
         /// The operation.
         op: &'static str,
+        /// Whether it was written to through a view.
+        is_view: bool,
     },
     /// Integers have no gradient.
     #[error("only tensors of floating dtypes can require a gradient, got {dtype}")]

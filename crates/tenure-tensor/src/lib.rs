@@ -37,6 +37,8 @@ mod scalar;
 mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;
+#[forbid(unsafe_code)]
+mod vectors;
 
 pub use access::Access;
 pub use element::{Element, Float, Number};
@@ -47,3 +49,4 @@ pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
 pub use tensor::{Nested, Tensor};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};
+pub use vectors::vectorized;

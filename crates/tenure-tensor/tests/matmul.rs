@@ -1,7 +1,7 @@
-//! Products of large matrices: the same bits for any number of threads.
+//! Products of matrices: large ones, the same bits for any number of threads, and errors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use tenure_tensor::{DType, Tensor, threads};
+use tenure_tensor::{DType, Device, Result, Tensor, einsum, threads};
 
 fn numbers(sizes: &[usize], seed: usize) -> Tensor {
     let count: usize = sizes.iter().product();
@@ -36,4 +36,19 @@ fn tiles_are_what_small_products_are() {
         let sum: f64 = (0..70).map(|i| f64::from(a[row * 70 + i]) * f64::from(b[i * 900 + column])).sum();
         assert!((f64::from(whole[row * 900 + column]) - sum).abs() < 1e-3);
     }
+}
+
+#[test]
+fn errors_say_what_does_not_fit() {
+    let matrix = |sizes: &[usize]| Tensor::zeros(sizes, DType::F32, Device::CPU).unwrap();
+    let (a, b) = (matrix(&[2, 3]), matrix(&[2, 3]));
+    let said = |result: Result<Tensor>| result.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(said(a.matmul(&b)).contains("3 columns on the left and 2 rows on the right"));
+    assert!(said(a.linear(&matrix(&[4, 2]), None)).contains("has 3 features"));
+    assert!(said(a.matmul(&b.to_dtype(DType::F64).unwrap())).contains("to_dtype"));
+    assert!(said(einsum("ij,ij", &[&a])).contains("of 2 operands, got 1"));
+    assert!(said(einsum("ijk", &[&a])).contains("3 letters"));
+    assert!(said(einsum("ij,jk", &[&a, &b])).contains("'j' has size 3 in one operand and 2"));
+    assert!(said(einsum("ij->ik", &[&a])).contains("no operand has it"));
+    assert!(said(einsum("i.->i", &[&a])).contains("neither a letter"));
 }

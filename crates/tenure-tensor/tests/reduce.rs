@@ -103,7 +103,7 @@ fn errors_say_what_to_do() {
     let error = said(integers.mean_all());
     assert!(error.contains("mean") && error.contains("to_dtype"), "{error}");
     let error = said(x.cross_entropy(&integers, &CrossEntropy::default()));
-    assert!(error.contains("index 5") && error.contains("size 3"), "{error}");
+    assert!(error.contains("class 5") && error.contains("classes 0 to 2"), "{error}");
     let error = said(x.sum(&[0, -2], false));
     assert!(error.contains("twice"), "{error}");
     let error = said(x.layer_norm(&[4], None, None, 1e-5));

@@ -4,6 +4,7 @@ use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
 use tenure_plan::TraceError;
+use tenure_tensor::TensorError;
 
 use crate::replay::AllocatorKind;
 
@@ -30,6 +31,12 @@ pub enum Error {
     /// Memory shared between processes.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// An operation on tensors.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// Models, data, checkpoints, training.
+    #[error(transparent)]
+    Nn(#[from] tenure_nn::Error),
     /// A trace could not be read or written.
     #[error(transparent)]
     Trace(#[from] TraceError),

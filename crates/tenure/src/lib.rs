@@ -1,8 +1,32 @@
 //! Tenure, a tensor memory runtime.
 //!
 //! A tensor's bytes hold a place in memory for a time. This crate is the front door: `use tenure::prelude::*` brings
-//! in what the crates below offer, [`replay`] plays what a real program did with its memory on any of the allocators,
-//! and [`report`] shows it.
+//! in what the crates below offer. [`tensor`] has tensors and autograd, [`nn`] layers, optimizers, data, models and
+//! training; [`replay`] plays what a real program did with its memory on any of the allocators, and [`report`] shows it.
+//!
+//! A line is fitted to points:
+//!
+//! ```
+//! use tenure::nn::layers::Linear;
+//! use tenure::nn::optim::{Optimizer, Sgd};
+//! use tenure::prelude::*;
+//!
+//! let x = Tensor::from_slice(&[0.0_f32, 1.0, 2.0, 3.0], &[4, 1])?;
+//! let y = x.mul(2.0)?.add(1.0)?;
+//! let model = Linear::new(&Scope::new(&Generator::new(0)), 1, 1)?;
+//! let mut optimizer = Optimizer::new(model.parameters(), 0.1, Sgd { momentum: 0.5, ..Sgd::default() });
+//! for _ in 0..200 {
+//!     let error = model.forward(&x)?.sub(&y)?;
+//!     optimizer.zero_grad();
+//!     error.mul(&error)?.mean_all()?.backward()?;
+//!     optimizer.step()?;
+//! }
+//! let five = model.forward(&Tensor::from_slice(&[5.0_f32], &[1, 1])?)?;
+//! assert!((five.item::<f32>()? - 11.0).abs() < 1e-3);
+//! # Ok::<(), tenure::Error>(())
+//! ```
+//!
+//! A recorded program is played again:
 //!
 //! ```
 //! use tenure::prelude::*;
@@ -22,6 +46,8 @@ mod error;
 pub mod prelude;
 pub mod replay;
 pub mod report;
+pub mod tensorboard;
 pub mod units;
 
 pub use error::Error;
+pub use {tenure_nn as nn, tenure_tensor as tensor};

@@ -83,7 +83,8 @@ fn ours(names: &BTreeSet<String>) -> BTreeSet<String> {
 #[test]
 fn the_table_lists_every_crate() {
     let listed: BTreeSet<String> = table().into_iter().map(|room| room.name).collect();
-    let there: BTreeSet<String> = manifests().into_keys().collect();
+    // Examples are anybody's crates.
+    let there: BTreeSet<String> = manifests().into_keys().filter(|name| is_ours(name)).collect();
     assert_eq!(listed, there);
 }
 

@@ -3,7 +3,9 @@
 pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod devices;
+pub(crate) mod embed;
 pub(crate) mod info;
 pub(crate) mod memory;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod train;

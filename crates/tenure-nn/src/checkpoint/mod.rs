@@ -36,12 +36,12 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
+    pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), source }
     }
 
-    fn format(path: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn format(path: &Path, reason: impl ToString) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.to_string() }
     }
 }

@@ -4,6 +4,7 @@ mod collate;
 mod idx;
 mod images;
 mod loader;
+mod subset;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ pub use collate::Collate;
 pub use idx::{FashionMnist, Idx};
 pub use images::{ImageFolder, ImageOptions};
 pub use loader::{DataLoader, Epoch, LoaderOptions};
+pub use subset::Subset;
 use tenure_tensor::TensorError;
 pub use text::TextWindows;
 
@@ -36,6 +38,18 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// It cannot be read.
     fn item(&self, index: usize) -> Result<Self::Item>;
+}
+
+impl<D: Dataset + ?Sized> Dataset for Box<D> {
+    type Item = D::Item;
+
+    fn len(&self) -> usize {
+        (**self).len()
+    }
+
+    fn item(&self, index: usize) -> Result<Self::Item> {
+        (**self).item(index)
+    }
 }
 
 /// Why data could not be read.

@@ -76,7 +76,7 @@ fn sum_of_squares<T: Number>(tensor: &Tensor) -> tenure_tensor::Result<f64> {
     let sums: Vec<parking_lot::Mutex<f64>> = elements.chunks(GRAIN).map(|_| parking_lot::Mutex::new(0.0)).collect();
     threads::for_each_part(sums.len(), |part| {
         let chunk = &elements[part * GRAIN..elements.len().min((part + 1) * GRAIN)];
-        let sum = pulp::Arch::new().dispatch(
+        let sum = tenure_tensor::vectorized(
             #[inline(always)]
             || {
                 let square = |value: &T| {

@@ -20,18 +20,17 @@ pub(super) fn for_each<T: Float, const N: usize>(
     let grad = grad.contiguous()?;
     let written: Vec<&Tensor> = std::iter::once(parameter).chain(slots).take(N).collect();
     let mut access = Access::new(op, &written, &[&grad])?;
-    let (grads, mut values) = access.split::<T, T>()?;
-    let mut chunks: [_; N] = array::from_fn(|slot| std::mem::take(&mut values[slot]).chunks_mut(GRAIN));
-    let parts = grads[0].chunks(GRAIN).map(|grad| {
+    let ([grads], values) = access.split::<T, T, 1, N>()?;
+    let mut chunks = values.map(|values| values.chunks_mut(GRAIN));
+    let parts = grads.chunks(GRAIN).map(|grad| {
         let values: [&mut [T]; N] = array::from_fn(|slot| chunks[slot].next().unwrap_or_default());
         Mutex::new((values, grad))
     });
     let parts: Vec<_> = parts.collect();
-    let arch = pulp::Arch::new();
     threads::for_each_part(parts.len(), |part| {
         let mut part = parts[part].lock();
         let (values, grad) = &mut *part;
-        arch.dispatch(
+        tenure_tensor::vectorized(
             #[inline(always)]
             || {
                 let n = grad.len();

@@ -207,7 +207,7 @@ impl Member {
             self.slots = self.make_slots(rule)?;
         }
         rule.update(self.step + 1, lr, &self.parameter, grad, &self.slots)?;
-        self.parameter.bump_version();
+        self.parameter.bump_version("Optimizer::step");
         self.step += 1;
         Ok(())
     }
@@ -233,7 +233,7 @@ impl Member {
             let value = source.tensor(&name)?;
             if value.sizes() != tensor.sizes() {
                 let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
-                return Err(StateError::Sizes { name, expected, found }.into());
+                return Err(StateError::Sizes { name, expected, found, more: 0 }.into());
             }
             tensor.copy_(&value)?;
         }

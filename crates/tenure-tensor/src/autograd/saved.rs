@@ -103,7 +103,7 @@ impl SavedTensor {
             Origin::Edge(_) => String::new(),
         };
         let Kind { sizes, dtype, .. } = &self.kind;
-        let (node, sizes) = (node.to_owned(), sizes.to_vec());
-        Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, found, saved: self.version }.into())
+        let (node, sizes, writer) = (node.to_owned(), sizes.to_vec(), tensor.last_writer());
+        Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
     }
 }

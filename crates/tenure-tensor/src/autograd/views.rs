@@ -33,13 +33,14 @@ where
     let differentiates = is_grad_enabled() && target.dtype().is_floating();
     if !differentiates || !(target.requires_grad() || inputs.iter().any(|input| input.requires_grad())) {
         write()?;
-        target.bump_version();
+        target.bump_version(op);
         return Ok(());
     }
     let view = target.view_of();
     let is_fixed = |tensor: &Tensor| tensor.is_leaf() && tensor.requires_grad();
-    if is_fixed(target) || view.as_ref().is_some_and(|view| is_fixed(&view.base)) {
-        return Err(AutogradError::LeafModified { op }.into());
+    let is_view = view.as_ref().is_some_and(|view| is_fixed(&view.base));
+    if is_fixed(target) || is_view {
+        return Err(AutogradError::LeafModified { op, is_view }.into());
     }
     if view.as_ref().is_some_and(|view| view.in_no_grad) {
         let reason = "a view that was made inside no_grad() is modified in place outside, and its base would not know of \
@@ -48,7 +49,7 @@ where
     }
     let draft = Draft::new(Cow::Borrowed(op), inputs, Some(target), save)?;
     write()?;
-    target.bump_version();
+    target.bump_version(op);
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
     let place = Place::of(target, &base);

@@ -51,8 +51,8 @@ binary! {
     };
     HARDSWISH_BACKWARD: Math (lanes of floats), |grad, x| {
         let inside = x / T::of(3.0) + T::of(0.5);
-        let slope = if x < T::of(-3.0) { T::ZERO } else { inside };
-        grad * if x > T::of(3.0) { T::ONE } else { slope }
+        let slope = if x <= T::of(-3.0) { T::ZERO } else { inside };
+        grad * if x < T::of(3.0) { slope } else { T::ONE }
     };
 }
 
@@ -115,17 +115,24 @@ pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cpu!(lanes of floats
 
 fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
     let [low, high, inside, outside] = [band.low, band.high, band.inside, band.outside].map(T::of);
-    let inclusive = band.inclusive;
-    loops::binary(
-        iter,
-        #[inline(always)]
-        |grad: T, x: T| {
-            let is_inside = ((x > low) & (x < high)) | (inclusive & ((x == low) | (x == high)));
-            // A gradient that is infinite does not come through where the slope is zero.
-            let slope = if is_inside { inside } else { outside };
-            if slope == T::ZERO { T::ZERO } else { grad * slope }
-        },
-    );
+    // A gradient that is infinite does not come through where the slope is zero.
+    let through = move |grad: T, is_inside: bool| {
+        let slope = if is_inside { inside } else { outside };
+        if slope == T::ZERO { T::ZERO } else { grad * slope }
+    };
+    if band.inclusive {
+        loops::binary(
+            iter,
+            #[inline(always)]
+            move |grad: T, x: T| through(grad, (x >= low) & (x <= high)),
+        );
+    } else {
+        loops::binary(
+            iter,
+            #[inline(always)]
+            move |grad: T, x: T| through(grad, (x > low) & (x < high)),
+        );
+    }
     Ok(())
 }
 

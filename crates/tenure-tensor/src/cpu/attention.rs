@@ -381,11 +381,14 @@ fn backward_halves(
     weighting: Weighting,
 ) -> Result<()> {
     let mask = wide_mask(mask)?;
-    let [q, k, v, grad, out, sums] = inputs.map(widened);
-    let wide = outputs.map(|output| Tensor::empty(output.sizes(), DType::F32, output.device()));
-    let [to_q, to_k, to_v] = wide;
-    let wide = [to_q?, to_k?, to_v?];
-    let inputs = [&q?, &k?, &v?, &grad?, &out?, &sums?];
+    let [q, k, v, grad, out, sums] = inputs;
+    let [q, k, v, grad] = [widened(q)?, widened(k)?, widened(v)?, widened(grad)?];
+    let empty = |like: &Tensor| Tensor::empty(like.sizes(), DType::F32, like.device());
+    // The means were rounded, and small gradients are differences of products with them.
+    let (out, sums) = (empty(out)?, empty(sums)?);
+    attend::<f32>([&out, &sums], [&q, &k, &v], mask.as_ref(), weighting)?;
+    let wide = [empty(outputs[0])?, empty(outputs[1])?, empty(outputs[2])?];
+    let inputs = [&q, &k, &v, &grad, &out, &sums];
     backward::<f32>([&wide[0], &wide[1], &wide[2]], inputs, mask.as_ref(), weighting)?;
     outputs.iter().zip(&wide).try_for_each(|(output, wide)| output.copy_raw(wide))
 }

@@ -44,6 +44,8 @@ const GRAIN: usize = 32 * 1024;
 const PARTS: usize = 64;
 /// Neighbours of a row that are gathered at once: some vectors, so that they need not wait for each other.
 const LANES: usize = 32;
+/// Neighbours of a row that are gathered in one loop.
+const LEAF: usize = LANES * DEPTH;
 /// Columns that are gathered at once: as many as stay in the nearest cache.
 const WIDTH: usize = 512;
 /// Elements that are gathered one after the other into one sum.
@@ -62,8 +64,10 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     let reads: SmallVec<[&Tensor; 3]> = inputs.into_iter().chain(given).collect();
     let mut access = Access::new(op, &outputs, &reads)?;
     let (kept, reduced) = dimensions(outputs[0], inputs);
+    let count = reduced.iter().map(|dim| dim.size).product();
     let is_columns = match (kept.first(), reduced.first()) {
-        (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0],
+        // Rows too short for the lanes are gathered side by side as well.
+        (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < LANES,
         (kept, _) => kept.is_some(),
     };
     let work = Work {
@@ -71,7 +75,7 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
         inputs: array::from_fn(|input| access.read_ptr(input)),
         outputs: array::from_fn(|output| access.write_ptr(output).cast()),
         given: given.map(|_| access.read_ptr(N).cast()),
-        count: reduced.iter().map(|dim| dim.size).product(),
+        count,
         outer: kept.iter().skip(usize::from(is_columns)).map(|dim| dim.size).product(),
         columns: if is_columns { kept[0].size } else { 1 },
         is_columns,
@@ -181,9 +185,40 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let splits = PARTS.div_ceil(tiles.max(1)).min(elements / GRAIN).min(self.count.div_ceil(DEPTH)).max(1);
         if tiles >= PARTS / 2 || splits == 1 {
             let tiles_per_part = (GRAIN * tiles).checked_div(elements).unwrap_or(tiles);
-            threads::for_each_range(tiles, tiles_per_part, |range| range.for_each(|tile| self.whole(&self.tile(tile))));
+            threads::for_each_range(tiles, tiles_per_part, |range| {
+                if self.is_columns || self.count > LEAF || self.reduced.len() != 1 {
+                    range.for_each(|tile| self.whole(&self.tile(tile)));
+                } else {
+                    self.short_rows(range);
+                }
+            });
         } else {
             self.split(tiles, splits);
+        }
+    }
+
+    /// Makes outputs of few elements, those of a kept dimension one after the other.
+    fn short_rows(&self, range: Range<usize>) {
+        let steps = self.reduced[0].steps;
+        let (size, next) = self.kept.first().map_or((1, [0; N]), |dim| (dim.size, dim.steps));
+        let output = self.kept.first().map_or(0, |dim| dim.output);
+        let mut at = range.start;
+        while at < range.end {
+            let (first, n) = (self.tile(at), (size - at % size).min(range.end - at));
+            let row = |row: usize| {
+                let inputs = array::from_fn(|input| first.inputs[input].wrapping_add(row * next[input]));
+                Tile { inputs, output: first.output + row * output, width: 1 }
+            };
+            if steps == [size_of::<F::From>(); N] {
+                vectorized!(for number in 0..n {
+                    let tile = row(number);
+                    let sums = self.row_leaf_of(&tile, 0..self.count, [size_of::<F::From>(); N]);
+                    self.write(&tile, |_| sums);
+                });
+            } else {
+                (0..n).for_each(|number| self.whole(&row(number)));
+            }
+            at += n;
         }
     }
 
@@ -255,6 +290,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         Tile { inputs, output, width: (self.columns - column).min(WIDTH) }
     }
 
+    #[inline(always)]
     fn write(&self, tile: &Tile<N>, sums: impl Fn(usize) -> [F::Sum; K]) {
         let step = if self.is_columns { self.kept[0].output } else { 0 };
         for column in 0..tile.width {
@@ -267,6 +303,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
+    #[inline(always)]
     fn given(&self, output: usize) -> F::Given {
         match self.given {
             // SAFETY: one for each output, contiguous as they are.
@@ -280,7 +317,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     fn gather_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
-        match halves(&range, LANES * DEPTH) {
+        match halves(&range, LEAF) {
             None => self.row_leaf(tile, range),
             Some(middle) => {
                 let left = self.gather_row(tile, range.start..middle);
@@ -293,16 +330,21 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let steps = self.reduced.first().map_or([0; N], |dim| dim.steps);
         if steps == [size_of::<F::From>(); N] {
             // Constants of the function that is compiled for wide vectors, so that these are loaded whole.
-            return vectorized!(self.row_leaf_of(tile, range, [size_of::<F::From>(); N]));
+            return vectorized!(self.row_leaf_of(tile, range.clone(), [size_of::<F::From>(); N]));
         }
-        self.row_leaf_of(tile, range, steps)
+        vectorized!(self.row_leaf_of(tile, range.clone(), steps))
     }
 
     #[inline(always)]
     fn row_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N]) -> [F::Sum; K] {
         let given = self.given(tile.output);
         let mut lanes = self.fold.start().map(|start| [start; LANES]);
-        self.for_each_run(tile, range, |inputs, at, n| self.gather_lanes(&mut lanes, inputs, steps, at, n, given));
+        self.for_each_run(
+            tile,
+            range,
+            #[inline(always)]
+            |inputs, at, n| self.gather_lanes(&mut lanes, inputs, steps, at, n, given),
+        );
         let mut width = LANES;
         while width > 1 {
             width /= 2;
@@ -326,23 +368,39 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         n: usize,
         given: F::Given,
     ) {
-        let step = |lanes: &mut [[F::Sum; LANES]; K], lane: usize, i: usize| {
+        let value = |i: usize| {
             // SAFETY: an element of the run.
-            let values =
-                array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() });
-            let sums = self.fold.step(array::from_fn(|k| lanes[k][lane]), values, given, at + i);
-            (0..K).for_each(|k| lanes[k][lane] = sums[k]);
+            array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() })
         };
         let whole = n - n % LANES;
         if whole > 0 {
             // A copy that is indexed with constants alone stays in registers.
             let mut sums = *lanes;
             for i in (0..whole).step_by(LANES) {
-                (0..LANES).for_each(|lane| step(&mut sums, lane, i + lane));
+                for lane in 0..LANES {
+                    self.step_lane(&mut sums, lane, value(i + lane), given, at + i + lane);
+                }
             }
             *lanes = sums;
         }
-        (0..n - whole).for_each(|lane| step(lanes, lane, whole + lane));
+        for lane in 0..n - whole {
+            self.step_lane(lanes, lane, value(whole + lane), given, at + whole + lane);
+        }
+    }
+
+    #[inline(always)]
+    fn step_lane(
+        &self,
+        lanes: &mut [[F::Sum; LANES]; K],
+        lane: usize,
+        values: [F::From; N],
+        given: F::Given,
+        at: usize,
+    ) {
+        let sums = self.fold.step(array::from_fn(|k| lanes[k][lane]), values, given, at);
+        for k in 0..K {
+            lanes[k][lane] = sums[k];
+        }
     }
 
     fn gather_columns(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
@@ -364,9 +422,9 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
         let steps = self.kept[0].steps;
         if steps == [size_of::<F::From>(); N] {
-            return vectorized!(self.column_leaf_of(tile, range, [size_of::<F::From>(); N], sums));
+            return vectorized!(self.column_leaf_of(tile, range.clone(), [size_of::<F::From>(); N], sums));
         }
-        self.column_leaf_of(tile, range, steps, sums);
+        vectorized!(self.column_leaf_of(tile, range.clone(), steps, sums));
     }
 
     #[inline(always)]
@@ -376,12 +434,17 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         for (column, given) in given[..tile.width].iter_mut().enumerate() {
             *given = self.given(tile.output + column * self.kept[0].output);
         }
-        self.for_each_run(tile, range, |inputs, at, n| {
-            for i in 0..n {
-                let row = array::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
-                self.row(sums, row, steps, at + i, tile.width, &given);
-            }
-        });
+        self.for_each_run(
+            tile,
+            range,
+            #[inline(always)]
+            |inputs, at, n| {
+                for i in 0..n {
+                    let row = array::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
+                    self.row(sums, row, steps, at + i, tile.width, &given);
+                }
+            },
+        );
     }
 
     /// Gathers one element for each column.

@@ -23,7 +23,7 @@ const BLOCK: usize = 512;
 /// Runs a loop compiled for the widest vectors that the processor has.
 macro_rules! vectorized {
     ($body:expr) => {
-        pulp::Arch::new().dispatch(
+        $crate::vectorized(
             #[inline(always)]
             || $body,
         )
@@ -45,7 +45,11 @@ pub(crate) fn unary<A: Element, O: Element>(iter: &Elementwise<'_>, function: im
     slices(
         iter,
         #[inline(always)]
-        |a: &[A], out: &mut [O]| out.iter_mut().zip(a).for_each(|(out, a)| *out = function(*a)),
+        |a: &[A], out: &mut [O]| {
+            for (out, a) in out.iter_mut().zip(a) {
+                *out = function(*a);
+            }
+        },
     );
 }
 
@@ -71,7 +75,9 @@ pub(crate) fn binary<A: Element, B: Element, O: Element>(iter: &Elementwise<'_>,
                 std::slice::from_raw_parts(b.cast::<B>(), n),
             )
         };
-        vectorized!(out.iter_mut().zip(a).zip(b).for_each(|((out, a), b)| *out = function(*a, *b)));
+        vectorized!(for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = function(*a, *b);
+        });
     });
 }
 
@@ -90,9 +96,8 @@ pub(crate) fn ternary<A: Element, B: Element, C: Element, O: Element>(
                 std::slice::from_raw_parts(c.cast::<C>(), n),
             )
         };
-        vectorized!({
-            let inputs = a.iter().zip(b).zip(c);
-            out.iter_mut().zip(inputs).for_each(|(out, ((a, b), c))| *out = function(*a, *b, *c));
+        vectorized!(for (((out, a), b), c) in out.iter_mut().zip(a).zip(b).zip(c) {
+            *out = function(*a, *b, *c);
         });
     });
 }

@@ -163,10 +163,26 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
             let by = [mean, rstds[row]];
             match weight {
                 Some(weight) => {
-                    let weighted = |[_, g, weight]: [T; 3]| g.widen() * weight.widen();
-                    row_backward([x, g, weight], weighted, x, by, means.is_some(), out);
+                    let rows = [x, g, weight];
+                    row_backward(
+                        rows,
+                        #[inline(always)]
+                        |[_, g, weight]| g.widen() * weight.widen(),
+                        x,
+                        by,
+                        means.is_some(),
+                        out,
+                    );
                 }
-                None => row_backward([x, g], |[_, g]: [T; 2]| g.widen(), x, by, means.is_some(), out),
+                None => row_backward(
+                    [x, g],
+                    #[inline(always)]
+                    |[_, g]| g.widen(),
+                    x,
+                    by,
+                    means.is_some(),
+                    out,
+                ),
             }
             for (((to_weight, to_bias), g), x) in to_weight.iter_mut().zip(&mut *to_bias).zip(g).zip(x) {
                 *to_weight = *to_weight + g.widen() * (x.widen() - mean) * rstds[row];

@@ -68,37 +68,43 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
     let (to, numbers) = (Planes::<T>(access.write_ptr(0).cast()), Planes::<I>(access.write_ptr(1).cast()));
     let source = access.slice::<T>(0)?;
     let (from, pixels, width) = (how.source.iter().product(), how.target.iter().product(), how.target[2]);
-    for_each_plane(out.numel(), pixels, pixels * how.numel(), |plane| {
-        let source: &[T] = &source[plane * from..][..from];
-        // SAFETY: planes of the outputs, each taken once.
-        let (out, numbers) = unsafe { (to.plane(plane, pixels), numbers.plane(plane, pixels)) };
-        for (row, (out, numbers)) in out.chunks_mut(width).zip(numbers.chunks_mut(width)).enumerate() {
-            numbers.fill(I::NONE);
-            how.for_each_row(row, |number, first, columns, step| {
-                let number = I::new(number);
-                let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
-                let better = |value: T, out: &mut T, at: &mut I| {
-                    // What is no number is larger than any, as in PyTorch.
-                    #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
-                    let is_better = (value > *out) | (value != value) | (*at == I::NONE);
-                    *out = if is_better { value } else { *out };
-                    *at = if is_better { number } else { *at };
-                };
-                let source = &source[first..];
-                match step {
-                    1 => out.iter_mut().zip(numbers).zip(source).for_each(|((out, at), x)| better(*x, out, at)),
-                    2 => {
-                        let pairs = source.chunks(2);
-                        out.iter_mut().zip(numbers).zip(pairs).for_each(|((out, at), x)| better(x[0], out, at));
+    for_each_plane(
+        out.numel(),
+        pixels,
+        pixels * how.numel(),
+        #[inline(always)]
+        |plane| {
+            let source: &[T] = &source[plane * from..][..from];
+            // SAFETY: planes of the outputs, each taken once.
+            let (out, numbers) = unsafe { (to.plane(plane, pixels), numbers.plane(plane, pixels)) };
+            for (row, (out, numbers)) in out.chunks_mut(width).zip(numbers.chunks_mut(width)).enumerate() {
+                numbers.fill(I::NONE);
+                how.for_each_row(row, |number, first, columns, step| {
+                    let number = I::new(number);
+                    let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
+                    let better = |value: T, out: &mut T, at: &mut I| {
+                        // What is no number is larger than any, as in PyTorch.
+                        #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
+                        let is_better = (value > *out) | (value != value) | (*at == I::NONE);
+                        *out = if is_better { value } else { *out };
+                        *at = if is_better { number } else { *at };
+                    };
+                    let source = &source[first..];
+                    match step {
+                        1 => out.iter_mut().zip(numbers).zip(source).for_each(|((out, at), x)| better(*x, out, at)),
+                        2 => {
+                            let pairs = source.chunks(2);
+                            out.iter_mut().zip(numbers).zip(pairs).for_each(|((out, at), x)| better(x[0], out, at));
+                        }
+                        _ => {
+                            let steps = source.iter().step_by(step);
+                            out.iter_mut().zip(numbers).zip(steps).for_each(|((out, at), x)| better(*x, out, at));
+                        }
                     }
-                    _ => {
-                        let steps = source.iter().step_by(step);
-                        out.iter_mut().zip(numbers).zip(steps).for_each(|((out, at), x)| better(*x, out, at));
-                    }
-                }
-            });
-        }
-    });
+                });
+            }
+        },
+    );
     Ok(())
 }
 
@@ -108,14 +114,20 @@ fn pick<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Re
     let source = access.slice::<T>(0)?;
     let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
     let (from, pixels) = (how.source.iter().product(), how.target.iter().product());
-    for_each_plane(out.numel(), pixels, pixels, |plane| {
-        let source: &[T] = &source[plane * from..][..from];
-        // SAFETY: a plane of the output, taken once.
-        let out = unsafe { to.plane(plane, pixels) };
-        how.for_each_pixel(|pixel, first| {
-            out[pixel] = source[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
-        });
-    });
+    for_each_plane(
+        out.numel(),
+        pixels,
+        pixels,
+        #[inline(always)]
+        |plane| {
+            let source: &[T] = &source[plane * from..][..from];
+            // SAFETY: a plane of the output, taken once.
+            let out = unsafe { to.plane(plane, pixels) };
+            how.for_each_pixel(|pixel, first| {
+                out[pixel] = source[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
+            });
+        },
+    );
     Ok(())
 }
 
@@ -125,15 +137,21 @@ fn put<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Res
     let source = access.slice::<T>(0)?;
     let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
     let (large, pixels) = (how.source.iter().product(), how.target.iter().product::<usize>());
-    for_each_plane(out.numel(), large, large, |plane| {
-        // SAFETY: a plane of the output, taken once.
-        let out = unsafe { to.plane(plane, large) };
-        out.fill(T::ZERO);
-        how.for_each_pixel(|pixel, first| {
-            let place = &mut out[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
-            *place = place.plus(source[plane * pixels + pixel]);
-        });
-    });
+    for_each_plane(
+        out.numel(),
+        large,
+        large,
+        #[inline(always)]
+        |plane| {
+            // SAFETY: a plane of the output, taken once.
+            let out = unsafe { to.plane(plane, large) };
+            out.fill(T::ZERO);
+            how.for_each_pixel(|pixel, first| {
+                let place = &mut out[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
+                *place = place.plus(source[plane * pixels + pixel]);
+            });
+        },
+    );
     Ok(())
 }
 
@@ -142,18 +160,24 @@ fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result
     let to = Planes::<T>(access.write_ptr(0).cast());
     let source = access.slice::<T>(0)?;
     let (from, pixels) = (windows.source(), windows.target());
-    for_each_plane(out.numel(), pixels, from, |plane| {
-        let source: &[T] = &source[plane * from..][..from];
-        // SAFETY: a plane of the output, taken once.
-        let out = unsafe { to.plane(plane, pixels) };
-        windows.for_each(|pixel, window, count| {
-            let mut sum = T::Sum::ZERO;
-            for row in windows.rows(window) {
-                sum = source[row].iter().fold(sum, |sum, value| sum.plus(value.widen()));
-            }
-            out[pixel] = T::narrow(sum / T::Compute::from_scalar((count as f64).into()));
-        });
-    });
+    for_each_plane(
+        out.numel(),
+        pixels,
+        from,
+        #[inline(always)]
+        |plane| {
+            let source: &[T] = &source[plane * from..][..from];
+            // SAFETY: a plane of the output, taken once.
+            let out = unsafe { to.plane(plane, pixels) };
+            windows.for_each(|pixel, window, count| {
+                let mut sum = T::Sum::ZERO;
+                for row in windows.rows(window) {
+                    sum = source[row].iter().fold(sum, |sum, value| sum.plus(value.widen()));
+                }
+                out[pixel] = T::narrow(sum / T::Compute::from_scalar((count as f64).into()));
+            });
+        },
+    );
     Ok(())
 }
 
@@ -162,18 +186,24 @@ fn spread<T: Float>(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<(
     let to = Planes::<T>(access.write_ptr(0).cast());
     let source = access.slice::<T>(0)?;
     let (large, pixels) = (windows.source(), windows.target());
-    for_each_plane(out.numel(), large, large, |plane| {
-        // SAFETY: a plane of the output, taken once.
-        let out = unsafe { to.plane(plane, large) };
-        out.fill(T::ZERO);
-        windows.for_each(|pixel, window, count| {
-            let value = source[plane * pixels + pixel].widen() / T::Compute::from_scalar((count as f64).into());
-            let share = T::narrow(value);
-            for row in windows.rows(window) {
-                out[row].iter_mut().for_each(|place| *place = place.plus(share));
-            }
-        });
-    });
+    for_each_plane(
+        out.numel(),
+        large,
+        large,
+        #[inline(always)]
+        |plane| {
+            // SAFETY: a plane of the output, taken once.
+            let out = unsafe { to.plane(plane, large) };
+            out.fill(T::ZERO);
+            windows.for_each(|pixel, window, count| {
+                let value = source[plane * pixels + pixel].widen() / T::Compute::from_scalar((count as f64).into());
+                let share = T::narrow(value);
+                for row in windows.rows(window) {
+                    out[row].iter_mut().for_each(|place| *place = place.plus(share));
+                }
+            });
+        },
+    );
     Ok(())
 }
 
@@ -241,11 +271,9 @@ fn for_each_plane(elements: usize, pixels: usize, work: usize, plane: impl Fn(us
     if elements == 0 {
         return;
     }
-    let arch = pulp::Arch::new();
     threads::for_each_range(elements / pixels, GRAIN.div_ceil(work.max(1)), |planes| {
-        arch.dispatch(
-            #[inline(always)]
-            || planes.for_each(&plane),
-        );
+        super::loops::vectorized!(for number in planes.clone() {
+            plane(number);
+        });
     });
 }

@@ -46,44 +46,71 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high:
         DType::F32 => 24,
         _ => 53,
     };
-    fill::<T>("uniform", out, state, T::Compute::PER_BLOCK, |numbers, block| {
-        for (to, fraction) in numbers.iter_mut().zip(T::Compute::fractions(block, digits)) {
-            let value = T::narrow(low + range * fraction);
-            // Rounding may have reached the end, which does not belong to them.
-            *to = if value < high { value } else { T::narrow(low) };
-        }
-    })
+    fill::<T>(
+        "uniform",
+        out,
+        state,
+        T::Compute::PER_BLOCK,
+        #[inline(always)]
+        |numbers, block| {
+            for (to, fraction) in numbers.iter_mut().zip(T::Compute::fractions(block, digits)) {
+                let value = T::narrow(low + range * fraction);
+                // Rounding may have reached the end, which does not belong to them.
+                *to = if value < high { value } else { T::narrow(low) };
+            }
+        },
+    )
 }
 
 fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let number = |value| T::Compute::from_scalar(Scalar::Float(value));
     let (mean, deviation) = (number(mean), number(deviation));
     let mut access = Access::new("normal", &[out], &[])?;
-    for_each_group(access.slice_mut::<T>(0)?, state, T::Compute::PER_BLOCK, |_, numbers, blocks| {
-        let mut normals = [T::Compute::ZERO; 4 * LANES];
-        T::Compute::normals(&blocks, &mut normals);
-        for (to, normal) in numbers.iter_mut().zip(normals) {
-            *to = T::narrow(mean + deviation * normal);
-        }
-    });
+    for_each_group(
+        access.slice_mut::<T>(0)?,
+        state,
+        T::Compute::PER_BLOCK,
+        #[inline(always)]
+        |_, numbers, blocks| {
+            let mut normals = [T::Compute::ZERO; 4 * LANES];
+            T::Compute::normals(&blocks, &mut normals);
+            for (to, normal) in numbers.iter_mut().zip(normals) {
+                *to = T::narrow(mean + deviation * normal);
+            }
+        },
+    );
     Ok(())
 }
 
 fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
-    fill::<T>("randint", out, state, 2, |numbers, block| {
-        for (to, bits) in numbers.iter_mut().zip(low_and_high(block)) {
-            *to = T::from_scalar(Scalar::Int(first.wrapping_add(below(bits, count) as i64)));
-        }
-    })
+    fill::<T>(
+        "randint",
+        out,
+        state,
+        2,
+        #[inline(always)]
+        |numbers, block| {
+            for (to, bits) in numbers.iter_mut().zip(low_and_high(block)) {
+                *to = T::from_scalar(Scalar::Int(first.wrapping_add(below(bits, count) as i64)));
+            }
+        },
+    )
 }
 
 fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
     let limit = limit(probability);
-    fill::<T>("bernoulli", out, state, 4, |numbers, block| {
-        for (to, word) in numbers.iter_mut().zip(block) {
-            *to = T::from_scalar(Scalar::Bool(u64::from(word) < limit));
-        }
-    })
+    fill::<T>(
+        "bernoulli",
+        out,
+        state,
+        4,
+        #[inline(always)]
+        |numbers, block| {
+            for (to, word) in numbers.iter_mut().zip(block) {
+                *to = T::from_scalar(Scalar::Bool(u64::from(word) < limit));
+            }
+        },
+    )
 }
 
 fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
@@ -94,11 +121,17 @@ fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) 
         let reason = format!("probabilities are between 0 and 1, got {wrong:?}");
         return Err(TensorError::argument("bernoulli", reason));
     }
-    for_each_block(to, state, 4, |at, numbers, block| {
-        for ((to, probability), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
-            *to = if u64::from(word) < limit(number(probability)) { T::ONE } else { T::ZERO };
-        }
-    });
+    for_each_block(
+        to,
+        state,
+        4,
+        #[inline(always)]
+        |at, numbers, block| {
+            for ((to, probability), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
+                *to = if u64::from(word) < limit(number(probability)) { T::ONE } else { T::ZERO };
+            }
+        },
+    );
     Ok(())
 }
 
@@ -106,12 +139,18 @@ fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f6
     let (limit, scale) = (limit(1.0 - probability), T::Compute::from_scalar(Scalar::Float(1.0 / (1.0 - probability))));
     let mut access = Access::new("dropout", &[out], &[input])?;
     let (from, to) = access.slices::<T, T>(0, 0)?;
-    for_each_block(to, state, 4, |at, numbers, block| {
-        for ((to, value), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
-            let kept = T::narrow(value.widen() * scale);
-            *to = if u64::from(word) < limit { kept } else { T::ZERO };
-        }
-    });
+    for_each_block(
+        to,
+        state,
+        4,
+        #[inline(always)]
+        |at, numbers, block| {
+            for ((to, value), word) in numbers.iter_mut().zip(&from[at..]).zip(block) {
+                let kept = T::narrow(value.widen() * scale);
+                *to = if u64::from(word) < limit { kept } else { T::ZERO };
+            }
+        },
+    );
     Ok(())
 }
 
@@ -120,8 +159,13 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;
     let numbers = access.slice_mut::<i64>(0)?;
     numbers.iter_mut().enumerate().for_each(|(place, number)| *number = place as i64);
+    let (mut blocks, mut group) = ([[0; 4]; LANES], usize::MAX);
     for place in (1..numbers.len()).rev() {
-        let bits = low_and_high(state.block(place as u64 / 2))[place % 2];
+        if place / (2 * LANES) != group {
+            group = place / (2 * LANES);
+            blocks = vectorized!(state.blocks::<LANES>((group * LANES) as u64));
+        }
+        let bits = low_and_high(blocks[place / 2 % LANES])[place % 2];
         numbers.swap(place, below(bits, place as u64 + 1) as usize);
     }
     Ok(())
@@ -208,7 +252,13 @@ fn fill<T: Element>(
     write: impl Fn(&mut [T], [u32; 4]) + Sync,
 ) -> Result<()> {
     let mut access = Access::new(op, &[out], &[])?;
-    for_each_block(access.slice_mut::<T>(0)?, state, per_block, |_, numbers, block| write(numbers, block));
+    for_each_block(
+        access.slice_mut::<T>(0)?,
+        state,
+        per_block,
+        #[inline(always)]
+        |_, numbers, block| write(numbers, block),
+    );
     Ok(())
 }
 

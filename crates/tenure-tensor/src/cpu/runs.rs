@@ -20,9 +20,8 @@ pub(crate) fn for_each_run<const N: usize>(
     let sizes = iter.sizes();
     let inner = sizes.first().copied().unwrap_or(1);
     let steps: [usize; N] = array::from_fn(|operand| operands[operand].strides.first().copied().unwrap_or(0));
-    let arch = pulp::Arch::new();
     threads::for_each_range(iter.numel(), GRAIN, |range| {
-        arch.dispatch(
+        crate::vectorized(
             #[inline(always)]
             || {
                 let mut at = range.start;

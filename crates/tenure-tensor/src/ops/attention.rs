@@ -1,8 +1,9 @@
 //! Scaled dot-product attention.
 
 use super::matmul::check_operands;
-use super::pointwise;
+use super::pointwise::{self, wide};
 use super::view::signed;
+use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
 use crate::cpu;
 use crate::cpu::attention::{Attend, AttendBackward};
@@ -41,6 +42,12 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together, different dtypes or devices, a mask of another dtype.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
+        let mask = how.mask.map(lower).transpose()?;
+        let how = Attention { mask: mask.as_ref(), ..*how };
+        lower(self)?.attended(&lower(keys)?, &lower(values)?, &how)
+    }
+
+    fn attended(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         const OP: &str = "attention";
         check_operands(OP, &[self, keys, values])?;
         let rank = self.rank();
@@ -78,8 +85,10 @@ impl Tensor {
         let needs_weights = how.dropout > 0.0 || is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
             let (_, sums) = attend(&q, &k, &v, mask.as_ref(), weighting)?;
-            let weights = weights(&q, &k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
-            weights.matmul(&v)?.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
+            let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
+            let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
+            let out = weights.matmul(&wide_v)?.to_dtype(q.dtype())?;
+            out.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
         } else {
             fused(&q, &k, &v, mask.as_ref(), weighting)?
         };
@@ -149,8 +158,9 @@ fn backward_of_weights(
     mask: Option<&Tensor>,
     weighting: Weighting,
 ) -> Result<crate::autograd::Grads> {
+    let (q, k, v) = (&wide(q)?, &wide(k)?, &wide(v)?);
     let weights = weights(q, k, sums, mask, weighting)?;
-    let grad = shared(grad, k)?;
+    let grad = shared(&wide(grad)?, k)?;
     let to_values = weights.transpose(-2, -1)?.matmul(&grad)?;
     let to_weights = grad.matmul(&v.transpose(-2, -1)?)?;
     let inner = to_weights.mul(&weights)?.sum(&[-1], true)?;

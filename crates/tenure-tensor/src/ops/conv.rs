@@ -61,15 +61,17 @@ impl Tensor {
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
         let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
-        if channels != weight.sizes()[1] * how.groups || !outputs.is_multiple_of(how.groups) {
+        let (taken, groups) = (weight.sizes()[1] * how.groups, how.groups);
+        if !outputs.is_multiple_of(groups) {
+            let reason = format!("{outputs} outputs of a weight of sizes {:?} make no {groups} groups", weight.sizes());
+            return Err(TensorError::shape("conv", reason));
+        }
+        if channels != taken {
             let reason = format!(
-                "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} in {} groups takes {} and \
-                 gives a multiple of {}",
+                "an input of sizes {:?} has {channels} channels, but a weight of sizes {:?} takes {taken}, with groups \
+                 = {groups}",
                 self.sizes(),
-                weight.sizes(),
-                how.groups,
-                weight.sizes()[1] * how.groups,
-                how.groups
+                weight.sizes()
             );
             return Err(TensorError::shape("conv", reason));
         }

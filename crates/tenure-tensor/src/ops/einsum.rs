@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::matmul::check_operands;
+use crate::autocast::lower;
 use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
@@ -26,10 +27,11 @@ const OP: &str = "einsum";
 /// An equation that cannot be read or has other operands, sizes of one letter that differ, different dtypes or devices.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     let equation = Equation::parse(equation, operands)?;
-    check_operands(OP, operands)?;
+    let operands = operands.iter().map(|operand| lower(operand)).collect::<Result<Vec<_>>>()?;
+    check_operands(OP, &operands.iter().collect::<Vec<_>>())?;
     let mut terms = Vec::new();
-    for (operand, labels) in operands.iter().zip(&equation.inputs) {
-        terms.push(Term { tensor: (*operand).clone(), labels: labels.clone() }.diagonals()?);
+    for (tensor, labels) in operands.into_iter().zip(&equation.inputs) {
+        terms.push(Term { tensor, labels: labels.clone() }.diagonals()?);
     }
     equation.check_sizes(&terms)?;
     let mut terms = terms.into_iter();

@@ -97,7 +97,12 @@ impl Tensor {
 
     fn truth(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = Reduced::new(op, self, dims)?;
-        reduced.finish(extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?, keep)
+        let out = match reduced.count(self) {
+            // All of nothing are true, and none is.
+            0 => Self::full(&reduced.sizes, !largest, DType::Bool, self.device())?,
+            _ => extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?,
+        };
+        reduced.finish(out, keep)
     }
 
     fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
@@ -150,7 +155,8 @@ impl Tensor {
 fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced> {
     let reduced = Reduced::new(op, tensor, dims)?;
     if reduced.count(tensor) == 0 {
-        let reason = format!("there is no element to find along {dims:?} of sizes {:?}", tensor.sizes());
+        let along = if dims.is_empty() { String::new() } else { format!(" along {dims:?}") };
+        let reason = format!("sizes {:?} have no element to find{along}", tensor.sizes());
         return Err(TensorError::shape(op, reason));
     }
     Ok(reduced)

@@ -6,6 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::pointwise::broadcast;
 use super::view::signed;
+use crate::autocast::widest;
 use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError};
@@ -176,8 +177,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`index`](Self::index); values that do not broadcast, or are of another dtype; adding `bool`.
     pub fn index_put(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<Self> {
-        let copy = self.copy()?;
-        copy.index_put_(indices, values, accumulate)?;
+        let [this, values] = widest([self, values])?;
+        let copy = this.copy()?;
+        copy.index_put_(indices, &values, accumulate)?;
         Ok(copy)
     }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach};
-use crate::{Device, Result, Tensor, TensorError, Value};
+use crate::{Result, Tensor, TensorError, Value};
 
 /// Tensors one after the other along a dimension, in the dtype that they promote to. Their other sizes are the same;
 /// those of sizes `[0]` are left out.
@@ -42,8 +42,8 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     }
     let dtype = pointwise::promoted(&tensors.iter().map(|tensor| Value::Tensor(tensor)).collect::<Vec<_>>());
     let layout = pointwise::dense_like(&sizes, Some(first.layout()))?;
-    let device = tensors.iter().map(|tensor| tensor.device()).find(|device| !device.is_cpu()).unwrap_or(Device::CPU);
-    let out = Tensor::empty_strided(layout, dtype, device)?;
+    pointwise::check_devices("cat", tensors)?;
+    let out = Tensor::empty_strided(layout, dtype, first.device())?;
     for (tensor, start) in tensors.iter().zip(&starts) {
         if let Some(start) = *start {
             out.alias(out.layout().narrow(place, start, tensor.sizes()[place])?).copy_raw(tensor)?;

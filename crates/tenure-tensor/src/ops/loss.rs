@@ -100,7 +100,16 @@ impl Tensor {
         classes: usize,
         options: &CrossEntropy<'_>,
     ) -> Result<Self> {
-        expect_same("cross_entropy", self, target)?;
+        if self.sizes() != target.sizes() {
+            let reason = format!(
+                "a target of {} is one of probabilities and needs the sizes of the scores, {:?}, got {:?}: convert \
+                 classes with to_dtype(DType::I64)",
+                target.dtype(),
+                self.sizes(),
+                target.sizes()
+            );
+            return Err(TensorError::shape("cross_entropy", reason));
+        }
         let dim = if self.rank() == 1 { 0 } else { 1 };
         let smoothing = options.label_smoothing;
         let mut weights = target.clone();
@@ -217,6 +226,9 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
+        if raises(&[self, target]) {
+            return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
+        }
         let op = "binary_cross_entropy";
         expect_same(op, self, target)?;
         let log = |x: Self| x.log()?.clamp_min(-100.0);
@@ -378,7 +390,15 @@ fn expect_classes(op: &'static str, scores: &Tensor, target: &Tensor, ignored: i
     let access = Access::new(op, &[], &[&target])?;
     let is_wrong = |class: &&i64| **class != ignored && !(0..classes as i64).contains(*class);
     match access.slice::<i64>(0)?.iter().find(is_wrong) {
-        Some(&index) => Err(TensorError::Index { op, index, dim, size: classes }),
+        Some(&class) => {
+            let reason = format!(
+                "the target has class {class}, but scores of sizes {:?} have classes 0 to {}, and what is ignored is \
+                 {ignored} (ignore_index)",
+                scores.sizes(),
+                classes as i64 - 1
+            );
+            Err(TensorError::argument(op, reason))
+        }
         None => Ok(()),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::pointwise::broadcast;
 use super::view::signed;
-use crate::autocast::lower;
+use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::gemm::Product;
@@ -19,10 +19,11 @@ impl Tensor {
     pub fn matmul(&self, other: &Self) -> Result<Self> {
         let (left, right) = (&lower(self)?, &lower(other)?);
         check_operands("matmul", &[left, right])?;
-        left.multiplied(right)
+        left.multiplied("matmul", right)
     }
 
-    fn multiplied(&self, other: &Self) -> Result<Self> {
+    fn multiplied(&self, op: &'static str, other: &Self) -> Result<Self> {
+        check_inner(op, self, other)?;
         match (self.rank(), other.rank()) {
             (0, _) | (_, 0) => {
                 let reason = format!(
@@ -30,19 +31,19 @@ impl Tensor {
                     self.sizes(),
                     other.sizes()
                 );
-                Err(TensorError::shape("matmul", reason))
+                Err(TensorError::shape(op, reason))
             }
             (1, rank) => {
                 let row = self.view(&[1, self.numel() as isize])?;
                 let other = if rank == 1 { &other.view(&[other.numel() as isize, 1])? } else { other };
-                let out = product("matmul", &row, other)?;
+                let out = product(op, &row, other)?;
                 let dims = if rank == 1 { 2 } else { 1 };
                 let mut sizes = signed(out.sizes());
                 sizes.drain(out.rank() - 2..out.rank() - 2 + dims);
                 out.view(&sizes)
             }
             (rank, 1) => {
-                let out = self.multiplied(&other.view(&[other.numel() as isize, 1])?)?;
+                let out = self.multiplied(op, &other.view(&[other.numel() as isize, 1])?)?;
                 out.view(&signed(&out.sizes()[..rank - 1]))
             }
             // One product of many rows.
@@ -51,9 +52,9 @@ impl Tensor {
                 let rows = self.reshape(&[-1, inner as isize])?;
                 let mut sizes = signed(self.sizes());
                 sizes[rank - 1] = other.sizes()[1] as isize;
-                product("matmul", &rows, other)?.view(&sizes)
+                product(op, &rows, other)?.view(&sizes)
             }
-            _ => product("matmul", self, other),
+            _ => product(op, self, other),
         }
     }
 
@@ -89,7 +90,9 @@ impl Tensor {
             );
             return Err(TensorError::shape("mv", reason));
         }
-        self.matmul(vector)
+        let (matrix, vector) = (&lower(self)?, &lower(vector)?);
+        check_operands("mv", &[matrix, vector])?;
+        matrix.multiplied("mv", vector)
     }
 
     /// The sum of products of two vectors.
@@ -105,7 +108,9 @@ impl Tensor {
             );
             return Err(TensorError::shape("dot", reason));
         }
-        self.matmul(other)
+        let [left, right] = &widest([self, other])?;
+        check_operands("dot", &[left, right])?;
+        left.multiplied("dot", right)
     }
 
     /// All products of an element of one vector with an element of another.
@@ -237,17 +242,8 @@ fn multiply(
     alpha: Scalar,
     beta: Scalar,
 ) -> Result<Tensor> {
-    let (rows, inner) = matrix(a);
-    let (inner_of_b, columns) = matrix(b);
-    if inner != inner_of_b {
-        let reason = format!(
-            "sizes {:?} and {:?} cannot be multiplied: {inner} columns on the left and {inner_of_b} rows on the right \
-             must be as many",
-            a.sizes(),
-            b.sizes()
-        );
-        return Err(TensorError::shape(op, reason));
-    }
+    check_inner(op, a, b)?;
+    let ((rows, inner), (_, columns)) = (matrix(a), matrix(b));
     let batch = broadcast(op, &a.sizes()[..a.rank() - 2], &b.sizes()[..b.rank() - 2])?;
     let sized = |rows, columns| batch.iter().copied().chain([rows, columns]).collect::<Vec<usize>>();
     let out = Tensor::empty(&sized(rows, columns), a.dtype(), a.device())?;
@@ -258,6 +254,26 @@ fn multiply(
     let b = b.alias(b.layout().expand(&sized(inner, columns))?);
     PRODUCT.find(out.device().kind(), out.dtype())?(&out, &a, &b, alpha, beta)?;
     Ok(out)
+}
+
+/// Checks that the dimensions that a product adds up over are as large, where both have one.
+fn check_inner(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+    let (left, right) = match (a.sizes(), b.sizes()) {
+        (&[.., left], &[right] | &[.., right, _]) => (left, right),
+        _ => return Ok(()),
+    };
+    if left == right {
+        return Ok(());
+    }
+    let columns = if a.rank() == 1 { "elements" } else { "columns" };
+    let rows = if b.rank() == 1 { "elements" } else { "rows" };
+    let reason = format!(
+        "sizes {:?} and {:?} cannot be multiplied: {left} {columns} on the left and {right} {rows} on the right must be \
+         as many",
+        a.sizes(),
+        b.sizes()
+    );
+    Err(TensorError::shape(op, reason))
 }
 
 /// Rows and columns.

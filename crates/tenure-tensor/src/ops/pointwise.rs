@@ -106,6 +106,11 @@ pub(crate) fn floating(dtype: DType) -> DType {
     if dtype.is_floating() { dtype } else { DType::F32 }
 }
 
+/// 16-bit floats in `f32`, so that several steps round once.
+pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
+    if matches!(tensor.dtype(), DType::F16 | DType::BF16) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
+}
+
 /// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
 pub(crate) fn run<F: Copy>(
     kernel: &'static Kernel<F>,
@@ -115,6 +120,7 @@ pub(crate) fn run<F: Copy>(
     call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
 ) -> Result<Tensor> {
     let sizes = common_sizes(kernel.name(), inputs)?;
+    check_devices(kernel.name(), inputs)?;
     let out = output(&sizes, result, inputs)?;
     let function = kernel.find(out.device().kind(), compute)?;
     let iter = Elementwise::new(kernel.name(), &[&out], inputs)?;
@@ -144,6 +150,17 @@ pub(crate) fn check_writes(op: &'static str, target: &Tensor, sizes: &[usize]) -
     }
     let reason = format!("sizes {sizes:?} do not broadcast to {:?}, which is written", target.sizes());
     Err(TensorError::shape(op, reason))
+}
+
+/// Checks that all are on one device. A tensor of one number on the CPU goes with any.
+pub(super) fn check_devices(op: &'static str, tensors: &[&Tensor]) -> Result<()> {
+    let bound = tensors.iter().filter(|tensor| !(tensor.rank() == 0 && tensor.device().is_cpu()));
+    let mut devices = bound.map(|tensor| tensor.device());
+    let Some(left) = devices.next() else { return Ok(()) };
+    match devices.find(|device| *device != left) {
+        Some(right) => Err(TensorError::Device { op, left, right }),
+        None => Ok(()),
+    }
 }
 
 /// The sizes that all broadcast to.

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use tenure_core::DType;
 
+use super::pointwise::wide;
 use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, attach_all, no_grad};
@@ -125,6 +126,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`mean`](Self::mean).
     pub fn std(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
+        if matches!(self.dtype(), DType::F16 | DType::BF16) {
+            return wide(self)?.std(dims, correction, keep)?.to_dtype(self.dtype());
+        }
         let variance = self.var(dims, correction, keep)?;
         let out = no_grad(|| variance.sqrt())?;
         attach(out.clone(), "std", &[&variance], |saver| {
@@ -185,6 +189,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`mean`](Self::mean).
     pub fn norm(&self, p: f64, dims: &[isize], keep: bool) -> Result<Self> {
+        if raises(&[self]) {
+            return raise(self)?.norm(p, dims, keep);
+        }
         floating("norm", self)?;
         let reduced = Reduced::new("norm", self, dims)?;
         if p == 1.0 {
@@ -215,7 +222,7 @@ impl Tensor {
             0.0 => self.ne(0.0)?.to_dtype(self.dtype())?.sum(dims, keep),
             f64::INFINITY => self.abs()?.amax(dims, keep),
             f64::NEG_INFINITY => self.abs()?.amin(dims, keep),
-            _ => self.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p),
+            _ => wide(self)?.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p)?.to_dtype(self.dtype()),
         }
     }
 
@@ -235,11 +242,15 @@ impl Tensor {
         };
         let out = reduced.output(self, self.dtype())?;
         LOGSUMEXP.find(self.device().kind(), self.dtype())?(&out, self, &largest)?;
-        let (out, kept) = (reduced.finish(out, keep)?, signed(&reduced.sizes));
+        let (out, kept, dims) = (reduced.finish(out, keep)?, signed(&reduced.sizes), dims.to_vec());
         attach(out.clone(), "logsumexp", &[self], |saver| {
             let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
             Ok(move |context: &Context<'_>| {
-                let weights = context.unpack(saved)?.sub(&context.unpack(output)?.reshape(&kept)?)?.exp()?;
+                let (x, output) = (context.unpack(saved)?, context.unpack(output)?);
+                let x = wide(&x)?;
+                // What was rounded to 16 bits is computed again: its error would be that of all weights.
+                let output = if output.dtype() == x.dtype() { output } else { x.logsumexp(&dims, true)? };
+                let weights = x.sub(&output.reshape(&kept)?)?.exp()?;
                 Ok([Some(weights.mul(&context.grad(0)?.reshape(&kept)?)?)].into_iter().collect())
             })
         })

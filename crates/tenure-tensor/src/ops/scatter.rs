@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::view::signed;
+use crate::autocast::widest;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::scatter::{self as kernels, Put, Scatter};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
@@ -32,8 +33,9 @@ impl Tensor {
     /// # Errors
     /// Those of [`scatter`](Self::scatter); `bool`.
     pub fn scatter_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
-        let (index, source) = self.scatter_operands("scatter_add", index, source.into())?;
-        self.copied_apart()?.scattered_onto(self, "scatter_add", dim, &index, &source, true)
+        let [this, source] = widest([self, source])?;
+        let (index, source) = this.scatter_operands("scatter_add", index, (&source).into())?;
+        this.copied_apart()?.scattered_onto(&this, "scatter_add", dim, &index, &source, true)
     }
 
     /// [`scatter`](Self::scatter) in place.
@@ -64,8 +66,9 @@ impl Tensor {
     /// Sizes of `source` that are not these, but with as many as indices in the dimension; indices of more than one
     /// dimension, that are not there, or are no integers; a source of another dtype.
     pub fn index_copy(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
-        let (place, index) = self.row_operands("index_copy", dim, index, Some(source))?;
-        self.copied_apart()?.put_onto(self, "index_copy", &[place], place, &index, source, false)
+        let [this, source] = widest([self, source])?;
+        let (place, index) = this.row_operands("index_copy", dim, index, Some(&source))?;
+        this.copied_apart()?.put_onto(&this, "index_copy", &[place], place, &index, &source, false)
     }
 
     /// A copy with `source` added to what is at indices of a dimension.

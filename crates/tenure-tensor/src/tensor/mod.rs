@@ -13,6 +13,7 @@ pub use array::Nested;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use tenure_core::{DType, Device, Layout, Storage};
 
 use crate::autograd::{self, Edge, HookHandle, Meta, Node, View};
@@ -35,9 +36,16 @@ struct Inner {
     layout: Layout,
     dtype: DType,
     device: Device,
-    /// Counts writes in place, for all views together.
-    version: Arc<AtomicU64>,
+    version: Arc<Version>,
     meta: Meta,
+}
+
+/// Counts writes in place, for all views together.
+#[derive(Default)]
+struct Version {
+    count: AtomicU64,
+    /// The operation that wrote last.
+    writer: Mutex<&'static str>,
 }
 
 impl Tensor {
@@ -54,7 +62,7 @@ impl Tensor {
         Ok(Self::new(storage, layout, dtype, device, Arc::default()))
     }
 
-    fn new(storage: Storage, layout: Layout, dtype: DType, device: Device, version: Arc<AtomicU64>) -> Self {
+    fn new(storage: Storage, layout: Layout, dtype: DType, device: Device, version: Arc<Version>) -> Self {
         Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
     }
 
@@ -124,13 +132,19 @@ impl Tensor {
 
     /// How often it, or a view of its storage, was written to in place.
     pub fn version(&self) -> u64 {
-        self.inner.version.load(Ordering::Acquire)
+        self.inner.version.count.load(Ordering::Acquire)
     }
 
-    /// Notes a write in place, so that a graph that saved this tensor refuses to use it. For whoever writes through
-    /// [`Access`](crate::Access); operations do it themselves.
-    pub fn bump_version(&self) {
-        self.inner.version.fetch_add(1, Ordering::AcqRel);
+    /// Notes a write in place by the operation `op`, so that a graph that saved this tensor refuses to use it. For
+    /// whoever writes through [`Access`](crate::Access); operations do it themselves.
+    pub fn bump_version(&self, op: &'static str) {
+        *self.inner.version.writer.lock() = op;
+        self.inner.version.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The operation that wrote to it last, or to a view of its storage.
+    pub(crate) fn last_writer(&self) -> &'static str {
+        *self.inner.version.writer.lock()
     }
 
     /// The dimension that `dim` means, for the operation `op`.

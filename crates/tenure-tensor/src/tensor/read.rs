@@ -9,9 +9,7 @@ impl Tensor {
     /// # Errors
     /// Another dtype: convert first with [`to_dtype`](Self::to_dtype).
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
-        let dense = crate::autograd::no_grad(|| self.contiguous())?;
-        let access = Access::new("to_vec", &[], &[&dense])?;
-        Ok(access.slice::<T>(0)?.to_vec())
+        self.elements("to_vec")
     }
 
     /// The only element.
@@ -19,13 +17,11 @@ impl Tensor {
     /// # Errors
     /// There are more, or none; another dtype.
     pub fn item<T: Element>(&self) -> Result<T> {
-        match self.to_vec::<T>()?[..] {
-            [element] => Ok(element),
-            _ => {
-                let reason = format!("one element is needed, got sizes {:?}", self.sizes());
-                Err(TensorError::shape("item", reason))
-            }
+        if self.numel() != 1 {
+            let reason = format!("one element is needed, got sizes {:?}: to_vec() gives all of them", self.sizes());
+            return Err(TensorError::shape("item", reason));
         }
+        Ok(self.elements("item")?[0])
     }
 
     /// The only element, whatever its dtype.
@@ -34,5 +30,11 @@ impl Tensor {
     /// There are more, or none.
     pub fn item_scalar(&self) -> Result<Scalar> {
         crate::element::with_element!(self.dtype(), T => self.item::<T>().map(Element::to_scalar))
+    }
+
+    fn elements<T: Element>(&self, op: &'static str) -> Result<Vec<T>> {
+        let dense = crate::autograd::no_grad(|| self.contiguous())?;
+        let access = Access::new(op, &[], &[&dense])?;
+        Ok(access.slice::<T>(0)?.to_vec())
     }
 }

@@ -105,9 +105,9 @@ fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest()
         assert_eq!(raised.unwrap().dtype(), DType::F32);
     }
     assert_eq!(half.tanh().unwrap().dtype(), DType::BF16);
-    let widest = autocast::widest(&[&half, &x]).unwrap();
+    let widest = autocast::widest([&half, &x]).unwrap();
     assert!(widest.iter().all(|tensor| tensor.dtype() == DType::F32));
-    assert_eq!(autocast::widest(&[&half, &half]).unwrap()[0].dtype(), DType::BF16);
+    assert_eq!(autocast::widest([&half, &half]).unwrap()[0].dtype(), DType::BF16);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod autocast;
+mod autocast_lists;
 mod checkpoint;
 mod graph;
 mod hooks;

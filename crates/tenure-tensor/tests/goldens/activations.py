@@ -10,7 +10,7 @@ from harness import Case, Input, write
 def activation(name, function, **options):
     # Values that are not at a bend of the curve.
     inputs = [Input((2, 4), -4.9, 7.1, distinct=True)]
-    return Case(name, function, inputs, [(0, 3)], [()], variants=("contiguous", "transposed", "sliced"), **options)
+    return Case(name, function, inputs, [(0, 3)], [()], **options)
 
 
 CASES = [
@@ -21,14 +21,14 @@ CASES = [
     activation("hardtanh", lambda x: F.hardtanh(x, -1.5, 2.5)),
     activation("elu", functools.partial(F.elu, alpha=0.7)),
     activation("selu", F.selu),
-    activation("celu", functools.partial(F.celu, alpha=1.3)),
+    activation("celu", functools.partial(F.celu, alpha=1.3), exact=lambda x: torch.where(x > 0, x, 1.3 * (x / 1.3).expm1())),
     activation("gelu", F.gelu),
     activation("gelu_tanh", functools.partial(F.gelu, approximate="tanh")),
     activation("silu", F.silu),
     activation("mish", F.mish),
     activation("softplus", functools.partial(F.softplus, beta=1.5, threshold=8.0)),
     activation("logsigmoid", F.logsigmoid),
-    activation("hardsigmoid", F.hardsigmoid),
+    activation("hardsigmoid", F.hardsigmoid, exact=lambda x: (x + 3).clamp(0, 6) / 6),
     activation("hardswish", F.hardswish),
     activation("softsign", F.softsign),
 ]

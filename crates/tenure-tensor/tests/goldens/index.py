@@ -9,11 +9,11 @@ def index(*sizes, low=0, high):
 
 
 # What the others are made of.
-SECOND = {"basic", "pair", "apart", "mask", "put_added"}
+SECOND = {"basic", "pair", "apart", "mask", "put_added", "masked_select"}
 
 
 def case(name, function, inputs=(), empty=None, scalar=None, **options):
-    return Case(name, function, [BLOCK, *inputs], empty, scalar, dtypes=("f32",), second=name in SECOND, **options)
+    return Case(name, function, [BLOCK, *inputs], empty, scalar, second=name in SECOND, **options)
 
 
 BLOCK = Input((2, 3, 4))
@@ -44,10 +44,10 @@ CASES = [
     case("mask_of_last", lambda x, m: x[..., m], [Input((4,), dtype=torch.bool)]),
     case("mask_and_index", lambda x, m, i: x[m, i], [MASK, index(1, high=4)]),
     case("put", lambda x, v: put(x, torch.tensor([1, 0]), torch.tensor([2, 0]), v, False), [Input((4,))]),
-    case("put_added", lambda x, i, j, v: put(x, i, j, v, True), [index(3, high=2), index(3, high=2), Input((3, 4))]),
+    case("put_added", lambda x, i, j, v: put(x, i, j, v, True), [index(3, high=2), index(3, high=2), Input((3, 4))], [(2, 3, 4), (0,), (0,), (0, 4)]),
     case("put_masked", lambda x, m, v: x.index_put((m,), v), [Input((2, 3, 4), dtype=torch.bool), Input(())]),
-    Case("nonzero", torch.nonzero, [Input((2, 3, 4), -2, 3, torch.int8)], [(2, 0, 4)], [()], dtypes=("f32",)),
-    case("masked_select", lambda x, m: x.masked_select(m), [Input((3, 1), dtype=torch.bool)], [(2, 3, 0), (3, 1)]),
+    Case("nonzero", torch.nonzero, [Input((2, 3, 4), -2, 3, torch.int8)], [(2, 0, 4)], [()]),
+    case("masked_select", lambda x, m: x.masked_select(m), [Input((3, 1), dtype=torch.bool)], [(2, 3, 0), (3, 1)], [(), ()]),
 ]
 
 write(__file__, CASES)

@@ -12,13 +12,12 @@ DISTINCT = Input((3, 4, 2), distinct=True)
 UNEXPANDED = ("contiguous", "transposed", "sliced")
 
 
-def precise(function):
-    """PyTorch keeps the statistics of bf16 in bf16. Ours are of f32."""
-    return lambda *inputs: function(*(x.float() for x in inputs)).to(inputs[0].dtype)
+def layer(x, *affine):
+    return F.layer_norm(x, (4,), *affine)
 
 
-layer = precise(lambda x, *affine: F.layer_norm(x, (4,), *affine))
-batch = precise(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True))
+def batch(x, w, b):
+    return F.batch_norm(x, None, None, w, b, training=True)
 
 
 def running(x, mean, variance):
@@ -27,15 +26,14 @@ def running(x, mean, variance):
     return F.batch_norm(x, mean, variance, None, None, training=True, momentum=0.3), mean, variance
 
 
-# Where all elements are equal, differences are not precise.
 CASES = [
-    Case("layer_norm", layer, [ROWS, WEIGHT, BIAS], [(0, 3, 4), (4,), (4,)], variants=UNEXPANDED),
-    Case("layer_norm_plain", lambda x: F.layer_norm(x, (3, 4)), [ROWS], variants=UNEXPANDED),
-    Case("layer_norm_weight", layer, [ROWS, WEIGHT], variants=UNEXPANDED),
-    Case("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, 1e-5), [ROWS, WEIGHT], variants=UNEXPANDED),
-    Case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [IMAGES, PER_CHANNEL, PER_CHANNEL], variants=UNEXPANDED),
-    Case("group_norm_plain", lambda x: F.group_norm(x, 2), [Input((2, 4, 3))], variants=UNEXPANDED),
-    Case("batch_norm", batch, [IMAGES, PER_CHANNEL, PER_CHANNEL], variants=UNEXPANDED),
+    Case("layer_norm", layer, [ROWS, WEIGHT, BIAS], [(0, 3, 4), (4,), (4,)]),
+    Case("layer_norm_plain", lambda x: F.layer_norm(x, (3, 4)), [ROWS]),
+    Case("layer_norm_weight", layer, [ROWS, WEIGHT]),
+    Case("rms_norm", lambda x, w: F.rms_norm(x, (4,), w, 1e-5), [ROWS, WEIGHT], [(0, 4), (4,)]),
+    Case("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), [IMAGES, PER_CHANNEL, PER_CHANNEL]),
+    Case("group_norm_plain", lambda x: F.group_norm(x, 2), [Input((2, 4, 3))], [(0, 4, 3)]),
+    Case("batch_norm", batch, [IMAGES, PER_CHANNEL, PER_CHANNEL]),
     Case("batch_norm_2d", batch, [Input((5, 4)), PER_CHANNEL, PER_CHANNEL], variants=UNEXPANDED),
     Case("batch_norm_5d", batch, [Input((2, 4, 1, 2, 2)), PER_CHANNEL, PER_CHANNEL], variants=("contiguous",)),
     Case("batch_norm_running", running, [Input((5, 4, 2)), *RUNNING], variants=("contiguous",), gradcheck=False),
@@ -43,16 +41,21 @@ CASES = [
         "batch_norm_evaluated",
         lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b),
         [IMAGES, PER_CHANNEL, PER_CHANNEL, *RUNNING],
+        [(0, 4, 2, 3), *[(4,)] * 4],
         variants=UNEXPANDED,
     ),
     Case("cumsum", lambda x: x.cumsum(1), [Input((3, 4, 2))], [(0, 3, 2)]),
     Case("cumsum_last", lambda x: x.cumsum(-1), [Input((3, 4))], [(2, 0)], [()]),
     Case("cumsum_integers", lambda x: x.cumsum(0), [Input((3, 4), -9, 9, torch.int32)]),
-    Case("cumprod", lambda x: x.cumprod(1), [Input((3, 4, 2), 0.5)]),
+    Case("cumprod", lambda x: x.cumprod(1), [Input((3, 4, 2), 0.5)], [(0, 3, 2)]),
+    Case("cumprod_last", lambda x: x.cumprod(-1), [Input((3, 4))], [(2, 0)], [()]),
     Case("cumprod_zeros", lambda x: (x > 0).to(x.dtype).mul(x).cumprod(0), [Input((4, 5), -1, 3)], second=False),
     Case("sort", lambda x: x.sort(1), [DISTINCT], [(0, 3, 2)], variants=UNEXPANDED),
-    Case("sort_descending", lambda x: x.sort(-1, True), [DISTINCT], variants=UNEXPANDED),
+    Case("sort_descending", lambda x: x.sort(-1, True), [DISTINCT], [(2, 0)], [()]),
     Case("sort_stable", lambda x: torch.sort(x, dim=0, stable=True), [Input((12,), -2, 2, torch.int32)]),
+    Case("argsort", lambda x: x.argsort(-1, True), [Input((3, 4), distinct=True, grad=False)], [(2, 0)], [()]),
+    Case("topk_one", lambda x: x.topk(1, -1), [DISTINCT], [(0, 3)], [()]),
+    Case("kthvalue_first", lambda x: x.kthvalue(1, -1, True), [DISTINCT], [(0, 3)], [()]),
     Case("topk", lambda x: x.topk(2, 1), [DISTINCT], variants=UNEXPANDED),
     Case("topk_smallest", lambda x: x.topk(3, 0, largest=False), [DISTINCT], variants=UNEXPANDED),
     Case("kthvalue", lambda x: x.kthvalue(2, 1), [DISTINCT], variants=UNEXPANDED),

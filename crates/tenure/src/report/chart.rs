@@ -1,4 +1,4 @@
-//! Charts of bytes over time.
+//! Charts of figures over time.
 
 use std::fmt::Write;
 
@@ -22,6 +22,7 @@ pub(super) struct Chart {
     pub(super) title: String,
     pub(super) description: String,
     pub(super) span: Span,
+    pub(super) unit: Unit,
     /// Drawn one over the other, the first at the bottom.
     pub(super) series: Vec<Series>,
     pub(super) marker: Option<Marker>,
@@ -32,6 +33,16 @@ pub(super) struct Chart {
 pub(super) enum Span {
     Us(u64),
     Events(u64),
+    Steps(u64),
+}
+
+/// What the vertical axis counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Bytes,
+    Ms,
+    /// Something without a unit.
+    Number,
 }
 
 /// A figure over time.
@@ -41,7 +52,7 @@ pub(super) struct Series {
     class: String,
     draw: Draw,
     /// One for each bin.
-    values: Vec<u64>,
+    values: Vec<f64>,
 }
 
 /// How a series is drawn.
@@ -62,11 +73,47 @@ pub(super) struct Marker {
 
 impl Series {
     pub(super) fn new(name: impl Into<String>, class: impl Into<String>, draw: Draw, values: Vec<u64>) -> Self {
+        Self::of_numbers(name, class, draw, values.into_iter().map(|value| value as f64).collect())
+    }
+
+    /// The same, of what is no number of bytes.
+    pub(super) fn of_numbers(name: impl Into<String>, class: impl Into<String>, draw: Draw, values: Vec<f64>) -> Self {
         Self { name: name.into(), class: class.into(), draw, values }
     }
 
-    fn peak(&self) -> u64 {
-        self.values.iter().copied().max().unwrap_or(0)
+    fn peak(&self) -> f64 {
+        self.values.iter().copied().fold(0.0, f64::max)
+    }
+}
+
+impl Unit {
+    /// A value in words.
+    fn show(self, value: f64) -> String {
+        match self {
+            Self::Bytes => Bytes(value as u64).to_string(),
+            Self::Ms => Micros(value * 1e3).to_string(),
+            Self::Number => format!("{value:.3}"),
+        }
+    }
+
+    /// How large its larger and smaller ones are, and their names, the largest first.
+    fn scales(self) -> &'static [(f64, &'static str)] {
+        match self {
+            Self::Bytes => {
+                &[(1e18, " EB"), (1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]
+            }
+            Self::Ms => &[(1e3, " s"), (1.0, " ms"), (1e-3, " µs")],
+            Self::Number => &[(1.0, "")],
+        }
+    }
+
+    /// The finest step of an axis.
+    fn finest(self) -> f64 {
+        match self {
+            Self::Bytes => 1.0,
+            Self::Ms => 1e-3,
+            Self::Number => 1e-6,
+        }
     }
 }
 
@@ -89,7 +136,7 @@ impl Chart {
             escape(&self.title),
             escape(&self.description)
         ));
-        let scale = Scale::up_to(self.highest());
+        let scale = Scale::up_to(self.highest(), self.unit);
         self.draw_axes(&mut svg, &scale);
         self.draw_series(&mut svg, &scale);
         self.draw_marker(&mut svg);
@@ -100,10 +147,10 @@ impl Chart {
     }
 
     /// The highest point of any series, stacks included.
-    fn highest(&self) -> u64 {
-        let stack = |bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum();
-        let stacked: u64 = (0..BINS).map(stack).max().unwrap_or(0);
-        self.series.iter().map(Series::peak).max().unwrap_or(0).max(stacked)
+    fn highest(&self) -> f64 {
+        let stack = |bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum::<f64>();
+        let stacked = (0..BINS).map(stack).fold(0.0, f64::max);
+        self.series.iter().map(Series::peak).fold(stacked, f64::max)
     }
 
     fn draw_axes(&self, svg: &mut Svg, scale: &Scale) {
@@ -113,13 +160,14 @@ impl Chart {
             svg.add(format_args!("<text class=\"tick end\" x=\"{}\" y=\"{:.1}\">{label}</text>", LEFT - 8.0, y + 4.0));
         }
         let (length, unit, label) = match self.span {
-            Span::Us(us @ ..10_000) => (us as f64, 1.0, "time since the first event, µs"),
-            Span::Us(us @ ..2_000_000) => (us as f64, 1e3, "time since the first event, ms"),
-            Span::Us(us) => (us as f64, 1e6, "time since the first event, s"),
+            Span::Us(us @ ..10_000) => (us as f64, 1.0, "time, µs"),
+            Span::Us(us @ ..2_000_000) => (us as f64, 1e3, "time, ms"),
+            Span::Us(us) => (us as f64, 1e6, "time, s"),
             Span::Events(count) => (count.max(1) as f64, 1.0, "events"),
+            Span::Steps(count) => (count.max(1) as f64, 1.0, "steps"),
         };
         // A tenth of a second is the finest step that is shown.
-        let step = nice_step(length / unit * 10.0 / 8.0) * unit / 10.0;
+        let step = nice_step((length / unit / 8.0).max(0.1)) * unit;
         for index in 0..=(length / step) as u32 {
             let value = f64::from(index) * step;
             let x = LEFT + (RIGHT - LEFT) * value / length;
@@ -131,9 +179,9 @@ impl Chart {
     }
 
     fn draw_series(&self, svg: &mut Svg, scale: &Scale) {
-        let mut ground = vec![0; BINS];
+        let mut ground = vec![0.0; BINS];
         for Series { class, draw, values, .. } in &self.series {
-            let heights = |values: &[u64]| values.iter().map(|&value| scale.y(value)).collect::<Vec<_>>();
+            let heights = |values: &[f64]| values.iter().map(|&value| scale.y(value)).collect::<Vec<_>>();
             let mut path = Steps::default();
             let kind = match draw {
                 Draw::Line => {
@@ -142,12 +190,12 @@ impl Chart {
                 }
                 Draw::Area => {
                     path.right(&heights(values), x);
-                    path.left(&[scale.y(0); BINS], x);
+                    path.left(&[scale.y(0.0); BINS], x);
                     path.close();
                     "area"
                 }
                 Draw::Stacked => {
-                    let top: Vec<u64> = ground.iter().zip(values).map(|(ground, value)| ground + value).collect();
+                    let top: Vec<f64> = ground.iter().zip(values).map(|(ground, value)| ground + value).collect();
                     path.right(&heights(&top), x);
                     path.left(&heights(&ground), x);
                     path.close();
@@ -178,7 +226,10 @@ impl Chart {
         for series in &self.series {
             let label = match series.draw {
                 Draw::Stacked => series.name.clone(),
-                Draw::Line | Draw::Area => format!("{}, peak {}", series.name, Bytes(series.peak())),
+                Draw::Line | Draw::Area if self.unit == Unit::Bytes => {
+                    format!("{}, peak {}", series.name, self.unit.show(series.peak()))
+                }
+                Draw::Line | Draw::Area => series.name.clone(),
             };
             // Without fonts at hand a character is taken to be as wide as most are.
             let width = 42.0 + 7.0 * label.chars().count() as f64;
@@ -203,9 +254,10 @@ impl Chart {
             let mut text = match self.span {
                 Span::Us(us) => format!("at {}", Micros(us as f64 * bin as f64 / BINS as f64)),
                 Span::Events(count) => format!("at event {}", count * bin as u64 / BINS as u64),
+                Span::Steps(count) => format!("step {}", count * bin as u64 / BINS as u64 + 1),
             };
             for series in self.series.iter().rev() {
-                write!(text, "\n{}: {}", series.name, Bytes(series.values[bin]))
+                write!(text, "\n{}: {}", series.name, self.unit.show(series.values[bin]))
                     .expect("a string takes every character");
             }
             svg.add(format_args!(
@@ -224,40 +276,43 @@ fn x(bin: usize) -> f64 {
     LEFT + (RIGHT - LEFT) * bin as f64 / BINS as f64
 }
 
-/// The vertical axis, in bytes from 0.
+/// The vertical axis, from 0.
 struct Scale {
     step: f64,
     ticks: u32,
+    unit: Unit,
 }
 
 impl Scale {
     /// The shortest axis of whole steps that holds `highest`.
-    fn up_to(highest: u64) -> Self {
-        let highest = highest.max(1) as f64;
-        let step = nice_step(highest / 5.0);
-        Self { step, ticks: (highest / step).ceil() as u32 }
+    fn up_to(highest: f64, unit: Unit) -> Self {
+        let highest = highest.max(unit.finest());
+        let step = nice_step((highest / 5.0).max(unit.finest()));
+        Self { step, ticks: (highest / step).ceil() as u32, unit }
     }
 
-    fn y(&self, value: u64) -> f64 {
-        BOTTOM - (BOTTOM - TOP) * value as f64 / (self.step * f64::from(self.ticks))
+    fn y(&self, value: f64) -> f64 {
+        BOTTOM - (BOTTOM - TOP) * value / (self.step * f64::from(self.ticks))
     }
 
-    fn ticks(&self) -> impl Iterator<Item = (u64, String)> {
-        let units = [(1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")];
+    fn ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let highest = self.step * f64::from(self.ticks);
-        let (unit, name) = units.into_iter().find(|&(unit, _)| highest >= unit).unwrap_or((1.0, "B"));
+        let scales = self.unit.scales();
+        let (unit, name) =
+            scales.iter().copied().find(|&(unit, _)| highest >= unit).unwrap_or(scales[scales.len() - 1]);
+        // As many decimals as the step has, which is 1, 2 or 5 times a power of ten.
+        let precision = 10f64.powf((unit / self.step).log10().ceil().max(0.0));
         (0..=self.ticks).map(move |tick| {
             let value = self.step * f64::from(tick);
-            // In tenths: steps are 1, 2 or 5 times a power of ten.
-            let label = (value / unit * 10.0).round() / 10.0;
-            (value as u64, if tick == 0 { "0".into() } else { format!("{label} {name}") })
+            let label = (value / unit * precision).round() / precision;
+            (value, if tick == 0 { "0".into() } else { format!("{label}{name}") })
         })
     }
 }
 
-/// 1, 2 or 5 times a power of ten, the first that is no less than `least`, and at least 1.
+/// 1, 2 or 5 times a power of ten, the first that is no less than `least`.
 fn nice_step(least: f64) -> f64 {
-    let power = 10f64.powf(least.max(1.0).log10().floor());
+    let power = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|&step| step >= least).unwrap_or(power)
 }
 
@@ -267,10 +322,15 @@ mod tests {
 
     #[test]
     fn axes_have_round_steps() {
-        assert_eq!([0.2, 1.0, 1.1, 3.0, 70.0, 1.2e9].map(nice_step), [1.0, 1.0, 2.0, 5.0, 100.0, 2e9]);
-        let labels: Vec<String> = Scale::up_to(7_493_124_096).ticks().map(|(_, label)| label).collect();
-        assert_eq!(labels, ["0", "2 GB", "4 GB", "6 GB", "8 GB"]);
-        assert!(Scale::up_to(0).y(0) == BOTTOM && Scale::up_to(u64::MAX).y(u64::MAX) >= TOP);
+        assert_eq!([0.15, 1.0, 1.1, 3.0, 70.0, 1.2e9].map(nice_step), [0.2, 1.0, 2.0, 5.0, 100.0, 2e9]);
+        let labels = |highest, unit| Scale::up_to(highest, unit).ticks().map(|(_, label)| label).collect::<Vec<_>>();
+        assert_eq!(labels(7_493_124_096.0, Unit::Bytes), ["0", "2 GB", "4 GB", "6 GB", "8 GB"]);
+        assert_eq!(labels(3.0, Unit::Bytes), ["0", "1 B", "2 B", "3 B"]);
+        assert_eq!(labels(0.57, Unit::Number), ["0", "0.2", "0.4", "0.6"]);
+        assert_eq!(labels(1400.0, Unit::Ms), ["0", "0.5 s", "1 s", "1.5 s"]);
+        for unit in [Unit::Bytes, Unit::Ms, Unit::Number] {
+            assert!(Scale::up_to(0.0, unit).y(0.0) == BOTTOM && Scale::up_to(1.8e19, unit).y(1.8e19) >= TOP);
+        }
     }
 
     #[test]
@@ -280,10 +340,11 @@ mod tests {
             title: "a < b".into(),
             description: String::new(),
             span: Span::Us(1000),
+            unit: Unit::Bytes,
             series: vec![series("low", 40), series("high", 60)],
             marker: None,
         };
-        assert_eq!(chart.highest(), 100);
+        assert_eq!(chart.highest(), 100.0);
         let svg = chart.standalone();
         // 100 B is the top of the axis: the upper area goes from there down to the lower one.
         let lower = BOTTOM - (BOTTOM - TOP) * 0.4;

@@ -20,11 +20,11 @@ pub(super) fn document(title: &str, body: &str, footer: &str) -> String {
 }
 
 /// What a page begins with. `extra` is HTML, everything else text.
-pub(super) fn header(title: &str, extra: &str, facts: &[(&str, String)]) -> String {
+pub(super) fn header(kind: &str, title: &str, extra: &str, facts: &[(&str, String)]) -> String {
     let facts: String =
         facts.iter().map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(value))).collect();
     format!(
-        "<header>\n<p class=\"muted\">Memory report</p>\n<h1>{}</h1>\n{extra}<dl>\n{facts}</dl>\n</header>\n",
+        "<header>\n<p class=\"muted\">{kind}</p>\n<h1>{}</h1>\n{extra}<dl>\n{facts}</dl>\n</header>\n",
         escape(title)
     )
 }

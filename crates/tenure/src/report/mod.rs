@@ -1,5 +1,5 @@
 //! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
-//! running program, by tag and module.
+//! running program, by tag and module; [`TrainingReport`] is of a training run.
 //!
 //! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
 //! charts' hover texts what the lines stand for.
@@ -10,17 +10,19 @@ mod html;
 mod memory;
 mod page;
 mod svg;
+mod training;
 
 use std::ops::ControlFlow;
 
 use tenure_plan::{Summary, Trace};
 
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
+pub use training::TrainingReport;
 
 use crate::Error;
 use crate::replay::{AllocatorKind, Outcome, Progress, Replay};
 use crate::units::Bytes;
-use chart::{Chart, Draw, Marker, Series};
+use chart::{Chart, Draw, Marker, Series, Unit};
 use history::{Bins, Composition, Envelope};
 
 /// A trace's report: replayed once on every allocator.
@@ -77,6 +79,7 @@ impl<'a> Report<'a> {
             description: "Bytes that each allocator holds of the device, over the bytes that the program asked for."
                 .into(),
             span: bins.span(),
+            unit: Unit::Bytes,
             series,
             marker: None,
         };
@@ -89,6 +92,7 @@ impl<'a> Report<'a> {
             title: format!("{title}: {}", trace.source()),
             description: "Bytes that the program asked for and had not freed, stacked.".into(),
             span: bins.span(),
+            unit: Unit::Bytes,
             series: composition.into_series(),
             marker: marker.clone(),
         };

@@ -59,7 +59,7 @@ fn header(report: &Report<'_>) -> String {
         facts.push(("PYTORCH_CUDA_ALLOC_CONF", conf.clone()));
     }
     let verdict = verdict(outcomes).map_or(String::new(), |verdict| format!("<p class=\"verdict\">{verdict}.</p>\n"));
-    html::header(trace.source(), &verdict, &facts)
+    html::header("Memory report", trace.source(), &verdict, &facts)
 }
 
 fn outcomes(outcomes: &[Outcome]) -> String {

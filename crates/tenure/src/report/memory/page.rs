@@ -66,7 +66,7 @@ fn header(report: &MemoryReport) -> String {
         let used = device.total_bytes.saturating_sub(device.free_bytes);
         facts.push(("Device", format!("{} of {} in use", Bytes(used), Bytes(device.total_bytes))));
     }
-    html::header(&report.title, "", &facts)
+    html::header("Memory report", &report.title, "", &facts)
 }
 
 fn tags(report: &MemoryReport) -> String {

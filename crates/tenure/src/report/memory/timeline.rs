@@ -9,7 +9,7 @@ use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{Action, Address, Event, Snapshot};
 use tenure_core::Tag;
 
-use crate::report::chart::Chart;
+use crate::report::chart::{Chart, Unit};
 use crate::report::history::{Bins, Change, Composition};
 
 /// The chart of what `snapshot` remembers; `None` if that is nothing.
@@ -22,6 +22,7 @@ pub(super) fn chart(title: &str, snapshot: &Snapshot) -> Option<Chart> {
         title: format!("Live bytes by tag: {title}"),
         description: "Bytes that the program asked for and had not freed, stacked by what they were for.".into(),
         span: bins.span(),
+        unit: Unit::Bytes,
         series: Composition::new(groups, changes.into_iter().rev()).into_series(),
         marker: None,
     })

@@ -1,0 +1,54 @@
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use anyhow::anyhow;
+use indicatif::ProgressBar;
+use tenure_nn::sentence::SentenceEncoder;
+
+use crate::args::EmbedArgs;
+use crate::{files, progress};
+
+pub(crate) fn run(args: EmbedArgs) -> ExitCode {
+    let encoder = match SentenceEncoder::open(&args.weights) {
+        Ok(encoder) => encoder,
+        Err(error) => return files::print(Err(error.into())),
+    };
+    let batch_size = usize::from(args.batch_size);
+    if args.texts.is_empty() {
+        let lines = io::stdin().lines().map(|line| line.map_err(|error| anyhow!("standard input: {error}")));
+        print(&encoder, lines, batch_size, &bar(None))
+    } else {
+        let bar = bar(Some(args.texts.len() as u64));
+        print(&encoder, args.texts.into_iter().map(Ok), batch_size, &bar)
+    }
+}
+
+/// Prints the vectors of a batch when it is done, so that neither texts nor vectors pile up.
+fn print(
+    encoder: &SentenceEncoder,
+    mut texts: impl Iterator<Item = anyhow::Result<String>>,
+    batch_size: usize,
+    bar: &ProgressBar,
+) -> ExitCode {
+    let batches = std::iter::from_fn(|| {
+        let batch: anyhow::Result<Vec<String>> = texts.by_ref().take(batch_size).collect();
+        Some(batch).filter(|batch| batch.as_ref().map_or(true, |batch| !batch.is_empty()))
+    });
+    files::print_each(batches.map(|batch| {
+        let batch = batch?;
+        let lines = lines(encoder, &batch)?;
+        bar.inc(batch.len() as u64);
+        Ok(lines)
+    }))
+}
+
+fn lines(encoder: &SentenceEncoder, texts: &[String]) -> anyhow::Result<String> {
+    let vectors = encoder.embed(texts)?.to_vec::<f32>()?;
+    let lines = vectors.chunks(encoder.width()).map(|vector| Ok(serde_json::to_string(vector)? + "\n"));
+    lines.collect()
+}
+
+/// None where the vectors themselves show how far it is.
+fn bar(count: Option<u64>) -> ProgressBar {
+    if io::stdout().is_terminal() { ProgressBar::hidden() } else { progress::texts(count) }
+}

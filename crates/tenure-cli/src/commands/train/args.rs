@@ -1,0 +1,100 @@
+//! The command line of a training run.
+
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+
+use super::data::DataSpec;
+use super::models::ModelKind;
+
+/// Train a model
+#[derive(clap::Args)]
+#[command(after_help = "\
+Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for \
+fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of \
+videos. They are made for as many classes and channels as the data has.
+
+Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of \
+TinyLlama's size.
+
+Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
+of .png or .jpg files for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. \
+text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
+from those before them.
+
+Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
+ends at once. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
+
+The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}. \
+peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or \
+the run was interrupted.
+
+Examples:
+  tenure train --model llama-mini --data text:README.md
+  tenure train --model resnet18 --data fashion-mnist --report run.html
+  tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
+  tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors")]
+pub(crate) struct TrainArgs {
+    /// The model: one of those below
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "NAME")]
+    pub(super) model: ModelKind,
+    /// What to learn from: fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE
+    #[arg(long, value_name = "DATA")]
+    pub(super) data: DataSpec,
+    /// Where to compute
+    #[arg(long, value_enum, default_value_t = ComputeDevice::Cpu, value_name = "DEVICE")]
+    pub(super) device: ComputeDevice,
+    /// Examples of one step [default: by model and data]
+    #[arg(long, value_name = "N")]
+    pub(super) batch_size: Option<NonZeroUsize>,
+    /// How often to go through the data [default: by model and data]
+    #[arg(long, conflicts_with = "steps", value_name = "N")]
+    pub(super) epochs: Option<NonZeroU64>,
+    /// How many steps to make [default: by model and data]
+    #[arg(long, value_name = "N")]
+    pub(super) steps: Option<NonZeroU64>,
+    /// Parameters, the order of the examples, and dropout are drawn by it
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(super) seed: u64,
+    /// Threads to compute with [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<NonZeroUsize>,
+    /// The largest learning rate; it goes up to it and down again [default: by model and data]
+    #[arg(long, value_parser = positive, allow_negative_numbers = true, value_name = "X")]
+    pub(super) lr: Option<f64>,
+    /// Go on from a checkpoint of a run of the same model, data, batch size and seed
+    #[arg(long, value_name = "FILE")]
+    pub(super) resume: Option<PathBuf>,
+    /// Write a checkpoint after each epoch and at the end [default: only when interrupted, to the FILE of --resume or
+    /// one in the current directory]
+    #[arg(long, value_name = "FILE")]
+    pub(super) checkpoint: Option<PathBuf>,
+    /// Write a page with loss, memory and step time
+    #[arg(long, value_name = "FILE.html")]
+    pub(super) report: Option<PathBuf>,
+    /// Write an event file for TensorBoard into a folder
+    #[arg(long, value_name = "DIR")]
+    pub(super) tensorboard: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum ComputeDevice {
+    Cpu,
+    Cuda,
+}
+
+impl TrainArgs {
+    /// Where the checkpoint of a run goes that ends after `steps` steps because it was interrupted.
+    pub(super) fn checkpoint_when_interrupted(&self, steps: usize) -> PathBuf {
+        let given = self.checkpoint.as_ref().or(self.resume.as_ref());
+        given.cloned().unwrap_or_else(|| format!("{}-step{steps}.safetensors", self.model.name()).into())
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("expected a number above 0".into()) }
+}

@@ -1,0 +1,131 @@
+//! What is learned from.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, Subset, TextWindows};
+use tenure::tensor::Tensor;
+
+use super::models::ModelKind;
+
+/// Where Debian's package puts Fashion-MNIST.
+const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
+/// One example of so many is held out, where nothing says which.
+const HELD_OUT: usize = 10;
+
+/// Which data, as it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum DataSpec {
+    FashionMnist(Option<PathBuf>),
+    Images(PathBuf),
+    Text(PathBuf),
+}
+
+/// Data that was found.
+pub(super) enum Data {
+    Images(Parts<Images>, ImageKind),
+    Text(Parts<Subset<TextWindows>>),
+}
+
+/// What to train on, and what to find the accuracy on.
+pub(super) struct Parts<D> {
+    pub(super) training: D,
+    pub(super) held_out: D,
+}
+
+pub(super) type Images = Box<dyn Dataset<Item = (Tensor, i64)>>;
+
+/// What a model for images is made for.
+#[derive(Clone, Copy)]
+pub(super) struct ImageKind {
+    pub(super) channels: usize,
+    pub(super) classes: usize,
+}
+
+impl FromStr for DataSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, path) = text.split_once(':').map_or((text, None), |(kind, path)| (kind, Some(path)));
+        match (kind, path.filter(|path| !path.is_empty())) {
+            ("fashion-mnist", folder) => Ok(Self::FashionMnist(folder.map(PathBuf::from))),
+            ("images", Some(folder)) => Ok(Self::Images(folder.into())),
+            ("text", Some(file)) => Ok(Self::Text(file.into())),
+            _ => Err("expected fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE".into()),
+        }
+    }
+}
+
+impl fmt::Display for DataSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FashionMnist(None) => f.write_str("fashion-mnist"),
+            Self::FashionMnist(Some(folder)) => write!(f, "fashion-mnist:{}", folder.display()),
+            Self::Images(folder) => write!(f, "images:{}", folder.display()),
+            Self::Text(file) => write!(f, "text:{}", file.display()),
+        }
+    }
+}
+
+impl DataSpec {
+    /// Finds the data, as `model` wants it.
+    pub(super) fn open(&self, model: ModelKind) -> anyhow::Result<Data> {
+        match self {
+            Self::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
+            Self::Images(folder) => open_images(folder, model.image_options()),
+            Self::Text(file) => open_text(file, model.window()),
+        }
+    }
+}
+
+fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
+    let folder = given.unwrap_or(Path::new(FASHION_MNIST));
+    anyhow::ensure!(
+        folder.is_dir(),
+        "{}: there is no such folder: `apt-get install dataset-fashion-mnist` (Debian, Ubuntu) brings Fashion-MNIST, and \
+         --data fashion-mnist:DIR names a folder that has its four files",
+        folder.display()
+    );
+    let open = |part| Ok::<_, tenure::nn::Error>(Box::new(FashionMnist::open(folder, part)?));
+    let parts = Parts { training: open("train")? as Images, held_out: open("t10k")? as Images };
+    Ok(Data::Images(parts, ImageKind { channels: 1, classes: FashionMnist::CLASSES.len() }))
+}
+
+fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
+    let (training, held_out) = (folder.join("train"), folder.join("val"));
+    let kind = |folder: &ImageFolder| ImageKind { channels: 3, classes: folder.classes().len() };
+    if !training.is_dir() || !held_out.is_dir() {
+        let all = ImageFolder::open(folder, options)?;
+        let kind = kind(&all);
+        let Parts { training, held_out } = every_tenth(all);
+        return Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind));
+    }
+    let (training, held_out) = (ImageFolder::open(&training, options)?, ImageFolder::open(&held_out, options)?);
+    anyhow::ensure!(
+        training.classes() == held_out.classes(),
+        "{}: train and val have other classes: a folder for each class is expected in both, of the same names",
+        folder.display()
+    );
+    let kind = kind(&training);
+    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+}
+
+fn every_tenth<D: Dataset>(all: D) -> Parts<Subset<D>> {
+    let all = Arc::new(all);
+    let is_held_out = |index: &usize| index % HELD_OUT == HELD_OUT - 1;
+    let part = |held_out| {
+        let indices = (0..all.len()).filter(|index| is_held_out(index) == held_out);
+        Subset::new(Arc::clone(&all), indices)
+    };
+    Parts { training: part(false), held_out: part(true) }
+}
+
+fn open_text(file: &Path, window: usize) -> anyhow::Result<Data> {
+    let windows = Arc::new(TextWindows::open_bytes(file, window)?);
+    let count = windows.len();
+    let kept = count - count / HELD_OUT;
+    let part = |range| Subset::new(Arc::clone(&windows), range);
+    Ok(Data::Text(Parts { training: part(0..kept), held_out: part(kept..count) }))
+}

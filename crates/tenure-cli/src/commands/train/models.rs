@@ -1,0 +1,211 @@
+//! Models by name, and how each is trained where nothing else is said.
+
+use clap::ValueEnum;
+use tenure::nn::data::ImageOptions;
+use tenure::nn::layers::Layer;
+use tenure::nn::models::{
+    DenseNet, DenseNetConfig, Gpt2, Gpt2Config, InceptionV3, Llama, LlamaConfig, R3d, R3dConfig, ResNet, ResNetConfig,
+};
+use tenure::nn::train::{Classification, Score, Task};
+use tenure::nn::{self, Module, Scope, module};
+use tenure::tensor::ops::{CrossEntropy, PadMode};
+use tenure::tensor::{self, Tensor};
+
+use super::data::{DataSpec, ImageKind};
+
+/// Inputs, and the classes that are right.
+pub(super) type Batch = (Tensor, Tensor);
+
+/// A model and its loss, whatever it is.
+pub(super) type AnyTask = Box<dyn Task<Batch = Batch>>;
+
+/// Bytes are tokens.
+const VOCABULARY: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ModelKind {
+    Resnet18,
+    Resnet34,
+    Resnet50,
+    Resnet101,
+    Resnet152,
+    Densenet121,
+    Densenet201,
+    #[value(name = "inception_v3")]
+    InceptionV3,
+    R3d18,
+    Gpt2Mini,
+    Gpt2,
+    LlamaMini,
+    Llama,
+    /// Known, to say what it is for.
+    #[value(hide = true)]
+    Bert,
+}
+
+impl ModelKind {
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
+    /// Whether it predicts the next token of a text, rather than the class of an image.
+    pub(super) fn is_for_text(self) -> bool {
+        matches!(self, Self::Gpt2Mini | Self::Gpt2 | Self::LlamaMini | Self::Llama)
+    }
+
+    /// Says that it cannot learn from `data`, and what can.
+    pub(super) fn check(self, data: &DataSpec) -> anyhow::Result<()> {
+        let for_images = "resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, r3d18";
+        let (name, is_text) = (self.name(), matches!(data, DataSpec::Text(_)));
+        anyhow::ensure!(
+            self != Self::Bert,
+            "bert encodes text and does not predict what follows, so there is nothing here to train it on: a trained one is \
+             used by `tenure embed`; for --data text:FILE there are gpt2-mini, gpt2, llama-mini and llama"
+        );
+        anyhow::ensure!(
+            !(self == Self::InceptionV3 && matches!(data, DataSpec::FashionMnist(_))),
+            "inception_v3 takes images of three channels and 299 pixels, as of images:DIR, not {data}, which goes with \
+             {for_images}"
+        );
+        anyhow::ensure!(
+            self.is_for_text() || !is_text,
+            "{name} takes images, of fashion-mnist or images:DIR, not {data}, which goes with gpt2-mini, gpt2, llama-mini \
+             and llama"
+        );
+        anyhow::ensure!(
+            !self.is_for_text() || is_text,
+            "{name} takes text, as of text:FILE, not {data}, which goes with {for_images}, and images:DIR with \
+             inception_v3 too"
+        );
+        Ok(())
+    }
+
+    /// How images of a folder are brought to the size that it was made for.
+    pub(super) fn image_options(self) -> ImageOptions {
+        match self {
+            Self::InceptionV3 => ImageOptions { size: 299, resize: 342, ..ImageOptions::default() },
+            Self::R3d18 => ImageOptions { size: 112, resize: 128, ..ImageOptions::default() },
+            _ => ImageOptions::default(),
+        }
+    }
+
+    /// Tokens of one example.
+    pub(super) fn window(self) -> usize {
+        match self {
+            Self::Gpt2 | Self::Llama => 256,
+            _ => 128,
+        }
+    }
+
+    /// A fresh model for images.
+    pub(super) fn for_images(self, scope: &Scope, kind: ImageKind) -> nn::Result<AnyTask> {
+        let ImageKind { channels, classes } = kind;
+        let resnet = |config: ResNetConfig| ResNet::new(scope, ResNetConfig { channels, classes, ..config });
+        let densenet = |config: DenseNetConfig| DenseNet::new(scope, DenseNetConfig { channels, classes, ..config });
+        let config = match self {
+            Self::InceptionV3 => return Ok(Box::new(Auxiliary(InceptionV3::new(scope, classes, true)?))),
+            Self::R3d18 => {
+                let model = R3d::new(scope, R3dConfig { channels, classes, ..R3dConfig::R3D18 })?;
+                return Ok(classify(Prepared { prepare: one_frame, model: Box::new(model) }));
+            }
+            Self::Densenet121 | Self::Densenet201 => {
+                let is_small = self == Self::Densenet121;
+                let model = densenet(if is_small { DenseNetConfig::DENSENET121 } else { DenseNetConfig::DENSENET201 })?;
+                return Ok(classify(Prepared { prepare: at_least_32, model: Box::new(model) }));
+            }
+            Self::Resnet34 => ResNetConfig::RESNET34,
+            Self::Resnet50 => ResNetConfig::RESNET50,
+            Self::Resnet101 => ResNetConfig::RESNET101,
+            Self::Resnet152 => ResNetConfig::RESNET152,
+            _ => ResNetConfig::RESNET18,
+        };
+        Ok(classify(resnet(config)?))
+    }
+
+    /// A fresh model for text.
+    pub(super) fn for_text(self, scope: &Scope) -> nn::Result<AnyTask> {
+        let vocab_size = VOCABULARY;
+        Ok(match self {
+            Self::Llama => classify(Llama::new(scope, &LlamaConfig { vocab_size, ..LlamaConfig::default() })?),
+            Self::LlamaMini => {
+                let config = LlamaConfig {
+                    vocab_size,
+                    hidden_size: 128,
+                    intermediate_size: 352,
+                    num_hidden_layers: 4,
+                    num_attention_heads: 4,
+                    num_key_value_heads: 2,
+                    ..LlamaConfig::default()
+                };
+                classify(Llama::new(scope, &config)?)
+            }
+            Self::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
+            _ => {
+                let n_positions = self.window();
+                let config =
+                    Gpt2Config { vocab_size, n_positions, n_embd: 128, n_layer: 4, n_head: 4, ..Gpt2Config::default() };
+                classify(Gpt2::new(scope, &config)?)
+            }
+        })
+    }
+}
+
+fn classify(model: impl Layer + 'static) -> AnyTask {
+    Box::new(Classification(model))
+}
+
+/// A model whose input is made ready first.
+struct Prepared {
+    prepare: fn(&Tensor) -> tensor::Result<Tensor>,
+    model: Box<dyn Layer>,
+}
+module!(Prepared { model });
+
+impl Layer for Prepared {
+    fn forward(&self, input: &Tensor) -> tensor::Result<Tensor> {
+        self.model.forward(&(self.prepare)(input)?)
+    }
+}
+
+/// Images as videos.
+fn one_frame(images: &Tensor) -> tensor::Result<Tensor> {
+    images.unsqueeze(2)
+}
+
+/// Of smaller images than of 32 pixels nothing would be left.
+fn at_least_32(images: &Tensor) -> tensor::Result<Tensor> {
+    let missing = 32_usize.saturating_sub(images.size(-1)?) as isize;
+    let (before, after) = (missing / 2, missing - missing / 2);
+    images.pad(&[before, after, before, after], PadMode::Constant(0.0.into()))
+}
+
+/// Inception, which learns from a second classifier in its middle too.
+struct Auxiliary(InceptionV3);
+
+impl Task for Auxiliary {
+    type Batch = Batch;
+
+    fn examples(&self, (_, target): &Batch) -> usize {
+        target.numel()
+    }
+
+    fn model(&self) -> &dyn Module {
+        &self.0
+    }
+
+    fn model_mut(&mut self) -> &mut dyn Module {
+        &mut self.0
+    }
+
+    fn loss(&self, (input, target): &Batch) -> nn::Result<Tensor> {
+        let (scores, auxiliary) = self.0.forward_with_auxiliary(input)?;
+        let loss = scores.cross_entropy(target, &CrossEntropy::default())?;
+        let Some(auxiliary) = auxiliary else { return Ok(loss) };
+        // As torchvision weighs it.
+        Ok(loss.add(&auxiliary.cross_entropy(target, &CrossEntropy::default())?.mul(0.4)?)?)
+    }
+
+    fn score(&self, (input, target): &Batch) -> nn::Result<Score> {
+        Score::new(&self.0.forward(input)?, target)
+    }
+}

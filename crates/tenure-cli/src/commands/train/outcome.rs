@@ -1,0 +1,160 @@
+//! What came of a run.
+
+use std::env;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde::Serialize;
+use tenure::nn::data::{Collate, Dataset};
+use tenure::nn::train::Trainer;
+use tenure::tensor::threads;
+use tenure::units::{Bytes, Count, Micros};
+
+use super::args::TrainArgs;
+use super::models::{AnyTask, Batch};
+use crate::output;
+
+/// Steps whose losses are averaged where one figure is shown: those of single batches differ by chance.
+const LAST: usize = 20;
+
+#[derive(Serialize)]
+pub(super) struct Outcome {
+    model: String,
+    device: &'static str,
+    steps: usize,
+    losses: Vec<f32>,
+    step_ms_median: f64,
+    peak_bytes: u64,
+    pub(super) accuracy: Option<f64>,
+    /// How the run was made, and what came of it, in words.
+    #[serde(skip)]
+    pub(super) facts: Vec<(&'static str, String)>,
+    /// The checkpoint to go on from.
+    #[serde(skip)]
+    interrupted: Option<PathBuf>,
+}
+
+impl Outcome {
+    pub(super) fn new<D: Dataset + 'static>(
+        args: &TrainArgs,
+        run: &Trainer<AnyTask, D>,
+        accuracy: Option<f64>,
+        interrupted: Option<PathBuf>,
+    ) -> Self
+    where
+        D::Item: Collate<Batch = Batch>,
+    {
+        let history = run.history();
+        let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
+        let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
+        let losses: Vec<f32> = history.iter().map(|step| step.loss).collect();
+        let peak_bytes = history.iter().map(|step| step.memory.peak_bytes).max().unwrap_or(0);
+        let batch_size = history.first().map_or(0, |step| step.examples);
+        let steps = Count(history.len() as u64);
+        let mut facts = vec![
+            ("Data", args.data.to_string()),
+            ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
+            ("Computed on", format!("cpu, {} threads, seed {}", threads::threads(), args.seed)),
+            ("Steps", format!("{steps}, of {batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
+        ];
+        if step_ms_median > 0.0 {
+            let rate = batch_size as f64 / step_ms_median * 1e3;
+            facts.push(("Median step", format!("{}, {rate:.1} examples/s", Micros(step_ms_median * 1e3))));
+        }
+        if let Some(first) = losses.first() {
+            let last = &losses[losses.len().saturating_sub(LAST)..];
+            let last = last.iter().sum::<f32>() / last.len() as f32;
+            facts.push(("Loss", format!("{first:.3} at first, {last:.3} at last")));
+        }
+        if let Some(accuracy) = accuracy {
+            facts.push(("Accuracy", format!("{:.2}% of what was held out", accuracy * 100.0)));
+        }
+        facts.push(("Peak memory", Bytes(peak_bytes).to_string()));
+        let model = args.model.name();
+        Self {
+            model,
+            device: "cpu",
+            steps: losses.len(),
+            losses,
+            step_ms_median,
+            peak_bytes,
+            accuracy,
+            facts,
+            interrupted,
+        }
+    }
+
+    pub(super) fn title(&self) -> &str {
+        &self.model
+    }
+
+    /// What is printed.
+    pub(super) fn show(&self, as_json: bool) -> anyhow::Result<String> {
+        if let Some(path) = &self.interrupted {
+            let command = command_to_resume(path);
+            // Nobody is left to tell of a failure here.
+            let _ = writeln!(io::stderr(), "tenure: interrupted after step {}; to go on:\n  {command}", self.steps);
+        }
+        if as_json {
+            return Ok(serde_json::to_string(self)? + "\n");
+        }
+        let facts: String =
+            self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
+        Ok(format!("{}\n{facts}", self.model))
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        if self.interrupted.is_some() { ExitCode::from(output::INTERRUPTED) } else { ExitCode::SUCCESS }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
+/// This program's command line, with another checkpoint to go on from.
+fn command_to_resume(path: &Path) -> String {
+    let mut words = vec!["tenure".to_owned()];
+    let mut given = env::args().skip(1);
+    while let Some(word) = given.next() {
+        match word.as_str() {
+            "--resume" => drop(given.next()),
+            word if word.starts_with("--resume=") => {}
+            _ => words.push(quoted(&word)),
+        }
+    }
+    words.push(format!("--resume {}", quoted(&path.display().to_string())));
+    words.join(" ")
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!([vec![], vec![3.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median), [0.0, 3.0, 2.5, 2.0]);
+    }
+
+    #[test]
+    fn words_survive_a_shell() {
+        assert_eq!(["a-b.c", "", "a b", "it's"].map(quoted), ["a-b.c", "''", "'a b'", r"'it'\''s'"]);
+    }
+}

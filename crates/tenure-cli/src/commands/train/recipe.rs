@@ -1,0 +1,63 @@
+//! How a model is trained where the command line says nothing else.
+
+use tenure::nn::Parameter;
+use tenure::nn::optim::{Adam, Optimizer, Schedule, Sgd};
+
+use super::data::DataSpec;
+use super::models::ModelKind;
+
+/// What suits a kind of model, and its data.
+pub(super) struct Recipe {
+    pub(super) batch_size: usize,
+    pub(super) length: Length,
+    /// The largest learning rate.
+    pub(super) lr: f64,
+    pub(super) clip_norm: Option<f64>,
+    is_for_text: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Length {
+    Epochs(u64),
+    Steps(u64),
+}
+
+impl Recipe {
+    pub(super) fn new(model: ModelKind, data: &DataSpec) -> Self {
+        let text = |batch_size, steps, lr| Self {
+            batch_size,
+            length: Length::Steps(steps),
+            lr,
+            clip_norm: Some(1.0),
+            is_for_text: true,
+        };
+        let images = |batch_size, epochs, lr| Self {
+            batch_size,
+            length: Length::Epochs(epochs),
+            lr,
+            clip_norm: None,
+            is_for_text: false,
+        };
+        match (model, data) {
+            (ModelKind::Gpt2Mini | ModelKind::LlamaMini, _) => text(8, 600, 3e-3),
+            (ModelKind::Gpt2 | ModelKind::Llama, _) => text(4, 1000, 3e-4),
+            (_, DataSpec::FashionMnist(_)) => images(64, 2, 0.05),
+            _ => images(16, 10, 0.02),
+        }
+    }
+
+    /// AdamW for transformers, else stochastic gradient descent with Nesterov's momentum.
+    pub(super) fn optimizer(&self, parameters: Vec<Parameter>, lr: f64) -> Optimizer {
+        if self.is_for_text {
+            Optimizer::new(parameters, lr, Adam { betas: (0.9, 0.95), weight_decay: 0.1, ..Adam::w() })
+        } else {
+            Optimizer::new(parameters, lr, Sgd { momentum: 0.9, weight_decay: 5e-4, nesterov: true, dampening: 0.0 })
+        }
+    }
+
+    /// Up for a while, then down to almost nothing.
+    pub(super) fn schedule(&self, steps: u64) -> Schedule {
+        let up = if self.is_for_text { steps / 20 } else { steps / 5 };
+        Schedule::Cosine { steps: steps - up, end: 0.01 }.with_warmup(up.max(1))
+    }
+}

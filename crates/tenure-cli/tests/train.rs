@@ -1,0 +1,232 @@
+//! `tenure train`, run as its users run it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Text enough for an epoch of several steps.
+const TEXT: &[&str] = &["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "1", "--threads", "2"];
+
+/// A folder with a text, and what the others of these tests need.
+fn here() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..600).map(|number| format!("{number}, ")).collect();
+    fs::write(folder.path().join("text"), &text[..128 * 12 + 1]).unwrap();
+    folder
+}
+
+fn program(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.current_dir(folder).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn tenure(folder: &Path, args: &[&str]) -> Output {
+    program(folder, args).output().unwrap()
+}
+
+/// What a run that must succeed prints with `--json`.
+fn train(folder: &Path, args: &[&str]) -> Value {
+    json(&tenure(folder, &[TEXT, args, &["--json"]].concat()))
+}
+
+fn json(output: &Output) -> Value {
+    let (out, said) = (str::from_utf8(&output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said, "", "nothing moves in a pipe");
+    serde_json::from_str(out.lines().last().unwrap()).unwrap()
+}
+
+/// The one line of complaint about bad usage.
+fn complaint(folder: &Path, args: &[&str]) -> String {
+    let output = tenure(folder, args);
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{args:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Images of 28 pixels and their labels, in the four files of Fashion-MNIST.
+fn write_fashion_mnist(folder: &Path, count: u8) {
+    for part in ["train", "t10k"] {
+        let pixels = (0..usize::from(count) * 784).map(|index| (index * 7 % 251) as u8);
+        let images = [0, 0, 8, 3, 0, 0, 0, count, 0, 0, 0, 28, 0, 0, 0, 28].into_iter().chain(pixels);
+        let labels = [0, 0, 8, 1, 0, 0, 0, count].into_iter().chain((0..count).map(|index| index % 10));
+        fs::write(folder.join(format!("{part}-images-idx3-ubyte")), images.collect::<Vec<_>>()).unwrap();
+        fs::write(folder.join(format!("{part}-labels-idx1-ubyte")), labels.collect::<Vec<_>>()).unwrap();
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_losses_for_any_number_of_threads() {
+    let folder = here();
+    let losses = |threads: &str, seed: &str| {
+        let args = ["train", "--model", "llama-mini", "--data", "text:text", "--batch-size", "2", "--steps", "2"];
+        let how = ["--threads", threads, "--seed", seed, "--json"];
+        json(&tenure(folder.path(), &[&args[..], &how].concat()))["losses"].clone()
+    };
+    let first = losses("1", "5");
+    assert_eq!([losses("2", "5"), losses("3", "5")], [first.clone(), first.clone()]);
+    assert_ne!(losses("2", "6"), first);
+}
+
+#[test]
+fn json_has_what_machines_read_and_the_files_are_written() {
+    let folder = here();
+    let args = ["--steps", "3", "--report", "run.html", "--tensorboard", "events", "--checkpoint", "run.safetensors"];
+    let outcome = train(folder.path(), &args);
+    let fields: Vec<&str> = outcome.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut expected = ["model", "device", "steps", "losses", "step_ms_median", "peak_bytes", "accuracy"];
+    expected.sort();
+    assert_eq!(fields, expected);
+    assert_eq!((&outcome["model"], &outcome["device"]), (&"gpt2-mini".into(), &"cpu".into()));
+    assert_eq!((&outcome["steps"], outcome["losses"].as_array().unwrap().len()), (&3.into(), 3));
+    assert!(outcome["step_ms_median"].as_f64().unwrap() > 0.0);
+    // Parameters, their gradients, and Adam's two averages.
+    assert!(outcome["peak_bytes"].as_u64().unwrap() > 16 * 800_000);
+    assert!((0.0..=1.0).contains(&outcome["accuracy"].as_f64().unwrap()));
+
+    let page = fs::read_to_string(folder.path().join("run.html")).unwrap();
+    let parts = ["<h2>Loss</h2>", "<h2>Memory over the run</h2>", "<h2>Step time</h2>", "optimizer state"];
+    let facts = ["text:text", "Median step", "most at any moment, peak", "Memory during step 3"];
+    for expected in parts.iter().chain(&facts) {
+        assert!(page.contains(expected), "{expected} is missing");
+    }
+    assert!(!page.contains("<script") && !page.contains("NaN") && page.len() < 1_000_000);
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    let [events] = &files(&folder.path().join("events"))[..] else { panic!("one file") };
+    let events = fs::read(events).unwrap();
+    for tag in ["loss", "learning_rate", "examples_per_second", "memory/peak", "memory/activation", "accuracy"] {
+        assert!(events.windows(tag.len()).any(|bytes| bytes == tag.as_bytes()), "{tag} is missing");
+    }
+
+    // A run that is over goes on to more steps, but is no run of another kind.
+    let resume = ["--resume", "run.safetensors", "--steps"];
+    assert_eq!(train(folder.path(), &[&resume[..], &["4"]].concat())["steps"], 4);
+    let others = [
+        (["--seed", "1"], "run.safetensors: the checkpoint is of a run with --seed 0, not 1"),
+        (
+            ["--model", "llama-mini"],
+            "run.safetensors: the checkpoint is of a run with --model gpt2-mini, not llama-mini",
+        ),
+        (["--batch-size", "3"], "run.safetensors: the checkpoint is of a run with --batch-size 1, not 3"),
+        (
+            ["--data", "text:run.html"],
+            "run.safetensors: the checkpoint is of a run with --data text:text, not text:run.html",
+        ),
+    ];
+    for ([option, value], expected) in others {
+        let mut args = [TEXT, &resume, &["4"]].concat();
+        match args.iter().position(|arg| *arg == option) {
+            Some(place) => args[place + 1] = value,
+            None => args.extend([option, value]),
+        }
+        let said = complaint(folder.path(), &args);
+        assert!(said.contains(expected), "{said}");
+    }
+    fs::write(folder.path().join("damaged"), b"no checkpoint").unwrap();
+    let said = complaint(folder.path(), &[TEXT, &["--resume", "damaged"]].concat());
+    assert!(said.starts_with("tenure: damaged: ") && said.lines().count() == 1, "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
+    let folder = here();
+    let steps = ["--steps", "5"];
+    let whole = train(folder.path(), &steps);
+
+    let args = [TEXT, &steps, &["--json", "--tensorboard", "events"]].concat();
+    let child = program(folder.path(), &args).spawn().unwrap();
+    // The first step makes the file larger than its version does.
+    let events = folder.path().join("events");
+    let size = || files(&events).first().map_or(0, |file| fs::metadata(file).unwrap().len());
+    while !events.exists() || size() < 100 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let partly: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let done = partly["steps"].as_u64().unwrap();
+    assert!((1..5).contains(&done) && partly["accuracy"].is_null(), "{partly}");
+
+    let said = String::from_utf8(output.stderr).unwrap();
+    let checkpoint = format!("gpt2-mini-step{done}.safetensors");
+    let command = format!("tenure {} --resume {checkpoint}", args.join(" "));
+    assert_eq!(said, format!("tenure: interrupted after step {done}; to go on:\n  {command}\n"));
+    let command: Vec<&str> = command.split(' ').skip(1).collect();
+    let resumed = json(&tenure(folder.path(), &command));
+    assert_eq!((&resumed["losses"], &resumed["accuracy"]), (&whole["losses"], &whole["accuracy"]));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_interruption_ends_at_once() {
+    let folder = here();
+    // Steps long enough that the second comes during the first.
+    let args =
+        ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "11", "--tensorboard", "events"];
+    let mut child = program(folder.path(), &args).spawn().unwrap();
+    while !folder.path().join("events").exists() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for _ in 0..2 {
+        Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(files(folder.path()).len(), 2, "the text and the events");
+}
+
+#[test]
+fn images_have_their_own_channels_and_classes() {
+    let folder = here();
+    write_fashion_mnist(folder.path(), 3);
+    let args = ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "3", "--steps", "1"];
+    let output = tenure(folder.path(), &args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    // torchvision's 11,689,512, with one channel and ten classes.
+    assert!(text.contains("11,175,370") && text.contains("accuracy") && text.contains("peak memory"), "{text}");
+}
+
+#[test]
+fn what_does_not_go_together_says_what_does() {
+    let folder = here();
+    let cases: [(&[&str], &[&str]); 10] = [
+        (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
+        (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
+        (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
+        (&["--model", "bert", "--data", "text:text"], &["tenure embed", "gpt2-mini"]),
+        (&["--model", "gpt2", "--data", "text:missing"], &["missing: "]),
+        (&["--model", "resnet18", "--data", "images:."], &["a folder for each class"]),
+        (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),
+        (&["--model", "gpt2", "--data", "text:text", "--device", "cuda"], &["--device cuda", "CPU"]),
+        (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
+        (&["--model", "gpt2-mini", "--data", "text:text", "--resume", "missing"], &["missing: No such file"]),
+    ];
+    for (args, expected) in cases {
+        let said = complaint(folder.path(), &[&["train"], args].concat());
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(expected.iter().all(|part| said.contains(part)), "{said}");
+    }
+    let cases: [(&[&str], &str); 4] = [
+        (&["--model", "gpt2", "--data", "video:x"], "images:DIR"),
+        (&["--model", "vgg", "--data", "text:text"], "resnet18"),
+        (&["--model", "gpt2", "--data", "text:text", "--lr", "-1"], "a number above 0"),
+        (&["--model", "gpt2", "--data", "text:text", "--batch-size", "0"], "--batch-size"),
+    ];
+    for (args, expected) in cases {
+        let said = complaint(folder.path(), &[&["train"], args].concat());
+        assert!(said.contains(expected), "{said}");
+    }
+}

@@ -1,0 +1,32 @@
+//! A part of a data set.
+
+use std::sync::Arc;
+
+use super::{Dataset, Result};
+use tenure_tensor::TensorError;
+
+/// Some examples of a data set, in an order of their own, such as those that are held out. PyTorch's `Subset`.
+pub struct Subset<D> {
+    dataset: Arc<D>,
+    indices: Vec<usize>,
+}
+
+impl<D: Dataset> Subset<D> {
+    /// The examples with these numbers.
+    pub fn new(dataset: Arc<D>, indices: impl IntoIterator<Item = usize>) -> Self {
+        Self { dataset, indices: indices.into_iter().collect() }
+    }
+}
+
+impl<D: Dataset> Dataset for Subset<D> {
+    type Item = D::Item;
+
+    fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    fn item(&self, index: usize) -> Result<D::Item> {
+        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
+        self.dataset.item(*self.indices.get(index).ok_or_else(out_of_range)?)
+    }
+}

@@ -1,0 +1,116 @@
+//! What tensors hold while a step is made.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tenure_core::Tag;
+use tenure_device::host::HostMemory;
+
+/// Bytes that tensors on the CPU hold, by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TagBytes([u64; Tag::ALL.len()]);
+
+/// What tensors held in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepMemory {
+    /// The most at any moment.
+    pub peak_bytes: u64,
+    /// By tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
+    pub tags: TagBytes,
+    /// The most for each tag, at moments of their own.
+    pub tag_peaks: TagBytes,
+}
+
+impl TagBytes {
+    /// Of this moment.
+    pub fn now() -> Self {
+        let statistics = HostMemory::installed().map(|memory| memory.statistics()).unwrap_or_default();
+        Self(statistics.tags.map(|tag| tag.allocated_bytes.current))
+    }
+
+    /// What is for `tag`.
+    pub fn of(&self, tag: Tag) -> u64 {
+        self.0[tag as usize]
+    }
+
+    /// All.
+    pub fn total(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// What tensors held at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Since the recorder began.
+    pub at_us: u64,
+    /// By tag.
+    pub tags: TagBytes,
+}
+
+/// Moments, the first the earliest.
+pub type Recording = Vec<Moment>;
+
+/// A thread that looks at memory again and again, such as during one step.
+pub struct Recorder {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<Recording>,
+}
+
+impl Recorder {
+    /// Looks every `interval`, or as often as the system lets it.
+    pub fn begin(interval: Duration) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&is_over);
+        let record = move || {
+            let (began, mut recording) = (Instant::now(), Recording::new());
+            while !until.load(Ordering::Relaxed) {
+                recording.push(Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now() });
+                thread::sleep(interval);
+            }
+            recording
+        };
+        Self { is_over, thread: thread::spawn(record) }
+    }
+
+    /// What it saw.
+    pub fn finish(self) -> Recording {
+        self.is_over.store(true, Ordering::Relaxed);
+        // It does not panic.
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// Looks at memory while a step is made. The allocator is the process's: what others hold meanwhile is counted too.
+pub(super) struct Meter {
+    fullest: TagBytes,
+}
+
+impl Meter {
+    pub(super) fn begin() -> Self {
+        if let Some(memory) = HostMemory::installed() {
+            memory.reset_peak_statistics();
+        }
+        Self { fullest: TagBytes::default() }
+    }
+
+    pub(super) fn look(&mut self) {
+        let now = TagBytes::now();
+        if now.total() > self.fullest.total() {
+            self.fullest = now;
+        }
+    }
+
+    pub(super) fn finish(self) -> StepMemory {
+        let statistics = HostMemory::installed().map(|memory| memory.statistics()).unwrap_or_default();
+        StepMemory {
+            peak_bytes: statistics.all.allocated_bytes.peak,
+            tags: self.fullest,
+            tag_peaks: TagBytes(statistics.tags.map(|tag| tag.allocated_bytes.peak)),
+        }
+    }
+}

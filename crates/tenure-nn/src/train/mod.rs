@@ -1,0 +1,322 @@
+//! A training run: steps, what they cost, and checkpoints to go on from.
+
+mod memory;
+mod task;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tenure_tensor::autograd::no_grad;
+use tenure_tensor::random;
+
+use memory::Meter;
+pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
+pub use task::{Classification, Score, Task};
+
+use crate::checkpoint::{Checkpoint, CheckpointError, Progress};
+use crate::data::{Collate, DataLoader, Dataset, Epoch};
+use crate::optim::{Optimizer, Schedule, clip_grad_norm};
+use crate::{Result, purpose};
+
+/// The name of the default generator in a checkpoint.
+const GENERATOR: &str = "default";
+
+/// Trains a [`Task`] on batches of a [`DataLoader`], a step at a time: whoever calls decides what is done between steps,
+/// such as showing them, saving, or stopping.
+///
+/// ```
+/// use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+/// use tenure_nn::models::{Gpt2, Gpt2Config};
+/// use tenure_nn::optim::{Adam, Optimizer, Schedule};
+/// use tenure_nn::train::{Classification, Plan, Trainer};
+/// use tenure_nn::{Module, Scope};
+/// use tenure_tensor::random::Generator;
+///
+/// let config = Gpt2Config { vocab_size: 4, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Gpt2Config::default() };
+/// let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?;
+/// let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
+/// let data = TextWindows::of_tokens((0..100).map(|index| index % 4).collect(), 8)?;
+/// let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0), ..LoaderOptions::default() });
+///
+/// let plan = Plan { steps: 20, schedule: Schedule::Constant, clip_norm: Some(1.0), ..Plan::default() };
+/// let mut trainer = Trainer::new(Classification(model), loader, optimizer, plan);
+/// while let Some(step) = trainer.step()? {
+///     println!("step {}: loss {:.3}, {} at the peak", step.number, step.loss, step.memory.peak_bytes);
+/// }
+/// assert!(trainer.history()[19].loss < trainer.history()[0].loss);
+/// # Ok::<(), tenure_nn::Error>(())
+/// ```
+pub struct Trainer<T, D: Dataset> {
+    task: T,
+    loader: DataLoader<D>,
+    optimizer: Optimizer,
+    plan: Plan,
+    step: u64,
+    epoch: u64,
+    /// The epoch's next batch.
+    batch: u64,
+    batches: Option<Epoch<D>>,
+    history: Vec<Step>,
+}
+
+/// How far a run goes, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Steps in all.
+    pub steps: u64,
+    /// Learning rates over time.
+    pub schedule: Schedule,
+    /// What the norm of all gradients is brought down to.
+    pub clip_norm: Option<f64>,
+    /// What makes this run another than others, by name, such as the data: a checkpoint whose run differs is refused.
+    pub identity: BTreeMap<String, String>,
+}
+
+impl Default for Plan {
+    /// Of no steps.
+    fn default() -> Self {
+        Self { steps: 0, schedule: Schedule::Constant, clip_norm: None, identity: BTreeMap::new() }
+    }
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(into = "Row", from = "Row")]
+pub struct Step {
+    /// From 1.
+    pub number: u64,
+    /// From 0.
+    pub epoch: u64,
+    /// Of the batch, before the step.
+    pub loss: f32,
+    /// From asking for the batch until the parameters are stepped.
+    pub elapsed_ms: f64,
+    /// In the batch.
+    pub examples: usize,
+    /// Of the first group of parameters.
+    pub lr: f64,
+    /// What tensors held.
+    pub memory: StepMemory,
+}
+
+/// A step in a checkpoint: long runs have many.
+type Row = (u64, u64, f32, f64, usize, f64, StepMemory);
+
+/// What a checkpoint says of a run beside its progress.
+#[derive(Serialize, Deserialize)]
+struct Notes {
+    identity: BTreeMap<String, String>,
+    history: Vec<Step>,
+}
+
+/// Why a run does not go on.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The parameters are of no use any more.
+    #[error("the loss became {loss} in step {step}: a smaller learning rate, or a longer warm-up, may help")]
+    Diverged {
+        /// From 1.
+        step: u64,
+        /// Infinite, or no number.
+        loss: f32,
+    },
+    /// There is nothing to learn from.
+    #[error("{examples} examples make no batch")]
+    NoBatch {
+        /// In the data set.
+        examples: usize,
+    },
+    /// A checkpoint of a run that is not this one.
+    #[error("the checkpoint is of a run with {name} {saved}, not {given}")]
+    OtherRun {
+        /// In what they differ.
+        name: String,
+        /// The checkpoint's, or `none`.
+        saved: String,
+        /// This run's, or `none`.
+        given: String,
+    },
+}
+
+impl Step {
+    /// Examples in a second.
+    pub fn examples_per_second(&self) -> f64 {
+        self.examples as f64 / self.elapsed_ms.max(1e-3) * 1e3
+    }
+}
+
+impl<T: Task, D: Dataset + 'static> Trainer<T, D>
+where
+    D::Item: Collate<Batch = T::Batch>,
+{
+    /// A run that has not begun. The optimizer has the task's parameters.
+    pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
+        let history = Vec::new();
+        Self { task, loader, optimizer, plan, step: 0, epoch: 0, batch: 0, batches: None, history }
+    }
+
+    /// The task.
+    pub fn task(&self) -> &T {
+        &self.task
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// All steps made, also those before the run was interrupted.
+    pub fn history(&self) -> &[Step] {
+        &self.history
+    }
+
+    /// Whether the last step was an epoch's last.
+    pub fn is_at_end_of_epoch(&self) -> bool {
+        self.batch == self.loader.batches() as u64
+    }
+
+    /// Makes a step; `None` if the plan has no more.
+    ///
+    /// # Errors
+    /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; data that cannot be read; no memory.
+    pub fn step(&mut self) -> Result<Option<Step>> {
+        if self.step >= self.plan.steps {
+            return Ok(None);
+        }
+        let (began, meter) = (Instant::now(), Meter::begin());
+        let batch = self.next_batch()?;
+        let (loss, memory) = self.learn(&batch, meter)?;
+        self.step += 1;
+        self.batch += 1;
+        let step = Step {
+            number: self.step,
+            epoch: self.epoch,
+            loss,
+            // In whole µs, which take less space.
+            elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
+            examples: self.task.examples(&batch),
+            lr: self.optimizer.groups_mut().first().map_or(0.0, |group| group.lr) * self.optimizer.lr_scale(),
+            memory,
+        };
+        self.history.push(step);
+        Ok(Some(step))
+    }
+
+    /// How many of `loader`'s predictions are right; `None` if `go_on`, which is told how many batches are done, says
+    /// so. The model behaves as in use meanwhile.
+    ///
+    /// # Errors
+    /// Data that cannot be read; no memory.
+    pub fn evaluate<E: Dataset + 'static>(
+        &mut self,
+        loader: &DataLoader<E>,
+        mut go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Option<Score>>
+    where
+        E::Item: Collate<Batch = T::Batch>,
+    {
+        self.task.model_mut().eval();
+        let mut score = Some(Score::default());
+        for (done, batch) in loader.epoch(0, 0).enumerate() {
+            if !go_on(done) {
+                score = None;
+                break;
+            }
+            let of_batch = no_grad(|| purpose::forward(|| self.task.score(&batch?)))?;
+            score = score.map(|score| score + of_batch);
+        }
+        self.task.model_mut().train();
+        Ok(score)
+    }
+
+    /// Writes a checkpoint, whole or not at all.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]; `path` is then as it was.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let notes = Notes { identity: self.plan.identity.clone(), history: self.history.clone() };
+        let notes = serde_json::to_value(notes).map_err(|error| CheckpointError::format(path, error))?;
+        let mut progress =
+            Progress { step: self.step, epoch: self.epoch, batch: self.batch, notes, ..Progress::default() };
+        progress.set_random(GENERATOR, random::default_generator().state());
+        Checkpoint::save(path, self.task.model(), &self.optimizer, &progress)
+    }
+
+    /// Goes on from a checkpoint of the same run, as if nothing had happened. The plan may have more steps than it had.
+    ///
+    /// # Errors
+    /// [`TrainError::OtherRun`], [`StateError`](crate::StateError), [`CheckpointError`]. After another than the first
+    /// the model may have changed.
+    pub fn resume(&mut self, path: &Path) -> Result<()> {
+        let checkpoint = Checkpoint::open(path)?;
+        let progress = checkpoint.progress();
+        let notes = Notes::deserialize(&progress.notes);
+        let notes = notes.map_err(|error| CheckpointError::format(path, format!("not of a trainer: {error}")))?;
+        same_run(&notes.identity, &self.plan.identity)?;
+        checkpoint.load(self.task.model(), &mut self.optimizer)?;
+        if let Some(state) = progress.random(GENERATOR) {
+            random::default_generator().set_state(state);
+        }
+        (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
+        (self.history, self.batches) = (notes.history, None);
+        Ok(())
+    }
+
+    /// The batch that is next, of the next epoch if this one has no more.
+    fn next_batch(&mut self) -> Result<T::Batch> {
+        if self.loader.batches() == 0 {
+            return Err(TrainError::NoBatch { examples: self.loader.dataset().len() }.into());
+        }
+        loop {
+            let batches = self.batches.get_or_insert_with(|| self.loader.epoch(self.epoch, self.batch as usize));
+            if let Some(batch) = batches.next() {
+                return Ok(batch?);
+            }
+            (self.epoch, self.batch, self.batches) = (self.epoch + 1, 0, None);
+        }
+    }
+
+    /// Forward, backward, and the parameters' step. The loss, and what tensors held.
+    fn learn(&mut self, batch: &T::Batch, mut meter: Meter) -> Result<(f32, StepMemory)> {
+        let loss = purpose::forward(|| self.task.loss(batch))?;
+        meter.look();
+        let value = loss.item_scalar()?.to_f64() as f32;
+        if !value.is_finite() {
+            return Err(TrainError::Diverged { step: self.step + 1, loss: value }.into());
+        }
+        purpose::backward(&loss)?;
+        drop(loss);
+        meter.look();
+        if let Some(norm) = self.plan.clip_norm {
+            clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
+        }
+        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
+        self.optimizer.step()?;
+        meter.look();
+        self.optimizer.zero_grad();
+        Ok((value, meter.finish()))
+    }
+}
+
+/// Says in what two runs differ.
+fn same_run(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String>) -> Result<(), TrainError> {
+    let other = given.keys().chain(saved.keys()).find(|name| saved.get(*name) != given.get(*name));
+    let Some(name) = other else { return Ok(()) };
+    let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
+    Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })
+}
+
+impl From<Step> for Row {
+    fn from(Step { number, epoch, loss, elapsed_ms, examples, lr, memory }: Step) -> Self {
+        (number, epoch, loss, elapsed_ms, examples, lr, memory)
+    }
+}
+
+impl From<Row> for Step {
+    fn from((number, epoch, loss, elapsed_ms, examples, lr, memory): Row) -> Self {
+        Self { number, epoch, loss, elapsed_ms, examples, lr, memory }
+    }
+}

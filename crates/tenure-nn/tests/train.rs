@@ -1,0 +1,193 @@
+//! The trainer: steps, what they cost, and going on.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::Path;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_core::Tag;
+use tenure_nn::data::{DataLoader, LoaderOptions, Subset, TextWindows};
+use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::optim::{Adam, Optimizer, Schedule};
+use tenure_nn::train::{Classification, Plan, Recorder, Score, Task, TrainError, Trainer};
+use tenure_nn::{Error, Module, Scope};
+use tenure_tensor::Tensor;
+use tenure_tensor::random::{self, Generator};
+
+type Run = Trainer<Classification<Gpt2>, TextWindows>;
+
+const STEPS: u64 = 14;
+const WINDOW: usize = 8;
+
+/// The default generator and the counters of memory are the process's: a test has them for itself.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock()
+}
+
+fn model() -> Gpt2 {
+    let config =
+        Gpt2Config { vocab_size: 5, n_positions: WINDOW, n_embd: 16, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
+    Gpt2::new(&Scope::new(&Generator::new(1)), &config).unwrap()
+}
+
+fn text(windows: usize) -> TextWindows {
+    TextWindows::of_tokens((0..=windows * WINDOW).map(|index| (index * index % 5) as u32).collect(), WINDOW).unwrap()
+}
+
+fn plan() -> Plan {
+    let identity = [("--seed".to_owned(), "3".to_owned())].into();
+    let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
+    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity }
+}
+
+/// With dropout, and an epoch of six batches, the last of which is not full.
+fn run(lr: f64, plan: Plan) -> Run {
+    random::manual_seed(7);
+    let model = model();
+    let optimizer = Optimizer::new(model.parameters(), lr, Adam::w());
+    let options = LoaderOptions { batch_size: 4, shuffle: Some(3), ..LoaderOptions::default() };
+    Trainer::new(Classification(model), DataLoader::new(text(22), options), optimizer, plan)
+}
+
+/// Steps until the plan is done or `steps` are made.
+fn go_on(run: &mut Run, steps: usize) {
+    while run.history().len() < steps && run.step().unwrap().is_some() {}
+}
+
+fn losses(run: &Run) -> Vec<u32> {
+    run.history().iter().map(|step| step.loss.to_bits()).collect()
+}
+
+fn bytes(run: &Run) -> Vec<Vec<u8>> {
+    run.task().model().state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect()
+}
+
+#[test]
+fn a_run_learns_and_tells_every_step() {
+    let _alone = alone();
+    let mut run = run(1e-2, plan());
+    go_on(&mut run, usize::MAX);
+    let history = run.history();
+    assert_eq!(history.len() as u64, STEPS);
+    assert!(history[13].loss < history[0].loss);
+    assert_eq!(history.iter().map(|step| step.number).collect::<Vec<_>>(), (1..=STEPS).collect::<Vec<_>>());
+    assert_eq!(history.iter().map(|step| step.epoch).collect::<Vec<_>>()[5..7], [0, 1]);
+    assert_eq!(history.iter().map(|step| step.examples).collect::<Vec<_>>()[4..7], [4, 2, 4]);
+    assert_eq!([history[0].lr, history[1].lr], [5e-3, 1e-2]);
+    assert!(history.iter().all(|step| step.elapsed_ms > 0.0 && step.examples_per_second() > 0.0));
+}
+
+#[test]
+fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let mut whole = run(1e-2, plan());
+    go_on(&mut whole, usize::MAX);
+    // Before the first step, within an epoch, at its end, and when everything is done.
+    for steps in [0, 4, 6, STEPS as usize] {
+        let mut interrupted = run(1e-2, plan());
+        go_on(&mut interrupted, steps);
+        assert_eq!(interrupted.is_at_end_of_epoch(), steps == 6);
+        interrupted.save(&path).unwrap();
+        go_on(&mut interrupted, usize::MAX);
+
+        let mut resumed = run(1e-2, plan());
+        go_on(&mut resumed, 1);
+        resumed.resume(&path).unwrap();
+        assert_eq!(resumed.history(), &interrupted.history()[..steps]);
+        go_on(&mut resumed, usize::MAX);
+        assert_eq!(losses(&resumed), losses(&whole), "interrupted after {steps}");
+        assert_eq!(bytes(&resumed), bytes(&whole));
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    run(1e-2, plan()).save(&path).unwrap();
+    let mut other = run(1e-2, Plan { identity: [("--seed".to_owned(), "4".to_owned())].into(), ..plan() });
+    go_on(&mut other, 1);
+    let before = bytes(&other);
+    let error = other.resume(&path).unwrap_err();
+    assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not 4");
+    assert_eq!(bytes(&other), before);
+    let mut other = run(1e-2, Plan { identity: [].into(), ..plan() });
+    let error = other.resume(&path).unwrap_err();
+    assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
+    let error = other.resume(Path::new("missing")).unwrap_err();
+    assert!(error.to_string().starts_with("missing: "), "{error}");
+}
+
+#[test]
+fn a_loss_that_is_no_number_ends_the_run() {
+    let _alone = alone();
+    let mut run = run(1e30, Plan { clip_norm: None, schedule: Schedule::Constant, ..plan() });
+    let error = std::iter::from_fn(|| Some(run.step())).find_map(Result::err).unwrap();
+    assert!(matches!(error, Error::Train(TrainError::Diverged { step: 2.., .. })), "{error}");
+    assert!(error.to_string().contains("a smaller learning rate"), "{error}");
+}
+
+#[test]
+fn too_few_examples_for_a_batch_are_an_error() {
+    let model = model();
+    let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
+    let options = LoaderOptions { batch_size: 4, drop_last: true, ..LoaderOptions::default() };
+    let mut run = Trainer::new(Classification(model), DataLoader::new(text(3), options), optimizer, plan());
+    assert_eq!(run.step().unwrap_err().to_string(), "3 examples make no batch");
+}
+
+#[test]
+fn memory_is_told_by_what_it_is_for() {
+    let _alone = alone();
+    let mut run = run(1e-2, plan());
+    let parameters = run.task().model().parameter_count() as u64 * 4;
+    let recorder = Recorder::begin(Duration::from_micros(20));
+    go_on(&mut run, 3);
+    let recording = recorder.finish();
+    let memory = run.history()[2].memory;
+    assert!(memory.tags.of(Tag::Weight) >= parameters);
+    assert!(memory.tags.of(Tag::OptimizerState) >= 2 * parameters);
+    assert!(memory.tags.of(Tag::Activation) > 0 && memory.tags.of(Tag::Input) > 0);
+    assert!(memory.tag_peaks.of(Tag::Gradient) >= parameters);
+    assert!(memory.peak_bytes >= memory.tags.total());
+    assert!(Tag::ALL.iter().all(|tag| memory.tag_peaks.of(*tag) >= memory.tags.of(*tag)));
+    assert_eq!(memory.tags.total(), Tag::ALL.iter().map(|tag| memory.tags.of(*tag)).sum::<u64>());
+    assert!(recording.windows(2).all(|pair| pair[0].at_us <= pair[1].at_us));
+    assert!(recording.iter().any(|moment| moment.tags.of(Tag::Gradient) > 0), "{} moments", recording.len());
+}
+
+#[test]
+fn predictions_are_counted_as_in_use() {
+    let _alone = alone();
+    let mut run = run(1e-2, plan());
+    go_on(&mut run, 2);
+    let options = LoaderOptions { batch_size: 3, ..LoaderOptions::default() };
+    let held_out = DataLoader::new(text(7), options);
+    let before = random::default_generator().state();
+    let score = run.evaluate(&held_out, |_| true).unwrap().unwrap();
+    assert_eq!(score.all, 7 * WINDOW as u64);
+    assert_eq!(run.evaluate(&held_out, |_| true).unwrap(), Some(score));
+    assert_eq!(random::default_generator().state(), before, "nothing is dropped");
+    run.step().unwrap();
+    assert_ne!(random::default_generator().state(), before, "training goes on");
+    assert_eq!(run.evaluate(&held_out, |done| done < 2).unwrap(), None);
+
+    let scores = Tensor::from_slice(&[0.1_f32, 0.9, 0.8, 0.2, 0.3, 0.7], &[3, 2]).unwrap();
+    let target = Tensor::from_slice(&[1_i64, 0, 0], &[3]).unwrap();
+    assert_eq!(Score::new(&scores, &target).unwrap(), Score { right: 2, all: 3 });
+    assert_eq!(Score::default().accuracy(), None);
+}
+
+#[test]
+fn a_subset_has_the_examples_that_were_named() {
+    use tenure_nn::data::Dataset;
+    let all = std::sync::Arc::new(text(7));
+    let subset = Subset::new(std::sync::Arc::clone(&all), [5, 0]);
+    assert_eq!(subset.len(), 2);
+    assert_eq!(subset.item(0).unwrap(), all.item(5).unwrap());
+    assert!(subset.item(2).is_err());
+}

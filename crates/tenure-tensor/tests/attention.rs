@@ -1,0 +1,58 @@
+//! Attention: by blocks or at once, on any number of threads, and its errors.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::{Attention, DType, Tensor, threads};
+
+fn numbers(sizes: &[usize], seed: usize) -> Tensor {
+    let count: usize = sizes.iter().product();
+    let values: Vec<f64> = (0..count).map(|i| ((i * 7919 + seed) % 1009) as f64 / 250.0 - 2.0).collect();
+    Tensor::from_slice(&values, sizes).unwrap().requires_grad_(true).unwrap()
+}
+
+/// More queries and keys than are computed at a time, beside all weights at once: with a dropout of almost nothing.
+#[test]
+fn blocks_are_what_all_weights_at_once_are() {
+    let (q, k, v) = (numbers(&[2, 4, 150, 20], 1), numbers(&[2, 2, 210, 20], 2), numbers(&[2, 2, 210, 50], 3));
+    let seen: Vec<bool> = (0..150 * 210).map(|i| i % 7 != 3 && i / 210 != 140).collect();
+    let seen = Tensor::from_slice(&seen, &[150, 210]).unwrap();
+    for (mask, is_causal) in [(None, false), (None, true), (Some(&seen), false), (Some(&seen), true)] {
+        let how = Attention { mask, is_causal, ..Attention::default() };
+        let results = [0.0, 1e-300].map(|dropout| {
+            let out = q.attention(&k, &v, &Attention { dropout, ..how }).unwrap();
+            let grad = numbers(out.sizes(), 4).detach();
+            let grads = autograd::grad(&[&out], &[&q, &k, &v], &[Some(&grad)], Options::default()).unwrap();
+            let all = [Some(out)].into_iter().chain(grads);
+            all.flat_map(|tensor| tensor.unwrap().to_vec::<f64>().unwrap()).collect::<Vec<f64>>()
+        });
+        for (fused, expected) in results[0].iter().zip(&results[1]) {
+            assert!((fused - expected).abs() < 1e-9, "{fused} and {expected}");
+        }
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let inputs = [1, 2, 3].map(|seed| numbers(&[2, 3, 150, 16], seed).to_dtype(DType::F32).unwrap());
+    let [q, k, v] = &inputs;
+    let run = |count| {
+        threads::set_threads(count).unwrap();
+        let out = q.attention(k, v, &Attention { is_causal: true, ..Attention::default() }).unwrap();
+        let grads = autograd::grad(&[&out], &[q, k, v], &[Some(&out)], Options::default()).unwrap();
+        let all = [Some(out)].into_iter().chain(grads);
+        all.flat_map(|tensor| tensor.unwrap().to_vec::<f32>().unwrap()).map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let one = run(1);
+    assert!(one == run(2) && one == run(3));
+}
+
+#[test]
+fn errors_say_what_does_not_fit() {
+    let (q, k) = (numbers(&[1, 3, 2, 4], 1), numbers(&[1, 2, 2, 4], 2));
+    let said = |mask: &Tensor| {
+        q.attention(&q, &q, &Attention { mask: Some(mask), ..Attention::default() }).err().unwrap().to_string()
+    };
+    assert!(q.attention(&k, &k, &Attention::default()).err().unwrap().to_string().contains("multiple of heads"));
+    assert!(said(&numbers(&[3], 1)).contains("broadcast"));
+    assert!(said(&numbers(&[2], 1).to_dtype(DType::F32).unwrap()).contains("bool or float64"));
+}

@@ -1,3 +1,0 @@
-//! What tests share.
-
-pub(crate) mod goldens;

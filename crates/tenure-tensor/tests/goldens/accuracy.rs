@@ -1,0 +1,35 @@
+//! Functions of one number over much of what they take, in f64, beside PyTorch.
+
+use crate::harness::Case;
+
+pub(crate) const CASES: &[Case] = &[
+    ("sqrt", |x| Ok(vec![x[0].sqrt()?])),
+    ("rsqrt", |x| Ok(vec![x[0].rsqrt()?])),
+    ("reciprocal", |x| Ok(vec![x[0].reciprocal()?])),
+    ("log", |x| Ok(vec![x[0].log()?])),
+    ("log2", |x| Ok(vec![x[0].log2()?])),
+    ("log10", |x| Ok(vec![x[0].log10()?])),
+    ("exp", |x| Ok(vec![x[0].exp()?])),
+    ("expm1", |x| Ok(vec![x[0].expm1()?])),
+    ("sinh", |x| Ok(vec![x[0].sinh()?])),
+    ("cosh", |x| Ok(vec![x[0].cosh()?])),
+    ("sin", |x| Ok(vec![x[0].sin()?])),
+    ("cos", |x| Ok(vec![x[0].cos()?])),
+    ("tan", |x| Ok(vec![x[0].tan()?])),
+    ("atan", |x| Ok(vec![x[0].atan()?])),
+    ("sigmoid", |x| Ok(vec![x[0].sigmoid()?])),
+    ("asin", |x| Ok(vec![x[0].asin()?])),
+    ("acos", |x| Ok(vec![x[0].acos()?])),
+    ("erfinv", |x| Ok(vec![x[0].erfinv()?])),
+    ("tanh", |x| Ok(vec![x[0].tanh()?])),
+    ("erf", |x| Ok(vec![x[0].erf()?])),
+    ("erfc", |x| Ok(vec![x[0].erfc()?])),
+    ("log1p", |x| Ok(vec![x[0].log1p()?])),
+    ("gelu", |x| Ok(vec![x[0].gelu()?])),
+    ("silu", |x| Ok(vec![x[0].silu()?])),
+    ("mish", |x| Ok(vec![x[0].mish()?])),
+    ("logsigmoid", |x| Ok(vec![x[0].logsigmoid()?])),
+    ("selu", |x| Ok(vec![x[0].selu()?])),
+    ("softplus", |x| Ok(vec![x[0].softplus(1.0, 20.0)?])),
+    ("gelu_tanh", |x| Ok(vec![x[0].gelu_tanh()?])),
+];

@@ -1,0 +1,282 @@
+//! Compares operations with what PyTorch computed: see `tests/goldens/README.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use tenure_tensor::autograd::{self, Gradcheck, Options};
+use tenure_tensor::{DType, Layout, Result, Tensor};
+
+/// The name of a case, and the same function as the script's.
+pub(crate) type Case = (&'static str, Function);
+
+pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
+
+/// Compares every sample of a family with what its closure computes.
+///
+/// # Panics
+/// One differs, or a case of the file has no closure, or a closure no case.
+pub(crate) fn check(name: &str, cases: &[Case]) {
+    let family = Family::open(name);
+    let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
+    let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
+    assert_eq!(written, known, "the cases of {name}.py are not those of {name}.rs");
+    let mut failures = Vec::new();
+    for sample in &family.samples {
+        let function = cases.iter().find(|(name, _)| *name == sample.case).unwrap().1;
+        let named = |reason| format!("{} ({}, {}): {reason}", sample.case, sample.variant, sample.dtype);
+        failures.extend(family.compare(sample, function).err().map(named));
+        // Of layouts one by one, differences would say no more than PyTorch does.
+        let is_checked = !["transposed", "sliced", "expanded"].contains(&&sample.variant[..]);
+        if sample.gradcheck && is_checked {
+            failures.extend(family.check_gradients(sample, function).err().map(named));
+        }
+    }
+    let shown = failures[..failures.len().min(20)].join("\n");
+    assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), family.samples.len());
+}
+
+/// A case in one dtype and layout.
+#[derive(Deserialize)]
+pub(crate) struct Sample {
+    pub(crate) case: String,
+    pub(crate) variant: String,
+    pub(crate) dtype: String,
+    pub(crate) gradcheck: bool,
+    pub(crate) second: bool,
+    pub(crate) inputs: Vec<Input>,
+    outputs: Vec<Place>,
+    upstream: Vec<Option<Place>>,
+    grads: Vec<Option<Place>>,
+    /// Of outputs and gradients, what they truly are where PyTorch is not near that.
+    truth: Vec<Option<Place>>,
+}
+
+/// A tensor that is laid out as PyTorch's was, on a storage of `elements`.
+#[derive(Deserialize)]
+pub(crate) struct Input {
+    dtype: String,
+    at: usize,
+    elements: usize,
+    pub(crate) sizes: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+    grad: bool,
+}
+
+/// A contiguous tensor.
+#[derive(Deserialize)]
+struct Place {
+    dtype: String,
+    at: usize,
+    sizes: Vec<usize>,
+}
+
+impl Sample {
+    /// Whether an output has a gradient.
+    pub(crate) fn is_differentiable(&self) -> bool {
+        self.upstream.iter().any(Option::is_some)
+    }
+}
+
+/// What is in a golden file.
+pub(crate) struct Family {
+    pub(crate) samples: Vec<Sample>,
+    /// All elements of a dtype, by its name.
+    elements: BTreeMap<String, Vec<u8>>,
+}
+
+impl Family {
+    pub(crate) fn open(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{name}.safetensors"));
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let samples = serde_json::from_str(&header.metadata().as_ref().unwrap()["samples"]).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        Self { samples, elements: tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect() }
+    }
+
+    /// Forward and backward as PyTorch did.
+    fn compare(&self, sample: &Sample, function: Function) -> Result<(), String> {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
+        let outputs = function(&inputs).map_err(text)?;
+        if outputs.len() != sample.outputs.len() {
+            return Err(format!("{} outputs, expected {}", outputs.len(), sample.outputs.len()));
+        }
+        for (index, (output, expected)) in outputs.iter().zip(&sample.outputs).enumerate() {
+            self.compare_one(&format!("output {index}"), output, expected, sample.truth[index].as_ref())?;
+        }
+        let mut upstream = Vec::new();
+        let mut roots = Vec::new();
+        for (output, (index, grad)) in outputs.iter().zip(sample.upstream.iter().enumerate()) {
+            if output.requires_grad() != grad.is_some() {
+                return Err(format!("output {index} requires a gradient, or does not, unlike PyTorch's"));
+            }
+            if let Some(grad) = grad {
+                roots.push(output);
+                upstream.push(self.tensor(grad));
+            }
+        }
+        let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
+        let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+        if roots.is_empty() || leaves.is_empty() {
+            return Ok(());
+        }
+        let options = Options { allow_unused: true, ..Options::default() };
+        let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
+        let expected = sample.grads.iter().enumerate().filter_map(|(index, grad)| Some((index, grad.as_ref()?)));
+        for (grad, (index, expected)) in found.into_iter().zip(expected) {
+            let zeros = || self.tensor(expected).zeros_like().unwrap();
+            let truth = sample.truth[outputs.len() + index].as_ref();
+            self.compare_one(&format!("the gradient of input {index}"), &grad.unwrap_or_else(zeros), expected, truth)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a tensor is near to PyTorch's, or to the truth if PyTorch's is not.
+    fn compare_one(&self, what: &str, found: &Tensor, theirs: &Place, truth: Option<&Place>) -> Result<(), String> {
+        let by_theirs = near(what, found, &self.tensor(theirs));
+        match truth {
+            Some(truth) if by_theirs.is_err() => near(what, found, &self.tensor(truth)),
+            _ => by_theirs,
+        }
+    }
+
+    /// The same function of the same inputs in `f64`, beside differences.
+    fn check_gradients(&self, sample: &Sample, function: Function) -> Result<(), String> {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, Some(DType::F64))).collect();
+        autograd::gradcheck(function, &inputs, Gradcheck::default()).map_err(text)?;
+        if sample.second {
+            autograd::gradgradcheck(function, &inputs, Gradcheck::default()).map_err(text)?;
+        }
+        Ok(())
+    }
+
+    /// An input, its floats as `floating` if that is given.
+    fn input(&self, input: &Input, floating: Option<DType>) -> Tensor {
+        let mut base = self.elements(&input.dtype, input.at, &[input.elements]);
+        if let Some(dtype) = floating.filter(|_| base.dtype().is_floating()) {
+            base = base.to_dtype(dtype).unwrap();
+        }
+        let layout = Layout::strided(&input.sizes, &input.strides, input.offset).unwrap();
+        let tensor = Tensor::from_storage(base.storage().clone(), layout, base.dtype()).unwrap();
+        tensor.requires_grad_(input.grad).unwrap()
+    }
+
+    /// The inputs of a sample with sizes of `size(input, dimension, size that it has)`: what they have, again and again,
+    /// and floats no two alike.
+    pub(crate) fn grown(&self, sample: &Sample, size: impl Fn(usize, usize, usize) -> usize) -> Vec<Tensor> {
+        let grown = |(index, input): (usize, &Input)| {
+            let sizes: Vec<usize> = input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
+            let (dtype, values) = (dtype(&input.dtype), numbers(&self.input(input, None)));
+            let count: usize = sizes.iter().product();
+            let factor =
+                |at: usize| if dtype.is_floating() { 1.0 - (at as f64 * 0.618_034).fract() / 64.0 } else { 1.0 };
+            let values: Vec<f64> = (0..count).map(|at| values[at % values.len()] * factor(at)).collect();
+            let tensor = Tensor::from_slice(&values, &sizes).unwrap().to_dtype(dtype).unwrap();
+            tensor.requires_grad_(input.grad).unwrap()
+        };
+        sample.inputs.iter().enumerate().map(grown).collect()
+    }
+
+    fn tensor(&self, place: &Place) -> Tensor {
+        self.elements(&place.dtype, place.at, &place.sizes)
+    }
+
+    /// Contiguous elements from number `at` of all of a dtype.
+    fn elements(&self, dtype: &str, at: usize, sizes: &[usize]) -> Tensor {
+        macro_rules! read {
+            ($type:ty, $from:expr) => {{
+                const SIZE: usize = size_of::<$type>();
+                let count: usize = sizes.iter().product();
+                // A family that has no element of the dtype has no tensor of it.
+                let all = self.elements.get(dtype).map_or(&[][..], |elements| elements);
+                let (chunks, _) = all[at * SIZE..(at + count) * SIZE].as_chunks::<SIZE>();
+                let elements: Vec<$type> = chunks.iter().map(|bytes| $from(*bytes)).collect();
+                Tensor::from_slice(&elements, sizes).unwrap()
+            }};
+        }
+        match self::dtype(dtype) {
+            DType::F64 => read!(f64, f64::from_le_bytes),
+            DType::F32 => read!(f32, f32::from_le_bytes),
+            DType::F16 => read!(f16, f16::from_le_bytes),
+            DType::BF16 => read!(bf16, bf16::from_le_bytes),
+            DType::I64 => read!(i64, i64::from_le_bytes),
+            DType::I32 => read!(i32, i32::from_le_bytes),
+            DType::I16 => read!(i16, i16::from_le_bytes),
+            DType::I8 => read!(i8, i8::from_le_bytes),
+            DType::U8 => read!(u8, u8::from_le_bytes),
+            DType::Bool => read!(bool, |[byte]: [u8; 1]| byte != 0),
+        }
+    }
+}
+
+/// The dtype that the scripts call so.
+pub(crate) fn dtype(name: &str) -> DType {
+    match name {
+        "f64" => DType::F64,
+        "f32" => DType::F32,
+        "f16" => DType::F16,
+        "bf16" => DType::BF16,
+        "i64" => DType::I64,
+        "i32" => DType::I32,
+        "i16" => DType::I16,
+        "i8" => DType::I8,
+        "u8" => DType::U8,
+        "bool" => DType::Bool,
+        _ => panic!("{name} is no dtype"),
+    }
+}
+
+/// How far from what is expected a result may be, as a share of it.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-12,
+        DType::F32 => 1e-5,
+        // As many roundings as in bf16.
+        DType::F16 => 2.5e-3,
+        DType::BF16 => 1e-2,
+        _ => 0.0,
+    }
+}
+
+/// Whether every element is within the tolerance of its expected value, or of what is usual in the tensor: sums that
+/// cancel out are as exact as their terms. Integers are exact.
+fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
+    if (found.sizes(), found.dtype()) != (expected.sizes(), expected.dtype()) {
+        let (ours, theirs) = ((found.dtype(), found.sizes()), (expected.dtype(), expected.sizes()));
+        return Err(format!("{what} is {ours:?}, expected {theirs:?}"));
+    }
+    let tolerance = tolerance(expected.dtype());
+    let (found, values) = (numbers(found), numbers(expected));
+    let finite = || values.iter().filter(|value| value.is_finite()).map(|value| value.abs());
+    let usual = (finite().sum::<f64>() / finite().count().max(1) as f64).clamp(0.1, 1.0);
+    let is_near = |(found, expected): (&f64, &f64)| {
+        let is_close = (found - expected).abs() <= tolerance * expected.abs().max(usual);
+        found == expected || (found.is_nan() && expected.is_nan()) || (expected.is_finite() && is_close)
+    };
+    let far: Vec<usize> = (0..values.len()).filter(|at| !is_near((&found[*at], &values[*at]))).collect();
+    let Some(first) = far.first() else { return Ok(()) };
+    let mut said = format!("{what} differs in {} of {} elements", far.len(), values.len());
+    let position = position(*first, expected.sizes());
+    write!(said, ", first at {position:?}: {}, expected {}", found[*first], values[*first]).unwrap();
+    Err(said)
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    tensor.detach().to_dtype(DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// The indices of an element.
+fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
+    found.reverse();
+    found
+}
+
+fn text(error: tenure_tensor::TensorError) -> String {
+    error.to_string()
+}

@@ -1,0 +1,66 @@
+//! Every operation beside PyTorch, and all of them in what they have in common. See `README.md`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod accuracy;
+mod activations;
+mod arithmetic;
+mod attention;
+mod compare;
+mod conv;
+mod coverage;
+mod create;
+mod functions;
+mod gather;
+mod harness;
+mod in_place;
+mod index;
+mod integers;
+mod join;
+mod loss;
+mod matmul;
+mod norm;
+mod pointwise;
+mod promotion;
+mod reduce;
+mod special;
+mod threads;
+mod view;
+mod written;
+
+macro_rules! families {
+    ($($family:ident)*) => {
+        /// All names and cases.
+        const FAMILIES: &[(&str, &[harness::Case])] = &[$((stringify!($family), $family::CASES)),*];
+
+        mod families {
+            $(#[test]
+            fn $family() {
+                crate::harness::check(stringify!($family), crate::$family::CASES);
+            })*
+        }
+    };
+}
+
+families! {
+    accuracy
+    activations
+    arithmetic
+    attention
+    compare
+    conv
+    create
+    functions
+    gather
+    in_place
+    index
+    integers
+    join
+    loss
+    matmul
+    norm
+    pointwise
+    reduce
+    special
+    view
+    written
+}

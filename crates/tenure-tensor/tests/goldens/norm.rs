@@ -1,0 +1,50 @@
+//! Normalisation, scans and sorting beside PyTorch.
+
+use tenure_tensor::{Result, Tensor};
+
+use crate::harness::Case;
+
+fn both(pair: (Tensor, Tensor)) -> Result<Vec<Tensor>> {
+    Ok(vec![pair.0, pair.1])
+}
+
+fn batch(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(vec![x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)?])
+}
+
+fn running(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let (mean, variance) = (x[1].copy()?, x[2].copy()?);
+    let out = x[0].batch_norm(Some((&mean, &variance)), None, None, true, 0.3, 1e-5)?;
+    Ok(vec![out, mean, variance])
+}
+
+pub(crate) const CASES: &[Case] = &[
+    ("layer_norm", |x| Ok(vec![x[0].layer_norm(&[4], Some(&x[1]), Some(&x[2]), 1e-5)?])),
+    ("layer_norm_plain", |x| Ok(vec![x[0].layer_norm(&[3, 4], None, None, 1e-5)?])),
+    ("layer_norm_weight", |x| Ok(vec![x[0].layer_norm(&[4], Some(&x[1]), None, 1e-5)?])),
+    ("rms_norm", |x| Ok(vec![x[0].rms_norm(&[4], Some(&x[1]), 1e-5)?])),
+    ("group_norm", |x| Ok(vec![x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)?])),
+    ("group_norm_plain", |x| Ok(vec![x[0].group_norm(2, None, None, 1e-5)?])),
+    ("batch_norm", batch),
+    ("batch_norm_2d", batch),
+    ("batch_norm_5d", batch),
+    ("batch_norm_running", running),
+    ("batch_norm_evaluated", |x| {
+        Ok(vec![x[0].batch_norm(Some((&x[3], &x[4])), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)?])
+    }),
+    ("cumsum", |x| Ok(vec![x[0].cumsum(1)?])),
+    ("cumsum_last", |x| Ok(vec![x[0].cumsum(-1)?])),
+    ("cumsum_integers", |x| Ok(vec![x[0].cumsum(0)?])),
+    ("cumprod", |x| Ok(vec![x[0].cumprod(1)?])),
+    ("cumprod_last", |x| Ok(vec![x[0].cumprod(-1)?])),
+    ("cumprod_zeros", |x| Ok(vec![x[0].gt(0.0)?.to_dtype(x[0].dtype())?.mul(&x[0])?.cumprod(0)?])),
+    ("sort", |x| both(x[0].sort(1, false)?)),
+    ("sort_descending", |x| both(x[0].sort(-1, true)?)),
+    ("sort_stable", |x| both(x[0].sort(0, false)?)),
+    ("argsort", |x| Ok(vec![x[0].argsort(-1, true)?])),
+    ("topk_one", |x| both(x[0].topk(1, -1, true)?)),
+    ("kthvalue_first", |x| both(x[0].kthvalue(1, -1, true)?)),
+    ("topk", |x| both(x[0].topk(2, 1, true)?)),
+    ("topk_smallest", |x| both(x[0].topk(3, 0, false)?)),
+    ("kthvalue", |x| both(x[0].kthvalue(2, 1, false)?)),
+];

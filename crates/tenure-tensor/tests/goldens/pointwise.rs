@@ -1,0 +1,45 @@
+//! More arithmetic beside PyTorch.
+
+use tenure_tensor::DType;
+
+use crate::harness::Case;
+
+pub(crate) const CASES: &[Case] = &[
+    ("div_floor", |x| Ok(vec![x[0].div_floor(&x[1])?])),
+    ("div_trunc", |x| Ok(vec![x[0].div_trunc(&x[1])?])),
+    ("div_floor_integers", |x| Ok(vec![x[0].div_floor(&x[1])?])),
+    ("div_trunc_integers", |x| Ok(vec![x[0].div_trunc(&x[1])?])),
+    ("remainder", |x| Ok(vec![x[0].remainder(&x[1])?])),
+    ("remainder_signs", |x| Ok(vec![x[0].remainder(&x[1])?])),
+    ("remainder_integers", |x| Ok(vec![x[0].remainder(&x[1])?])),
+    ("fmod", |x| Ok(vec![x[0].fmod(&x[1])?])),
+    ("fmod_integers", |x| Ok(vec![x[0].fmod(&x[1])?])),
+    ("pow", |x| Ok(vec![x[0].pow(&x[1])?])),
+    ("pow_zero", |x| Ok(vec![x[0].pow(0)?])),
+    ("pow_one", |x| Ok(vec![x[0].pow(1)?])),
+    ("pow_square", |x| Ok(vec![x[0].pow(2)?])),
+    ("pow_cube", |x| Ok(vec![x[0].pow(3)?])),
+    ("pow_root", |x| Ok(vec![x[0].pow(0.5)?])),
+    ("pow_inverse", |x| Ok(vec![x[0].pow(-1.0)?])),
+    ("pow_odd", |x| Ok(vec![x[0].pow(2.3)?])),
+    ("pow_at_zero", |x| Ok(vec![x[0].sub(&x[0])?.pow(&x[1])?])),
+    ("pow_integers", |x| Ok(vec![x[0].pow(&x[1])?])),
+    ("maximum", |x| Ok(vec![x[0].maximum(&x[1])?])),
+    ("minimum", |x| Ok(vec![x[0].minimum(&x[1])?])),
+    ("atan2", |x| Ok(vec![x[0].atan2(&x[1])?])),
+    ("lerp", |x| Ok(vec![x[0].lerp(&x[1], &x[2])?])),
+    ("lerp_number", |x| Ok(vec![x[0].lerp(&x[1], 0.7)?])),
+    ("add_scaled", |x| Ok(vec![x[0].add_scaled(&x[1], -0.3)?])),
+    ("addcmul", |x| Ok(vec![x[0].addcmul(&x[1], &x[2], 0.5)?])),
+    ("addcdiv", |x| Ok(vec![x[0].addcdiv(&x[1], &x[2], 0.5)?])),
+    ("bitwise_and", |x| Ok(vec![x[0].bitwise_and(&x[1])?])),
+    ("bitwise_or", |x| Ok(vec![x[0].bitwise_or(&x[1])?])),
+    ("bitwise_xor", |x| Ok(vec![x[0].bitwise_xor(&x[1])?])),
+    ("shift_left", |x| Ok(vec![x[0].shift_left(&x[1])?])),
+    ("shift_right", |x| Ok(vec![x[0].shift_right(&x[1])?])),
+    ("bool_sum", |x| Ok(vec![x[0].add(&x[1])?])),
+    ("bool_product", |x| Ok(vec![x[0].mul(&x[1])?])),
+    ("to_integers", |x| Ok(vec![x[0].to_dtype(DType::I32)?])),
+    ("to_double", |x| Ok(vec![x[0].to_dtype(DType::F64)?])),
+    ("to_half", |x| Ok(vec![x[0].to_dtype(DType::F16)?])),
+];

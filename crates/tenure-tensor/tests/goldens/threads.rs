@@ -1,0 +1,89 @@
+//! Every operation on more elements than one thread takes: the same bits for any number of threads.
+
+use std::collections::BTreeSet;
+
+use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::{Result, Tensor, threads};
+
+use crate::coverage::{apart, calls, operations};
+use crate::harness::{Family, Function, Sample};
+
+/// Elements of the largest input or output: some parts of what goes element by element.
+const ELEMENTS: usize = 70_000;
+
+/// Which sizes of a case grow: all, the first of each input, the first of the first. The first that its closure takes.
+const GROWTHS: [Growth; 3] = [|_, _| true, |_, dim| dim == 0, |input, dim| input == 0 && dim == 0];
+
+type Growth = fn(usize, usize) -> bool;
+
+/// Operations whose sizes are in the cases.
+const FIXED: &[&str] = &["arange", "eye", "full", "linspace", "logspace", "ones"];
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    // Each operation once: a case whose operations all were is left out.
+    let mut left: BTreeSet<String> = operations().difference(&apart()).cloned().collect();
+    for (family, cases) in crate::FAMILIES {
+        let golden = Family::open(family);
+        let calls = calls(family, cases);
+        for (name, function) in *cases {
+            if calls[name].is_disjoint(&left) {
+                continue;
+            }
+            let is_it = |sample: &&Sample| sample.case == *name && sample.dtype == "f32";
+            let Some(sample) = golden.samples.iter().find(is_it) else { continue };
+            let grown = GROWTHS.iter().find_map(|growth| large(&golden, sample, *function, *growth));
+            let Some(inputs) = grown else { continue };
+            let results = [1, 2, 3, 8].map(|count| {
+                threads::set_threads(count).unwrap();
+                bits(*function, &inputs).unwrap()
+            });
+            assert!(results.iter().all(|result| *result == results[0]), "{family}: {name} differs");
+            left.retain(|operation| !calls[name].contains(operation));
+        }
+    }
+    left.retain(|operation| !FIXED.contains(&&operation[..]));
+    assert!(left.is_empty(), "no case of these grew: {left:?}");
+}
+
+/// The inputs of a sample, some sizes as often as it takes; none if the function does not take them.
+fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -> Option<Vec<Tensor>> {
+    let mut factor = 2;
+    loop {
+        let inputs =
+            golden.grown(sample, |input, dim, size| if size > 1 && growth(input, dim) { size * factor } else { size });
+        let outputs = function(&inputs).ok()?;
+        let elements = inputs.iter().chain(&outputs).map(Tensor::numel).max()?;
+        if elements >= ELEMENTS {
+            return Some(inputs);
+        }
+        // Sizes grow together, up to four of them.
+        let further = (ELEMENTS as f64 / elements.max(1) as f64).powf(0.25);
+        let next = ((factor as f64 * further) as usize).max(factor + 1);
+        if next > ELEMENTS {
+            return None;
+        }
+        factor = next;
+    }
+}
+
+/// The bits of outputs and gradients.
+fn bits(function: Function, inputs: &[Tensor]) -> Result<Vec<Vec<u8>>> {
+    let outputs = function(inputs)?;
+    let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+    let roots: Vec<&Tensor> = outputs.iter().filter(|output| output.requires_grad()).collect();
+    let mut all = outputs.clone();
+    if !roots.is_empty() && !leaves.is_empty() {
+        let ones = roots.iter().map(|root| upstream(root)).collect::<Result<Vec<_>>>()?;
+        let ones: Vec<Option<&Tensor>> = ones.iter().map(Some).collect();
+        let options = Options { allow_unused: true, ..Options::default() };
+        all.extend(autograd::grad(&roots, &leaves, &ones, options)?.into_iter().flatten());
+    }
+    all.iter().map(|tensor| tensor.detach().contiguous()?.to_bytes()).collect()
+}
+
+/// A gradient from outside: numbers from -1 to 1, none like another.
+fn upstream(output: &Tensor) -> Result<Tensor> {
+    let values: Vec<f64> = (1..=output.numel()).map(|at| (at as f64 * 0.618_034).fract() * 2.0 - 1.0).collect();
+    Tensor::from_slice(&values, output.sizes())?.to_dtype(output.dtype())
+}

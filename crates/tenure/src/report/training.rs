@@ -1,0 +1,233 @@
+//! What a training run did: loss, memory and time over its steps.
+
+use tenure_core::Tag;
+use tenure_nn::train::{Moment, Recording, Step, TagBytes};
+
+use super::chart::{Chart, Draw, Series, Span, Unit};
+use super::history::BINS;
+use super::html::{self, document, figure, row, section, table};
+use crate::units::{Bytes, Percent};
+
+/// What tags are called, in the order in which they are stacked: what stays comes first.
+const TAGS: [(Tag, &str); Tag::ALL.len()] = [
+    (Tag::Weight, "parameters"),
+    (Tag::OptimizerState, "optimizer state"),
+    (Tag::Gradient, "gradients"),
+    (Tag::Activation, "activations"),
+    (Tag::Workspace, "workspaces"),
+    (Tag::Input, "data"),
+    (Tag::Unknown, "other"),
+];
+
+/// A report on a training run: one HTML file with its loss, the memory that its tensors held, by what they were for, and
+/// what its steps took.
+pub struct TrainingReport<'a> {
+    title: &'a str,
+    facts: &'a [(&'static str, String)],
+    steps: &'a [Step],
+    recorded: Option<(u64, Recording)>,
+}
+
+impl<'a> TrainingReport<'a> {
+    /// A report called `title` on a run of these steps. `facts` say how it was made, and what came of it.
+    pub fn new(title: &'a str, facts: &'a [(&'static str, String)], steps: &'a [Step]) -> Self {
+        Self { title, facts, steps, recorded: None }
+    }
+
+    /// The same, with what memory did during one step.
+    #[must_use]
+    pub fn with_step(self, number: u64, recording: Recording) -> Self {
+        Self { recorded: Some((number, recording)), ..self }
+    }
+
+    /// The whole report: one HTML file.
+    pub fn html(&self) -> String {
+        let header = html::header("Training report", self.title, "", self.facts);
+        let mut sections = vec![header];
+        if self.steps.is_empty() {
+            sections.push("<p>No step was made.</p>\n".to_owned());
+        } else {
+            sections.extend(self.sections());
+        }
+        document(
+            self.title,
+            &sections.concat(),
+            "Where a chart has more steps than points, a point shows several: their \
+            mean, and of memory the highest.",
+        )
+    }
+
+    fn sections(&self) -> Vec<String> {
+        let mut sections = vec![
+            section(
+                "Loss",
+                "Of each batch, before its step; the smooth line is a mean over the steps before, those long ago counting \
+                 less.",
+                &figure(&self.loss()),
+            ),
+            section(
+                "Memory over the run",
+                "What tensors held in each step. Areas: by what it was for, at the fullest of three moments: after the \
+                 forward pass, after the backward pass, and after the update. Line: the most at any moment, as the \
+                 allocator counted.",
+                &(figure(&self.memory()) + &self.holders()),
+            ),
+        ];
+        if let Some((number, recording)) = self.recorded.as_ref().filter(|(_, recording)| recording.len() > 1) {
+            let (title, text) = (
+                format!("Memory during step {number}"),
+                "The forward pass fills memory with activations, the backward pass turns them into gradients, and the \
+                 update uses those up.",
+            );
+            sections.push(section(&title, text, &figure(&self.during(*number, recording))));
+        }
+        sections.push(section(
+            "Step time",
+            "From asking for the batch until the parameters are updated.",
+            &figure(&self.time()),
+        ));
+        sections
+    }
+
+    fn loss(&self) -> Chart {
+        let raw: Vec<f64> = self.steps.iter().map(|step| f64::from(step.loss)).collect();
+        let series = [("of each batch", "raw", thinned(&raw)), ("smooth", "smooth", thinned(&smooth(&raw)))];
+        Chart {
+            title: format!("Loss: {}", self.title),
+            description: "Loss over the steps.".into(),
+            unit: Unit::Number,
+            ..self.chart(series.map(|(name, class, values)| Series::of_numbers(name, class, Draw::Line, values)).into())
+        }
+    }
+
+    fn time(&self) -> Chart {
+        let times: Vec<f64> = self.steps.iter().map(|step| step.elapsed_ms).collect();
+        Chart {
+            title: format!("Step time: {}", self.title),
+            description: "Time of each step.".into(),
+            unit: Unit::Ms,
+            ..self.chart(vec![Series::of_numbers("of each step", "smooth", Draw::Line, thinned(&times))])
+        }
+    }
+
+    fn memory(&self) -> Chart {
+        let fullest = |bin: usize| {
+            let steps = &self.steps[range(bin, self.steps.len())];
+            steps.iter().max_by_key(|step| step.memory.peak_bytes).map(|step| step.memory).unwrap_or_default()
+        };
+        let bins: Vec<_> = (0..BINS).map(fullest).collect();
+        let mut series = stacked(bins.iter().map(|memory| memory.tags).collect());
+        let peaks = bins.iter().map(|memory| memory.peak_bytes).collect();
+        series.push(Series::new("most at any moment", "most", Draw::Line, peaks));
+        Chart {
+            title: format!("Memory over the run: {}", self.title),
+            description: "Bytes that tensors held in each step, stacked by what they were for.".into(),
+            ..self.chart(series)
+        }
+    }
+
+    fn during(&self, number: u64, recording: &Recording) -> Chart {
+        let end_us = recording.last().map_or(0, |moment| moment.at_us).max(1);
+        // What was seen last before the point.
+        let at = |bin: usize| {
+            let us = end_us * (bin as u64 + 1) / BINS as u64;
+            let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
+            recording[next.saturating_sub(1)].tags
+        };
+        Chart {
+            title: format!("Memory during step {number}: {}", self.title),
+            description: "Bytes that tensors held over one step, stacked by what they were for.".into(),
+            span: Span::Us(end_us),
+            ..self.chart(stacked((0..BINS).map(at).collect()))
+        }
+    }
+
+    /// A chart of bytes over the steps.
+    fn chart(&self, series: Vec<Series>) -> Chart {
+        Chart {
+            title: String::new(),
+            description: String::new(),
+            span: Span::Steps(self.steps.len() as u64),
+            unit: Unit::Bytes,
+            series,
+            marker: None,
+        }
+    }
+
+    /// What tags come to: in the fullest step, and each at its highest.
+    fn holders(&self) -> String {
+        let fullest = self.steps.iter().map(|step| step.memory.tags).max_by_key(TagBytes::total).unwrap_or_default();
+        let highest = |tag| self.steps.iter().map(|step| step.memory.tag_peaks.of(tag)).max().unwrap_or(0);
+        let rows = TAGS.into_iter().filter(|(tag, _)| highest(*tag) > 0).map(|(tag, name)| {
+            let share = fullest.of(tag) as f64 / fullest.total().max(1) as f64;
+            let name = format!("<span class=\"swatch tag-{tag}\"></span>{name}");
+            row(name, &[&Bytes(highest(tag)), &Bytes(fullest.of(tag)), &Percent(share)])
+        });
+        table(&["", "Most at any moment", "In the fullest step", "Share of it"], rows)
+    }
+}
+
+/// The steps that a bin shows: at least one.
+fn range(bin: usize, steps: usize) -> std::ops::Range<usize> {
+    let start = bin * steps / BINS;
+    start..((bin + 1) * steps / BINS).max(start + 1)
+}
+
+/// A value for each bin: the mean of its steps, or, where steps are fewer, what lies between them.
+fn thinned(values: &[f64]) -> Vec<f64> {
+    if values.len() >= BINS {
+        let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+        return (0..BINS).map(|bin| mean(&values[range(bin, values.len())])).collect();
+    }
+    let between = |bin: usize| {
+        let place = bin as f64 * (values.len() - 1) as f64 / (BINS - 1) as f64;
+        let (before, share) = (place as usize, place.fract());
+        let after = values.get(before + 1).unwrap_or(&values[before]);
+        values[before] * (1.0 - share) + after * share
+    };
+    (0..BINS).map(between).collect()
+}
+
+/// A mean that moves along: as of the last 30th of the steps, and of at least five.
+fn smooth(values: &[f64]) -> Vec<f64> {
+    let keep = 1.0 - 2.0 / ((values.len() as f64 / 30.0).max(5.0) + 1.0);
+    let (mut sum, mut weight) = (0.0, 0.0);
+    let mean = |value: &f64| {
+        (sum, weight) = (sum * keep + value, weight * keep + 1.0);
+        sum / weight
+    };
+    values.iter().map(mean).collect()
+}
+
+/// Tags as areas on top of each other, without those that were never used.
+fn stacked(bins: Vec<TagBytes>) -> Vec<Series> {
+    let series = |(tag, name): (Tag, &str)| {
+        let values: Vec<u64> = bins.iter().map(|tags| tags.of(tag)).collect();
+        let is_used = values.iter().any(|bytes| *bytes > 0);
+        is_used.then(|| Series::new(name, format!("tag-{tag}"), Draw::Stacked, values))
+    };
+    TAGS.into_iter().filter_map(series).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_few_values_are_joined_and_many_averaged() {
+        let few = thinned(&[0.0, 1.0]);
+        assert_eq!((few[0], few[BINS - 1], few.len()), (0.0, 1.0, BINS));
+        assert!(few.windows(2).all(|pair| pair[0] < pair[1]));
+        let many: Vec<f64> = (0..3 * BINS).map(|index| index as f64).collect();
+        assert_eq!(thinned(&many)[..2], [1.0, 4.0]);
+        assert_eq!(thinned(&[7.0]), [7.0; BINS]);
+    }
+
+    #[test]
+    fn a_smooth_line_begins_where_values_do_and_follows_them() {
+        assert!(smooth(&[3.0; 9]).iter().all(|value| (value - 3.0).abs() < 1e-12));
+        let jump: Vec<f64> = (0..60).map(|index| if index < 30 { 1.0 } else { 2.0 }).collect();
+        let smooth = smooth(&jump);
+        assert!(smooth[30] > 1.0 && smooth[30] < 1.5 && smooth[59] > 1.99);
+    }
+}
