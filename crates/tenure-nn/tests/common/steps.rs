@@ -12,11 +12,16 @@ use tenure_tensor::{DType, Device, Tensor};
 pub(crate) struct Training {
     pub(crate) parameters: Vec<Parameter>,
     optimizer: Optimizer,
-    loss: Box<dyn Fn(&Tensor, &Tensor) -> tenure_tensor::Result<Tensor>>,
+    pub(crate) loss: Box<LossOfBatch>,
 }
+
+type LossOfBatch = dyn Fn(&Tensor, &Tensor) -> tenure_tensor::Result<Tensor>;
 
 /// What is to be made small: of a model, inputs, targets.
 pub(crate) type Loss<M> = fn(&M, &Tensor, &Tensor) -> tenure_tensor::Result<Tensor>;
+
+/// An optimizer of these parameters.
+pub(crate) type MakeOptimizer = fn(Vec<Parameter>) -> Optimizer;
 
 impl Training {
     pub(crate) fn new<M: Module + 'static>(

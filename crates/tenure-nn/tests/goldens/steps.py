@@ -1,7 +1,7 @@
 """Ten training steps of torchvision's and Hugging Face's models, to be made again in Rust.
 
-    python steps.py                   for `../steps.rs`: small models, in double precision, from the values of
-                                      `models.py`; writes `steps.json`
+    python steps.py                   for `../steps.rs`: small models, in double precision and one in mixed, from the
+                                      values of `models.py`; writes `steps.json`
     python steps.py FOLDER [NAME...]  for `just steps`: whole models; writes for each its weights, the data, the
                                       gradients of the first step, and the losses in single and double precision
 
@@ -161,7 +161,7 @@ def whole() -> dict[str, Case]:
         "resnet18": Case(models.resnet18, scenes(4, 224, 224), labels(4)),
         "resnet50": Case(calm_resnet50, scenes(4, 224, 224), labels(4)),
         "densenet121": Case(models.densenet121, scenes(4, 224, 224), labels(4)),
-        "inception_v3": Case(inception, scenes(2, 299, 299), labels(2), classify_twice),
+        "inception_v3": Case(inception, scenes(6, 299, 299), labels(6), classify_twice),
         "r3d_18": Case(models.video.r3d_18, scenes(2, 8, 112, 112), labels(2)),
         "bert_base": Case(bert, words(2, 64, 30_522), labels(2), classify_text, adamw),
         "gpt2_12x1024": Case(
@@ -196,6 +196,28 @@ def train(case: Case, model: nn.Module, data: Callable[[int], tuple[Tensor, Tens
     return losses, gradients, sorted(seconds)[STEPS // 2]
 
 
+def train_mixed(case: Case, model: nn.Module) -> dict:
+    """Under autocast, clipped, at a falling rate, with a scale that step 3 overflows and four steps double."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=4)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
+    found = {"losses": [], "norms": [], "scales": []}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = case.loss(model, case.inputs(), case.targets())
+        scaler.scale(loss * (1e38 if step == 3 else 1.0)).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        found["losses"].append(loss.item())
+        found["norms"].append(norm if step != 3 else None)
+        found["scales"].append(scaler.get_scale())
+    return found
+
+
 def write_small() -> None:
     goldens = {}
     for name, case in small().items():
@@ -204,6 +226,11 @@ def write_small() -> None:
             fill(model)
         losses, gradients, _ = train(case, model, lambda _, case=case: (case.inputs(), case.targets()))
         goldens[name] = {"losses": losses, "norms": {name: grad.norm().item() for name, grad in gradients.items()}}
+    case = small()["gpt2"]
+    model = case.model().double()
+    with torch.no_grad():
+        fill(model)
+    goldens["gpt2_mixed"] = train_mixed(case, model.float())
     Path(__file__).with_suffix(".json").write_text(json.dumps(goldens) + "\n")
 
 

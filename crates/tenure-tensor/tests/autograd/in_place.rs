@@ -1,4 +1,4 @@
-//! What may be written to in place, and what not. Values and gradients are in `goldens_in_place.rs`.
+//! What may be written to in place, and what not. Values and gradients are in `../goldens/in_place.rs`.
 
 use tenure_tensor::{DType, Device, Tensor, autograd};
 

@@ -14,6 +14,7 @@ mod gather;
 mod harness;
 mod in_place;
 mod index;
+mod integers;
 mod join;
 mod loss;
 mod matmul;
@@ -52,6 +53,7 @@ families! {
     gather
     in_place
     index
+    integers
     join
     loss
     matmul
