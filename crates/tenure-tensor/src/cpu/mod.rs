@@ -6,6 +6,7 @@ mod halves;
 mod lanes;
 mod lines;
 mod loops;
+mod narrow;
 mod runs;
 mod slots;
 
