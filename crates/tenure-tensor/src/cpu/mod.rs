@@ -2,6 +2,7 @@
 
 mod cast;
 mod fold;
+mod gemm_bf16;
 mod halves;
 mod lanes;
 mod lines;
