@@ -387,6 +387,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                     let values: [[F::From; N]; LANES] = array::from_fn(|lane| value(i + lane));
                     array::from_fn(|input| array::from_fn(|lane| values[lane][input]))
                 };
+                #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
                 for lane in 0..LANES {
                     let values = array::from_fn(|input| block[input][lane]);
                     self.step_lane(&mut sums, lane, values, given, at + i + lane);
