@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, RwLock};
-use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{Result, TensorError};
@@ -15,26 +14,26 @@ use crate::{Result, TensorError};
 static POOL: LazyLock<RwLock<Arc<Pool>>> = LazyLock::new(|| {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // One thread needs no other, so there is always a pool.
-    RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, pool: None })))
+    RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, others: None })))
 });
 
 struct Pool {
     threads: usize,
-    /// None for one thread: the caller's.
-    pool: Option<ThreadPool>,
+    /// All but the caller's, which computes too.
+    others: Option<ThreadPool>,
 }
 
 impl Pool {
     fn new(threads: usize) -> Result<Self> {
         let name = |index| format!("tenure-cpu-{index}");
-        let pool = match threads {
+        let others = match threads {
             1 => None,
             _ => {
-                let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
-                Some(pool.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
+                let others = ThreadPoolBuilder::new().num_threads(threads - 1).thread_name(name).build();
+                Some(others.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
             }
         };
-        Ok(Self { threads, pool })
+        Ok(Self { threads, others })
     }
 }
 
@@ -57,13 +56,29 @@ pub fn set_threads(threads: usize) -> Result<()> {
 
 /// Runs `part` for each number below `parts`, in any order, on any threads. All have returned when this returns.
 pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    on_threads(parts, || {
+        loop {
+            match next.fetch_add(1, Ordering::Relaxed) {
+                number if number < parts => part(number),
+                _ => return,
+            }
+        }
+    });
+}
+
+/// Runs `work` on the caller's thread, and on as many others as can help with so many parts: the work divides itself.
+fn on_threads(parts: usize, work: impl Fn() + Sync) {
     if parts <= 1 {
-        return (0..parts).for_each(part);
+        return work();
     }
     let pool = Arc::clone(&POOL.read());
-    match &pool.pool {
-        None => (0..parts).for_each(part),
-        Some(pool) => pool.install(|| (0..parts).into_par_iter().with_max_len(1).for_each(&part)),
+    match &pool.others {
+        None => work(),
+        Some(others) => others.in_place_scope(|scope| {
+            (1..pool.threads.min(parts)).for_each(|_| scope.spawn(|_| work()));
+            work();
+        }),
     }
 }
 
@@ -103,12 +118,12 @@ pub fn for_each_range(count: usize, grain: usize, range: impl Fn(std::ops::Range
 /// Runs `chunk(index of its first element, chunk)` for each `grain` elements of a slice.
 pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usize, &mut [T]) + Sync) {
     let grain = grain.max(1);
-    let pool = Arc::clone(&POOL.read());
-    match &pool.pool {
-        Some(pool) if slice.len() > grain => pool.install(|| {
-            let chunks = slice.par_chunks_mut(grain).with_max_len(1).enumerate();
-            chunks.for_each(|(index, part)| chunk(index * grain, part));
-        }),
-        _ => slice.chunks_mut(grain).enumerate().for_each(|(index, part)| chunk(index * grain, part)),
-    }
+    let parts = slice.len().div_ceil(grain);
+    let chunks = Mutex::new(slice.chunks_mut(grain).enumerate());
+    let next = || chunks.lock().next();
+    on_threads(parts, || {
+        while let Some((index, part)) = next() {
+            chunk(index * grain, part);
+        }
+    });
 }

@@ -62,9 +62,16 @@ where
     let AdagradStep { rule, lr } = *step;
     let (lr, decay, eps): (T::Compute, T::Compute, T::Compute) =
         (number(lr), number(rule.weight_decay), number(rule.eps));
-    cpu::for_each::<T, 2>("adagrad", parameter, grad, slots, |[value, sum], grad| {
-        let grad = grad + decay * value;
-        let sum = sum + grad * grad;
-        [value - lr * grad / (sum.sqrt() + eps), sum]
-    })
+    cpu::for_each::<T, 2>(
+        "adagrad",
+        parameter,
+        grad,
+        slots,
+        #[inline(always)]
+        |[value, sum], grad| {
+            let grad = grad + decay * value;
+            let sum = sum + grad * grad;
+            [value - lr * grad / (sum.sqrt() + eps), sum]
+        },
+    )
 }

@@ -74,12 +74,19 @@ where
     let (rest1, beta2, rest2) = (number(1.0 - betas.0), number(betas.1), number(1.0 - betas.1));
     let (size, root): (T::Compute, T::Compute) = (number(lr / corrections.0), number(corrections.1.sqrt()));
     let eps: T::Compute = number(eps);
-    cpu::for_each::<T, 3>("adam", parameter, grad, slots, |[value, average, square], grad| {
-        let value = value * shrink;
-        let grad = grad + decay * value;
-        let average = average + (grad - average) * rest1;
-        let square = square * beta2 + grad * grad * rest2;
-        let stepped = value - size * average / (square.sqrt() / root + eps);
-        [stepped, average, square]
-    })
+    cpu::for_each::<T, 3>(
+        "adam",
+        parameter,
+        grad,
+        slots,
+        #[inline(always)]
+        |[value, average, square], grad| {
+            let value = value * shrink;
+            let grad = grad + decay * value;
+            let average = average + (grad - average) * rest1;
+            let square = square * beta2 + grad * grad * rest2;
+            let stepped = value - size * average / (square.sqrt() / root + eps);
+            [stepped, average, square]
+        },
+    )
 }

@@ -34,10 +34,12 @@ pub(super) fn for_each<T: Float, const N: usize>(
             #[inline(always)]
             || {
                 let n = grad.len();
-                let mut values = values.each_mut().map(|values| &mut values[..n]);
+                let values = values.each_mut().map(|values| &mut values[..n]);
                 for i in 0..n {
                     let stepped = element(array::from_fn(|slot| values[slot][i].widen()), grad[i].widen());
-                    (0..N).for_each(|slot| values[slot][i] = T::narrow(stepped[slot]));
+                    for slot in 0..N {
+                        values[slot][i] = T::narrow(stepped[slot]);
+                    }
                 }
             },
         );

@@ -56,17 +56,29 @@ where
     let SgdStep { rule: Sgd { momentum, dampening, weight_decay, nesterov }, is_first, lr } = *step;
     let (lr, decay): (T::Compute, T::Compute) = (number(lr), number(weight_decay));
     if slots.is_empty() {
-        return cpu::for_each::<T, 1>("sgd", parameter, grad, slots, |[value], grad| {
-            [value - lr * (grad + decay * value)]
-        });
+        return cpu::for_each::<T, 1>(
+            "sgd",
+            parameter,
+            grad,
+            slots,
+            #[inline(always)]
+            |[value], grad| [value - lr * (grad + decay * value)],
+        );
     }
     let (kept, taken): (T::Compute, T::Compute) =
         if is_first { (number(0.0), number(1.0)) } else { (number(momentum), number(1.0 - dampening)) };
     let (of_grad, of_buffer): (T::Compute, T::Compute) =
         if nesterov { (number(1.0), number(momentum)) } else { (number(0.0), number(1.0)) };
-    cpu::for_each::<T, 2>("sgd", parameter, grad, slots, |[value, buffer], grad| {
-        let grad = grad + decay * value;
-        let buffer = kept * buffer + taken * grad;
-        [value - lr * (of_grad * grad + of_buffer * buffer), buffer]
-    })
+    cpu::for_each::<T, 2>(
+        "sgd",
+        parameter,
+        grad,
+        slots,
+        #[inline(always)]
+        |[value, buffer], grad| {
+            let grad = grad + decay * value;
+            let buffer = kept * buffer + taken * grad;
+            [value - lr * (of_grad * grad + of_buffer * buffer), buffer]
+        },
+    )
 }

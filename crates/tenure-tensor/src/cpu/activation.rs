@@ -115,10 +115,12 @@ pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cpu!(lanes of floats
 
 fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
     let [low, high, inside, outside] = [band.low, band.high, band.inside, band.outside].map(T::of);
-    // A gradient that is infinite does not come through where the slope is zero.
+    // A gradient that is infinite does not come through where the slope is zero. Both products are made, so that one of
+    // two values is chosen, not of two places.
+    let times = move |grad: T, slope: T| if slope == T::ZERO { T::ZERO } else { grad * slope };
     let through = move |grad: T, is_inside: bool| {
-        let slope = if is_inside { inside } else { outside };
-        if slope == T::ZERO { T::ZERO } else { grad * slope }
+        let (inside, outside) = (times(grad, inside), times(grad, outside));
+        if is_inside { inside } else { outside }
     };
     if band.inclusive {
         loops::binary(

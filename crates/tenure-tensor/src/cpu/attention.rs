@@ -29,15 +29,31 @@ pub(crate) const BACKWARD_HALVES: &[Entry<AttendBackward>] = on_cpu!(@ backward_
 /// Queries of a panel.
 const PANEL: usize = 64;
 
+/// Queries of a panel where there are no more: one that is generated at a time.
+const FEW: usize = 8;
+
 /// Keys of a block.
 const KEYS: usize = 96;
+
+/// Parts that there should be, so that threads share them evenly.
+const PARTS: usize = 16;
 
 /// Columns that a product takes without packing its left operand.
 const COLUMNS: usize = 48;
 
-type Lanes<T> = [T; PANEL];
-
 fn attend<T: Multiply + Math>(
+    outputs: [&Tensor; 2],
+    inputs: [&Tensor; 3],
+    mask: Option<&Tensor>,
+    weighting: Weighting,
+) -> Result<()> {
+    if inputs[0].sizes()[2] <= FEW {
+        return attend_panels::<T, FEW>(outputs, inputs, mask, weighting);
+    }
+    attend_panels::<T, PANEL>(outputs, inputs, mask, weighting)
+}
+
+fn attend_panels<T: Multiply + Math, const P: usize>(
     [out, sums]: [&Tensor; 2],
     [queries, keys, values]: [&Tensor; 3],
     mask: Option<&Tensor>,
@@ -51,47 +67,46 @@ fn attend<T: Multiply + Math>(
     let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
     let (heads, group) = (queries.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
-    let panels = length.div_ceil(PANEL);
-    let arch = pulp::Arch::new();
-    let workspace = || Tensor::empty(&[(width + KEYS + value_width) * PANEL], T::DTYPE, Device::CPU);
+    let panels = length.div_ceil(P);
+    let workspace = || Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU);
     threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
         // The longest first, where later queries see more keys.
-        let (head, first) = (part / panels, (panels - 1 - part % panels) * PANEL);
+        let (head, first) = (part / panels, (panels - 1 - part % panels) * P);
         let at = [head / heads, head % heads];
         let kv = [at[0], at[1] / group];
-        let lanes = PANEL.min(length - first);
+        let lanes = P.min(length - first);
         let mut access = Access::new("attention", &[workspace], &[])?;
-        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
-        let (scores, sum) = rest.split_at_mut(KEYS * PANEL);
-        let (mut largest, mut total) = ([T::of(f64::NEG_INFINITY); PANEL], [T::ZERO; PANEL]);
+        let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * P);
+        let (scores, sum) = rest.split_at_mut(KEYS * P);
+        let (mut largest, mut total) = ([T::of(f64::NEG_INFINITY); P], [T::ZERO; P]);
         sum.fill(T::ZERO);
         // SAFETY: the queries, keys and values of a head, and panels of the workspace.
         unsafe {
-            arch.dispatch(
+            crate::vectorized(
                 #[inline(always)]
-                || q.head(at).at(first, 0).transpose_to(query, lanes, width),
+                || q.head(at).at(first, 0).transpose_to::<P>(query, lanes, width),
             );
             let end = if weighting.is_causal { count.min(first + lanes) } else { count };
             for key in (0..end).step_by(KEYS) {
                 let block = KEYS.min(end - key);
-                score(query, k.head(kv).at(key, 0), scores, [width, block], weighting.scale);
-                arch.dispatch(
+                score::<T, P>(query, k.head(kv).at(key, 0), scores, [width, block], weighting.scale);
+                crate::vectorized(
                     #[inline(always)]
                     || {
-                        hide(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
-                        let before = online_softmax(&mut scores[..block * PANEL], &mut largest, &mut total);
-                        for row in sum.chunks_exact_mut(PANEL) {
+                        hide::<T, P>(scores, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                        let before = online_softmax(&mut scores[..block * P], &mut largest, &mut total);
+                        for row in sum.chunks_exact_mut(P) {
                             row.iter_mut().zip(&before).for_each(|(sum, before)| *sum = *sum * *before);
                         }
                     },
                 );
-                accumulate(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
+                accumulate::<T, P>(sum, scores, v.head(kv).at(key, 0), [block, value_width]);
             }
-            let share: Lanes<T> = total.map(|total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
+            let share: [T; P] = total.map(|total| if total == T::ZERO { T::ZERO } else { T::ONE / total });
             let to = to.head(at).at(first, 0);
             for lane in 0..lanes {
                 let row = to.at(lane, 0).data;
-                (0..value_width).for_each(|i| row.add(i).write(sum[i * PANEL + lane] * share[lane]));
+                (0..value_width).for_each(|i| row.add(i).write(sum[i * P + lane] * share[lane]));
                 sums.head(at).at(first + lane, 0).data.write(largest[lane] + total[lane].log());
             }
         }
@@ -105,43 +120,54 @@ fn backward<T: Multiply + Math>(
     mask: Option<&Tensor>,
     weighting: Weighting,
 ) -> Result<()> {
-    for output in outputs {
-        output.fill_raw(0.into())?;
-    }
-    let reads: Vec<&Tensor> = inputs.into_iter().chain(mask).collect();
-    let mut access = Access::new("attention", &outputs, &reads)?;
-    let [to_q, to_k, to_v] = [0, 1, 2].map(|index| Heads::<T>::new(access.write_ptr(index), outputs[index]));
-    let [q, k, v, grad, out, sums] =
-        [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
-    let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
     let [queries, keys, values, ..] = inputs;
     let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
-    let (heads, group) = (keys.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
-    let arch = pulp::Arch::new();
+    let (batch, heads, group) = (keys.sizes()[0], keys.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
+    // Few heads are shared by parts that take every so many of the panels, and have sums of their own.
+    let slices = PARTS.div_ceil((batch * heads).max(1)).clamp(1, (group * length.div_ceil(PANEL)).max(1));
+    let [to_queries, outputs @ ..] = outputs;
+    let apart = |output: &Tensor| {
+        if slices == 1 {
+            output.fill_raw(0.into())?;
+            return Ok(output.clone());
+        }
+        let sizes: Vec<usize> = [slices * batch].iter().chain(&output.sizes()[1..]).copied().collect();
+        Tensor::zeros(&sizes, T::DTYPE, Device::CPU)
+    };
+    let [grown_keys, grown_values] = [apart(outputs[0])?, apart(outputs[1])?];
+    let written = [to_queries, &grown_keys, &grown_values];
+    let reads: Vec<&Tensor> = inputs.into_iter().chain(mask).collect();
+    let mut access = Access::new("attention", &written, &reads)?;
+    let [to_q, to_k, to_v] = [0, 1, 2].map(|index| Heads::<T>::new(access.write_ptr(index), written[index]));
+    let [q, k, v, grad, out, sums] =
+        [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
+    let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
     let workspace = || Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU);
-    threads::for_each_part_with(keys.sizes()[0] * heads, workspace, |workspace, part| {
-        let kv = [part / heads, part % heads];
+    threads::for_each_part_with(batch * heads * slices, workspace, |workspace, part| {
+        let (slice, kv) = (part % slices, [part / slices / heads, part / slices % heads]);
+        let grown = [slice * batch + kv[0], kv[1]];
         let mut access = Access::new("attention", &[workspace], &[])?;
         let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
         let (to_query, rest) = rest.split_at_mut(width * PANEL);
         let (grads, rest) = rest.split_at_mut(value_width * PANEL);
         let (weights, to_scores) = rest.split_at_mut(KEYS * PANEL);
-        for (head, first) in (0..group).flat_map(|head| (0..length).step_by(PANEL).map(move |first| (head, first))) {
+        let panels = (0..group).flat_map(|head| (0..length).step_by(PANEL).map(move |first| (head, first)));
+        for (head, first) in panels.skip(slice).step_by(slices) {
             let at = [kv[0], kv[1] * group + head];
             let lanes = PANEL.min(length - first);
             // Of lanes that are none, and of queries that see no key, all weights are zero.
             let (mut shift, mut inner) = ([T::of(f64::INFINITY); PANEL], [T::ZERO; PANEL]);
             to_query.fill(T::ZERO);
             // SAFETY: queries, keys, values and gradients of a head, and panels of the workspace; what is written is of
-            // the head of keys and values that is this part's.
+            // this part's queries, and its own sums.
             unsafe {
                 let (rows, rows_of_grad) = (q.head(at).at(first, 0), grad.head(at).at(first, 0));
-                arch.dispatch(
+                crate::vectorized(
                     #[inline(always)]
                     || {
-                        rows.transpose_to(query, lanes, width);
-                        rows_of_grad.transpose_to(grads, lanes, value_width);
+                        rows.transpose_to::<PANEL>(query, lanes, width);
+                        rows_of_grad.transpose_to::<PANEL>(grads, lanes, value_width);
                     },
                 );
                 for lane in 0..lanes {
@@ -155,13 +181,13 @@ fn backward<T: Multiply + Math>(
                 for key in (0..end).step_by(KEYS) {
                     let block = KEYS.min(end - key);
                     let (keys, values) = (k.head(kv).at(key, 0), v.head(kv).at(key, 0));
-                    score(query, keys, weights, [width, block], weighting.scale);
-                    score(grads, values, to_scores, [value_width, block], 1.0);
+                    score::<T, PANEL>(query, keys, weights, [width, block], weighting.scale);
+                    score::<T, PANEL>(grads, values, to_scores, [value_width, block], 1.0);
                     let scale = T::of(weighting.scale);
-                    arch.dispatch(
+                    crate::vectorized(
                         #[inline(always)]
                         || {
-                            hide(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                            hide::<T, PANEL>(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
                             let rows = weights[..block * PANEL].chunks_exact_mut(PANEL);
                             for (weights, to_scores) in rows.zip(to_scores.chunks_exact_mut(PANEL)) {
                                 for lane in 0..PANEL {
@@ -174,13 +200,13 @@ fn backward<T: Multiply + Math>(
                     );
                     let columns = |matrix: Matrix<T>| Matrix { row: matrix.column, column: matrix.row, ..matrix };
                     let panel = |panel: &[T]| Matrix::new(panel.as_ptr(), 1, PANEL);
-                    let (grown_k, grown_v) = (to_k.head(kv).at(key, 0), to_v.head(kv).at(key, 0));
+                    let (grown_k, grown_v) = (to_k.head(grown).at(key, 0), to_v.head(grown).at(key, 0));
                     let one = T::ONE;
                     let sizes = [value_width, lanes, block];
                     T::multiply(sizes, columns(grown_v), columns(rows_of_grad), panel(weights), one, one);
                     let sizes = [width, lanes, block];
                     T::multiply(sizes, columns(grown_k), columns(rows), panel(to_scores), one, one);
-                    accumulate(to_query, to_scores, keys, [block, width]);
+                    accumulate::<T, PANEL>(to_query, to_scores, keys, [block, width]);
                 }
                 let to = to_q.head(at).at(first, 0);
                 for lane in 0..lanes {
@@ -190,14 +216,20 @@ fn backward<T: Multiply + Math>(
             }
         }
         Ok(())
-    })
+    })?;
+    drop(access);
+    for (output, grown) in outputs.into_iter().zip([grown_keys, grown_values]).filter(|_| slices > 1) {
+        let sums = [slices as isize, output.numel() as isize];
+        output.copy_raw(&grown.view(&sums)?.sum(&[0], false)?.view_as(output)?)?;
+    }
+    Ok(())
 }
 
 /// Products of a panel of queries with some keys: a row for each key.
 ///
 /// # Safety
 /// There are so many keys of that width.
-unsafe fn score<T: Multiply + Math>(
+unsafe fn score<T: Multiply + Math, const P: usize>(
     panel: &[T],
     keys: Matrix<T>,
     scores: &mut [T],
@@ -209,9 +241,9 @@ unsafe fn score<T: Multiply + Math>(
         // SAFETY: keys, as the caller says, and rows of the scores.
         unsafe {
             T::multiply(
-                [PANEL, width, COLUMNS.min(count - first)],
-                Matrix::new(scores[first * PANEL..].as_ptr(), 1, PANEL),
-                Matrix::new(panel.as_ptr(), 1, PANEL),
+                [P, width, COLUMNS.min(count - first)],
+                Matrix::new(scores[first * P..].as_ptr(), 1, P),
+                Matrix::new(panel.as_ptr(), 1, P),
                 Matrix { row: keys.column, column: keys.row, ..keys },
                 T::of(scale),
                 T::ZERO,
@@ -224,14 +256,19 @@ unsafe fn score<T: Multiply + Math>(
 ///
 /// # Safety
 /// There are so many values of that width.
-unsafe fn accumulate<T: Multiply + Math>(sums: &mut [T], weights: &[T], values: Matrix<T>, [count, width]: [usize; 2]) {
+unsafe fn accumulate<T: Multiply + Math, const P: usize>(
+    sums: &mut [T],
+    weights: &[T],
+    values: Matrix<T>,
+    [count, width]: [usize; 2],
+) {
     for first in (0..width).step_by(COLUMNS) {
         // SAFETY: values, as the caller says, and rows of the sums and weights.
         unsafe {
             T::multiply(
-                [PANEL, count, COLUMNS.min(width - first)],
-                Matrix::new(sums[first * PANEL..].as_ptr(), 1, PANEL),
-                Matrix::new(weights.as_ptr(), 1, PANEL),
+                [P, count, COLUMNS.min(width - first)],
+                Matrix::new(sums[first * P..].as_ptr(), 1, P),
+                Matrix::new(weights.as_ptr(), 1, P),
                 values.at(0, first),
                 T::ONE,
                 T::ONE,
@@ -242,21 +279,21 @@ unsafe fn accumulate<T: Multiply + Math>(sums: &mut [T], weights: &[T], values: 
 
 /// Takes a block of scores to weights, relative to the largest so far. Returns what earlier weights shrink by.
 #[inline(always)]
-fn online_softmax<T: Math>(scores: &mut [T], largest: &mut Lanes<T>, total: &mut Lanes<T>) -> Lanes<T> {
+fn online_softmax<T: Math, const P: usize>(scores: &mut [T], largest: &mut [T; P], total: &mut [T; P]) -> [T; P] {
     let mut now = *largest;
-    for row in scores.chunks_exact(PANEL) {
-        for lane in 0..PANEL {
+    for row in scores.chunks_exact(P) {
+        for lane in 0..P {
             now[lane] = if row[lane] > now[lane] || row[lane].is_nan() { row[lane] } else { now[lane] };
         }
     }
-    let (mut before, mut shift) = ([T::ZERO; PANEL], [T::ZERO; PANEL]);
-    for lane in 0..PANEL {
+    let (mut before, mut shift) = ([T::ZERO; P], [T::ZERO; P]);
+    for lane in 0..P {
         shift[lane] = if now[lane] == T::of(f64::NEG_INFINITY) { T::ZERO } else { now[lane] };
         before[lane] = (largest[lane] - shift[lane]).exp();
         total[lane] = total[lane] * before[lane];
     }
-    for row in scores.chunks_exact_mut(PANEL) {
-        for lane in 0..PANEL {
+    for row in scores.chunks_exact_mut(P) {
+        for lane in 0..P {
             row[lane] = (row[lane] - shift[lane]).exp();
             total[lane] = total[lane] + row[lane];
         }
@@ -270,7 +307,7 @@ fn online_softmax<T: Math>(scores: &mut [T], largest: &mut Lanes<T>, total: &mut
 /// # Safety
 /// The mask is one of these heads, queries and keys.
 #[inline(always)]
-unsafe fn hide<T: Math>(
+unsafe fn hide<T: Math, const P: usize>(
     scores: &mut [T],
     [first, key]: [usize; 2],
     [lanes, block]: [usize; 2],
@@ -279,7 +316,7 @@ unsafe fn hide<T: Math>(
     is_causal: bool,
 ) {
     let hidden = T::of(f64::NEG_INFINITY);
-    for (index, row) in scores.chunks_exact_mut(PANEL).take(block).enumerate() {
+    for (index, row) in scores.chunks_exact_mut(P).take(block).enumerate() {
         if let Some(mask) = mask {
             for (lane, score) in row[..lanes].iter_mut().enumerate() {
                 // SAFETY: an element of the mask.
@@ -301,7 +338,7 @@ unsafe fn hide<T: Math>(
             }
         }
         if is_causal && key + index > first {
-            let unseen = (key + index - first).min(PANEL);
+            let unseen = (key + index - first).min(P);
             row[..unseen].fill(hidden);
         }
     }
@@ -353,8 +390,8 @@ impl<T: Element> Matrix<T> {
     /// # Safety
     /// There are so many rows of that width.
     #[inline(always)]
-    unsafe fn transpose_to(self, panel: &mut [T], rows: usize, width: usize) {
-        for (column, to) in panel.chunks_exact_mut(PANEL).take(width).enumerate() {
+    unsafe fn transpose_to<const P: usize>(self, panel: &mut [T], rows: usize, width: usize) {
+        for (column, to) in panel.chunks_exact_mut(P).take(width).enumerate() {
             for (row, to) in to.iter_mut().enumerate() {
                 // SAFETY: an element of the matrix.
                 *to = if row < rows { unsafe { self.at(row, column).data.read() } } else { T::from_scalar(0.into()) };

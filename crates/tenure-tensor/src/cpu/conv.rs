@@ -5,6 +5,7 @@
 
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
+use super::narrow::Grid;
 use super::sweep::{Channels, PANEL, SLACK, Sweep};
 use crate::kernel::on_cpu;
 use crate::ops::Geometry;
@@ -107,6 +108,9 @@ fn sweep_product<T: Multiply>(
     if out.numel() == 0 {
         return Ok(());
     }
+    if let Some(grid) = Grid::new::<T>(sweep, [groups, rows, channels]) {
+        return grid.convolve::<T>(out, input, weight, bias, [groups, rows, channels]);
+    }
     let taps = sweep.numbers().len();
     let (inner, panels) = (channels * taps, pixels.div_ceil(PANEL));
     // What is gathered at a time stays in the cache.
@@ -129,7 +133,6 @@ fn sweep_product<T: Multiply>(
     let target = Matrix::<T>::new(access.write_ptr(0).cast(), to.channel, 0);
     let (source, weights) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
     let biases = bias.map(|_| access.slice::<T>(2)).transpose()?;
-    let arch = pulp::Arch::new();
 
     let gathered = PITCH * channels_together * taps;
     let workspace = || Tensor::empty(&[gathered + PANEL * rows_together], T::DTYPE, Device::CPU);
@@ -150,7 +153,7 @@ fn sweep_product<T: Multiply>(
             for channel in (0..channels).step_by(channels_together) {
                 let channel_count = channels_together.min(channels - channel);
                 let images = &source[(group * channels + channel) * from.channel..];
-                arch.dispatch(
+                crate::vectorized(
                     #[inline(always)]
                     || sweep.gather(&runs, images, from, channel_count, columns, PITCH),
                 );
@@ -172,7 +175,7 @@ fn sweep_product<T: Multiply>(
             }
             let first = group * rows + first_row;
             let images = target.at(first, 0).data;
-            arch.dispatch(
+            crate::vectorized(
                 #[inline(always)]
                 // SAFETY: channels of the output, whose pixels of this panel are this part's.
                 || unsafe {
@@ -193,6 +196,10 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
     let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
     let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
     let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
+    if let Some(grid) = Grid::new::<T>(&sweep, [groups, rows, channels]).filter(|_| pixels > 0) {
+        let sums = grid.weight_gradient::<T>(input, grad, [groups, rows, channels])?;
+        return add_up::<T>(out, &sums, [sums.sizes()[0], groups, inner, rows]);
+    }
     let together = pixels.div_ceil(blocks.max(1)).next_multiple_of(16);
     let pitch = together + SLACK;
     let channels_together = channels.div_ceil((inner * PIXELS * size_of::<T>()).div_ceil(640 * 1024).max(1)).max(1);
@@ -213,7 +220,6 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
     let sum = Matrix::<T>::new(access.write_ptr(0).cast(), 1, rows);
     let (source, grads) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
     let (from, to) = (strides(input), strides(grad));
-    let arch = pulp::Arch::new();
     let gathered = pitch * channels_together * taps;
     let workspace = || Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU);
     threads::for_each_part_with(groups * channel_parts * slices, workspace, |workspace, part| {
@@ -231,7 +237,7 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
         for block in first_block..blocks.min(first_block + blocks_together) {
             let range = block * together..pixels.min((block + 1) * together);
             let runs = sweep.runs(range.clone());
-            arch.dispatch(
+            crate::vectorized(
                 #[inline(always)]
                 // SAFETY: channels of the input and of the output's gradient, and rows of the workspace for them.
                 || unsafe {

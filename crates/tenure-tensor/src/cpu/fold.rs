@@ -227,7 +227,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         if self.is_columns {
             let mut sums = self.empty();
             self.gather_columns(tile, 0..self.count, &mut sums);
-            self.write(tile, |column| sums.map(|sums| sums[column]));
+            self.write(tile, |column| array::from_fn(|k| sums[k][column]));
         } else {
             let sums = self.gather_row(tile, 0..self.count);
             self.write(tile, |_| sums);
@@ -250,7 +250,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             if self.is_columns {
                 let mut sums = self.empty();
                 self.gather_columns(&tile, range, &mut sums);
-                (0..tile.width).for_each(|column| into[column] = sums.map(|sums| sums[column]));
+                (0..tile.width).for_each(|column| into[column] = array::from_fn(|k| sums[k][column]));
             } else {
                 into[0] = self.gather_row(&tile, range);
             }
@@ -377,8 +377,20 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             // A copy that is indexed with constants alone stays in registers.
             let mut sums = *lanes;
             for i in (0..whole).step_by(LANES) {
+                // What is dense is loaded whole.
+                let block: [[F::From; LANES]; N] = if steps == [size_of::<F::From>(); N] {
+                    // SAFETY: elements of the run.
+                    array::from_fn(|input| unsafe {
+                        inputs[input].add(i * steps[input]).cast::<[F::From; LANES]>().read()
+                    })
+                } else {
+                    let values: [[F::From; N]; LANES] = array::from_fn(|lane| value(i + lane));
+                    array::from_fn(|input| array::from_fn(|lane| values[lane][input]))
+                };
+                #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
                 for lane in 0..LANES {
-                    self.step_lane(&mut sums, lane, value(i + lane), given, at + i + lane);
+                    let values = array::from_fn(|input| block[input][lane]);
+                    self.step_lane(&mut sums, lane, values, given, at + i + lane);
                 }
             }
             *lanes = sums;

@@ -3,9 +3,10 @@
 //! The `gemm` crate multiplies on the thread that calls it; a product is divided in tiles here, by its sizes alone. The
 //! sum over the inner dimension is never divided.
 
+use super::gemm_bf16;
 use super::halves::{in_f32, widened};
 use crate::kernel::on_cpu;
-use crate::{Access, Entry, Number, Result, Scalar, Tensor, threads};
+use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 
 /// Makes the output `beta` times what it is plus `alpha` times the product of two (batches of) matrices. All three have
 /// the same batch sizes, the output's elements are its own; with `beta` 0 the output is not read.
@@ -181,7 +182,17 @@ fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
     place
 }
 
+/// One of the matrices of a tensor.
+pub(super) fn matrix_of_batch<T>(data: *const u8, tensor: &Tensor, batch: usize) -> Matrix<T> {
+    let (sizes, strides, last) = (tensor.sizes(), tensor.strides(), tensor.rank() - 1);
+    let place = place(batch, &sizes[..last - 1], strides);
+    Matrix::new(data.cast::<T>().wrapping_add(place), strides[last - 1], strides[last])
+}
+
 fn product_of_halves(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
+    if out.dtype() == DType::BF16 && gemm_bf16::is_there() {
+        return gemm_bf16::product(out, a, b, alpha, beta);
+    }
     in_f32(out, |wide| {
         if beta.to_bool() {
             wide.copy_raw(out)?;

@@ -2,10 +2,12 @@
 
 mod cast;
 mod fold;
+mod gemm_bf16;
 mod halves;
 mod lanes;
 mod lines;
 mod loops;
+mod narrow;
 mod runs;
 mod slots;
 

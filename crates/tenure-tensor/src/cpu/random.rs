@@ -226,9 +226,12 @@ impl Words for f64 {
 /// Two normal numbers of each two uniform ones.
 #[inline(always)]
 fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
-    let (radius, angle) = (u.map(|u| (T::of(-2.0) * u.log()).sqrt()), v.map(|v| T::of(TAU) * v));
-    let (cos, sin) = (angle.map(T::cos), angle.map(T::sin));
-    array::from_fn(|lane| [radius[lane] * cos[lane], radius[lane] * sin[lane]])
+    let (mut cos, mut sin) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+    for lane in 0..LANES {
+        let (radius, angle) = ((T::of(-2.0) * u[lane].log()).sqrt(), T::of(TAU) * v[lane]);
+        (cos[lane], sin[lane]) = (radius * angle.cos(), radius * angle.sin());
+    }
+    array::from_fn(|lane| [cos[lane], sin[lane]])
 }
 
 /// A number below `count`, from 64 bits.

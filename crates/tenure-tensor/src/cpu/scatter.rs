@@ -23,7 +23,7 @@ pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(numbers: put_add::<T>);
 /// Elements that one thread goes through at a time.
 const GRAIN: usize = 16 * 1024;
 /// Lines that are gone through together.
-const BUNDLE: usize = 16;
+const BUNDLE: usize = 128;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
     with_width!(target.dtype(), T => scatter_lines(op, target, index, values, dim, |_: T, new| new))
@@ -50,7 +50,7 @@ fn scatter_lines<T: Copy>(
 ) -> Result<()> {
     check_apart(op, target, &[index, values])?;
     let mut access = Access::new(op, &[target], &[index, values])?;
-    let places = Places::new(target.layout(), &[dim], size_of::<T>());
+    let (places, size) = (Places::new(target.layout(), &[dim], size_of::<T>()), target.sizes()[dim] as u64);
     let sizes = index.sizes();
     let (length, lines) = (sizes[dim], index.numel() / sizes[dim].max(1));
     let strides = |tensor: &Tensor| tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
@@ -84,21 +84,31 @@ fn scatter_lines<T: Copy>(
     let wrong = Wrong::default();
     for_each_bundle(&|line, n| {
         let start = begin(line, &at);
-        for (i, next) in (0..length).flat_map(|i| (0..n).map(move |next| (i, next))) {
-            let index = read(start + next * at[last], i);
-            let _: Option<()> = places.find(index).map(drop).or_else(|| wrong.note(index));
+        for i in 0..length {
+            for next in 0..n {
+                let index = read(start + next * at[last], i);
+                if index as u64 >= size {
+                    let _: Option<()> = wrong.note(index);
+                }
+            }
         }
     });
     wrong.check(|index| places.error(op, index))?;
     for_each_bundle(&|line, n| {
         let (target_start, index_start, start) = (begin(line, &to), begin(line, &at), begin(line, &from));
-        for (i, next) in (0..length).flat_map(|i| (0..n).map(move |next| (i, next))) {
-            let Some(place) = places.find(read(index_start + next * at[last], i)) else { continue };
-            // SAFETY: within the layouts, which are locked; the line is written by this thread alone.
-            unsafe {
-                let to = target.get().add(target_start + next * to[last] + place).cast::<T>();
-                let value = values.get().add(start + next * from[last] + i * from[dim]).cast::<T>().read();
-                to.write(combine(to.read(), value));
+        let (step, steps) = (to[dim], [to[last], at[last], from[last]]);
+        for i in 0..length {
+            let from = values.get().wrapping_add(start + i * from[dim]);
+            for next in 0..n {
+                let index = read(index_start + next * steps[1], i);
+                if index as u64 >= size {
+                    continue;
+                }
+                // SAFETY: within the layouts, which are locked; the line is written by this thread alone.
+                unsafe {
+                    let to = target.get().add(target_start + next * steps[0] + index as usize * step).cast::<T>();
+                    to.write(combine(to.read(), from.add(next * steps[2]).cast::<T>().read()));
+                }
             }
         }
     });
@@ -190,7 +200,6 @@ fn put_rows<T: Copy>(
     let (to, from) = (Shared(access.write_ptr(0).cast::<T>()), Shared(access.read_ptr(0).cast::<T>().cast_mut()));
     let (order, _) = access.slice::<i64>(1)?.as_chunks::<2>();
     let steps = [steps[0], steps[1], values.strides()[0]];
-    let arch = pulp::Arch::new();
     threads::for_each_range(order.len(), GRAIN / (runs * length).max(1), |range| {
         // What began in the part before is written there.
         let begun =
@@ -202,7 +211,7 @@ fn put_rows<T: Copy>(
             let rows = &rows[..rows.partition_point(|[other, _]| *other == index)];
             at += rows.len();
             let Some(place) = places.find(index) else { continue };
-            arch.dispatch(
+            crate::vectorized(
                 #[inline(always)]
                 || {
                     for run in 0..runs {

@@ -26,19 +26,43 @@ fn order<T: Element>(out: &Tensor, input: &Tensor, count: usize, descending: boo
             let x = &x[row * n..][..n];
             // SAFETY: each row once.
             let out = unsafe { out.range(row * n..(row + 1) * n) };
-            (0..).zip(&mut *out).for_each(|(number, out)| *out = number);
             // With the number, no two are equal: the order is the stable one, and needs no memory.
             let compare = |a: &i64, b: &i64| {
                 let by_value = compare(x[*a as usize], x[*b as usize]);
                 if descending { by_value.reverse() } else { by_value }.then(a.cmp(b))
             };
-            if count < n && count > 0 {
-                out.select_nth_unstable_by(count - 1, compare);
+            if count > 0 && 2 * count <= n {
+                select(out, count, n, compare);
+            } else {
+                (0..).zip(&mut *out).for_each(|(number, out)| *out = number);
+                if count > 0 && count < n {
+                    out.select_nth_unstable_by(count - 1, compare);
+                }
             }
             out[..count].sort_unstable_by(compare);
         }
     });
     Ok(())
+}
+
+/// Makes the first few those of `n` numbers that come first, in any order: only numbers that come before the last of
+/// those seen so far are kept, and when there are twice as many, the later half goes.
+fn select(out: &mut [i64], few: usize, n: usize, compare: impl Fn(&i64, &i64) -> Ordering) {
+    let (mut kept, mut last) = (0, None);
+    for number in 0..n as i64 {
+        if last.is_some_and(|last| compare(&number, &last).is_gt()) {
+            continue;
+        }
+        out[kept] = number;
+        kept += 1;
+        if kept == 2 * few {
+            last = Some(*out[..kept].select_nth_unstable_by(few - 1, &compare).1);
+            kept = few;
+        }
+    }
+    if kept > few {
+        out[..kept].select_nth_unstable_by(few - 1, &compare);
+    }
 }
 
 #[inline(always)]

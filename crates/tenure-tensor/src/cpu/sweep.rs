@@ -12,13 +12,13 @@ use crate::ops::Geometry;
 /// Along each dimension, pixel `i` of `count` is written at `start + i * step`, and each *tap* of the kernel reads at
 /// `i * source_step + tap`; outside of the image there are zeros.
 pub(super) struct Sweep {
-    source: [usize; 3],
-    target: [usize; 3],
-    start: [usize; 3],
-    step: [usize; 3],
-    count: [usize; 3],
-    source_step: [usize; 3],
-    taps: Vec<[isize; 3]>,
+    pub(super) source: [usize; 3],
+    pub(super) target: [usize; 3],
+    pub(super) start: [usize; 3],
+    pub(super) step: [usize; 3],
+    pub(super) count: [usize; 3],
+    pub(super) source_step: [usize; 3],
+    pub(super) taps: Vec<[isize; 3]>,
     /// Which element of the kernel each tap is.
     numbers: Vec<usize>,
 }

@@ -1,0 +1,280 @@
+//! Convolutions with few channels in a group, depthwise ones above all, in which no product of matrices is large enough.
+//!
+//! A channel of an image is copied to a *grid*, together with the zeros around it, in such an order that what a tap reads
+//! for all pixels is one run of memory: pixels that are a stride apart are side by side, and rows of the result are as
+//! far apart as those of the grid. What is computed for the ends of rows, between pixels, is left out.
+
+use std::array;
+
+use super::loops::vectorized;
+use super::slots::{Slots, unbound};
+use super::sweep::{Channels, Sweep};
+use crate::{Access, Device, Number, Result, Tensor, threads};
+
+/// Rows of a group, at most, for which this is faster than a product of matrices.
+const ROWS: usize = 8;
+/// Bytes of a grid, at most: it stays in the cache.
+const GRID_BYTES: usize = 1 << 20;
+/// Multiplications that are worth waking a thread for.
+const GRAIN: usize = 1 << 20;
+/// Parts that there should be, so that threads share them evenly.
+const PARTS: usize = 16;
+/// Pixels that are summed up at once.
+const LANES: usize = 64;
+/// Pixels, and taps, whose products are summed up at once.
+const BLOCK: (usize, usize) = (16, 9);
+
+/// Where the pixels of a sweep are, and what each tap reads for them.
+pub(super) struct Grid<'a> {
+    sweep: &'a Sweep,
+    /// The first place along each dimension: which pixel of the image it is, or how far before it.
+    first: [isize; 3],
+    /// Places of a phase; there are as many phases as steps from pixel to pixel.
+    sizes: [usize; 3],
+    /// From a pixel's place to what each tap reads for it.
+    offsets: Vec<usize>,
+    /// From the first pixel to behind the last.
+    length: usize,
+}
+
+impl<'a> Grid<'a> {
+    /// The grid for groups of so many rows and channels, if this is the way for them.
+    pub(super) fn new<T>(sweep: &'a Sweep, [groups, rows, channels]: [usize; 3]) -> Option<Self> {
+        let (taps, count, step) = (&sweep.taps, sweep.count, sweep.source_step);
+        if groups == 1 || !(1..=ROWS).contains(&rows) || channels * taps.len() == 0 || count.contains(&0) {
+            return None;
+        }
+        let along = |dim: usize| taps.iter().map(move |tap| tap[dim]);
+        let first: [isize; 3] = array::from_fn(|dim| along(dim).min().unwrap_or(0));
+        let sizes: [usize; 3] = array::from_fn(|dim| {
+            let reach = (along(dim).max().unwrap_or(0) - first[dim]) as usize;
+            count[dim] + reach / step[dim]
+        });
+        let mut grid = Self { sweep, first, sizes, offsets: Vec::new(), length: 0 };
+        let offset = |tap: &[isize; 3]| grid.place(array::from_fn(|dim| (tap[dim] - first[dim]) as usize));
+        grid.offsets = taps.iter().map(offset).collect();
+        grid.length = ((count[0] - 1) * sizes[1] + count[1] - 1) * sizes[2] + count[2];
+        let bytes = (channels * grid.places() + rows * grid.run()) * size_of::<T>();
+        (bytes <= GRID_BYTES).then_some(grid)
+    }
+
+    /// Where a pixel is that is so far from the first place.
+    fn place(&self, at: [usize; 3]) -> usize {
+        let step = self.sweep.source_step;
+        let flat = |at: [usize; 3], sizes: [usize; 3]| (at[0] * sizes[1] + at[1]) * sizes[2] + at[2];
+        let (phase, inside) = (array::from_fn(|dim| at[dim] % step[dim]), array::from_fn(|dim| at[dim] / step[dim]));
+        flat(phase, step) * self.phase() + flat(inside, self.sizes)
+    }
+
+    fn phase(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// Places of a channel, with room for reading behind the last.
+    fn places(&self) -> usize {
+        self.phase() * self.sweep.source_step.iter().product::<usize>() + LANES
+    }
+
+    /// Places of what is computed of a row of the result.
+    fn run(&self) -> usize {
+        self.length.next_multiple_of(LANES)
+    }
+
+    /// Copies an image's channel. What is around it stays as it is.
+    fn load<T: Number>(&self, image: &[T], grid: &mut [T]) {
+        let ([depth, height, width], step) = (self.sweep.source, self.sweep.source_step);
+        let along = |dim: usize, at: usize| {
+            let place = usize::try_from(at as isize - self.first[dim]).ok()?;
+            (place < self.sizes[dim] * step[dim]).then_some(place)
+        };
+        let before = self.first[2].max(0) as usize;
+        for (slice, row) in (0..depth).flat_map(|slice| (0..height).map(move |row| (slice, row))) {
+            let (Some(d), Some(h)) = (along(0, slice), along(1, row)) else { continue };
+            let pixels = &image[(slice * height + row) * width..][..width];
+            // Every so many pixels are of one phase, and side by side.
+            for first in before..width.min(before + step[2]) {
+                let Some(w) = along(2, first) else { break };
+                let to = &mut grid[self.place([d, h, w])..][..self.sizes[2] - w / step[2]];
+                if step[2] == 1 {
+                    let length = to.len().min(width - first);
+                    to[..length].copy_from_slice(&pixels[first..][..length]);
+                } else {
+                    to.iter_mut().zip(pixels[first..].iter().step_by(step[2])).for_each(|(to, pixel)| *to = *pixel);
+                }
+            }
+        }
+    }
+
+    /// The rows of pixels: where each begins in what is computed, and which pixel of the result it begins with.
+    fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
+        let Sweep { count, start, step, target, .. } = self.sweep;
+        (0..count[0]).flat_map(move |slice| {
+            (0..count[1]).map(move |row| {
+                let (d, h) = (start[0] + slice * step[0], start[1] + row * step[1]);
+                ((slice * self.sizes[1] + row) * self.sizes[2], (d * target[1] + h) * target[2] + start[2])
+            })
+        })
+    }
+
+    /// Writes the pixels of the sweep: what `sweep_product` writes.
+    pub(super) fn convolve<T: Number>(
+        &self,
+        out: &Tensor,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        [groups, rows, channels]: [usize; 3],
+    ) -> Result<()> {
+        let mut reads = vec![input, weight];
+        reads.extend(bias);
+        let mut access = Access::new("conv", &[out], &reads)?;
+        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        let (images, weights) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
+        // SAFETY: the same.
+        let biases = bias.map(|_| access.slice::<T>(2).map(|biases| unsafe { unbound(biases) })).transpose()?;
+        let (from, to) = (channels_of(input), channels_of(out));
+        let results = Slots::new(access.slice_mut::<T>(0)?);
+        let inner = channels * self.offsets.len();
+        let (places, run) = (self.places(), self.run());
+        let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
+        let jobs = out.sizes()[0] * groups;
+        // The zeros around the images stay.
+        let workspace = || Tensor::zeros(&[channels * places + rows * run], T::DTYPE, Device::CPU);
+        threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
+            let mut access = Access::new("conv", &[workspace], &[])?;
+            let (grid, sums) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
+            for job in part * together..jobs.min((part + 1) * together) {
+                let (image, group) = (job / groups, job % groups);
+                for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
+                    self.load(&images[image * from.image + (group * channels + channel) * from.channel..], grid);
+                }
+                let weights = &weights[group * rows * inner..][..rows * inner];
+                vectorized!(self.sum_up(grid, weights, sums));
+                for (row, sums) in (group * rows..).zip(sums.chunks_exact(run)) {
+                    let bias = biases.map_or(T::ZERO, |biases| biases[row]);
+                    let (count, step) = (self.sweep.count[2], self.sweep.step[2]);
+                    for (place, pixel) in self.rows() {
+                        let first = image * to.image + row * to.channel + pixel;
+                        // SAFETY: pixels of a channel of an image, which are this job's.
+                        let to = unsafe { results.range(first..first + (count - 1) * step + 1) };
+                        let sums = &sums[place..][..count];
+                        if step == 1 {
+                            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
+                        } else {
+                            to.iter_mut().step_by(step).zip(sums).for_each(|(to, sum)| *to = sum.plus(bias));
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Products of rows of weights with what the taps read, for all places from the first pixel to the last.
+    #[inline(always)]
+    fn sum_up<T: Number>(&self, grid: &[T], weights: &[T], sums: &mut [T]) {
+        let run = self.run();
+        let inner = weights.len() / (sums.len() / run);
+        let mut rows = weights.chunks_exact(inner).zip(sums.chunks_exact_mut(run));
+        while let Some(first) = rows.next() {
+            match [rows.next(), rows.next(), rows.next()] {
+                [Some(second), Some(third), Some(fourth)] => self.sum_rows(grid, [first, second, third, fourth]),
+                rest => [Some(first)].into_iter().chain(rest).flatten().for_each(|row| self.sum_rows(grid, [row])),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn sum_rows<T: Number, const R: usize>(&self, grid: &[T], mut rows: [(&[T], &mut [T]); R]) {
+        let taps = self.offsets.len();
+        for at in (0..self.run()).step_by(LANES) {
+            let mut sums = [[T::ZERO; LANES]; R];
+            for (channel, grid) in grid.chunks_exact(self.places()).enumerate() {
+                for (tap, offset) in self.offsets.iter().enumerate() {
+                    let read = &grid[offset + at..][..LANES];
+                    for (sums, (weights, _)) in sums.iter_mut().zip(&rows) {
+                        let weight = weights[channel * taps + tap];
+                        sums.iter_mut().zip(read).for_each(|(sum, read)| *sum = sum.plus(weight.times(*read)));
+                    }
+                }
+            }
+            rows.iter_mut().zip(sums).for_each(|((_, to), sums)| to[at..at + LANES].copy_from_slice(&sums));
+        }
+    }
+
+    /// Sums for the gradient of the weights, `(slices, groups, channels * taps, rows)`: each slice of some of the images.
+    pub(super) fn weight_gradient<T: Number>(
+        &self,
+        input: &Tensor,
+        grad: &Tensor,
+        [groups, rows, channels]: [usize; 3],
+    ) -> Result<Tensor> {
+        let (images, inner) = (grad.sizes()[0], channels * self.offsets.len());
+        let slices = PARTS.div_ceil(groups).min(images);
+        let sums = Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU)?;
+        let mut access = Access::new("conv", &[&sums], &[input, grad])?;
+        // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
+        let (sources, grads) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
+        let to = Slots::new(access.slice_mut::<T>(0)?);
+        let (from, of_grad) = (channels_of(input), channels_of(grad));
+        let (places, run) = (self.places(), self.run());
+        let together = (GRAIN / (images * rows * inner * self.length / slices).max(1)).max(1);
+        let workspace = || Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU);
+        let jobs = slices * groups;
+        threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
+            let mut access = Access::new("conv", &[workspace], &[])?;
+            let (grid, grid_of_grad) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
+            for job in part * together..jobs.min((part + 1) * together) {
+                let (slice, group) = (job / groups, job % groups);
+                // SAFETY: the sums of this job.
+                let sums = unsafe { to.range(job * inner * rows..(job + 1) * inner * rows) };
+                sums.fill(T::ZERO);
+                for image in slice * images / slices..(slice + 1) * images / slices {
+                    for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
+                        self.load(&sources[image * from.image + (group * channels + channel) * from.channel..], grid);
+                    }
+                    for row in 0..rows {
+                        let first = image * of_grad.image + (group * rows + row) * of_grad.channel;
+                        for (place, pixel) in self.rows() {
+                            let count = self.sweep.count[2];
+                            grid_of_grad[place..][..count].copy_from_slice(&grads[first + pixel..][..count]);
+                        }
+                        vectorized!(for (channel, grid) in grid.chunks_exact(places).enumerate() {
+                            for first in (0..self.offsets.len()).step_by(BLOCK.1) {
+                                let offsets = &self.offsets[first..self.offsets.len().min(first + BLOCK.1)];
+                                let dots = dots(grid, grid_of_grad, offsets);
+                                let sums = sums[(channel * self.offsets.len() + first) * rows + row..].iter_mut();
+                                sums.step_by(rows)
+                                    .zip(&dots[..offsets.len()])
+                                    .for_each(|(sum, dot)| *sum = sum.plus(*dot));
+                            }
+                        });
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        drop(access);
+        Ok(sums)
+    }
+}
+
+/// The products of a run with what each tap reads of the grid.
+#[inline(always)]
+fn dots<T: Number>(grid: &[T], run: &[T], offsets: &[usize]) -> [T; BLOCK.1] {
+    let mut sums = [[T::ZERO; BLOCK.0]; BLOCK.1];
+    let mut starts = [0; BLOCK.1];
+    starts[..offsets.len()].copy_from_slice(offsets);
+    let grids = starts.map(|start| &grid[start..][..run.len()]);
+    for (at, values) in run.as_chunks::<{ BLOCK.0 }>().0.iter().enumerate() {
+        for (sums, grid) in sums.iter_mut().zip(grids) {
+            let read = &grid[at * BLOCK.0..][..BLOCK.0];
+            sums.iter_mut().zip(values).zip(read).for_each(|((sum, value), read)| *sum = sum.plus(value.times(*read)));
+        }
+    }
+    sums.map(|lanes| lanes.into_iter().fold(T::ZERO, Number::plus))
+}
+
+fn channels_of(tensor: &Tensor) -> Channels {
+    Channels { image: tensor.strides()[0], channel: tensor.strides()[1] }
+}
