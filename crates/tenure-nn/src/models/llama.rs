@@ -1,9 +1,10 @@
 //! Llama (Touvron et al., 2023), as Hugging Face has it.
 
 use serde::Deserialize;
-use tenure_tensor::ops::{self, Attention};
-use tenure_tensor::{DType, Result, Tensor};
+use tenure_tensor::ops::Attention;
+use tenure_tensor::{Result, Tensor};
 
+use super::rope::{Rope, Waves};
 use crate::layers::{Embedding, Layer, Linear, RmsNorm};
 use crate::{Init, Scope, module};
 
@@ -24,8 +25,9 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// Of the normalisation.
     pub rms_norm_eps: f64,
-    /// The longest wave of positions.
-    pub rope_theta: f64,
+    /// Positions.
+    #[serde(flatten)]
+    pub rope: Rope,
     /// The table of tokens is the last layer too.
     #[serde(default)]
     pub tie_word_embeddings: bool,
@@ -42,7 +44,7 @@ impl Default for LlamaConfig {
             num_attention_heads: 32,
             num_key_value_heads: 4,
             rms_norm_eps: 1e-5,
-            rope_theta: 10_000.0,
+            rope: Rope::default(),
             tie_word_embeddings: false,
         }
     }
@@ -55,6 +57,7 @@ pub struct Llama {
     norm: RmsNorm,
     lm_head: Option<Linear>,
     rope: Rope,
+    head_size: usize,
 }
 module!(Llama { embed_tokens, layers, norm, lm_head });
 
@@ -72,7 +75,8 @@ impl Llama {
             layers: (0..config.num_hidden_layers).map(block).collect::<Result<_>>()?,
             norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
             lm_head: lm_head.transpose()?,
-            rope: Rope { size: hidden / config.num_attention_heads, theta: config.rope_theta },
+            rope: config.rope,
+            head_size: hidden / config.num_attention_heads,
         })
     }
 }
@@ -81,7 +85,7 @@ impl Layer for Llama {
     /// Scores `[batch, length, vocabulary]` of tokens `[batch, length]`.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let x = self.embed_tokens.forward(tokens)?;
-        let waves = self.rope.waves(tokens.size(-1)?, x.dtype())?;
+        let waves = self.rope.waves(tokens.size(-1)?, self.head_size, x.dtype())?;
         let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &waves))?;
         let x = self.norm.forward(&x)?;
         match &self.lm_head {
@@ -156,41 +160,6 @@ impl SelfAttention {
         let how = Attention { is_causal: true, ..Attention::default() };
         let found = queries.attention(&keys, &values, &how)?;
         self.o_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
-    }
-}
-
-/// Positions as angles that queries and keys are turned by (Su et al., 2021).
-struct Rope {
-    size: usize,
-    theta: f64,
-}
-
-/// The angles' cosines and sines: `[length, size]`.
-struct Waves {
-    cos: Tensor,
-    sin: Tensor,
-}
-
-impl Rope {
-    fn waves(&self, length: usize, dtype: DType) -> Result<Waves> {
-        let half = self.size / 2;
-        // In single precision, as Hugging Face computes them.
-        let frequency = |pair: usize| (1.0 / self.theta.powf((2 * pair) as f64 / self.size as f64)) as f32;
-        let angles: Vec<f32> = (0..length)
-            .flat_map(|position| (0..2 * half).map(move |column| position as f32 * frequency(column % half)))
-            .collect();
-        let angles = Tensor::from_slice(&angles, &[length, 2 * half])?;
-        Ok(Waves { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
-    }
-}
-
-impl Waves {
-    /// Turns each pair of a number in the first half and its partner in the second.
-    fn turn(&self, x: &Tensor) -> Result<Tensor> {
-        let half = x.size(-1)? / 2;
-        let (first, second) = (x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?);
-        let partners = ops::cat(&[&second.neg()?, &first], -1)?;
-        x.mul(&self.cos)?.add(&partners.mul(&self.sin)?)
     }
 }
 

@@ -7,6 +7,7 @@ mod inception;
 mod llama;
 mod r3d;
 mod resnet;
+mod rope;
 
 pub use bert::{Bert, BertConfig};
 pub use densenet::{DenseNet, DenseNetConfig};
@@ -15,3 +16,4 @@ pub use inception::{InceptionConfig, InceptionV3};
 pub use llama::{Llama, LlamaConfig};
 pub use r3d::{R3d, R3dConfig};
 pub use resnet::{ResNet, ResNetConfig};
+pub use rope::{Rope, RopeScaling};

@@ -1,0 +1,179 @@
+//! Rotary positions (Su et al., 2021), as Hugging Face has them.
+
+use std::f64::consts::TAU;
+
+use serde::Deserialize;
+use tenure_tensor::ops;
+use tenure_tensor::{DType, Result, Tensor};
+
+/// Positions as angles that pairs of numbers of queries and keys are turned by: what `rope_parameters` of `config.json`
+/// says, or `rope_theta` and `rope_scaling`, which earlier files have.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(from = "ConfigFile")]
+pub struct Rope {
+    /// Positions in a radian of the longest wave, nearly.
+    pub theta: f64,
+    /// For texts longer than those that the model first learned from.
+    pub scaling: RopeScaling,
+}
+
+/// How waves are made longer. Other ways than these are refused, rather than computed wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(tag = "rope_type", rename_all = "snake_case")]
+pub enum RopeScaling {
+    /// Not at all.
+    #[default]
+    Default,
+    /// All of them.
+    Linear {
+        /// How many times as long.
+        factor: f64,
+    },
+    /// The long ones, as Llama 3.1 has it.
+    Llama3 {
+        /// How many times as long the longest are.
+        factor: f64,
+        /// Waves that go fewer times into the first length become so much longer.
+        low_freq_factor: f64,
+        /// Waves that go more often into it stay as they are; between, they become longer by degrees.
+        high_freq_factor: f64,
+        /// The first length.
+        original_max_position_embeddings: f64,
+    },
+}
+
+#[derive(Deserialize)]
+struct ConfigFile {
+    rope_parameters: Option<Parameters>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RopeScaling>,
+}
+
+#[derive(Deserialize)]
+struct Parameters {
+    rope_theta: Option<f64>,
+    #[serde(flatten)]
+    scaling: RopeScaling,
+}
+
+/// The angles' cosines and sines: `[length, size]`.
+pub(super) struct Waves {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Default for Rope {
+    /// Of the first Llamas.
+    fn default() -> Self {
+        Self { theta: 10_000.0, scaling: RopeScaling::Default }
+    }
+}
+
+impl From<ConfigFile> for Rope {
+    fn from(file: ConfigFile) -> Self {
+        let (theta, scaling) = match file.rope_parameters {
+            Some(parameters) => (parameters.rope_theta, parameters.scaling),
+            None => (file.rope_theta, file.rope_scaling.unwrap_or_default()),
+        };
+        Self { theta: theta.unwrap_or(Self::default().theta), scaling }
+    }
+}
+
+impl Rope {
+    /// The angles of the first positions, for heads of `size` numbers.
+    pub(super) fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
+        // In single precision, as Hugging Face computes them.
+        let frequencies: Vec<f32> = (0..size / 2).map(|pair| self.frequency(pair, size) as f32).collect();
+        let angles: Vec<f32> = (0..length)
+            .flat_map(|position| frequencies.iter().chain(&frequencies).map(move |one| position as f32 * one))
+            .collect();
+        let angles = Tensor::from_slice(&angles, &[length, frequencies.len() * 2])?;
+        Ok(Waves { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
+    }
+
+    fn frequency(&self, pair: usize, size: usize) -> f64 {
+        let frequency = self.theta.powf((2 * pair) as f64 / size as f64).recip();
+        match self.scaling {
+            RopeScaling::Default => frequency,
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let times = original_max_position_embeddings * frequency / TAU;
+                let kept = ((times - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / factor)
+            }
+        }
+    }
+}
+
+impl Waves {
+    /// Turns each pair of a number in the first half and its partner in the second.
+    pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor> {
+        let half = x.size(-1)? / 2;
+        let (first, second) = (x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?);
+        let partners = ops::cat(&[&second.neg()?, &first], -1)?;
+        x.mul(&self.cos)?.add(&partners.mul(&self.sin)?)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test may panic")]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const LLAMA3: [f64; 8] = [
+        1.0,
+        0.193922758102417,
+        0.03760603070259094,
+        0.00729266507551074,
+        0.0005248460220173001,
+        3.428102354519069e-05,
+        6.647869668086059e-06,
+        1.289173155782919e-06,
+    ];
+    const LINEAR: [f64; 8] = [
+        0.25,
+        0.04848068952560425,
+        0.009401507675647736,
+        0.001823166268877685,
+        0.0003535533614922315,
+        6.856204709038138e-05,
+        1.3295739336172119e-05,
+        2.578346311565838e-06,
+    ];
+
+    /// What `ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")` of Transformers says of heads of 16 numbers.
+    fn check(file: serde_json::Value, expected: [f64; 8]) {
+        let rope: Rope = serde_json::from_value(file).unwrap();
+        for (pair, expected) in expected.into_iter().enumerate() {
+            let frequency = rope.frequency(pair, 16);
+            assert!((frequency / expected - 1.0).abs() < 1e-6, "{pair}: {frequency}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn frequencies_are_those_of_transformers_whichever_version_wrote_the_file() {
+        let scaling = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192 });
+        check(json!({ "rope_theta": 500000.0, "rope_scaling": scaling.clone() }), LLAMA3);
+        let mut parameters = scaling;
+        parameters["rope_theta"] = json!(500000.0);
+        check(json!({ "rope_parameters": parameters }), LLAMA3);
+        check(json!({ "rope_theta": 500000, "rope_scaling": { "rope_type": "linear", "factor": 4 } }), LINEAR);
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_in_the_first_llamas() {
+        for file in [json!({}), json!({ "rope_scaling": null }), json!({ "rope_theta": 10000.0 })] {
+            assert_eq!(serde_json::from_value::<Rope>(file).unwrap(), Rope::default());
+        }
+    }
+
+    #[test]
+    fn other_ways_of_scaling_are_refused() {
+        let file = json!({ "rope_theta": 10000.0, "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } });
+        let message = serde_json::from_value::<Rope>(file).unwrap_err().to_string();
+        assert!(message.contains("unknown variant `yarn`"), "{message}");
+    }
+}
