@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="all figures, as JSON")
     args = parser.parse_args()
 
-    binary = args.binary or build()
+    binary = (args.binary or build()).resolve()
     processors = sorted(os.sched_getaffinity(0))[: args.threads]
     torch = [args.python, HERE / "pytorch.py", "--threads", str(args.threads)]
     programs = {"tenure": [binary, "tenure"], "pytorch": torch, "candle": [binary, "candle"]}
