@@ -20,21 +20,28 @@ pub trait Part: Send + Sync {
 
 /// Something with parameters, buffers and modules of its own. [`module!`](crate::module!) implements it for a struct.
 pub trait Module: Part {
-    /// All parameters: handles, which an optimizer can hold.
+    /// All parameters: handles, which an optimizer can hold. One that stands in several places is there once.
     fn parameters(&self) -> Vec<Parameter> {
-        let mut parameters = Vec::new();
+        let mut parameters: Vec<Parameter> = Vec::new();
         self.visit(&mut |member| {
-            if let Member::Parameter(parameter) = member {
+            if let Member::Parameter(parameter) = member
+                && !parameters.iter().any(|known| known.is_same(parameter))
+            {
                 parameters.push(parameter.clone());
             }
         });
         parameters
     }
 
-    /// All parameters and buffers by name. PyTorch's `state_dict`.
+    /// All parameters and buffers by name. PyTorch's `state_dict`. What stands in several places is there once.
     fn state(&self) -> Vec<(&str, &Tensor)> {
-        let mut state = Vec::new();
-        self.visit(&mut |member| state.push((member.name(), member.tensor())));
+        let mut state: Vec<(&str, &Tensor)> = Vec::new();
+        self.visit(&mut |member| {
+            let (name, tensor) = (member.name(), member.tensor());
+            if !state.iter().any(|(known, of_known)| of_known.is_same(tensor) && *known == name) {
+                state.push((name, tensor));
+            }
+        });
         state
     }
 
@@ -81,10 +88,10 @@ pub trait Module: Part {
             let reason = format!("a module is converted to a floating dtype, got {dtype}");
             return Err(TensorError::argument("Module::to_dtype", reason).into());
         }
-        let mut result = Ok(());
+        let (mut result, mut converted) = (Ok(()), Vec::new());
         self.visit_mut(&mut |member| {
             if result.is_ok() {
-                result = member.convert(dtype);
+                result = member.convert(dtype, &mut converted);
             }
         });
         Ok(result?)
@@ -335,21 +342,23 @@ impl MemberMut<'_> {
         }
     }
 
-    fn convert(self, dtype: DType) -> tenure_tensor::Result<()> {
-        let convert = |name: &str, tensor: &Tensor| {
-            let _purpose = purpose::enter(Tag::Weight, name, "convert");
-            autograd::no_grad(|| tensor.to_dtype(dtype))
+    /// `converted` has tensors and what became of them, since one may stand in several places.
+    fn convert(self, dtype: DType, converted: &mut Vec<[Tensor; 2]>) -> tenure_tensor::Result<()> {
+        let (name, tensor) = match self {
+            Self::Parameter(Parameter { name, tensor }) | Self::Buffer(Buffer { name, tensor }) => (name, tensor),
+            Self::Mode(_) => return Ok(()),
         };
-        match self {
-            Self::Parameter(parameter) => {
-                let requires_grad = parameter.tensor.requires_grad();
-                parameter.tensor = convert(&parameter.name, &parameter.tensor)?.requires_grad_(requires_grad)?;
-            }
-            Self::Buffer(buffer) if buffer.tensor.dtype().is_floating() => {
-                buffer.tensor = convert(&buffer.name, &buffer.tensor)?;
-            }
-            Self::Buffer(_) | Self::Mode(_) => {}
+        if !tensor.dtype().is_floating() {
+            return Ok(());
         }
+        if let Some([_, known]) = converted.iter().find(|[before, _]| before.is_same(tensor)) {
+            *tensor = known.clone();
+            return Ok(());
+        }
+        let _purpose = purpose::enter(Tag::Weight, name, "convert");
+        let after = autograd::no_grad(|| tensor.to_dtype(dtype))?.requires_grad_(tensor.requires_grad())?;
+        let before = std::mem::replace(tensor, after.clone());
+        converted.push([before, after]);
         Ok(())
     }
 }

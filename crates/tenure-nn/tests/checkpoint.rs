@@ -250,3 +250,51 @@ fn a_killed_writer_leaves_the_old_file() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "old");
     assert_eq!(files(folder.path()).len(), 2, "the half that was written is beside it");
 }
+
+#[test]
+#[cfg(unix)]
+fn what_is_no_file_is_not_replaced_and_a_link_leads_to_what_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = write_atomically(Path::new("/dev/null"), |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("/dev/null: it is no file that can be replaced"), "{error}");
+    assert!(!fs::metadata("/dev/null").unwrap().is_file());
+
+    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    fs::write(&file, "old").unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    write_atomically(&link, |temporary| fs::write(temporary, "new")).unwrap();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+}
+
+#[test]
+fn a_parameter_in_two_places_is_one() {
+    let mut model = affine([2.0, 1.0]);
+    model.shift = model.scale.clone();
+    assert_eq!(model.parameters().len(), 1);
+    assert_eq!(model.state().iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["layer.scale", "seen"]);
+
+    let mut optimizer = Optimizer::new(vec![model.scale.clone(), model.shift.clone()], 0.5, Sgd::default());
+    model.scale.add(&*model.shift).unwrap().backward().unwrap();
+    optimizer.step().unwrap();
+    assert_eq!(values(&model), [1.0, 1.0]); // A gradient of 2, once.
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
+    Checkpoint::open(&path).unwrap().load(&model, &mut optimizer).unwrap();
+
+    model.to_dtype(DType::F64).unwrap();
+    assert!(model.scale.is_same(&model.shift));
+    assert_eq!(model.scale.dtype(), DType::F64);
+}
+
+#[test]
+fn two_tensors_of_one_name_are_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, tensor) = (folder.path().join("weights"), Tensor::from_slice(&[1.0_f32], &[1]).unwrap());
+    let tensors = [("a".to_owned(), &tensor), ("a".to_owned(), &tensor)];
+    let error = save(&path, tensors, ("key", "value")).unwrap_err().to_string();
+    assert!(error.contains("two tensors would be named a"), "{error}");
+    assert!(!path.exists());
+}

@@ -207,3 +207,15 @@ fn a_step_with_infinite_gradients_is_left_out_and_the_scale_halved() {
     assert!(scaler.step(&mut optimizer, is_finite).unwrap());
     assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![-0.1], 65_536.0));
 }
+
+#[test]
+fn a_gradient_of_other_sizes_is_refused() {
+    let parameter = Parameter::new("p", Tensor::from_slice(&[1.0_f32; 3], &[3]).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
+    for count in [2, 5] {
+        parameter.set_grad(Some(Tensor::ones(&[count], DType::F32, Device::CPU).unwrap()));
+        let error = optimizer.step().unwrap_err().to_string();
+        assert!(error.contains(&format!("a gradient of float32 [{count}] was set for the parameter p")), "{error}");
+    }
+    assert_eq!(parameter.to_vec::<f32>().unwrap(), [1.0; 3]);
+}

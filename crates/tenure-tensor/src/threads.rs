@@ -45,10 +45,13 @@ pub fn threads() -> usize {
 /// Computes with `threads` threads from now on.
 ///
 /// # Errors
-/// There must be at least one, and the system must give them.
+/// There must be one at least and 1024 at most, and the system must give them.
 pub fn set_threads(threads: usize) -> Result<()> {
-    if threads == 0 {
-        return Err(TensorError::argument("set_threads", "at least one thread is needed, got 0"));
+    /// More would only stand in each other's way, for minutes.
+    const MOST: usize = 1024;
+    if !(1..=MOST).contains(&threads) {
+        let reason = format!("1 to {MOST} threads can compute, got {threads}: take as many as there are processors");
+        return Err(TensorError::argument("set_threads", reason));
     }
     *POOL.write() = Arc::new(Pool::new(threads)?);
     Ok(())

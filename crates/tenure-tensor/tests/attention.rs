@@ -56,3 +56,21 @@ fn errors_say_what_does_not_fit() {
     assert!(said(&numbers(&[3], 1)).contains("broadcast"));
     assert!(said(&numbers(&[2], 1).to_dtype(DType::F32).unwrap()).contains("bool or float64"));
 }
+
+/// Their weights would be infinite if they were computed.
+#[test]
+fn masked_scores_may_be_as_large_as_they_like() {
+    let q = Tensor::from_slice(&[20.0_f64; 4], &[1, 1, 2, 2]).unwrap().requires_grad_(true).unwrap();
+    let k = Tensor::from_slice(&[0.1, 0.1, 900.0, 900.0], &[1, 1, 2, 2]).unwrap().requires_grad_(true).unwrap();
+    let v = numbers(&[1, 1, 2, 3], 3);
+    let mask = Tensor::from_slice(&[true, false], &[1, 2]).unwrap();
+    for (mask, dropout, create_graph) in [(None, 1e-300, false), (Some(&mask), 1e-300, false), (None, 0.0, true)] {
+        let out = q.attention(&k, &v, &Attention { mask, is_causal: mask.is_none(), dropout, ..Attention::default() });
+        let out = out.unwrap().narrow(2, 0, 1).unwrap().sum_all().unwrap();
+        let options = Options { create_graph, ..Options::default() };
+        let grads = autograd::grad(&[&out], &[&q, &k, &v], &[], options).unwrap();
+        for grad in grads {
+            assert!(grad.unwrap().to_vec::<f64>().unwrap().iter().all(|value| value.is_finite()), "{dropout}");
+        }
+    }
+}

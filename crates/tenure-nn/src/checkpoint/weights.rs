@@ -1,7 +1,7 @@
 //! Tensors in safetensors files. <https://github.com/huggingface/safetensors>
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -175,8 +175,11 @@ pub fn save<'a>(
     metadata: (&str, &str),
 ) -> Result<()> {
     let metadata = HashMap::from([(metadata.0.to_owned(), metadata.1.to_owned())]);
-    let mut views = Vec::new();
+    let (mut views, mut names) = (Vec::new(), HashSet::new());
     for (name, tensor) in tensors {
+        if !names.insert(name.clone()) {
+            return Err(CheckpointError::format(path, format!("two tensors would be named {name}")).into());
+        }
         // Looked at once before: writing asks again and cannot fail.
         tensor.device().is_cpu().then_some(()).ok_or_else(|| not_on_cpu(path, &name))?;
         views.push((name, Stored(tensor)));

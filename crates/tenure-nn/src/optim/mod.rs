@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use tenure_core::Tag;
-use tenure_tensor::{Tensor, autograd};
+use tenure_tensor::{Tensor, TensorError, autograd};
 
 pub use adagrad::{ADAGRAD, Adagrad, AdagradStep};
 pub use adam::{ADAM, Adam, AdamStep};
@@ -92,12 +92,16 @@ impl Optimizer {
         Self { groups: Vec::new(), lr_scale: 1.0 }.with_group(parameters, lr, rule)
     }
 
-    /// With one more group.
+    /// With one more group. A parameter that is in a group already stays in that one.
     #[must_use]
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        let member = |parameter| Member { parameter, step: 0, slots: Vec::new() };
-        let members = parameters.into_iter().map(member).collect();
-        self.groups.push(Group { lr, rule: Arc::new(rule), members });
+        self.groups.push(Group { lr, rule: Arc::new(rule), members: Vec::new() });
+        for parameter in parameters {
+            let is_known = self.parameters().any(|known| known.is_same(&parameter));
+            if let (false, Some(group)) = (is_known, self.groups.last_mut()) {
+                group.members.push(Member { parameter, step: 0, slots: Vec::new() });
+            }
+        }
         self
     }
 
@@ -124,7 +128,7 @@ impl Optimizer {
     /// Steps every parameter that has a gradient.
     ///
     /// # Errors
-    /// A dtype that the rule has no kernel for; no memory.
+    /// A dtype that the rule has no kernel for; a gradient of other sizes or dtype, given by hand; no memory.
     pub fn step(&mut self) -> Result<()> {
         for group in &mut self.groups {
             let lr = group.lr * self.lr_scale;
@@ -203,6 +207,17 @@ impl Optimizer {
 
 impl Member {
     fn update(&mut self, rule: &dyn Rule, lr: f64, grad: &Tensor) -> tenure_tensor::Result<()> {
+        let parameter = &*self.parameter;
+        if (grad.sizes(), grad.dtype()) != (parameter.sizes(), parameter.dtype()) {
+            let of = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.sizes());
+            let reason = format!(
+                "a gradient of {} was set for the parameter {}, which is {}: set one like the parameter",
+                of(grad),
+                self.parameter.name(),
+                of(parameter)
+            );
+            return Err(TensorError::argument("Optimizer::step", reason));
+        }
         if self.step == 0 {
             self.slots = self.make_slots(rule)?;
         }

@@ -31,12 +31,14 @@ where
     F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
 {
     let differentiates = is_grad_enabled() && target.dtype().is_floating();
-    if !differentiates || !(target.requires_grad() || inputs.iter().any(|input| input.requires_grad())) {
+    let view = target.view_of();
+    let is_wanted = |tensor: &Tensor| tensor.requires_grad();
+    let base_is_wanted = view.as_ref().is_some_and(|view| is_wanted(&view.base));
+    if !differentiates || !(is_wanted(target) || base_is_wanted || inputs.iter().any(|input| is_wanted(input))) {
         write()?;
         target.bump_version(op);
         return Ok(());
     }
-    let view = target.view_of();
     let is_fixed = |tensor: &Tensor| tensor.is_leaf() && tensor.requires_grad();
     let is_view = view.as_ref().is_some_and(|view| is_fixed(&view.base));
     if is_fixed(target) || is_view {

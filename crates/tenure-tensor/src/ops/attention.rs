@@ -57,7 +57,7 @@ impl Tensor {
             && keys.sizes()[rank - 1] == self.sizes()[rank - 1]
             && (rank < 3
                 || self.sizes()[..rank - 3] == keys.sizes()[..rank - 3]
-                    && self.sizes()[rank - 3].checked_rem(keys.sizes()[rank - 3]).unwrap_or(0) == 0);
+                    && self.sizes()[rank - 3].is_multiple_of(keys.sizes()[rank - 3]));
         if !fits {
             let reason = format!(
                 "queries (..., heads, n, width), keys (..., heads, m, width) and values (..., heads, m, value width) of \
@@ -187,10 +187,11 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     }
     let is_empty = sums.eq(f64::NEG_INFINITY)?;
     let shift = shared(&is_empty.where_(0.0, sums)?.unsqueeze(-1)?, k)?.to_dtype(q.dtype())?;
-    let mut weights = scores.sub(&shift)?.exp()?;
+    // Before `exp`: what is masked may be so large that its weight were infinite, and its gradient no number.
     for mask in masks {
-        weights = mask.where_(&weights, 0.0)?;
+        scores = mask.where_(&scores, f64::NEG_INFINITY)?;
     }
+    let weights = scores.sub(&shift)?.exp()?;
     let total = weights.sum(&[-1], true)?;
     let is_empty = total.eq(0.0)?;
     weights.div(&is_empty.where_(1.0, &total)?)

@@ -112,3 +112,13 @@ fn a_long_chain_of_writes_is_gone_through_and_dropped() {
     y.sum_all().unwrap().backward().unwrap();
     assert_eq!(grad(&x), [1.0, 1.0]);
 }
+
+#[test]
+fn a_view_made_in_no_grad_is_not_written_to_outside_where_its_base_has_a_gradient() {
+    let x = Tensor::from_slice(&[1.0_f64, 2.0, 3.0], &[3]).unwrap().requires_grad_(true).unwrap();
+    let base = x.mul(2.0).unwrap();
+    let view = autograd::no_grad(|| base.narrow(0, 0, 1)).unwrap();
+    let error = view.mul_(5.0).unwrap_err().to_string();
+    assert!(error.contains("make the view outside"), "{error}");
+    assert_eq!(base.to_vec::<f64>().unwrap(), [2.0, 4.0, 6.0]);
+}

@@ -44,6 +44,9 @@ fn train(args: &TrainArgs) -> anyhow::Result<Outcome> {
     );
     args.model.check(&args.data)?;
     [&args.checkpoint, &args.report].into_iter().flatten().try_for_each(|path| check_place(path))?;
+    if let Some(path) = args.checkpoint.as_ref().filter(|path| path.exists() && !path.is_file()) {
+        anyhow::bail!("--checkpoint {}: it is no file that can be replaced", path.display());
+    }
     if let Some(threads) = args.threads {
         threads::set_threads(threads.get())?;
     }
@@ -111,7 +114,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
     };
     let steps = match length {
         Length::Steps(steps) => steps,
-        Length::Epochs(epochs) => epochs * training.batches() as u64,
+        Length::Epochs(epochs) => epochs.saturating_mul(training.batches() as u64),
     };
     let identity = [
         ("--model", args.model.name()),

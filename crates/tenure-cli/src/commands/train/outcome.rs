@@ -122,7 +122,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// This program's command line, with another checkpoint to go on from.
 fn command_to_resume(path: &Path) -> String {
     let mut words = vec!["tenure".to_owned()];
-    let mut given = env::args().skip(1);
+    let mut given = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     while let Some(word) = given.next() {
         match word.as_str() {
             "--resume" => drop(given.next()),
