@@ -1,0 +1,83 @@
+//! Checkpoints that draw random numbers give the same gradients, bit for bit, and keep less.
+//!
+//! In a process of their own: what is computed again sets back the default generator, which other tests draw from.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tenure_tensor::autograd::{self, SavedHooks};
+use tenure_tensor::random::{default_generator, manual_seed};
+use tenure_tensor::{DType, Device, Result, Tensor};
+
+/// Several operations that save something.
+fn block(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let hidden = x.matmul(weight)?;
+    let hidden = hidden.mul(&hidden)?.dropout(0.5, true)?;
+    hidden.mul(x)?.div(&hidden.mul(&hidden)?.add(1)?)
+}
+
+type Checkpointed = fn(&Tensor, &Tensor) -> Result<Tensor>;
+
+fn plain(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    block(&block(x, weight)?, weight)
+}
+
+fn one_by_one(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let run = |x: &Tensor| {
+        let weight = weight.clone();
+        Ok::<_, tenure_tensor::TensorError>(
+            autograd::checkpoint(&[x], move |x| Ok(vec![block(&x[0], &weight)?]))?.remove(0),
+        )
+    };
+    run(&run(x)?)
+}
+
+fn nested(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let weight = weight.clone();
+    Ok(autograd::checkpoint(&[x], move |x| Ok(vec![one_by_one(&x[0], &weight)?]))?.remove(0))
+}
+
+fn tensors() -> (Tensor, Tensor) {
+    let numbers: Vec<f32> = (0..64).map(|at| (at as f32 * 0.37).sin()).collect();
+    let tensor = || Tensor::from_slice(&numbers, &[8, 8]).unwrap().requires_grad_(true).unwrap();
+    (tensor(), tensor())
+}
+
+fn bits(tensor: Tensor) -> Vec<u32> {
+    tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+/// The output, both gradients, and a number drawn afterwards.
+fn step(function: Checkpointed) -> [Vec<u32>; 4] {
+    let (x, weight) = tensors();
+    manual_seed(3);
+    let y = function(&x, &weight).unwrap();
+    y.sum_all().unwrap().backward().unwrap();
+    let drawn = Tensor::rand(&[1], DType::F32, Device::CPU, default_generator()).unwrap();
+    [y, x.grad().unwrap(), weight.grad().unwrap(), drawn].map(bits)
+}
+
+/// Bytes that are saved for backward, and what reaches the hooks around.
+fn saved_bytes(function: Checkpointed) -> usize {
+    let total = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&total);
+    let pack = move |tensor: &Tensor, _| {
+        count.fetch_add(tensor.storage().bytes(), Ordering::Relaxed);
+        Ok(tensor.clone())
+    };
+    let _hooks = SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()));
+    let (x, weight) = tensors();
+    function(&x, &weight).unwrap();
+    total.load(Ordering::Relaxed)
+}
+
+#[test]
+fn gradients_are_the_same_bits_and_less_is_kept() {
+    let expected = step(plain);
+    assert_eq!(step(one_by_one), expected);
+    assert_eq!(step(nested), expected);
+    let (all, two, one) = (saved_bytes(plain), saved_bytes(one_by_one), saved_bytes(nested));
+    assert!(two * 6 < all, "{two} of {all} bytes");
+    assert_eq!((two, one), (2 * 64 * 4, 64 * 4), "the inputs of each checkpoint");
+}
