@@ -172,16 +172,18 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
 #[test]
 fn a_second_interruption_ends_at_once() {
     let folder = here();
-    // Steps long enough that the second comes during the first.
+    let text = fs::read(folder.path().join("text")).unwrap();
+    fs::write(folder.path().join("text"), text.repeat(12)).unwrap();
+    // A step of seconds, so that the second comes during the first.
     let args =
-        ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "11", "--tensorboard", "events"];
+        ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "120", "--tensorboard", "events"];
     let mut child = program(folder.path(), &args).spawn().unwrap();
     while !folder.path().join("events").exists() {
         thread::sleep(Duration::from_millis(1));
     }
     for _ in 0..2 {
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(files(folder.path()).len(), 2, "the text and the events");
