@@ -6,6 +6,7 @@
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
 use super::narrow::Grid;
+use super::slots::{Slots, unbound};
 use super::sweep::{Channels, PANEL, SLACK, Sweep};
 use crate::kernel::on_cpu;
 use crate::ops::Geometry;
@@ -34,6 +35,9 @@ const PARTS: usize = 16;
 /// Rows that are transposed together.
 const BLOCK: usize = 16;
 
+/// Rows and channels whose taps are copied by one thread.
+const TAPS_TOGETHER: usize = 4096;
+
 /// Room after a row of columns, for `Sweep::gather`.
 const PITCH: usize = PANEL + SLACK;
 
@@ -48,8 +52,31 @@ fn convolve<T: Multiply>(
     geometry: &Geometry,
 ) -> Result<()> {
     let sweep = Sweep::forward(spatial(input), spatial(out), spatial(weight), geometry);
-    let rows = weight.sizes()[0] / geometry.groups;
-    sweep_product::<T>(out, input, weight, bias, &sweep, [geometry.groups, rows, weight.sizes()[1]])
+    let [rows, channels] = [weight.sizes()[0], weight.sizes()[1]];
+    let sizes = [geometry.groups, rows / geometry.groups, channels];
+    if sweep.numbers().len() == kernel(weight) {
+        return sweep_product::<T>(out, input, weight, bias, &sweep, sizes);
+    }
+    let packed = Tensor::empty(&[rows, channels, sweep.numbers().len()], T::DTYPE, Device::CPU)?;
+    copy_taps::<T>(&packed, weight, |packed, weight| {
+        packed.iter_mut().zip(sweep.numbers()).for_each(|(tap, number)| *tap = weight[*number]);
+    })?;
+    sweep_product::<T>(out, input, &packed, bias, &sweep, sizes)
+}
+
+/// Calls `copy` with the taps in `to` and in `from` of every row and channel.
+fn copy_taps<T: Number>(to: &Tensor, from: &Tensor, copy: impl Fn(&mut [T], &[T]) + Sync) -> Result<()> {
+    let (to_taps, from_taps) = (kernel(to), kernel(from));
+    if to.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("conv", &[to], &[from])?;
+    let (from, to) = access.slices::<T, T>(0, 0)?;
+    threads::for_each_chunk(to, TAPS_TOGETHER * to_taps, |first, to| {
+        let channels = (first / to_taps..).zip(to.chunks_exact_mut(to_taps));
+        channels.for_each(|(channel, to)| copy(to, &from[channel * from_taps..][..from_taps]));
+    });
+    Ok(())
 }
 
 fn transposed<T: Multiply>(
@@ -72,7 +99,7 @@ fn transposed<T: Multiply>(
 /// The weights of some taps, `(groups, output channels, input channels, taps)` of what is a transpose of the convolution.
 fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) -> Result<Tensor> {
     let (rows, channels) = (weight.sizes()[1], weight.sizes()[0] / groups);
-    let kernel: usize = weight.sizes()[2..].iter().product();
+    let kernel = kernel(weight);
     let packed = Tensor::empty(&[groups, rows, channels, taps.len()], T::DTYPE, Device::CPU)?;
     let mut access = Access::new("conv_transpose", &[&packed], &[weight])?;
     let to = Matrix::<T>::new(access.write_ptr(0).cast(), channels * taps.len(), 1);
@@ -126,16 +153,20 @@ fn sweep_product<T: Multiply>(
     let panels_together = (GRAIN / (PANEL * inner * rows_together).max(1)).clamp(1, panels);
     let panel_parts = panels.div_ceil(panels_together);
 
+    // What several parts of the rows read is gathered once, and kept.
+    let gathered = (row_parts > 1).then(|| gather_all::<T>(input, sweep, [groups, channels, pixels])).transpose()?;
     let mut reads = vec![input, weight];
     reads.extend(bias);
+    reads.extend(&gathered);
     let mut access = Access::new("conv", &[out], &reads)?;
     let (to, from) = (strides(out), strides(input));
     let target = Matrix::<T>::new(access.write_ptr(0).cast(), to.channel, 0);
     let (source, weights) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
     let biases = bias.map(|_| access.slice::<T>(2)).transpose()?;
+    let gathered = gathered.as_ref().map(|_| access.slice::<T>(reads.len() - 1)).transpose()?;
 
-    let gathered = PITCH * channels_together * taps;
-    let workspace = || Tensor::empty(&[gathered + PANEL * rows_together], T::DTYPE, Device::CPU);
+    let room = if gathered.is_some() { 0 } else { PITCH * channels_together * taps };
+    let workspace = || Tensor::empty(&[room + PANEL * rows_together], T::DTYPE, Device::CPU);
     threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
         let (group, row_part, panel_part) =
             (part / (row_parts * panel_parts), part / panel_parts % row_parts, part % panel_parts);
@@ -143,7 +174,7 @@ fn sweep_product<T: Multiply>(
         let row_count = rows_together.min(rows - first_row);
         let first_panel = panel_part * panels_together;
         let mut access = Access::new("conv", &[workspace], &[])?;
-        let (columns, tile) = access.slice_mut::<T>(0)?.split_at_mut(gathered);
+        let (workspace, tile) = access.slice_mut::<T>(0)?.split_at_mut(room);
         for panel in first_panel..panels.min(first_panel + panels_together) {
             let width = PANEL.min(pixels - panel * PANEL);
             let runs = sweep.runs(panel * PANEL..panel * PANEL + width);
@@ -152,11 +183,17 @@ fn sweep_product<T: Multiply>(
             }
             for channel in (0..channels).step_by(channels_together) {
                 let channel_count = channels_together.min(channels - channel);
-                let images = &source[(group * channels + channel) * from.channel..];
-                crate::vectorized(
-                    #[inline(always)]
-                    || sweep.gather(&runs, images, from, channel_count, columns, PITCH),
-                );
+                let columns = match gathered {
+                    Some(gathered) => &gathered[((group * panels + panel) * channels + channel) * taps * PITCH..],
+                    None => {
+                        let images = &source[(group * channels + channel) * from.channel..];
+                        crate::vectorized(
+                            #[inline(always)]
+                            || sweep.gather(&runs, images, from, channel_count, workspace, PITCH),
+                        );
+                        &*workspace
+                    }
+                };
                 for row in (0..row_count).step_by(ROWS) {
                     let weight = ((group * rows + first_row + row) * channels + channel) * taps;
                     let beta = if channel == 0 { T::ZERO } else { T::ONE };
@@ -188,15 +225,62 @@ fn sweep_product<T: Multiply>(
     })
 }
 
+/// What the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
+fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
+    let (taps, panels) = (sweep.numbers().len(), pixels.div_ceil(PANEL));
+    let all = Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU)?;
+    let mut access = Access::new("conv", &[&all], &[input])?;
+    // SAFETY: locked by `access`, which has made sure that it is not written.
+    let source = unsafe { unbound(access.slice::<T>(0)?) };
+    let columns = Slots::new(access.slice_mut::<T>(0)?);
+    let from = strides(input);
+    let together = channels.div_ceil(PARTS.div_ceil((groups * panels).max(1))).max(1);
+    let channel_parts = channels.div_ceil(together);
+    threads::for_each_part(groups * panels * channel_parts, |part| {
+        let (place, channel) = (part / channel_parts, part % channel_parts * together);
+        let (group, first) = (place / panels, place % panels * PANEL);
+        let count = together.min(channels - channel);
+        let runs = sweep.runs(first..pixels.min(first + PANEL));
+        let start = (place * channels + channel) * taps * PITCH;
+        // SAFETY: the rows of these channels, which are this part's.
+        let columns = unsafe { columns.range(start..start + count * taps * PITCH) };
+        let images = &source[(group * channels + channel) * from.channel..];
+        crate::vectorized(
+            #[inline(always)]
+            || sweep.gather(&runs, images, from, count, columns, PITCH),
+        );
+    });
+    drop(access);
+    Ok(all)
+}
+
 fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
+    let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
+    if sweep.numbers().len() == kernel(out) {
+        return gradient_of_taps::<T>(out, input, grad, &sweep, geometry.groups);
+    }
+    let packed = Tensor::empty(&[out.sizes()[0], out.sizes()[1], sweep.numbers().len()], T::DTYPE, Device::CPU)?;
+    gradient_of_taps::<T>(&packed, input, grad, &sweep, geometry.groups)?;
+    copy_taps::<T>(out, &packed, |out, packed| {
+        out.fill(T::ZERO);
+        sweep.numbers().iter().zip(packed).for_each(|(number, tap)| out[*number] = *tap);
+    })
+}
+
+/// The gradient of weights `(rows, channels, ...)`, which are those of the sweep's taps.
+fn gradient_of_taps<T: Multiply>(
+    out: &Tensor,
+    input: &Tensor,
+    grad: &Tensor,
+    sweep: &Sweep,
+    groups: usize,
+) -> Result<()> {
     /// Pixels that are summed up at a time, at most.
     const PIXELS: usize = 256;
-    let groups = geometry.groups;
     let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
-    let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
     let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
     let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
-    if let Some(grid) = Grid::new::<T>(&sweep, [groups, rows, channels]).filter(|_| pixels > 0) {
+    if let Some(grid) = Grid::new::<T>(sweep, [groups, rows, channels]).filter(|_| pixels > 0) {
         let sums = grid.weight_gradient::<T>(input, grad, [groups, rows, channels])?;
         return add_up::<T>(out, &sums, [sums.sizes()[0], groups, inner, rows]);
     }
@@ -329,6 +413,11 @@ fn weight_gradient_halves(out: &Tensor, input: &Tensor, grad: &Tensor, geometry:
 fn spatial(tensor: &Tensor) -> [usize; 3] {
     let sizes = &tensor.sizes()[2..];
     std::array::from_fn(|dim| (dim + sizes.len()).checked_sub(3).map_or(1, |dim| sizes[dim]))
+}
+
+/// Elements of a kernel.
+fn kernel(weight: &Tensor) -> usize {
+    weight.sizes()[2..].iter().product()
 }
 
 fn strides(tensor: &Tensor) -> Channels {

@@ -19,7 +19,7 @@ pub(super) struct Sweep {
     pub(super) count: [usize; 3],
     pub(super) source_step: [usize; 3],
     pub(super) taps: Vec<[isize; 3]>,
-    /// Which element of the kernel each tap is.
+    /// Which element of the kernel each tap is, in ascending order.
     numbers: Vec<usize>,
 }
 
@@ -56,6 +56,21 @@ impl Sweep {
             taps: positions(kernel).map(tap).collect(),
             numbers: (0..kernel.iter().product()).collect(),
         }
+        .without_idle_taps()
+    }
+
+    /// Leaves out the taps that read zeros for every pixel: those around the middle of a kernel, if an image is small.
+    fn without_idle_taps(mut self) -> Self {
+        let reads = |tap: &[isize; 3]| {
+            (0..3).all(|dim| {
+                let (step, tap) = (self.source_step[dim] as isize, tap[dim]);
+                let first = (step - 1 - tap).div_euclid(step).max(0);
+                first < self.count[dim] as isize && first * step + tap < self.source[dim] as isize
+            })
+        };
+        let met = self.taps.iter().zip(&self.numbers).filter(|(tap, _)| reads(tap));
+        (self.taps, self.numbers) = met.map(|(tap, number)| (*tap, *number)).unzip();
+        self
     }
 
     /// The sweeps of its transpose. A pixel of the result meets those taps that are a multiple of the stride away, the
@@ -83,7 +98,7 @@ impl Sweep {
             let met = positions(kernel).enumerate().filter_map(|(number, at)| tap(at).map(|tap| (tap, number)));
             let (taps, numbers) = met.unzip();
             let count = std::array::from_fn(|dim| target[dim].saturating_sub(start[dim]).div_ceil(stride[dim]));
-            Self { source, target, start, step: stride, count, source_step: [1; 3], taps, numbers }
+            Self { source, target, start, step: stride, count, source_step: [1; 3], taps, numbers }.without_idle_taps()
         })
     }
 
