@@ -43,7 +43,7 @@ impl Recipe {
             // It has to learn what positions are.
             (ModelKind::Gpt2Mini, _) => text(8, 1000, 3e-3),
             (ModelKind::Gpt2 | ModelKind::Llama, _) => text(4, 1000, 3e-4),
-            (_, DataSpec::FashionMnist(_)) => images(64, 2, 0.05),
+            (_, DataSpec::FashionMnist(_)) => images(64, 3, 0.03),
             _ => images(16, 10, 0.02),
         }
     }
