@@ -9,7 +9,7 @@ mod norm;
 mod pool;
 mod sequential;
 
-pub use activation::{Activation, Dropout, Flatten};
+pub use activation::{Activation, Dropout, Flatten, LogSoftmax, Softmax};
 pub use attention::{AttentionOptions, MultiheadAttention};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
 pub use embedding::Embedding;
