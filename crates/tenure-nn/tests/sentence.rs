@@ -119,7 +119,8 @@ fn another_architecture_is_refused() {
     );
     assert_eq!(
         of(r#""gelu""#, r#""quick_gelu""#),
-        r#"config.json: hidden_act is "quick_gelu", which is no activation that models here can have"#
+        "config.json: hidden_act is \"quick_gelu\": only models with one of gelu, gelu_new, relu, relu6, leaky_relu, silu, \
+         mish, sigmoid, tanh can be loaded"
     );
     assert!(of("hidden_size", "d_model").starts_with("config.json: missing field `hidden_size`"));
     assert_eq!(

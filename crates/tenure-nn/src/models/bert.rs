@@ -83,7 +83,7 @@ impl TryFrom<ConfigFile> for BertConfig {
             layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
             hidden_dropout_prob: file.or("hidden_dropout_prob", 0.1)?,
             attention_probs_dropout_prob: file.or("attention_probs_dropout_prob", 0.1)?,
-            pad_token_id: file.or("pad_token_id", Some(0))?,
+            pad_token_id: file.nullable("pad_token_id", 0)?,
             initializer_range: file.or("initializer_range", 0.02)?,
         })
     }

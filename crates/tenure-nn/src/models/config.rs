@@ -11,7 +11,7 @@ use tenure_tensor::{Result, TensorError};
 use crate::layers::{Activation, Embedding};
 use crate::{Init, Scope};
 
-/// The keys of one file. One that is null is as good as missing.
+/// The keys of one file. One that is null is as good as missing, but where null is a value.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub(super) struct ConfigFile(Map<String, Value>);
@@ -36,6 +36,11 @@ impl ConfigFile {
         Ok(self.optional(key)?.unwrap_or(default))
     }
 
+    /// The value of a key that may be null, or else what Hugging Face takes.
+    pub(super) fn nullable<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<Option<T>, Refusal> {
+        if self.0.contains_key(key) { self.optional(key) } else { Ok(Some(default)) }
+    }
+
     /// Refuses a key with another value than the one that models here can have, which is Hugging Face's default too.
     pub(super) fn only<T: DeserializeOwned + PartialEq + Debug>(&self, key: &str, known: T) -> Result<(), Refusal> {
         match self.optional::<T>(key)? {
@@ -56,7 +61,7 @@ impl ConfigFile {
         let Some(name) = self.optional::<String>(key)? else { return Ok(default) };
         Ok(match &*name {
             "gelu" | "gelu_python" => Activation::Gelu,
-            // Three ways to write one formula.
+            // One formula, written in several ways.
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_python_tanh" | "gelu_fast" | "gelu_accurate" => {
                 Activation::GeluTanh
             }
@@ -67,7 +72,10 @@ impl ConfigFile {
             "mish" => Activation::Mish,
             "sigmoid" => Activation::Sigmoid,
             "tanh" => Activation::Tanh,
-            _ => return Err(format!("{key} is {name:?}, which is no activation that models here can have")),
+            _ => {
+                let known = "gelu, gelu_new, relu, relu6, leaky_relu, silu, mish, sigmoid, tanh";
+                return Err(format!("{key} is {name:?}: only models with one of {known} can be loaded"));
+            }
         })
     }
 

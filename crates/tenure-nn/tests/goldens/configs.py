@@ -14,7 +14,7 @@ from torch import nn
 
 
 class Forward(nn.Module):
-    """A model's tensor of that name. Its own names stay what they are."""
+    """A model's output of that name, and its own names."""
 
     def __init__(self, model: nn.Module, output: str) -> None:
         super().__init__()
@@ -22,8 +22,7 @@ class Forward(nn.Module):
 
     def state_dict(self) -> dict:
         # A last layer that is the table of tokens has no name of its own here.
-        state, table = self.model.state_dict(), self.model.get_input_embeddings().weight
-        return {key: value for key, value in state.items() if "lm_head" not in key or value.data_ptr() != table.data_ptr()}
+        return {key: value for key, value in self.model.state_dict().items() if key != "lm_head.weight"}
 
     def named_parameters(self):
         return self.model.named_parameters()
