@@ -17,6 +17,7 @@ mod init;
 pub mod layers;
 pub mod models;
 mod module;
+mod operators;
 pub mod optim;
 pub mod purpose;
 mod scope;

@@ -1,6 +1,6 @@
 //! What models are made of, and its names.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ pub trait Part: Send + Sync {
 pub trait Module: Part {
     /// All parameters: handles, which an optimizer can hold. One that stands in several places is there once.
     fn parameters(&self) -> Vec<Parameter> {
-        let mut parameters: Vec<Parameter> = Vec::new();
+        let (mut parameters, mut known) = (Vec::new(), HashSet::new());
         self.visit(&mut |member| {
             if let Member::Parameter(parameter) = member
-                && !parameters.iter().any(|known| known.is_same(parameter))
+                && known.insert(parameter.id())
             {
                 parameters.push(parameter.clone());
             }
@@ -35,10 +35,10 @@ pub trait Module: Part {
 
     /// All parameters and buffers by name. PyTorch's `state_dict`. What stands in several places is there once.
     fn state(&self) -> Vec<(&str, &Tensor)> {
-        let mut state: Vec<(&str, &Tensor)> = Vec::new();
+        let (mut state, mut known) = (Vec::new(), HashSet::new());
         self.visit(&mut |member| {
             let (name, tensor) = (member.name(), member.tensor());
-            if !state.iter().any(|(known, of_known)| of_known.is_same(tensor) && *known == name) {
+            if known.insert((name, tensor.id())) {
                 state.push((name, tensor));
             }
         });
@@ -88,7 +88,7 @@ pub trait Module: Part {
             let reason = format!("a module is converted to a floating dtype, got {dtype}");
             return Err(TensorError::argument("Module::to_dtype", reason).into());
         }
-        let (mut result, mut converted) = (Ok(()), Vec::new());
+        let (mut result, mut converted) = (Ok(()), HashMap::new());
         self.visit_mut(&mut |member| {
             if result.is_ok() {
                 result = member.convert(dtype, &mut converted);
@@ -342,8 +342,8 @@ impl MemberMut<'_> {
         }
     }
 
-    /// `converted` has tensors and what became of them, since one may stand in several places.
-    fn convert(self, dtype: DType, converted: &mut Vec<[Tensor; 2]>) -> tenure_tensor::Result<()> {
+    /// `converted` has tensors by their identity, and what became of them, since one may stand in several places.
+    fn convert(self, dtype: DType, converted: &mut HashMap<usize, [Tensor; 2]>) -> tenure_tensor::Result<()> {
         let (name, tensor) = match self {
             Self::Parameter(Parameter { name, tensor }) | Self::Buffer(Buffer { name, tensor }) => (name, tensor),
             Self::Mode(_) => return Ok(()),
@@ -351,14 +351,14 @@ impl MemberMut<'_> {
         if !tensor.dtype().is_floating() {
             return Ok(());
         }
-        if let Some([_, known]) = converted.iter().find(|[before, _]| before.is_same(tensor)) {
+        if let Some([_, known]) = converted.get(&tensor.id()) {
             *tensor = known.clone();
             return Ok(());
         }
         let _purpose = purpose::enter(Tag::Weight, name, "convert");
         let after = autograd::no_grad(|| tensor.to_dtype(dtype))?.requires_grad_(tensor.requires_grad())?;
         let before = std::mem::replace(tensor, after.clone());
-        converted.push([before, after]);
+        converted.insert(before.id(), [before, after]);
         Ok(())
     }
 }

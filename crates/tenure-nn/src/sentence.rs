@@ -38,16 +38,6 @@ pub struct SentenceEncoder {
     lowers_case: bool,
 }
 
-/// What `config.json` says beside sizes: all that a [`Bert`] cannot be otherwise.
-#[derive(Deserialize)]
-struct Architecture {
-    model_type: String,
-    #[serde(default = "gelu")]
-    hidden_act: String,
-    #[serde(default = "absolute")]
-    position_embedding_type: String,
-}
-
 /// `sentence_bert_config.json`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -83,8 +73,6 @@ impl SentenceEncoder {
     /// [`CheckpointError`]: a file is missing or not what it should be; another model than a BERT, or one whose
     /// vectors are no averages.
     pub fn open(folder: &Path) -> Result<Self> {
-        let architecture: Architecture = required(folder, CONFIG)?;
-        architecture.check(&folder.join(CONFIG))?;
         let config: BertConfig = required(folder, CONFIG)?;
         if let Some(pooling) = optional::<Pooling>(folder, POOLING)? {
             pooling.check(&folder.join(POOLING))?;
@@ -193,23 +181,6 @@ fn model(folder: &Path, config: &BertConfig) -> Result<Bert> {
     Ok(model)
 }
 
-impl Architecture {
-    fn check(&self, path: &Path) -> Result<(), CheckpointError> {
-        let said = [
-            ("model_type", &self.model_type, "bert"),
-            ("hidden_act", &self.hidden_act, "gelu"),
-            ("position_embedding_type", &self.position_embedding_type, "absolute"),
-        ];
-        match said.into_iter().find(|(_, found, known)| *found != known) {
-            None => Ok(()),
-            Some((key, found, known)) => {
-                let reason = format!("{key} is {found:?}: only encoders with {known:?} can be loaded");
-                Err(CheckpointError::format(path, reason))
-            }
-        }
-    }
-}
-
 impl Pooling {
     fn check(&self, path: &Path) -> Result<(), CheckpointError> {
         if self.pooling_mode_mean_tokens && !self.pooling_mode_cls_token && !self.pooling_mode_max_tokens {
@@ -239,12 +210,4 @@ fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
 fn missing(path: &Path) -> CheckpointError {
     let reason = format!("not there: a sentence encoder is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}");
     CheckpointError::format(path, reason)
-}
-
-fn gelu() -> String {
-    "gelu".to_owned()
-}
-
-fn absolute() -> String {
-    "absolute".to_owned()
 }

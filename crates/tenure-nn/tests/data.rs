@@ -53,7 +53,7 @@ fn batches_are_the_same_for_any_number_of_workers() {
     };
     let expected = batches(&with(0, 1), 5, 0);
     assert_eq!(expected.len(), 15);
-    for (workers, prefetch) in [(1, 1), (2, 2), (5, 3)] {
+    for (workers, prefetch) in [(1, 1), (2, 2), (5, 3), (usize::MAX, usize::MAX)] {
         assert_eq!(batches(&with(workers, prefetch), 5, 0), expected);
     }
     assert_eq!(batches(&with(2, 2), 5, 11), expected[11..], "an epoch goes on where it was left");

@@ -1,14 +1,15 @@
 //! What parameters are at first.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod common;
+
+use common::configs;
 use serde_json::Value;
 use tenure_nn::layers::{
     BatchNorm2d, Conv1d, Conv2d, Conv3d, ConvOptions, Embedding, GroupNorm, LayerNorm, Linear, MultiheadAttention,
     RmsNorm,
 };
-use tenure_nn::models::{
-    Bert, BertConfig, DenseNet, DenseNetConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, ResNet, ResNetConfig,
-};
+use tenure_nn::models::{Bert, DenseNet, Gpt2, Llama, ResNet};
 use tenure_nn::{Fan, Init, Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
@@ -107,31 +108,9 @@ fn layers_begin_as_pytorchs() {
 
 #[test]
 fn models_begin_as_torchvisions_and_hugging_faces() {
-    let config = ResNetConfig { blocks: [1; 4], classes: 5, ..ResNetConfig::RESNET18 };
-    compare("resnet_basic", |scope| ResNet::new(scope, config));
-    let config = DenseNetConfig { layers: [2, 1, 1, 1], growth: 8, channels: 3, classes: 5 };
-    compare("densenet", |scope| DenseNet::new(scope, config));
-    let config = BertConfig {
-        vocab_size: 11,
-        hidden_size: 12,
-        num_hidden_layers: 2,
-        num_attention_heads: 3,
-        intermediate_size: 20,
-        max_position_embeddings: 8,
-        ..BertConfig::default()
-    };
-    compare("bert", |scope| Bert::new(scope, &config));
-    let config =
-        Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 12, n_layer: 2, n_head: 3, ..Gpt2Config::default() };
-    compare("gpt2", |scope| Gpt2::new(&scope.at("transformer"), &config));
-    let config = LlamaConfig {
-        vocab_size: 11,
-        hidden_size: 24,
-        intermediate_size: 20,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        ..LlamaConfig::default()
-    };
-    compare("llama", |scope| Llama::new(scope, &config));
+    compare("resnet_basic", |scope| ResNet::new(scope, configs::RESNET_BASIC));
+    compare("densenet", |scope| DenseNet::new(scope, configs::DENSENET));
+    compare("bert", |scope| Bert::new(scope, &configs::bert()));
+    compare("gpt2", |scope| Gpt2::new(&scope.at("transformer"), &configs::gpt2()));
+    compare("llama", |scope| Llama::new(scope, &configs::llama()));
 }

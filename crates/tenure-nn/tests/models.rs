@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{assert_close, check, images, with_scope};
+use common::{assert_close, check, configs, images, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
@@ -19,23 +19,21 @@ fn golden(name: &str) -> Value {
 #[test]
 fn resnet_is_torchvisions() {
     let input = images(&[2, 3, 33, 24]);
-    let config = ResNetConfig { blocks: [1, 2, 1, 1], classes: 5, ..ResNetConfig::RESNET18 };
+    let config = ResNetConfig { blocks: [1, 2, 1, 1], ..configs::RESNET_BASIC };
     let mut model = with_scope(|scope| ResNet::new(&scope.zeroed(), config).unwrap());
     check(&golden("resnet_basic"), &model, 1e-8, || model.forward(&input));
     model.eval();
     let found = model.forward(&input).unwrap().to_vec::<f64>().unwrap();
     assert_close("eval", &found, &golden("resnet_basic")["eval"], 1e-8);
 
-    let config = ResNetConfig { blocks: [1; 4], classes: 5, ..ResNetConfig::RESNET50 };
-    let model = with_scope(|scope| ResNet::new(&scope.zeroed(), config).unwrap());
+    let model = with_scope(|scope| ResNet::new(&scope.zeroed(), configs::RESNET_BOTTLENECK).unwrap());
     // Forward alone: most of the test's time.
     autograd::no_grad(|| check(&golden("resnet_bottleneck"), &model, 1e-8, || model.forward(&input)));
 }
 
 #[test]
 fn r3d_is_torchvisions() {
-    let config = R3dConfig { blocks: [1; 4], classes: 5, ..R3dConfig::R3D18 };
-    let model = with_scope(|scope| R3d::new(&scope.zeroed(), config).unwrap());
+    let model = with_scope(|scope| R3d::new(&scope.zeroed(), configs::R3D).unwrap());
     let input = images(&[2, 3, 4, 20, 24]);
     autograd::no_grad(|| check(&golden("r3d"), &model, 1e-8, || model.forward(&input)));
 }
@@ -52,8 +50,7 @@ fn inception_is_torchvisions() {
 #[test]
 fn densenet_is_torchvisions() {
     let input = images(&[2, 3, 40, 33]);
-    let config = DenseNetConfig { layers: [2, 1, 1, 1], growth: 8, channels: 3, classes: 5 };
-    let mut model = with_scope(|scope| DenseNet::new(&scope.zeroed(), config).unwrap());
+    let mut model = with_scope(|scope| DenseNet::new(&scope.zeroed(), configs::DENSENET).unwrap());
     check(&golden("densenet"), &model, 1e-8, || model.forward(&input));
     model.eval();
     let found = model.forward(&input).unwrap().to_vec::<f64>().unwrap();
@@ -74,7 +71,7 @@ fn models_have_as_many_parameters_as_theirs() {
 
 #[test]
 fn images_may_have_one_channel() {
-    let config = ResNetConfig { blocks: [1; 4], channels: 1, classes: 10, ..ResNetConfig::RESNET18 };
+    let config = ResNetConfig { channels: 1, classes: 10, ..configs::RESNET_BASIC };
     let scope = Scope::new(&Generator::new(0)).at("net").zeroed();
     let model = ResNet::new(&scope, config).unwrap();
     assert_eq!(model.state()[0].0, "net.conv1.weight");

@@ -84,6 +84,52 @@ fn every_float_is_stepped() {
 }
 
 #[test]
+fn parameters_are_stepped_whatever_their_layout() {
+    let values: Vec<f32> = (0..6).map(|i| i as f32).collect();
+    let dense = Tensor::from_slice(&values, &[2, 3]).unwrap();
+    let transposed = Tensor::from_slice(&[0.0_f32, 3.0, 1.0, 4.0, 2.0, 5.0], &[3, 2]).unwrap();
+    // Every other number of a tensor whose others stay.
+    let wide = Tensor::zeros(&[2, 6], DType::F32, Device::CPU).unwrap();
+    let strided = wide.slice(1, 0, 6, 2).unwrap();
+    strided.copy_(&dense).unwrap();
+    let layouts = [dense, transposed.transpose(0, 1).unwrap(), strided];
+    let stepped = layouts.map(|layout| {
+        let parameter = Parameter::new("p", layout).unwrap();
+        let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Adam { weight_decay: 0.1, ..Adam::w() });
+        for step in 0..3 {
+            set_gradients(std::slice::from_ref(&parameter), step);
+            let version = parameter.version();
+            optimizer.step().unwrap();
+            assert!(parameter.version() > version, "graphs notice");
+        }
+        parameter.to_vec::<f32>().unwrap()
+    });
+    assert_ne!(stepped[0], values);
+    assert!(stepped.iter().all(|found| *found == stepped[0]), "{stepped:?}");
+    assert!(wide.slice(1, 1, 6, 2).unwrap().to_vec::<f32>().unwrap().iter().all(|other| *other == 0.0));
+}
+
+#[test]
+fn nesterov_without_momentum_is_refused() {
+    let sgd = Sgd { nesterov: true, ..Sgd::default() };
+    for rule in [sgd, Sgd { momentum: 0.9, dampening: 0.1, ..sgd }] {
+        let parameters = parameters();
+        set_gradients(&parameters, 0);
+        let error = Optimizer::new(parameters, 0.1, rule).step().unwrap_err().to_string();
+        assert!(error.contains("nesterov needs a momentum above 0 and a dampening of 0"), "{error}");
+    }
+}
+
+#[test]
+fn a_parameter_that_is_given_twice_is_stepped_once() {
+    let parameter = with_gradient("p", &[1.0]);
+    let twice = vec![parameter.clone(), parameter.clone()];
+    let optimizer = Optimizer::new(twice, 0.5, Sgd::default());
+    optimizer.with_group(vec![parameter.clone()], 0.25, Sgd::default()).step().unwrap();
+    assert_eq!(parameter.to_vec::<f32>().unwrap(), [-0.5]);
+}
+
+#[test]
 fn an_optimizer_goes_on_from_its_state() {
     let (first, second) = (parameters(), parameters());
     let mut whole = Optimizer::new(first.clone(), 0.1, Adam::w());
@@ -195,17 +241,33 @@ fn a_step_with_infinite_gradients_is_left_out_and_the_scale_halved() {
     let parameter = with_gradient("a", &[f32::INFINITY]);
     let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
     let mut scaler = GradScaler { growth_interval: 1, ..GradScaler::default() };
-    let is_finite = scaler.unscale(&optimizer).unwrap();
-    assert!(!scaler.step(&mut optimizer, is_finite).unwrap());
+    assert!(!scaler.unscale(&mut optimizer).unwrap());
+    assert!(!scaler.step(&mut optimizer).unwrap());
     assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![0.0], 32_768.0));
 
     let loss = scaler.scale(&parameter.sum_all().unwrap()).unwrap();
     parameter.set_grad(None);
     loss.backward().unwrap();
     assert_eq!(gradient(&parameter), [32_768.0]);
-    let is_finite = scaler.unscale(&optimizer).unwrap();
-    assert!(scaler.step(&mut optimizer, is_finite).unwrap());
+    // Scaled down by the step itself.
+    assert!(scaler.step(&mut optimizer).unwrap());
     assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![-0.1], 65_536.0));
+}
+
+#[test]
+fn gradients_are_scaled_down_once_for_each_step() {
+    let parameter = with_gradient("a", &[65_536.0]);
+    let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.5, Sgd::default());
+    let mut scaler = GradScaler::default();
+    for value in [-0.5, -1.0] {
+        parameter.set_grad(Some(Tensor::from_slice(&[65_536.0_f32], &[1]).unwrap()));
+        assert!(scaler.unscale(&mut optimizer).unwrap());
+        let error = scaler.unscale(&mut optimizer).unwrap_err().to_string();
+        assert!(error.contains("the gradients were scaled down already"), "{error}");
+        assert_eq!(gradient(&parameter), [1.0]);
+        assert!(scaler.step(&mut optimizer).unwrap());
+        assert_eq!(parameter.to_vec::<f32>().unwrap(), [value]);
+    }
 }
 
 #[test]

@@ -115,11 +115,12 @@ fn another_architecture_is_refused() {
     let of = |from: &str, to: &str| error(&changed("config.json", |text| text.replace(from, to)));
     assert_eq!(
         of(r#""bert""#, r#""roberta""#),
-        r#"config.json: model_type is "roberta": only encoders with "bert" can be loaded"#
+        r#"config.json: model_type is "roberta": only models with "bert" can be loaded"#
     );
     assert_eq!(
-        of(r#""gelu""#, r#""relu""#),
-        r#"config.json: hidden_act is "relu": only encoders with "gelu" can be loaded"#
+        of(r#""gelu""#, r#""quick_gelu""#),
+        "config.json: hidden_act is \"quick_gelu\": only models with one of gelu, gelu_new, relu, relu6, leaky_relu, silu, \
+         mish, sigmoid, tanh can be loaded"
     );
     assert!(of("hidden_size", "d_model").starts_with("config.json: missing field `hidden_size`"));
     assert_eq!(

@@ -60,6 +60,9 @@ impl<D: Dataset + 'static> DataLoader<D> {
     /// The batches of epoch number `epoch`, from batch `first` on. Workers stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
+        // Nobody reads more than there is.
+        let left = self.batches().saturating_sub(first);
+        let (workers, prefetch) = (workers.min(left), prefetch.min(left));
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
         let work =
             Work { dataset: Arc::clone(&self.dataset), order, batch_size: batch_size.max(1), batches: self.batches() };

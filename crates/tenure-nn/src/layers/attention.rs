@@ -9,17 +9,39 @@ use crate::{Init, Mode, Parameter, Scope, module};
 /// Attention (Vaswani et al., 2017) between sequences `[batch, length, size]`. PyTorch's `nn.MultiheadAttention` with
 /// `batch_first`.
 pub struct MultiheadAttention {
-    /// Of queries, keys and values: `[3 size, size]`.
-    pub in_proj_weight: Parameter,
+    /// Of queries, keys and values: `in_proj_weight` `[3 size, size]`; or if keys or values are of other sizes,
+    /// `q_proj_weight`, `k_proj_weight` and `v_proj_weight`, `[size, size of the input]`.
+    pub in_proj_weights: Vec<Parameter>,
     /// `[3 size]`.
-    pub in_proj_bias: Parameter,
+    pub in_proj_bias: Option<Parameter>,
     /// Of the heads' results.
     pub out_proj: Linear,
     mode: Mode,
+    size: usize,
     heads: usize,
     dropout: f64,
 }
-module!(MultiheadAttention { in_proj_weight, in_proj_bias, out_proj, mode });
+module!(MultiheadAttention { in_proj_weights, in_proj_bias, out_proj, mode });
+
+/// What a [`MultiheadAttention`] has, and how it is trained.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MultiheadOptions {
+    /// How much attention is left out in training.
+    pub dropout: f64,
+    /// All its linear layers have biases.
+    pub bias: bool,
+    /// Numbers of a key, if not as many as of a query: PyTorch's `kdim`.
+    pub key_size: Option<usize>,
+    /// Numbers of a value, if not as many as of a query: PyTorch's `vdim`.
+    pub value_size: Option<usize>,
+}
+
+impl Default for MultiheadOptions {
+    /// PyTorch's.
+    fn default() -> Self {
+        Self { dropout: 0.0, bias: true, key_size: None, value_size: None }
+    }
+}
 
 /// What attends to what.
 #[derive(Clone, Copy, Default)]
@@ -35,18 +57,41 @@ impl MultiheadAttention {
     /// `heads` heads, which divide `size`.
     ///
     /// # Errors
-    /// They do not; no memory.
+    /// They do not; `dropout` is no probability; no memory.
     pub fn new(scope: &Scope, size: usize, heads: usize, dropout: f64) -> Result<Self> {
+        Self::with_options(scope, size, heads, MultiheadOptions { dropout, ..MultiheadOptions::default() })
+    }
+
+    /// The same with other options.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_options(scope: &Scope, size: usize, heads: usize, options: MultiheadOptions) -> Result<Self> {
+        let MultiheadOptions { dropout, bias, key_size, value_size } = options;
         if heads == 0 || !size.is_multiple_of(heads) {
             let reason = format!("{heads} heads do not divide a size of {size}");
             return Err(TensorError::argument("MultiheadAttention", reason));
         }
-        let out_proj = scope.at("out_proj");
+        if !(0.0..=1.0).contains(&dropout) {
+            let reason = format!("dropout is a probability, between 0 and 1, got {dropout}");
+            return Err(TensorError::argument("MultiheadAttention", reason));
+        }
+        let bias = bias.then_some(Init::ZEROS);
+        let weight =
+            |name, outputs, inputs| scope.parameter(name, &[outputs, inputs], Init::XavierUniform { gain: 1.0 });
+        let (keys, values) = (key_size.unwrap_or(size), value_size.unwrap_or(size));
+        let in_proj_weights = if [keys, values] == [size; 2] {
+            vec![weight("in_proj_weight", 3 * size, size)?]
+        } else {
+            let (queries, keys) = (weight("q_proj_weight", size, size)?, weight("k_proj_weight", size, keys)?);
+            vec![queries, keys, weight("v_proj_weight", size, values)?]
+        };
         Ok(Self {
-            in_proj_weight: scope.parameter("in_proj_weight", &[3 * size, size], Init::XavierUniform { gain: 1.0 })?,
-            in_proj_bias: scope.parameter("in_proj_bias", &[3 * size], Init::ZEROS)?,
-            out_proj: Linear::with_init(&out_proj, size, size, Init::default_weight(), Some(Init::ZEROS))?,
+            in_proj_weights,
+            in_proj_bias: bias.map(|init| scope.parameter("in_proj_bias", &[3 * size], init)).transpose()?,
+            out_proj: Linear::with_init(&scope.at("out_proj"), size, size, Init::default_weight(), bias)?,
             mode: Mode::default(),
+            size,
             heads,
             dropout,
         })
@@ -63,24 +108,56 @@ impl MultiheadAttention {
         value: &Tensor,
         options: AttentionOptions<'_>,
     ) -> Result<Tensor> {
-        let [q, k, v] = if query.is_same(key) && key.is_same(value) {
-            let all = query.linear(&self.in_proj_weight, Some(&self.in_proj_bias))?;
-            let size = query.size(-1)?;
-            [all.narrow(-1, 0, size)?, all.narrow(-1, size, size)?, all.narrow(-1, 2 * size, size)?]
-        } else {
-            [self.project(0, query)?, self.project(1, key)?, self.project(2, value)?]
-        };
+        let [q, k, v] = self.heads(query, key, value)?;
+        self.join(&q.attention(&k, &v, &self.how(options))?)
+    }
+
+    /// The same, and how much each query attended to each key: `[batch, queries, keys]`, the means of the heads. All
+    /// weights are held at once, so for what is to be looked at. PyTorch's `need_weights`.
+    ///
+    /// # Errors
+    /// As for [`forward`](Self::forward).
+    pub fn forward_with_weights(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        options: AttentionOptions<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let [q, k, v] = self.heads(query, key, value)?;
+        let [batch, heads, keys, _] = [0, 1, 2, 3].map(|dim| k.sizes()[dim] as isize);
+        // What is found among unit vectors are the weights, masked and left out as any.
+        let units = Tensor::eye(keys as usize, keys as usize, k.dtype(), k.device())?;
+        let weights = q.attention(&k, &units.expand(&[batch, heads, keys, keys])?, &self.how(options))?;
+        Ok((self.join(&weights.matmul(&v)?)?, weights.mean(&[1], false)?))
+    }
+
+    fn how<'a>(&self, options: AttentionOptions<'a>) -> Attention<'a> {
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
-        let how = Attention { mask: options.mask, is_causal: options.is_causal, scale: None, dropout };
-        let found = self.split(&q)?.attention(&self.split(&k)?, &self.split(&v)?, &how)?;
-        self.out_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
+        Attention { mask: options.mask, is_causal: options.is_causal, scale: None, dropout }
+    }
+
+    /// Queries, keys and values of all heads: `[batch, heads, length, size / heads]`.
+    fn heads(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<[Tensor; 3]> {
+        let size = self.size;
+        let [q, k, v] = match &self.in_proj_weights[..] {
+            [weight] if query.is_same(key) && key.is_same(value) => {
+                let all = query.linear(weight, self.in_proj_bias.as_deref())?;
+                [all.narrow(-1, 0, size)?, all.narrow(-1, size, size)?, all.narrow(-1, 2 * size, size)?]
+            }
+            _ => [self.project(0, query)?, self.project(1, key)?, self.project(2, value)?],
+        };
+        Ok([self.split(&q)?, self.split(&k)?, self.split(&v)?])
     }
 
     /// One of the three projections.
     fn project(&self, which: usize, input: &Tensor) -> Result<Tensor> {
-        let size = self.in_proj_weight.size(1)?;
-        let weight = self.in_proj_weight.narrow(0, which * size, size)?;
-        input.linear(&weight, Some(&self.in_proj_bias.narrow(0, which * size, size)?))
+        let part = |all: &Parameter| all.narrow(0, which * self.size, self.size);
+        let bias = self.in_proj_bias.as_ref().map(part).transpose()?;
+        match &self.in_proj_weights[..] {
+            [all] => input.linear(&part(all)?, bias.as_ref()),
+            weights => input.linear(&weights[which], bias.as_ref()),
+        }
     }
 
     /// `[batch, length, size]` as `[batch, heads, length, size / heads]`.
@@ -91,5 +168,10 @@ impl MultiheadAttention {
         };
         let heads = self.heads as isize;
         input.reshape(&[batch as isize, length as isize, heads, size as isize / heads])?.transpose(1, 2)
+    }
+
+    /// What all heads found, as one.
+    fn join(&self, found: &Tensor) -> Result<Tensor> {
+        self.out_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }
 }

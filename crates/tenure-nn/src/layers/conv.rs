@@ -1,7 +1,7 @@
 //! Convolutions.
 
 use tenure_tensor::ops::Conv;
-use tenure_tensor::{Result, Tensor};
+use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::Layer;
 use crate::{Init, Parameter, Scope, module};
@@ -50,7 +50,7 @@ impl<const D: usize> ConvNd<D> {
     /// A layer from `channels` to `outputs` channels.
     ///
     /// # Errors
-    /// No memory.
+    /// Groups that do not divide both; a kernel, stride or dilation of 0; no memory.
     pub fn new(
         scope: &Scope,
         channels: usize,
@@ -64,7 +64,7 @@ impl<const D: usize> ConvNd<D> {
     /// The same with another weight.
     ///
     /// # Errors
-    /// No memory.
+    /// As for [`new`](Self::new).
     pub fn with_init(
         scope: &Scope,
         channels: usize,
@@ -73,7 +73,17 @@ impl<const D: usize> ConvNd<D> {
         options: ConvOptions<D>,
         init: Init,
     ) -> Result<Self> {
-        let channels = channels / options.groups.max(1);
+        let ConvOptions { groups, stride, dilation, .. } = options;
+        if groups == 0 || !channels.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
+            let reason = format!("{groups} groups do not divide {channels} channels and {outputs} outputs");
+            return Err(TensorError::argument("conv", reason));
+        }
+        if [kernel, stride, dilation].as_flattened().contains(&0) {
+            let reason =
+                format!("at least 1 is needed, got kernel {kernel:?}, stride {stride:?}, dilation {dilation:?}");
+            return Err(TensorError::argument("conv", reason));
+        }
+        let channels = channels / groups;
         let sizes: Vec<usize> = [outputs, channels].into_iter().chain(kernel).collect();
         let weight = scope.parameter("weight", &sizes, init)?;
         let fan_in = channels * kernel.iter().product::<usize>();

@@ -9,12 +9,15 @@ mod norm;
 mod pool;
 mod sequential;
 
-pub use activation::{Activation, Dropout, Flatten};
-pub use attention::{AttentionOptions, MultiheadAttention};
+pub use activation::{Activation, Dropout, Flatten, LogSoftmax, Softmax};
+pub use attention::{AttentionOptions, MultiheadAttention, MultiheadOptions};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
 pub use embedding::Embedding;
 pub use linear::Linear;
-pub use norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, LayerNorm, RmsNorm};
+pub use norm::{
+    BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, LayerNorm, NormOptions, RmsNorm,
+    Running,
+};
 pub use pool::{AdaptiveAvgPool, AvgPool, MaxPool, PoolOptions};
 pub use sequential::Sequential;
 use tenure_tensor::{Result, Tensor};

@@ -6,25 +6,21 @@ use super::Layer;
 use crate::{Buffer, Init, Mode, Parameter, Scope, module};
 
 /// Normalises each channel over a batch, and in use by what was seen in training (Ioffe and Szegedy, 2015). PyTorch's
-/// `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d`.
+/// `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d`. What a [checkpoint](autograd::checkpoint) computes again is seen
+/// once.
 pub struct BatchNorm<const D: usize> {
     /// `[channels]`.
-    pub weight: Parameter,
+    pub weight: Option<Parameter>,
     /// `[channels]`.
-    pub bias: Parameter,
-    /// The mean of each channel, as far as it was seen.
-    pub running_mean: Buffer,
-    /// The variance of each channel, as far as it was seen.
-    pub running_var: Buffer,
-    /// Batches seen.
-    pub num_batches_tracked: Buffer,
+    pub bias: Option<Parameter>,
+    /// What was seen in training.
+    pub running: Option<Running>,
     mode: Mode,
-    momentum: f64,
-    eps: f64,
+    options: BatchNormOptions,
 }
-module!(BatchNorm<1> { weight, bias, running_mean, running_var, num_batches_tracked, mode });
-module!(BatchNorm<2> { weight, bias, running_mean, running_var, num_batches_tracked, mode });
-module!(BatchNorm<3> { weight, bias, running_mean, running_var, num_batches_tracked, mode });
+module!(BatchNorm<1> { weight, bias, running, mode });
+module!(BatchNorm<2> { weight, bias, running, mode });
+module!(BatchNorm<3> { weight, bias, running, mode });
 
 /// Of `[batch, channels]` or `[batch, channels, length]`.
 pub type BatchNorm1d = BatchNorm<1>;
@@ -33,29 +29,58 @@ pub type BatchNorm2d = BatchNorm<2>;
 /// Of `[batch, channels, depth, height, width]`.
 pub type BatchNorm3d = BatchNorm<3>;
 
+/// What a [`BatchNorm`] has, and computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNormOptions {
+    /// Added to variances.
+    pub eps: f64,
+    /// How far running averages move towards a batch's; with none, they are the averages of all batches.
+    pub momentum: Option<f64>,
+    /// It has a weight and a bias.
+    pub affine: bool,
+    /// It has running averages. One without normalises by the batch's own in use too.
+    pub track_running_stats: bool,
+}
+
+impl Default for BatchNormOptions {
+    /// PyTorch's.
+    fn default() -> Self {
+        Self { eps: 1e-5, momentum: Some(0.1), affine: true, track_running_stats: true }
+    }
+}
+
+/// What a [`BatchNorm`] saw.
+pub struct Running {
+    /// The mean of each channel, as far as it was seen.
+    pub running_mean: Buffer,
+    /// The variance of each channel, as far as it was seen.
+    pub running_var: Buffer,
+    /// Batches seen.
+    pub num_batches_tracked: Buffer,
+}
+module!(Running { running_mean, running_var, num_batches_tracked });
+
 impl<const D: usize> BatchNorm<D> {
-    /// A layer with PyTorch's momentum 0.1 and ε 10⁻⁵.
+    /// A layer with PyTorch's options.
     ///
     /// # Errors
     /// No memory.
     pub fn new(scope: &Scope, channels: usize) -> Result<Self> {
-        Self::with_eps(scope, channels, 1e-5)
+        Self::with_options(scope, channels, BatchNormOptions::default())
     }
 
-    /// A layer with another ε.
+    /// A layer with others.
     ///
     /// # Errors
     /// No memory.
-    pub fn with_eps(scope: &Scope, channels: usize, eps: f64) -> Result<Self> {
+    pub fn with_options(scope: &Scope, channels: usize, options: BatchNormOptions) -> Result<Self> {
+        let BatchNormOptions { affine, track_running_stats, .. } = options;
         Ok(Self {
-            weight: scope.parameter("weight", &[channels], Init::ONES)?,
-            bias: scope.parameter("bias", &[channels], Init::ZEROS)?,
-            running_mean: scope.buffer("running_mean", &[channels], 0, scope.dtype())?,
-            running_var: scope.buffer("running_var", &[channels], 1, scope.dtype())?,
-            num_batches_tracked: scope.buffer("num_batches_tracked", &[], 0, DType::I64)?,
+            weight: parameter(scope, "weight", &[channels], Init::ONES, affine)?,
+            bias: parameter(scope, "bias", &[channels], Init::ZEROS, affine)?,
+            running: track_running_stats.then(|| Running::new(scope, channels)).transpose()?,
             mode: Mode::default(),
-            momentum: 0.1,
-            eps,
+            options,
         })
     }
 
@@ -64,12 +89,35 @@ impl<const D: usize> BatchNorm<D> {
             let reason = format!("{} dimensions are expected, got sizes {:?}", D + 2, input.sizes());
             return Err(TensorError::shape("batch_norm", reason));
         }
-        let is_training = self.mode.is_training();
-        if is_training {
-            autograd::no_grad(|| self.num_batches_tracked.add_(1))?;
+        let (running, is_training) = (self.running.as_ref(), self.mode.is_training());
+        let sees = is_training && !autograd::is_recomputing();
+        let momentum = match running {
+            Some(running) if sees => running.count(self.options.momentum)?,
+            _ => 0.0,
+        };
+        let averages = running.filter(|_| sees || !is_training);
+        let averages = averages.map(|running| (&*running.running_mean, &*running.running_var));
+        let (weight, bias) = (self.weight.as_deref(), self.bias.as_deref());
+        input.batch_norm(averages, weight, bias, is_training || running.is_none(), momentum, self.options.eps)
+    }
+}
+
+impl Running {
+    fn new(scope: &Scope, channels: usize) -> Result<Self> {
+        Ok(Self {
+            running_mean: scope.buffer("running_mean", &[channels], 0, scope.dtype())?,
+            running_var: scope.buffer("running_var", &[channels], 1, scope.dtype())?,
+            num_batches_tracked: scope.buffer("num_batches_tracked", &[], 0, DType::I64)?,
+        })
+    }
+
+    /// Counts a batch. Returns how far the averages move towards its own.
+    fn count(&self, momentum: Option<f64>) -> Result<f64> {
+        autograd::no_grad(|| self.num_batches_tracked.add_(1))?;
+        match momentum {
+            Some(momentum) => Ok(momentum),
+            None => Ok(1.0 / self.num_batches_tracked.item_scalar()?.to_f64()),
         }
-        let running = Some((&*self.running_mean, &*self.running_var));
-        input.batch_norm(running, Some(&self.weight), Some(&self.bias), is_training, self.momentum, self.eps)
     }
 }
 
@@ -84,12 +132,31 @@ macro_rules! layers {
 }
 layers!(1 2 3);
 
+/// What a [`LayerNorm`] or a [`GroupNorm`] has, and computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormOptions {
+    /// Added to variances.
+    pub eps: f64,
+    /// It has a weight, and a bias too unless it is left out.
+    pub affine: bool,
+    /// The bias is not left out.
+    pub bias: bool,
+}
+
+impl Default for NormOptions {
+    /// PyTorch's.
+    fn default() -> Self {
+        Self { eps: 1e-5, affine: true, bias: true }
+    }
+}
+
 /// Normalises over the last dimensions (Ba et al., 2016). PyTorch's `nn.LayerNorm`.
 pub struct LayerNorm {
     /// Of the sizes that are normalised.
-    pub weight: Parameter,
+    pub weight: Option<Parameter>,
     /// The same.
-    pub bias: Parameter,
+    pub bias: Option<Parameter>,
+    sizes: Vec<usize>,
     eps: f64,
 }
 module!(LayerNorm { weight, bias });
@@ -100,15 +167,26 @@ impl LayerNorm {
     /// # Errors
     /// No memory.
     pub fn new(scope: &Scope, sizes: &[usize], eps: f64) -> Result<Self> {
-        let weight = scope.parameter("weight", sizes, Init::ONES)?;
-        let bias = scope.parameter("bias", sizes, Init::ZEROS)?;
-        Ok(Self { weight, bias, eps })
+        Self::with_options(scope, sizes, NormOptions { eps, ..NormOptions::default() })
+    }
+
+    /// A layer with other options.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn with_options(scope: &Scope, sizes: &[usize], options: NormOptions) -> Result<Self> {
+        Ok(Self {
+            weight: parameter(scope, "weight", sizes, Init::ONES, options.affine)?,
+            bias: parameter(scope, "bias", sizes, Init::ZEROS, options.affine && options.bias)?,
+            sizes: sizes.to_vec(),
+            eps: options.eps,
+        })
     }
 }
 
 impl Layer for LayerNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.layer_norm(self.weight.sizes(), Some(&self.weight), Some(&self.bias), self.eps)
+        input.layer_norm(&self.sizes, self.weight.as_deref(), self.bias.as_deref(), self.eps)
     }
 }
 
@@ -139,28 +217,50 @@ impl Layer for RmsNorm {
 /// Normalises groups of channels (Wu and He, 2018). PyTorch's `nn.GroupNorm`.
 pub struct GroupNorm {
     /// `[channels]`.
-    pub weight: Parameter,
+    pub weight: Option<Parameter>,
     /// `[channels]`.
-    pub bias: Parameter,
+    pub bias: Option<Parameter>,
     groups: usize,
     eps: f64,
 }
 module!(GroupNorm { weight, bias });
 
 impl GroupNorm {
-    /// A layer with PyTorch's ε 10⁻⁵.
+    /// A layer with PyTorch's options.
     ///
     /// # Errors
-    /// No memory.
+    /// Groups that do not divide the channels; no memory.
     pub fn new(scope: &Scope, groups: usize, channels: usize) -> Result<Self> {
-        let weight = scope.parameter("weight", &[channels], Init::ONES)?;
-        let bias = scope.parameter("bias", &[channels], Init::ZEROS)?;
-        Ok(Self { weight, bias, groups, eps: 1e-5 })
+        Self::with_options(scope, groups, channels, NormOptions::default())
+    }
+
+    /// A layer with others.
+    ///
+    /// # Errors
+    /// Groups that do not divide the channels; no memory.
+    pub fn with_options(scope: &Scope, groups: usize, channels: usize, options: NormOptions) -> Result<Self> {
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(TensorError::argument(
+                "GroupNorm",
+                format!("{groups} groups do not divide {channels} channels"),
+            ));
+        }
+        Ok(Self {
+            weight: parameter(scope, "weight", &[channels], Init::ONES, options.affine)?,
+            bias: parameter(scope, "bias", &[channels], Init::ZEROS, options.affine && options.bias)?,
+            groups,
+            eps: options.eps,
+        })
     }
 }
 
 impl Layer for GroupNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps)
+        input.group_norm(self.groups, self.weight.as_deref(), self.bias.as_deref(), self.eps)
     }
+}
+
+/// A parameter, if the layer has it.
+fn parameter(scope: &Scope, name: &str, sizes: &[usize], init: Init, is_there: bool) -> Result<Option<Parameter>> {
+    is_there.then(|| scope.parameter(name, sizes, init)).transpose()
 }

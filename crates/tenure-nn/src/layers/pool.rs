@@ -15,19 +15,23 @@ pub struct PoolOptions<const D: usize> {
     pub stride: [usize; D],
     /// Pixels around the image.
     pub padding: [usize; D],
-    /// A window that is partly outside counts too.
+    /// Pixels from one element of the window to the next. A mean has none but 1.
+    pub dilation: [usize; D],
+    /// A window that is partly outside counts too: PyTorch's `ceil_mode`.
     pub ceil: bool,
+    /// Padding counts as zeros in a mean; else it does not count.
+    pub count_include_pad: bool,
 }
 
 impl<const D: usize> PoolOptions<D> {
     /// Windows side by side.
-    pub fn new(kernel: [usize; D]) -> Self {
-        Self { kernel, stride: kernel, padding: [0; D], ceil: false }
+    pub const fn new(kernel: [usize; D]) -> Self {
+        Self { kernel, stride: kernel, padding: [0; D], dilation: [1; D], ceil: false, count_include_pad: true }
     }
 
     fn pool(&self) -> Pool<'_> {
-        let Self { kernel, stride, padding, ceil } = self;
-        Pool { kernel, stride, padding, ceil: *ceil, ..Pool::default() }
+        let Self { kernel, stride, padding, dilation, ceil, .. } = self;
+        Pool { kernel, stride, padding, dilation, ceil: *ceil }
     }
 }
 
@@ -38,7 +42,7 @@ module!(MaxPool<1> {});
 module!(MaxPool<2> {});
 module!(MaxPool<3> {});
 
-/// The mean of each window, with what was padded. PyTorch's `nn.AvgPool1d`, `nn.AvgPool2d`, `nn.AvgPool3d`.
+/// The mean of each window. PyTorch's `nn.AvgPool1d`, `nn.AvgPool2d`, `nn.AvgPool3d`.
 #[derive(Clone, Copy, Debug)]
 pub struct AvgPool<const D: usize>(pub PoolOptions<D>);
 module!(AvgPool<1> {});
@@ -63,7 +67,7 @@ macro_rules! layers {
 
         impl Layer for AvgPool<$dims> {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
-                input.avg_pool(&self.0.pool(), true)
+                input.avg_pool(&self.0.pool(), self.0.count_include_pad)
             }
         }
 

@@ -4,11 +4,14 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
-use crate::layers::{Dropout, Embedding, Layer, LayerNorm, Linear};
+use super::config::{self, ConfigFile, Refusal};
+use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear};
 use crate::{Init, Mode, Scope, module};
 
-/// How large a BERT is: what `config.json` says.
+/// How large a BERT is: what `config.json` says. A file of another model, of a decoder, or with positions that are not
+/// absolute is refused.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "ConfigFile")]
 pub struct BertConfig {
     /// Tokens that there are.
     pub vocab_size: usize,
@@ -24,12 +27,18 @@ pub struct BertConfig {
     pub max_position_embeddings: usize,
     /// Kinds of text.
     pub type_vocab_size: usize,
+    /// Between the two linear layers.
+    pub hidden_act: Activation,
     /// Of the normalisation.
     pub layer_norm_eps: f64,
     /// How much is left out in training.
     pub hidden_dropout_prob: f64,
     /// How much attention is left out in training.
     pub attention_probs_dropout_prob: f64,
+    /// The token that texts are filled up with, counted from the end if it is negative.
+    pub pad_token_id: Option<isize>,
+    /// The standard deviation of what a fresh model begins with.
+    pub initializer_range: f64,
 }
 
 impl Default for BertConfig {
@@ -43,10 +52,54 @@ impl Default for BertConfig {
             intermediate_size: 3072,
             max_position_embeddings: 512,
             type_vocab_size: 2,
+            hidden_act: Activation::Gelu,
             layer_norm_eps: 1e-12,
             hidden_dropout_prob: 0.1,
             attention_probs_dropout_prob: 0.1,
+            pad_token_id: Some(0),
+            initializer_range: 0.02,
         }
+    }
+}
+
+impl TryFrom<ConfigFile> for BertConfig {
+    type Error = Refusal;
+
+    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
+        file.only("model_type", "bert".to_owned())?;
+        file.only("position_embedding_type", "absolute".to_owned())?;
+        file.only("is_decoder", false)?;
+        file.only("add_cross_attention", false)?;
+        file.no_heads_are_pruned()?;
+        Ok(Self {
+            vocab_size: file.required("vocab_size")?,
+            hidden_size: file.required("hidden_size")?,
+            num_hidden_layers: file.required("num_hidden_layers")?,
+            num_attention_heads: file.required("num_attention_heads")?,
+            intermediate_size: file.required("intermediate_size")?,
+            max_position_embeddings: file.required("max_position_embeddings")?,
+            type_vocab_size: file.or("type_vocab_size", 2)?,
+            hidden_act: file.activation("hidden_act", Activation::Gelu)?,
+            layer_norm_eps: file.or("layer_norm_eps", 1e-12)?,
+            hidden_dropout_prob: file.or("hidden_dropout_prob", 0.1)?,
+            attention_probs_dropout_prob: file.or("attention_probs_dropout_prob", 0.1)?,
+            pad_token_id: file.nullable("pad_token_id", 0)?,
+            initializer_range: file.or("initializer_range", 0.02)?,
+        })
+    }
+}
+
+impl BertConfig {
+    fn linear(&self, scope: &Scope, inputs: usize, outputs: usize) -> Result<Linear> {
+        Linear::with_init(scope, inputs, outputs, self.init(), Some(Init::ZEROS))
+    }
+
+    fn norm(&self, scope: &Scope) -> Result<LayerNorm> {
+        LayerNorm::new(&scope.at("LayerNorm"), &[self.hidden_size], self.layer_norm_eps)
+    }
+
+    fn init(&self) -> Init {
+        Init::Normal { mean: 0.0, deviation: self.initializer_range }
     }
 }
 
@@ -62,14 +115,15 @@ impl Bert {
     /// A fresh model. `scope` may be at `bert`, as in files of models with more on top.
     ///
     /// # Errors
-    /// No memory.
+    /// Heads that do not divide the hidden size; no memory.
     pub fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
+        config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
         let layers = scope.at("encoder").at("layer");
         let layer = |number| EncoderLayer::new(&layers.at(number), config);
         Ok(Self {
             embeddings: Embeddings::new(&scope.at("embeddings"), config)?,
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
-            pooler: linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
+            pooler: config.linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
         })
     }
 
@@ -105,13 +159,14 @@ module!(Embeddings { word_embeddings, position_embeddings, token_type_embeddings
 
 impl Embeddings {
     fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
-        let hidden = config.hidden_size;
-        let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, hidden, INIT);
+        let table = |name: &str, count, padding| {
+            config::token_table(&scope.at(name), count, config.hidden_size, config.init(), padding)
+        };
         Ok(Self {
-            word_embeddings: Embedding::padded(&scope.at("word_embeddings"), config.vocab_size, hidden, INIT, 0)?,
-            position_embeddings: table("position_embeddings", config.max_position_embeddings)?,
-            token_type_embeddings: table("token_type_embeddings", config.type_vocab_size)?,
-            norm: LayerNorm::new(&scope.at("LayerNorm"), &[hidden], config.layer_norm_eps)?,
+            word_embeddings: table("word_embeddings", config.vocab_size, config.pad_token_id)?,
+            position_embeddings: table("position_embeddings", config.max_position_embeddings, None)?,
+            token_type_embeddings: table("token_type_embeddings", config.type_vocab_size, None)?,
+            norm: config.norm(scope)?,
             dropout: Dropout::new(config.hidden_dropout_prob),
         })
     }
@@ -129,6 +184,7 @@ struct EncoderLayer {
     attention: SelfAttention,
     attention_output: Residual,
     intermediate: Linear,
+    activation: Activation,
     output: Residual,
 }
 module!(EncoderLayer { attention, attention_output, intermediate, output });
@@ -139,14 +195,15 @@ impl EncoderLayer {
         Ok(Self {
             attention: SelfAttention::new(&scope.at("attention").at("self"), config)?,
             attention_output: Residual::new(&scope.at("attention").at("output"), hidden, config)?,
-            intermediate: linear(&scope.at("intermediate").at("dense"), hidden, inner)?,
+            intermediate: config.linear(&scope.at("intermediate").at("dense"), hidden, inner)?,
+            activation: config.hidden_act,
             output: Residual::new(&scope.at("output"), inner, config)?,
         })
     }
 
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let x = self.attention_output.forward(&self.attention.forward(x, mask)?, x)?;
-        self.output.forward(&self.intermediate.forward(&x)?.gelu()?, &x)
+        self.output.forward(&self.activation.forward(&self.intermediate.forward(&x)?)?, &x)
     }
 }
 
@@ -162,7 +219,7 @@ module!(SelfAttention { query, key, value, mode });
 
 impl SelfAttention {
     fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
-        let projection = |name: &str| linear(&scope.at(name), config.hidden_size, config.hidden_size);
+        let projection = |name: &str| config.linear(&scope.at(name), config.hidden_size, config.hidden_size);
         Ok(Self {
             query: projection("query")?,
             key: projection("key")?,
@@ -193,8 +250,8 @@ module!(Residual { dense, norm, dropout });
 impl Residual {
     fn new(scope: &Scope, inputs: usize, config: &BertConfig) -> Result<Self> {
         Ok(Self {
-            dense: linear(&scope.at("dense"), inputs, config.hidden_size)?,
-            norm: LayerNorm::new(&scope.at("LayerNorm"), &[config.hidden_size], config.layer_norm_eps)?,
+            dense: config.linear(&scope.at("dense"), inputs, config.hidden_size)?,
+            norm: config.norm(scope)?,
             dropout: Dropout::new(config.hidden_dropout_prob),
         })
     }
@@ -202,10 +259,4 @@ impl Residual {
     fn forward(&self, x: &Tensor, before: &Tensor) -> Result<Tensor> {
         self.norm.forward(&self.dropout.forward(&self.dense.forward(x)?)?.add(before)?)
     }
-}
-
-const INIT: Init = Init::Normal { mean: 0.0, deviation: 0.02 };
-
-fn linear(scope: &Scope, inputs: usize, outputs: usize) -> Result<Linear> {
-    Linear::with_init(scope, inputs, outputs, INIT, Some(Init::ZEROS))
 }

@@ -4,11 +4,14 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor};
 
-use crate::layers::{Dropout, Embedding, Layer, LayerNorm};
+use super::config::{self, ConfigFile, Refusal};
+use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm};
 use crate::{Init, Mode, Parameter, Scope, module};
 
-/// How large a GPT-2 is: what `config.json` says.
+/// How large a GPT-2 is: what `config.json` says. A file of another model, or of one whose last layer is not the table of
+/// tokens, is refused. `reorder_and_upcast_attn` says what is done anyway: scores are never in half precision.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "ConfigFile")]
 pub struct Gpt2Config {
     /// Tokens that there are.
     pub vocab_size: usize,
@@ -20,6 +23,14 @@ pub struct Gpt2Config {
     pub n_layer: usize,
     /// Heads of each layer.
     pub n_head: usize,
+    /// Numbers between the linear layers; if it is not said, four times `n_embd`.
+    pub n_inner: Option<usize>,
+    /// Between the linear layers.
+    pub activation_function: Activation,
+    /// Scores are divided by the root of a head's size.
+    pub scale_attn_weights: bool,
+    /// Scores are divided by the layer's number, from 1.
+    pub scale_attn_by_inverse_layer_idx: bool,
     /// Of the normalisation.
     pub layer_norm_epsilon: f64,
     /// How much of the embedding is left out in training.
@@ -28,6 +39,8 @@ pub struct Gpt2Config {
     pub attn_pdrop: f64,
     /// How much of each part's result is left out in training.
     pub resid_pdrop: f64,
+    /// The standard deviation of what a fresh model begins with.
+    pub initializer_range: f64,
 }
 
 impl Default for Gpt2Config {
@@ -39,11 +52,65 @@ impl Default for Gpt2Config {
             n_embd: 768,
             n_layer: 12,
             n_head: 12,
+            n_inner: None,
+            activation_function: Activation::GeluTanh,
+            scale_attn_weights: true,
+            scale_attn_by_inverse_layer_idx: false,
             layer_norm_epsilon: 1e-5,
             embd_pdrop: 0.1,
             attn_pdrop: 0.1,
             resid_pdrop: 0.1,
+            initializer_range: 0.02,
         }
+    }
+}
+
+impl TryFrom<ConfigFile> for Gpt2Config {
+    type Error = Refusal;
+
+    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
+        file.only("model_type", "gpt2".to_owned())?;
+        file.only("tie_word_embeddings", true)?;
+        file.only("add_cross_attention", false)?;
+        file.no_heads_are_pruned()?;
+        Ok(Self {
+            vocab_size: file.required("vocab_size")?,
+            n_positions: file.required("n_positions")?,
+            n_embd: file.required("n_embd")?,
+            n_layer: file.required("n_layer")?,
+            n_head: file.required("n_head")?,
+            n_inner: file.optional("n_inner")?,
+            activation_function: file.activation("activation_function", Activation::GeluTanh)?,
+            scale_attn_weights: file.or("scale_attn_weights", true)?,
+            scale_attn_by_inverse_layer_idx: file.or("scale_attn_by_inverse_layer_idx", false)?,
+            layer_norm_epsilon: file.or("layer_norm_epsilon", 1e-5)?,
+            embd_pdrop: file.or("embd_pdrop", 0.1)?,
+            attn_pdrop: file.or("attn_pdrop", 0.1)?,
+            resid_pdrop: file.or("resid_pdrop", 0.1)?,
+            initializer_range: file.or("initializer_range", 0.02)?,
+        })
+    }
+}
+
+impl Gpt2Config {
+    /// What scores of layer number `layer`, from 0, are multiplied by.
+    fn scale(&self, layer: usize) -> f64 {
+        let root = if self.scale_attn_weights { ((self.n_embd / self.n_head) as f64).sqrt() } else { 1.0 };
+        let number = if self.scale_attn_by_inverse_layer_idx { layer + 1 } else { 1 };
+        1.0 / (root * number as f64)
+    }
+
+    fn norm(&self, scope: &Scope) -> Result<LayerNorm> {
+        LayerNorm::new(scope, &[self.n_embd], self.layer_norm_epsilon)
+    }
+
+    fn init(&self) -> Init {
+        Init::Normal { mean: 0.0, deviation: self.initializer_range }
+    }
+
+    /// Of what is added up over the layers, so that the sum stays as large for any number of them.
+    fn init_residual(&self) -> Init {
+        Init::Normal { mean: 0.0, deviation: self.initializer_range / (2.0 * self.n_layer as f64).sqrt() }
     }
 }
 
@@ -61,15 +128,16 @@ impl Gpt2 {
     /// A fresh model. `scope` may be at `transformer`, as in some files.
     ///
     /// # Errors
-    /// No memory.
+    /// Heads that do not divide the hidden size; no memory.
     pub fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
-        let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, normal(0.02));
-        let block = |number| Block::new(&scope.at("h").at(number), config);
+        config::check_heads("Gpt2", config.n_head, config.n_embd)?;
+        let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, config.init());
+        let block = |number| Block::new(&scope.at("h").at(number), config, number);
         Ok(Self {
             wte: table("wte", config.vocab_size)?,
             wpe: table("wpe", config.n_positions)?,
             blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
-            ln_f: norm(&scope.at("ln_f"), config)?,
+            ln_f: config.norm(&scope.at("ln_f"))?,
             dropout: Dropout::new(config.embd_pdrop),
         })
     }
@@ -90,20 +158,23 @@ struct Block {
     attn: SelfAttention,
     ln_2: LayerNorm,
     c_fc: Projection,
+    activation: Activation,
     c_proj: Projection,
     dropout: Dropout,
 }
 module!(Block { ln_1, attn, ln_2, c_fc, c_proj, dropout });
 
 impl Block {
-    fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
+    fn new(scope: &Scope, config: &Gpt2Config, number: usize) -> Result<Self> {
         let (size, mlp) = (config.n_embd, scope.at("mlp"));
+        let inner = config.n_inner.unwrap_or(4 * size);
         Ok(Self {
-            ln_1: norm(&scope.at("ln_1"), config)?,
-            attn: SelfAttention::new(&scope.at("attn"), config)?,
-            ln_2: norm(&scope.at("ln_2"), config)?,
-            c_fc: Projection::new(&mlp.at("c_fc"), size, 4 * size, 0.02)?,
-            c_proj: Projection::new(&mlp.at("c_proj"), 4 * size, size, residual(config))?,
+            ln_1: config.norm(&scope.at("ln_1"))?,
+            attn: SelfAttention::new(&scope.at("attn"), config, config.scale(number))?,
+            ln_2: config.norm(&scope.at("ln_2"))?,
+            c_fc: Projection::new(&mlp.at("c_fc"), size, inner, config.init())?,
+            activation: config.activation_function,
+            c_proj: Projection::new(&mlp.at("c_proj"), inner, size, config.init_residual())?,
             dropout: Dropout::new(config.resid_pdrop),
         })
     }
@@ -112,7 +183,7 @@ impl Block {
 impl Layer for Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.add(&self.dropout.forward(&self.attn.forward(&self.ln_1.forward(x)?)?)?)?;
-        let inner = self.c_fc.forward(&self.ln_2.forward(&x)?)?.gelu_tanh()?;
+        let inner = self.activation.forward(&self.c_fc.forward(&self.ln_2.forward(&x)?)?)?;
         x.add(&self.dropout.forward(&self.c_proj.forward(&inner)?)?)
     }
 }
@@ -122,18 +193,20 @@ struct SelfAttention {
     c_proj: Projection,
     mode: Mode,
     heads: usize,
+    scale: f64,
     dropout: f64,
 }
 module!(SelfAttention { c_attn, c_proj, mode });
 
 impl SelfAttention {
-    fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
+    fn new(scope: &Scope, config: &Gpt2Config, scale: f64) -> Result<Self> {
         let size = config.n_embd;
         Ok(Self {
-            c_attn: Projection::new(&scope.at("c_attn"), size, 3 * size, 0.02)?,
-            c_proj: Projection::new(&scope.at("c_proj"), size, size, residual(config))?,
+            c_attn: Projection::new(&scope.at("c_attn"), size, 3 * size, config.init())?,
+            c_proj: Projection::new(&scope.at("c_proj"), size, size, config.init_residual())?,
             mode: Mode::default(),
             heads: config.n_head,
+            scale,
             dropout: config.attn_pdrop,
         })
     }
@@ -145,7 +218,7 @@ impl Layer for SelfAttention {
         let heads =
             |part: usize| all.narrow(-1, part * size, size)?.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
-        let how = Attention { is_causal: true, dropout, ..Attention::default() };
+        let how = Attention { mask: None, is_causal: true, scale: Some(self.scale), dropout };
         let found = heads(0)?.attention(&heads(1)?, &heads(2)?, &how)?;
         self.c_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }
@@ -160,8 +233,8 @@ struct Projection {
 module!(Projection { weight, bias });
 
 impl Projection {
-    fn new(scope: &Scope, inputs: usize, outputs: usize, deviation: f64) -> Result<Self> {
-        let weight = scope.parameter("weight", &[inputs, outputs], normal(deviation))?;
+    fn new(scope: &Scope, inputs: usize, outputs: usize, init: Init) -> Result<Self> {
+        let weight = scope.parameter("weight", &[inputs, outputs], init)?;
         Ok(Self { weight, bias: scope.parameter("bias", &[outputs], Init::ZEROS)? })
     }
 }
@@ -170,17 +243,4 @@ impl Layer for Projection {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.linear(&self.weight.transpose(0, 1)?, Some(&self.bias))
     }
-}
-
-fn norm(scope: &Scope, config: &Gpt2Config) -> Result<LayerNorm> {
-    LayerNorm::new(scope, &[config.n_embd], config.layer_norm_epsilon)
-}
-
-fn normal(deviation: f64) -> Init {
-    Init::Normal { mean: 0.0, deviation }
-}
-
-/// Of what is added up over the layers, so that the sum stays as large for any number of them.
-fn residual(config: &Gpt2Config) -> f64 {
-    0.02 / (2.0 * config.n_layer as f64).sqrt()
 }

@@ -4,7 +4,8 @@ use tenure_tensor::ops::cat;
 use tenure_tensor::{Result, Tensor};
 
 use crate::layers::{
-    AdaptiveAvgPool, AvgPool, BatchNorm2d, Conv2d, ConvOptions, Dropout, Flatten, Layer, Linear, MaxPool, PoolOptions,
+    AdaptiveAvgPool, AvgPool, BatchNorm2d, BatchNormOptions, Conv2d, ConvOptions, Dropout, Flatten, Layer, Linear,
+    MaxPool, PoolOptions,
 };
 use crate::{Init, Scope, module};
 
@@ -108,8 +109,8 @@ impl Layer for InceptionV3 {
     }
 }
 
-const SHRINK: MaxPool<2> = MaxPool(PoolOptions { kernel: [3, 3], stride: [2, 2], padding: [0, 0], ceil: false });
-const SMOOTH: AvgPool<2> = AvgPool(PoolOptions { kernel: [3, 3], stride: [1, 1], padding: [1, 1], ceil: false });
+const SHRINK: MaxPool<2> = MaxPool(PoolOptions { stride: [2, 2], ..PoolOptions::new([3, 3]) });
+const SMOOTH: AvgPool<2> = AvgPool(PoolOptions { stride: [1, 1], padding: [1, 1], ..PoolOptions::new([3, 3]) });
 
 const WEIGHT: Init = Init::Normal { mean: 0.0, deviation: 0.1 };
 
@@ -327,7 +328,8 @@ impl Convolution {
     ) -> Result<Self> {
         let options = ConvOptions { stride, padding, bias: false, ..ConvOptions::default() };
         let conv = Conv2d::with_init(&scope.at("conv"), inputs, outputs, kernel, options, WEIGHT)?;
-        Ok(Self { conv, bn: BatchNorm2d::with_eps(&scope.at("bn"), outputs, 0.001)? })
+        let options = BatchNormOptions { eps: 0.001, ..BatchNormOptions::default() };
+        Ok(Self { conv, bn: BatchNorm2d::with_options(&scope.at("bn"), outputs, options)? })
     }
 
     /// Padded so that sizes stay, but where the stride is 2.

@@ -2,14 +2,16 @@
 
 use serde::Deserialize;
 use tenure_tensor::ops::Attention;
-use tenure_tensor::{Result, Tensor};
+use tenure_tensor::{Result, Tensor, TensorError};
 
+use super::config::{self, ConfigFile, Refusal};
 use super::rope::{Rope, Waves};
-use crate::layers::{Embedding, Layer, Linear, RmsNorm};
-use crate::{Init, Scope, module};
+use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm};
+use crate::{Init, Mode, Scope, module};
 
-/// How large a Llama is: what `config.json` says.
+/// How large a Llama is: what `config.json` says. A file of another model is refused.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "ConfigFile")]
 pub struct LlamaConfig {
     /// Tokens that there are.
     pub vocab_size: usize,
@@ -23,14 +25,26 @@ pub struct LlamaConfig {
     pub num_attention_heads: usize,
     /// Heads of keys and values, each for several of queries.
     pub num_key_value_heads: usize,
+    /// Numbers of one head; if it is not said, the heads share `hidden_size`.
+    pub head_dim: Option<usize>,
+    /// Between the linear layers, of the gate.
+    pub hidden_act: Activation,
     /// Of the normalisation.
     pub rms_norm_eps: f64,
     /// Positions.
-    #[serde(flatten)]
     pub rope: Rope,
+    /// The linear layers of attention have biases.
+    pub attention_bias: bool,
+    /// The other linear layers have biases, but for the last.
+    pub mlp_bias: bool,
+    /// How much attention is left out in training.
+    pub attention_dropout: f64,
     /// The table of tokens is the last layer too.
-    #[serde(default)]
     pub tie_word_embeddings: bool,
+    /// The token that texts are filled up with, counted from the end if it is negative.
+    pub pad_token_id: Option<isize>,
+    /// The standard deviation of what a fresh model begins with.
+    pub initializer_range: f64,
 }
 
 impl Default for LlamaConfig {
@@ -43,10 +57,73 @@ impl Default for LlamaConfig {
             num_hidden_layers: 22,
             num_attention_heads: 32,
             num_key_value_heads: 4,
+            head_dim: None,
+            hidden_act: Activation::Silu,
             rms_norm_eps: 1e-5,
             rope: Rope::default(),
+            attention_bias: false,
+            mlp_bias: false,
+            attention_dropout: 0.0,
             tie_word_embeddings: false,
+            pad_token_id: None,
+            initializer_range: 0.02,
         }
+    }
+}
+
+impl TryFrom<ConfigFile> for LlamaConfig {
+    type Error = Refusal;
+
+    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
+        file.only("model_type", "llama".to_owned())?;
+        file.no_heads_are_pruned()?;
+        let num_attention_heads = file.required("num_attention_heads")?;
+        Ok(Self {
+            vocab_size: file.required("vocab_size")?,
+            hidden_size: file.required("hidden_size")?,
+            intermediate_size: file.required("intermediate_size")?,
+            num_hidden_layers: file.required("num_hidden_layers")?,
+            num_attention_heads,
+            num_key_value_heads: file.or("num_key_value_heads", num_attention_heads)?,
+            head_dim: file.optional("head_dim")?,
+            hidden_act: file.activation("hidden_act", Activation::Silu)?,
+            rms_norm_eps: file.or("rms_norm_eps", 1e-6)?,
+            rope: file.all()?,
+            attention_bias: file.or("attention_bias", false)?,
+            mlp_bias: file.or("mlp_bias", false)?,
+            attention_dropout: file.or("attention_dropout", 0.0)?,
+            tie_word_embeddings: file.or("tie_word_embeddings", false)?,
+            pad_token_id: file.optional("pad_token_id")?,
+            initializer_range: file.or("initializer_range", 0.02)?,
+        })
+    }
+}
+
+impl LlamaConfig {
+    /// Numbers of one head.
+    fn head_size(&self) -> Result<usize> {
+        let Self { hidden_size, num_attention_heads: heads, num_key_value_heads: key_heads, .. } = *self;
+        if self.head_dim.is_none() {
+            config::check_heads("Llama", heads, hidden_size)?;
+        }
+        if key_heads == 0 || heads == 0 || !heads.is_multiple_of(key_heads) {
+            let reason = format!("{key_heads} heads of keys and values cannot be shared by {heads} of queries");
+            return Err(TensorError::argument("Llama", reason));
+        }
+        let size = self.head_dim.unwrap_or(hidden_size / heads);
+        if size == 0 || !size.is_multiple_of(2) {
+            let reason = format!("positions turn pairs of a head's numbers, of which there are {size}");
+            return Err(TensorError::argument("Llama", reason));
+        }
+        Ok(size)
+    }
+
+    fn linear(&self, scope: &Scope, inputs: usize, outputs: usize, bias: bool) -> Result<Linear> {
+        Linear::with_init(scope, inputs, outputs, self.init(), bias.then_some(Init::ZEROS))
+    }
+
+    fn init(&self) -> Init {
+        Init::Normal { mean: 0.0, deviation: self.initializer_range }
     }
 }
 
@@ -65,18 +142,20 @@ impl Llama {
     /// A fresh model.
     ///
     /// # Errors
-    /// No memory.
+    /// Heads that do not go together; no memory.
     pub fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
-        let (model, hidden) = (scope.at("model"), config.hidden_size);
-        let block = |number| Block::new(&model.at("layers").at(number), config);
-        let lm_head = (!config.tie_word_embeddings).then(|| linear(&scope.at("lm_head"), hidden, config.vocab_size));
+        let (model, hidden, count) = (scope.at("model"), config.hidden_size, config.vocab_size);
+        let head_size = config.head_size()?;
+        let block = |number| Block::new(&model.at("layers").at(number), config, head_size);
+        let lm_head = || config.linear(&scope.at("lm_head"), hidden, count, false);
+        let (tokens, padding) = (model.at("embed_tokens"), config.pad_token_id);
         Ok(Self {
-            embed_tokens: Embedding::with_init(&model.at("embed_tokens"), config.vocab_size, hidden, INIT)?,
+            embed_tokens: config::token_table(&tokens, count, hidden, config.init(), padding)?,
             layers: (0..config.num_hidden_layers).map(block).collect::<Result<_>>()?,
             norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
-            lm_head: lm_head.transpose()?,
+            lm_head: (!config.tie_word_embeddings).then(lm_head).transpose()?,
             rope: config.rope,
-            head_size: hidden / config.num_attention_heads,
+            head_size,
         })
     }
 }
@@ -102,28 +181,31 @@ struct Block {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
+    activation: Activation,
 }
 module!(Block { attention, gate_proj, up_proj, down_proj, input_layernorm, post_attention_layernorm });
 
 impl Block {
-    fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
+    fn new(scope: &Scope, config: &LlamaConfig, head_size: usize) -> Result<Self> {
         let (hidden, inner, mlp) = (config.hidden_size, config.intermediate_size, scope.at("mlp"));
+        let linear = |name: &str, inputs, outputs| config.linear(&mlp.at(name), inputs, outputs, config.mlp_bias);
         let norm = |name: &str| RmsNorm::new(&scope.at(name), &[hidden], config.rms_norm_eps);
         Ok(Self {
             input_layernorm: norm("input_layernorm")?,
-            attention: SelfAttention::new(&scope.at("self_attn"), config)?,
+            attention: SelfAttention::new(&scope.at("self_attn"), config, head_size)?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
-            gate_proj: linear(&mlp.at("gate_proj"), hidden, inner)?,
-            up_proj: linear(&mlp.at("up_proj"), hidden, inner)?,
-            down_proj: linear(&mlp.at("down_proj"), inner, hidden)?,
+            gate_proj: linear("gate_proj", hidden, inner)?,
+            up_proj: linear("up_proj", hidden, inner)?,
+            down_proj: linear("down_proj", inner, hidden)?,
+            activation: config.hidden_act,
         })
     }
 
     fn forward(&self, x: &Tensor, waves: &Waves) -> Result<Tensor> {
         let x = x.add(&self.attention.forward(&self.input_layernorm.forward(x)?, waves)?)?;
         let normal = self.post_attention_layernorm.forward(&x)?;
-        let gated = self.gate_proj.forward(&normal)?.silu()?.mul(&self.up_proj.forward(&normal)?)?;
-        x.add(&self.down_proj.forward(&gated)?)
+        let gate = self.activation.forward(&self.gate_proj.forward(&normal)?)?;
+        x.add(&self.down_proj.forward(&gate.mul(&self.up_proj.forward(&normal)?)?)?)
     }
 }
 
@@ -132,22 +214,27 @@ struct SelfAttention {
     k_proj: Linear,
     v_proj: Linear,
     o_proj: Linear,
+    mode: Mode,
     heads: usize,
     key_heads: usize,
+    dropout: f64,
 }
-module!(SelfAttention { q_proj, k_proj, v_proj, o_proj });
+module!(SelfAttention { q_proj, k_proj, v_proj, o_proj, mode });
 
 impl SelfAttention {
-    fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
+    fn new(scope: &Scope, config: &LlamaConfig, head_size: usize) -> Result<Self> {
         let (hidden, heads, key_heads) = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads);
-        let of_keys = hidden / heads * key_heads;
+        let linear =
+            |name: &str, inputs, outputs| config.linear(&scope.at(name), inputs, outputs, config.attention_bias);
         Ok(Self {
-            q_proj: linear(&scope.at("q_proj"), hidden, hidden)?,
-            k_proj: linear(&scope.at("k_proj"), hidden, of_keys)?,
-            v_proj: linear(&scope.at("v_proj"), hidden, of_keys)?,
-            o_proj: linear(&scope.at("o_proj"), hidden, hidden)?,
+            q_proj: linear("q_proj", hidden, heads * head_size)?,
+            k_proj: linear("k_proj", hidden, key_heads * head_size)?,
+            v_proj: linear("v_proj", hidden, key_heads * head_size)?,
+            o_proj: linear("o_proj", heads * head_size, hidden)?,
+            mode: Mode::default(),
             heads,
             key_heads,
+            dropout: config.attention_dropout,
         })
     }
 
@@ -157,14 +244,9 @@ impl SelfAttention {
         let queries = waves.turn(&heads(&self.q_proj, self.heads)?)?;
         let keys = waves.turn(&heads(&self.k_proj, self.key_heads)?)?;
         let values = heads(&self.v_proj, self.key_heads)?;
-        let how = Attention { is_causal: true, ..Attention::default() };
+        let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
+        let how = Attention { is_causal: true, dropout, ..Attention::default() };
         let found = queries.attention(&keys, &values, &how)?;
         self.o_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }
-}
-
-const INIT: Init = Init::Normal { mean: 0.0, deviation: 0.02 };
-
-fn linear(scope: &Scope, inputs: usize, outputs: usize) -> Result<Linear> {
-    Linear::with_init(scope, inputs, outputs, INIT, None)
 }

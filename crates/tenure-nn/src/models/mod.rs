@@ -1,6 +1,7 @@
 //! Models, whose parameters have the names of torchvision and Hugging Face, so that their files load.
 
 mod bert;
+mod config;
 mod densenet;
 mod gpt2;
 mod inception;

@@ -12,6 +12,8 @@ use crate::{Fan, Init, Scope, module};
 pub struct R3dConfig {
     /// Blocks of the four stages.
     pub blocks: [usize; 4],
+    /// Channels of the first stage; each further one has twice as many.
+    pub width: usize,
     /// Channels of frames.
     pub channels: usize,
     /// Classes.
@@ -20,7 +22,7 @@ pub struct R3dConfig {
 
 impl R3dConfig {
     /// R3D-18.
-    pub const R3D18: Self = Self { blocks: [2, 2, 2, 2], channels: 3, classes: 400 };
+    pub const R3D18: Self = Self { blocks: [2, 2, 2, 2], width: 64, channels: 3, classes: 400 };
 }
 
 /// Classes of videos `[batch, channels, frames, height, width]`, as scores `[batch, classes]`.
@@ -38,10 +40,10 @@ impl R3d {
     /// No memory.
     pub fn new(scope: &Scope, config: R3dConfig) -> Result<Self> {
         let (stride, padding) = ([1, 2, 2], [1, 3, 3]);
-        let stem = normal(&scope.at("stem"), config.channels, 64, [3, 7, 7], stride, padding)?;
-        let (mut stages, mut inputs) = (Vec::new(), 64);
+        let stem = normal(&scope.at("stem"), config.channels, config.width, [3, 7, 7], stride, padding)?;
+        let (mut stages, mut inputs) = (Vec::new(), config.width);
         for (stage, count) in config.blocks.into_iter().enumerate() {
-            let (at, width) = (scope.at(format!("layer{}", stage + 1)), 64 << stage);
+            let (at, width) = (scope.at(format!("layer{}", stage + 1)), config.width << stage);
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };

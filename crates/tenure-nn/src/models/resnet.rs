@@ -15,6 +15,8 @@ pub struct ResNetConfig {
     pub blocks: [usize; 4],
     /// Blocks of three convolutions rather than two.
     pub is_bottleneck: bool,
+    /// Channels of the first stage; each further one has twice as many.
+    pub width: usize,
     /// Channels of images.
     pub channels: usize,
     /// Classes.
@@ -23,7 +25,8 @@ pub struct ResNetConfig {
 
 impl ResNetConfig {
     /// ResNet-18.
-    pub const RESNET18: Self = Self { blocks: [2, 2, 2, 2], is_bottleneck: false, channels: 3, classes: 1000 };
+    pub const RESNET18: Self =
+        Self { blocks: [2, 2, 2, 2], is_bottleneck: false, width: 64, channels: 3, classes: 1000 };
     /// ResNet-34.
     pub const RESNET34: Self = Self { blocks: [3, 4, 6, 3], ..Self::RESNET18 };
     /// ResNet-50.
@@ -50,11 +53,11 @@ impl ResNet {
     /// No memory.
     pub fn new(scope: &Scope, config: ResNetConfig) -> Result<Self> {
         let expansion = if config.is_bottleneck { 4 } else { 1 };
-        let conv1 = conv(&scope.at("conv1"), config.channels, 64, 7, 2)?;
-        let bn1 = BatchNorm2d::new(&scope.at("bn1"), 64)?;
-        let (mut stages, mut inputs) = (Vec::new(), 64);
+        let conv1 = conv(&scope.at("conv1"), config.channels, config.width, 7, 2)?;
+        let bn1 = BatchNorm2d::new(&scope.at("bn1"), config.width)?;
+        let (mut stages, mut inputs) = (Vec::new(), config.width);
         for (stage, count) in config.blocks.into_iter().enumerate() {
-            let (at, width) = (scope.at(format!("layer{}", stage + 1)), 64 << stage);
+            let (at, width) = (scope.at(format!("layer{}", stage + 1)), config.width << stage);
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };

@@ -6,10 +6,12 @@ use serde::Deserialize;
 use tenure_tensor::ops;
 use tenure_tensor::{DType, Result, Tensor};
 
+use super::config::{ConfigFile, Refusal};
+
 /// Positions as angles that pairs of numbers of queries and keys are turned by: what `rope_parameters` of `config.json`
 /// says, or `rope_theta` and `rope_scaling`, which earlier files have.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(from = "ConfigFile")]
+#[serde(try_from = "ConfigFile")]
 pub struct Rope {
     /// Positions in a radian of the longest wave, nearly.
     pub theta: f64,
@@ -42,20 +44,6 @@ pub enum RopeScaling {
     },
 }
 
-#[derive(Deserialize)]
-struct ConfigFile {
-    rope_parameters: Option<Parameters>,
-    rope_theta: Option<f64>,
-    rope_scaling: Option<RopeScaling>,
-}
-
-#[derive(Deserialize)]
-struct Parameters {
-    rope_theta: Option<f64>,
-    #[serde(flatten)]
-    scaling: RopeScaling,
-}
-
 /// The angles' cosines and sines: `[length, size]`.
 pub(super) struct Waves {
     cos: Tensor,
@@ -69,13 +57,20 @@ impl Default for Rope {
     }
 }
 
-impl From<ConfigFile> for Rope {
-    fn from(file: ConfigFile) -> Self {
-        let (theta, scaling) = match file.rope_parameters {
-            Some(parameters) => (parameters.rope_theta, parameters.scaling),
-            None => (file.rope_theta, file.rope_scaling.unwrap_or_default()),
+impl TryFrom<ConfigFile> for Rope {
+    type Error = Refusal;
+
+    fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
+        let parameters: Option<ConfigFile> = file.optional("rope_parameters")?;
+        let theta = parameters.as_ref().unwrap_or(&file).optional("rope_theta")?;
+        // All of a head's numbers are turned.
+        parameters.iter().chain([&file]).try_for_each(|file| file.only("partial_rotary_factor", 1.0))?;
+        let scaling = match parameters {
+            Some(parameters) => Some(parameters),
+            None => file.optional("rope_scaling")?,
         };
-        Self { theta: theta.unwrap_or(Self::default().theta), scaling }
+        let scaling = scaling.map(|scaling| scaling.renamed("type", "rope_type").all()).transpose()?;
+        Ok(Self { theta: theta.unwrap_or(Self::default().theta), scaling: scaling.unwrap_or_default() })
     }
 }
 
@@ -161,6 +156,7 @@ mod tests {
         parameters["rope_theta"] = json!(500000.0);
         check(json!({ "rope_parameters": parameters }), LLAMA3);
         check(json!({ "rope_theta": 500000, "rope_scaling": { "rope_type": "linear", "factor": 4 } }), LINEAR);
+        check(json!({ "rope_theta": 500000, "rope_scaling": { "type": "linear", "factor": 4 } }), LINEAR);
     }
 
     #[test]
@@ -172,8 +168,19 @@ mod tests {
 
     #[test]
     fn other_ways_of_scaling_are_refused() {
-        let file = json!({ "rope_theta": 10000.0, "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } });
-        let message = serde_json::from_value::<Rope>(file).unwrap_err().to_string();
-        assert!(message.contains("unknown variant `yarn`"), "{message}");
+        for name in ["type", "rope_type"] {
+            let file = json!({ "rope_theta": 10000.0, "rope_scaling": { name: "yarn", "factor": 4.0 } });
+            let message = serde_json::from_value::<Rope>(file).unwrap_err().to_string();
+            assert!(message.contains("unknown variant `yarn`"), "{message}");
+        }
+    }
+
+    #[test]
+    fn heads_that_are_turned_in_part_are_refused() {
+        let inside = json!({ "rope_parameters": { "rope_type": "default", "partial_rotary_factor": 0.5 } });
+        for file in [json!({ "partial_rotary_factor": 0.5 }), inside] {
+            let message = serde_json::from_value::<Rope>(file).unwrap_err().to_string();
+            assert!(message.contains("partial_rotary_factor is 0.5: only models with 1.0 can be loaded"), "{message}");
+        }
     }
 }

@@ -34,10 +34,10 @@ pub trait Rule: Send + Sync {
     /// What it keeps for each element of a parameter: names, and values at first.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
-    /// Changes `parameter`, and `slots`, by its gradient. `step` counts from 1.
+    /// Changes `parameter`, and `slots`, by its gradient. `step` counts from 1. All but the gradient are contiguous.
     ///
     /// # Errors
-    /// No kernel for the dtype.
+    /// No kernel for the dtype; numbers of the rule that do not go together.
     fn update(
         &self,
         step: u64,
@@ -65,6 +65,8 @@ pub trait Rule: Send + Sync {
 pub struct Optimizer {
     groups: Vec<Group>,
     lr_scale: f64,
+    /// Whether gradients are finite that a [`GradScaler`] has scaled down for the next step.
+    unscaled: Option<bool>,
 }
 
 /// Parameters that are stepped alike.
@@ -89,19 +91,16 @@ struct Member {
 impl Optimizer {
     /// Of one group of parameters.
     pub fn new(parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        Self { groups: Vec::new(), lr_scale: 1.0 }.with_group(parameters, lr, rule)
+        Self { groups: Vec::new(), lr_scale: 1.0, unscaled: None }.with_group(parameters, lr, rule)
     }
 
     /// With one more group. A parameter that is in a group already stays in that one.
     #[must_use]
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        self.groups.push(Group { lr, rule: Arc::new(rule), members: Vec::new() });
-        for parameter in parameters {
-            let is_known = self.parameters().any(|known| known.is_same(&parameter));
-            if let (false, Some(group)) = (is_known, self.groups.last_mut()) {
-                group.members.push(Member { parameter, step: 0, slots: Vec::new() });
-            }
-        }
+        let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
+        let fresh = parameters.into_iter().filter(|parameter| known.insert(parameter.id()));
+        let members = fresh.map(|parameter| Member { parameter, step: 0, slots: Vec::new() }).collect();
+        self.groups.push(Group { lr, rule: Arc::new(rule), members });
         self
     }
 
@@ -128,7 +127,8 @@ impl Optimizer {
     /// Steps every parameter that has a gradient.
     ///
     /// # Errors
-    /// A dtype that the rule has no kernel for; a gradient of other sizes or dtype, given by hand; no memory.
+    /// A dtype that the rule has no kernel for; numbers of a rule that do not go together; a gradient of other sizes or
+    /// dtype, given by hand; no memory.
     pub fn step(&mut self) -> Result<()> {
         for group in &mut self.groups {
             let lr = group.lr * self.lr_scale;
@@ -138,6 +138,7 @@ impl Optimizer {
                 }
             }
         }
+        self.unscaled = None;
         Ok(())
     }
 
@@ -221,8 +222,13 @@ impl Member {
         if self.step == 0 {
             self.slots = self.make_slots(rule)?;
         }
-        rule.update(self.step + 1, lr, &self.parameter, grad, &self.slots)?;
-        self.parameter.bump_version("Optimizer::step");
+        let dense = parameter.contiguous()?;
+        rule.update(self.step + 1, lr, &dense, grad, &self.slots)?;
+        if dense.is_same(parameter) {
+            parameter.bump_version("Optimizer::step");
+        } else {
+            parameter.copy_(&dense)?;
+        }
         self.step += 1;
         Ok(())
     }

@@ -1,13 +1,13 @@
 //! Losses are scaled so that gradients of half precision do not vanish.
 
 use serde::{Deserialize, Serialize};
-use tenure_tensor::Tensor;
+use tenure_tensor::{Tensor, TensorError};
 
 use super::{Optimizer, clip};
 use crate::Result;
 
 /// Scales a loss up before `backward` and gradients down after it, and leaves a step out whose gradients are not
-/// finite. PyTorch's `torch.amp.GradScaler`.
+/// finite. PyTorch's `torch.amp.GradScaler` for one optimizer, whose `update` is part of [`step`](Self::step).
 #[derive(Clone, Debug)]
 pub struct GradScaler {
     /// What it keeps between steps, to be kept in a checkpoint.
@@ -45,30 +45,41 @@ impl GradScaler {
         Ok(loss.mul(self.state.scale)?)
     }
 
-    /// Scales the gradients down: to be clipped, or looked at. Returns whether all are finite, which
-    /// [`step`](Self::step) wants to know.
+    /// Scales the gradients down, for them to be clipped or looked at before [`step`](Self::step), which does it itself
+    /// otherwise. Returns whether all are finite; if not, none was changed.
     ///
     /// # Errors
-    /// No memory.
-    pub fn unscale(&self, optimizer: &Optimizer) -> Result<bool> {
-        for grad in optimizer.parameters().filter_map(|parameter| parameter.grad()) {
-            if !clip::squares(&grad)?.is_finite() {
-                return Ok(false);
-            }
+    /// They were scaled down already for this step; no memory.
+    pub fn unscale(&self, optimizer: &mut Optimizer) -> Result<bool> {
+        if optimizer.unscaled.is_some() {
+            let reason = "the gradients were scaled down already: call it once, then GradScaler::step";
+            return Err(TensorError::argument("GradScaler::unscale", reason).into());
         }
-        clip::scale_grads(optimizer.parameters(), 1.0 / self.state.scale)?;
-        Ok(true)
+        let mut is_finite = true;
+        for grad in optimizer.parameters().filter_map(|parameter| parameter.grad()) {
+            is_finite = is_finite && clip::squares(&grad)?.is_finite();
+        }
+        if is_finite {
+            clip::scale_grads(optimizer.parameters(), 1.0 / self.state.scale)?;
+        }
+        optimizer.unscaled = Some(is_finite);
+        Ok(is_finite)
     }
 
     /// Steps, if the gradients are finite, and adapts the scale. Returns whether it stepped.
     ///
     /// # Errors
     /// Those of [`Optimizer::step`].
-    pub fn step(&mut self, optimizer: &mut Optimizer, is_finite: bool) -> Result<bool> {
+    pub fn step(&mut self, optimizer: &mut Optimizer) -> Result<bool> {
+        let is_finite = match optimizer.unscaled {
+            Some(is_finite) => is_finite,
+            None => self.unscale(optimizer)?,
+        };
         if is_finite {
             optimizer.step()?;
             self.state.steps += 1;
         } else {
+            optimizer.unscaled = None;
             self.state = ScalerState { scale: self.state.scale * self.backoff_factor, steps: 0 };
         }
         if self.state.steps == self.growth_interval {

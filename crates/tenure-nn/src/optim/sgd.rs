@@ -1,6 +1,6 @@
 //! Gradient descent with momentum.
 
-use tenure_tensor::{Entry, Float, Kernel, Result, Tensor};
+use tenure_tensor::{Entry, Float, Kernel, Result, Tensor, TensorError};
 
 use super::cpu::{self, number, on_cpu};
 use super::{Rule, StepKernel};
@@ -19,7 +19,8 @@ pub struct Sgd {
     pub dampening: f64,
     /// How much the parameter shrinks.
     pub weight_decay: f64,
-    /// The gradient is that of the place where the momentum leads (Sutskever et al., 2013).
+    /// The gradient is that of the place where the momentum leads (Sutskever et al., 2013). There must be one, and no
+    /// dampening.
     pub nesterov: bool,
 }
 
@@ -44,6 +45,13 @@ impl Rule for Sgd {
     }
 
     fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
+        let Self { momentum, dampening, nesterov, .. } = *self;
+        if nesterov && (momentum <= 0.0 || dampening != 0.0) {
+            let reason = format!(
+                "nesterov needs a momentum above 0 and a dampening of 0, got momentum {momentum} and dampening {dampening}"
+            );
+            return Err(TensorError::argument("sgd", reason));
+        }
         let kernel = SGD.find(parameter.device().kind(), parameter.dtype())?;
         kernel(&SgdStep { rule: *self, is_first: step == 1, lr }, parameter, grad, slots)
     }

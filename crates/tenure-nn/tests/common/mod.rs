@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub(crate) mod configs;
+
 use serde_json::Value;
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::random::Generator;

@@ -75,6 +75,21 @@ def calm_resnet50() -> nn.Module:
     return model
 
 
+def narrow(model: nn.Module, width: int = 8) -> nn.Module:
+    """A ResNet with `width` channels in the first stage instead of 64."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Conv3d):
+            # Images keep their channels.
+            inputs = layer.in_channels if layer.in_channels == 3 else layer.in_channels * width // 64
+            layer.in_channels, layer.out_channels = inputs, layer.out_channels * width // 64
+            layer.weight = nn.Parameter(layer.weight[: layer.out_channels, :inputs].clone())
+        elif isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d):
+            layer.__init__(layer.num_features * width // 64)
+        elif isinstance(layer, nn.Linear):
+            layer.__init__(layer.in_features * width // 64, layer.out_features)
+    return model
+
+
 def inception(**options) -> nn.Module:
     return torchvision.models.inception.Inception3(init_weights=True, dropout=0.0, **options)
 
@@ -106,15 +121,15 @@ def small() -> dict[str, Case]:
     following = lambda: tokens(2, 6, 11)[:, 1:]  # noqa: E731
     return {
         "resnet_basic": Case(
-            lambda: resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], 5), lambda: images(4, 3, 33, 24), four
+            lambda: narrow(resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], 5)), lambda: images(4, 3, 33, 24), four
         ),
         "resnet_bottleneck": Case(
-            lambda: resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], 5), lambda: images(4, 3, 33, 24), four
+            lambda: narrow(resnet.ResNet(resnet.Bottleneck, [1, 1, 1, 1], 5)), lambda: images(4, 3, 33, 24), four
         ),
         "densenet": Case(
             lambda: densenet.DenseNet(8, (2, 1, 1, 1), 16, num_classes=5), lambda: images(4, 3, 64, 48), four
         ),
-        "r3d": Case(lambda: r3d([1, 1, 1, 1]), lambda: images(2, 3, 4, 20, 24), two),
+        "r3d": Case(lambda: narrow(r3d([1, 1, 1, 1])), lambda: images(2, 3, 4, 20, 24), two),
         "bert": Case(
             lambda: bert(
                 vocab_size=11, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,

@@ -130,6 +130,11 @@ impl Tensor {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// What no other tensor has while this one is there: for sets of tensors that are held.
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
     /// How often it, or a view of its storage, was written to in place.
     pub fn version(&self) -> u64 {
         self.inner.version.count.load(Ordering::Acquire)
