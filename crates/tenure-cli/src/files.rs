@@ -11,7 +11,7 @@ use crate::args::Source;
 use crate::progress;
 
 /// The exit code for bad input, which is clap's for bad usage.
-const BAD_INPUT: u8 = 2;
+pub(crate) const BAD_INPUT: u8 = 2;
 
 /// Prints what `action` makes of each file. A file that it cannot use gets a line on stderr and leaves nothing on
 /// stdout, and the next has its turn.
@@ -96,7 +96,7 @@ fn show(made: anyhow::Result<String>) -> Shown {
 }
 
 /// One line on stderr, whatever the names in it hold.
-fn complain(message: &str) {
+pub(crate) fn complain(message: &str) {
     let line: String = message.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     // Nobody is left to tell of a failure here.
     let _ = writeln!(io::stderr(), "tenure: {line}");

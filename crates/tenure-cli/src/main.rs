@@ -2,7 +2,7 @@
 //! would have made of it.
 //!
 //! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
-//! or written, or a device that is not there or failed; 130, interrupted.
+//! or written, a device that is not there or failed, or a training run that could not go on; 130, interrupted.
 #![forbid(unsafe_code)]
 
 mod args;

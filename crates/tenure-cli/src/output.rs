@@ -2,18 +2,16 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tempfile::NamedTempFile;
+use tenure::nn::checkpoint;
+
+use crate::files;
 
 /// What shells report for a program ended by Ctrl-C.
 pub(crate) const INTERRUPTED: u8 = 130;
-
-/// The temporary file that is being written.
-static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// Somebody asked a program that [takes note](note_interrupts) to end.
 static WAS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -47,48 +45,32 @@ fn handle_interrupts(handler: impl FnMut() + Send + 'static) {
 }
 
 fn clean_up_and_exit() {
-    // Held to the end: nothing new is begun meanwhile.
-    let mut unfinished = unfinished();
-    if let Some(path) = unfinished.take() {
-        let _ = fs::remove_file(path);
-    }
+    checkpoint::abandon_writes();
     process::exit(INTERRUPTED.into());
 }
 
 /// Writes `content` to `path`. The file appears when everything is there.
-pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    // A file that is replaced keeps its permissions. A device or a pipe is not replaced.
-    let replaced = fs::metadata(path).ok();
-    if replaced.as_ref().is_some_and(|replaced| !replaced.is_file()) {
-        return fill(&mut File::create(path)?, content);
+pub(crate) fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> anyhow::Result<()> {
+    if is_device(path) {
+        let written = File::create(path).and_then(|file| {
+            let mut out = BufWriter::new(file);
+            content(&mut out)?;
+            out.flush()
+        });
+        return written.map_err(|error| files::about(path, error));
     }
-    let mut file = begin(path)?;
-    let written = fill(file.as_file_mut(), content)
-        .and_then(|()| replaced.map_or(Ok(()), |replaced| file.as_file().set_permissions(replaced.permissions())));
-    // Nobody is interrupted between the two.
-    let mut unfinished = unfinished();
-    *unfinished = None;
-    written?;
-    file.persist(path).map(drop).map_err(|error| error.error)
+    Ok(checkpoint::write_atomically(path, content)?)
 }
 
-/// A temporary file beside `path`.
-fn begin(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
-    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
-    let mut unfinished = unfinished();
-    let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder, make)?;
-    *unfinished = Some(file.path().into());
-    Ok(file)
+/// That a file cannot be written at the end is said at the beginning.
+pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+    if is_device(path) {
+        return Ok(());
+    }
+    Ok(checkpoint::check_writable(path)?)
 }
 
-fn fill(file: &mut File, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut out = BufWriter::new(file);
-    content(&mut out)?;
-    out.flush()
-}
-
-fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
-    UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
+/// A device or a pipe is not replaced.
+fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|there| !there.is_file() && !there.is_dir())
 }

@@ -37,10 +37,31 @@ fn train(folder: &Path, args: &[&str]) -> Value {
 }
 
 fn json(output: &Output) -> Value {
-    let (out, said) = (str::from_utf8(&output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     assert_eq!(said, "", "nothing moves in a pipe");
-    serde_json::from_str(out.lines().last().unwrap()).unwrap()
+    last_line(output)
+}
+
+fn last_line(output: &Output) -> Value {
+    serde_json::from_str(str::from_utf8(&output.stdout).unwrap().lines().last().unwrap()).unwrap()
+}
+
+/// What a run prints with `--json` that comes to something, though not to what was asked for, and its complaints.
+fn partly(output: &Output) -> (Value, Vec<String>) {
+    assert_eq!(output.status.code(), Some(2));
+    let said = str::from_utf8(&output.stderr).unwrap();
+    (last_line(output), said.lines().map(str::to_owned).collect())
+}
+
+/// Waits until a run with `--tensorboard events` has made its first step, which makes the file larger than its version
+/// does.
+fn wait_for_first_step(folder: &Path) {
+    let events = folder.join("events");
+    let size = || files(&events).first().map_or(0, |file| fs::metadata(file).unwrap().len());
+    while !events.exists() || size() < 100 {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The one line of complaint about bad usage.
@@ -146,12 +167,7 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
 
     let args = [TEXT, &steps, &["--json", "--tensorboard", "events"]].concat();
     let child = program(folder.path(), &args).spawn().unwrap();
-    // The first step makes the file larger than its version does.
-    let events = folder.path().join("events");
-    let size = || files(&events).first().map_or(0, |file| fs::metadata(file).unwrap().len());
-    while !events.exists() || size() < 100 {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_first_step(folder.path());
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130));
@@ -192,28 +208,92 @@ fn a_second_interruption_ends_at_once() {
 #[test]
 fn images_have_their_own_channels_and_classes() {
     let folder = here();
-    write_fashion_mnist(folder.path(), 3);
-    let args = ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "3", "--steps", "1"];
+    write_fashion_mnist(folder.path(), 4);
+    let args = ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "3", "--epochs", "1"];
     let output = tenure(folder.path(), &args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     // torchvision's 11,689,512, with one channel and ten classes.
     assert!(text.contains("11,175,370") && text.contains("accuracy") && text.contains("peak memory"), "{text}");
+    // Over the fourth image alone nothing could be normalised.
+    assert!(text.contains("1, of 3 examples each"), "{text}");
+}
+
+#[test]
+fn a_run_that_diverges_shows_what_it_did_and_keeps_the_checkpoint_before() {
+    let folder = here();
+    let (path, before) = (folder.path(), ["--steps", "2", "--checkpoint", "run.safetensors"]);
+    train(path, &before);
+    let checkpoint = fs::read(path.join("run.safetensors")).unwrap();
+    let files = ["--resume", "run.safetensors", "--checkpoint", "run.safetensors", "--report", "run.html"];
+    let output = tenure(path, &[TEXT, &files, &["--steps", "9", "--lr", "1e30", "--json"]].concat());
+    let (outcome, said) = partly(&output);
+    assert_eq!((&outcome["steps"], &outcome["accuracy"]), (&3.into(), &Value::Null));
+    assert_eq!(said[0], "tenure: goes on with --lr 1e30; it was 0.003 before");
+    assert!(said[1].contains("in step 4: a smaller learning rate") && said[1].contains("--lr is 1e30"), "{said:?}");
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(fs::read_to_string(path.join("run.html")).unwrap().contains("<h2>Loss</h2>"));
+    assert!(fs::read(path.join("run.safetensors")).unwrap() == checkpoint);
+    // It goes on from there, with the learning rate that it had.
+    assert_eq!(train(path, &["--resume", "run.safetensors", "--steps", "3"])["steps"], 3);
+}
+
+#[test]
+fn an_error_in_the_middle_leaves_a_checkpoint_and_says_how_to_go_on() {
+    let folder = here();
+    write_fashion_mnist(folder.path(), 4);
+    // Of a class that there is not, in the second batch.
+    let labels = folder.path().join("train-labels-idx1-ubyte");
+    let mut bytes = fs::read(&labels).unwrap();
+    bytes[10] = 77;
+    fs::write(labels, bytes).unwrap();
+    let args =
+        ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "2", "--json", "--seed", "1"];
+    let (outcome, said) = partly(&tenure(folder.path(), &args));
+    assert_eq!((&outcome["steps"], &outcome["accuracy"]), (&1.into(), &Value::Null));
+    assert!(said[0].contains("77") && said.len() == 3, "{said:?}");
+    let command = format!("  tenure {} --resume resnet18-step1.safetensors", args.join(" "));
+    assert_eq!(said[1..], ["tenure: stopped after step 1; to go on:".to_owned(), command]);
+    assert!(folder.path().join("resnet18-step1.safetensors").is_file());
+}
+
+#[test]
+fn what_a_run_came_to_is_printed_though_files_cannot_be_written() {
+    let folder = here();
+    fs::create_dir(folder.path().join("gone")).unwrap();
+    let files = ["--steps", "4", "--tensorboard", "events", "--checkpoint", "gone/run.safetensors"];
+    let report = if cfg!(target_os = "linux") { "/dev/full" } else { "gone/run.html" };
+    let args = [TEXT, &files, &["--report", report, "--json"]].concat();
+    let child = program(folder.path(), &args).spawn().unwrap();
+    wait_for_first_step(folder.path());
+    fs::remove_dir(folder.path().join("gone")).unwrap();
+    let (outcome, said) = partly(&child.wait_with_output().unwrap());
+    assert!(outcome["steps"] == 4 && outcome["accuracy"].is_number(), "{outcome}");
+    assert!(said[0].starts_with("tenure: gone/run.safetensors: there is no folder"), "{said:?}");
+    assert!(said[1].starts_with(&format!("tenure: {report}: ")) && said.len() == 2, "{said:?}");
 }
 
 #[test]
 fn what_does_not_go_together_says_what_does() {
     let folder = here();
-    let cases: [(&[&str], &[&str]); 10] = [
+    fs::create_dir_all(folder.path().join("photos/cats")).unwrap();
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
+    let cases: [(&[&str], &[&str]); 15] = [
         (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
         (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
         (&["--model", "bert", "--data", "text:text"], &["tenure embed", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "text:missing"], &["missing: "]),
-        (&["--model", "resnet18", "--data", "images:."], &["a folder for each class"]),
+        (&["--model", "resnet18", "--data", "images:empty"], &["a folder for each class"]),
+        (&["--model", "resnet18", "--data", "images:."], &["./empty: no image is in this folder"]),
+        (&["--model", "resnet18", "--data", "images:photos"], &["photos: cats is the only class", "train and val"]),
+        (&["--model", "resnet18", "--data", "fashion-mnist:empty"], &["empty: there is no", "four files", "Debian"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),
         (&["--model", "gpt2", "--data", "text:text", "--device", "cuda"], &["--device cuda", "CPU"]),
         (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
+        (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is no file that can be replaced"]),
+        (&["--model", "gpt2-mini", "--data", "text:text", "--tensorboard", "text"], &["text: "]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--resume", "missing"], &["missing: No such file"]),
     ];
     for (args, expected) in cases {
@@ -221,14 +301,33 @@ fn what_does_not_go_together_says_what_does() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(expected.iter().all(|part| said.contains(part)), "{said}");
     }
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--model", "gpt2", "--data", "video:x"], "images:DIR"),
         (&["--model", "vgg", "--data", "text:text"], "resnet18"),
         (&["--model", "gpt2", "--data", "text:text", "--lr", "-1"], "a number above 0"),
-        (&["--model", "gpt2", "--data", "text:text", "--batch-size", "0"], "--batch-size"),
+        (
+            &["--model", "gpt2", "--data", "text:text", "--batch-size", "0"],
+            "'--batch-size <N>': expected a whole number",
+        ),
+        (
+            &["--model", "gpt2", "--data", "text:text", "--steps", "-1"],
+            "'--steps <N>': expected a whole number above 0",
+        ),
+        (&["--model", "gpt2", "--data", "text:text", "--seed", "-1"], "a whole number from 0 to 18446744073709551615"),
     ];
     for (args, expected) in cases {
         let said = complaint(folder.path(), &[&["train"], args].concat());
         assert!(said.contains(expected), "{said}");
     }
+}
+
+#[test]
+fn a_batch_of_one_image_says_which_option_to_change() {
+    let folder = here();
+    write_fashion_mnist(folder.path(), 2);
+    let said = complaint(
+        folder.path(),
+        &["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "1", "--steps", "1"],
+    );
+    assert!(said.contains("more than one value") && said.contains("a larger --batch-size than 1"), "{said}");
 }

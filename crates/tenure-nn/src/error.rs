@@ -54,6 +54,14 @@ pub enum StateError {
         /// How many other names have other sizes too.
         more: usize,
     },
+    /// Of other rules than the optimizer's.
+    #[error("the optimizer steps by {expected}, and what was saved is of {found}")]
+    Rules {
+        /// The optimizer's, by group.
+        expected: String,
+        /// Those that were saved.
+        found: String,
+    },
 }
 
 fn others(more: usize) -> String {

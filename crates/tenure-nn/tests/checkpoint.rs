@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, save, write_atomically};
+use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, abandon_writes, check_writable, save, write_atomically};
 use tenure_nn::optim::{Adagrad, Adam, Optimizer, Schedule, Sgd};
 use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
 use tenure_tensor::random::{Generator, State};
@@ -50,14 +50,20 @@ fn a_run_goes_on_bit_for_bit() {
     let mut progress = Progress { step: 5, epoch: 1, batch: 2, ..Progress::default() };
     progress.schedule = Some(Schedule::Constant.with_warmup(3));
     progress.set_random("data", generator.state());
+    progress.series.insert("loss".to_owned(), vec![0.1, f64::NAN.copysign(-1.0), -0.0, f64::INFINITY, 5e-324]);
     Checkpoint::save(&path, &model, &optimizer, &progress).unwrap();
     (0..5).for_each(|_| step(&model, &mut optimizer, &generator));
 
     let checkpoint = Checkpoint::open(&path).unwrap();
-    assert_eq!(checkpoint.progress(), &progress);
+    let bits = |progress: &Progress| progress.series["loss"].iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(checkpoint.progress()), bits(&progress));
+    let without = |progress: &Progress| Progress { series: BTreeMap::new(), ..progress.clone() };
+    assert_eq!(without(checkpoint.progress()), without(&progress));
     let again = affine([0.0, 0.0]);
-    let mut optimizer = Optimizer::new(again.parameters(), 0.01, Adam::default());
+    // Its learning rate too comes from the checkpoint.
+    let mut optimizer = Optimizer::new(again.parameters(), 0.5, Adam::default());
     checkpoint.load(&again, &mut optimizer).unwrap();
+    assert_eq!(optimizer.groups()[0].lr, 0.01);
     let generator = Generator::new(0);
     generator.set_state(checkpoint.progress().random("data").unwrap());
     (0..5).for_each(|_| step(&again, &mut optimizer, &generator));
@@ -156,6 +162,13 @@ fn bytes_that_are_no_checkpoint_are_an_error() {
     }
     save(&path, [("a".to_owned(), &*model.scale)], ("format", "pt")).unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
+
+    // Of a version before formats had numbers, and of one to come.
+    for (header, format) in [(r#"{"step": 1}"#, 0), (r#"{"format": 7, "else": []}"#, 7)] {
+        save(&path, [("a".to_owned(), &*model.scale)], ("tenure", header)).unwrap();
+        let error = Checkpoint::open(&path).err().unwrap().to_string();
+        assert!(error.contains(&format!("a checkpoint of format {format}")) && error.contains("format 1"), "{error}");
+    }
 }
 
 #[test]
@@ -169,15 +182,32 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
     Checkpoint::save(&path, &saved, &adam, &Progress::default()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
 
-    // The optimizer's state is wanting, or too much.
+    // The rule is another, also one that keeps the same, or there are more groups.
     let model = affine([5.0, 6.0]);
-    let mut adagrad = Optimizer::new(model.parameters(), 0.1, Adagrad::default());
-    let mut sgd = Optimizer::new(model.parameters(), 0.1, Sgd::default());
-    for (optimizer, missing) in
-        [(&mut adagrad, "missing: optimizer.layer.scale.sum"), (&mut sgd, "unexpected: layer.scale.exp_avg")]
-    {
-        let error = checkpoint.load(&model, optimizer).unwrap_err().to_string();
-        assert!(error.contains(missing), "{error}");
+    let adagrad = Optimizer::new(model.parameters(), 0.2, Adagrad::default());
+    let adamw = Optimizer::new(model.parameters(), 0.2, Adam::w());
+    let two = Optimizer::new(vec![model.scale.clone()], 0.2, Adam::default());
+    let two = two.with_group(vec![model.shift.clone()], 0.2, Adam::default());
+    for (mut optimizer, rules) in [(adagrad, "adagrad"), (adamw, "adamw"), (two, "adam, adam")] {
+        let error = checkpoint.load(&model, &mut optimizer).unwrap_err().to_string();
+        assert_eq!(error, format!("the optimizer steps by {rules}, and what was saved is of adam"));
+        assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
+        assert_eq!(optimizer.groups()[0].lr, 0.2);
+    }
+
+    // The optimizer's state is wanting, or too much.
+    let momentum = || Sgd { momentum: 0.9, ..Sgd::default() };
+    let cases = [
+        (Sgd::default(), momentum(), "missing: optimizer.layer.scale.momentum_buffer"),
+        (momentum(), Sgd::default(), "unexpected: layer.scale.momentum_buffer"),
+    ];
+    for (of_saved, of_model, expected) in cases {
+        let mut sgd = Optimizer::new(saved.parameters(), 0.1, of_saved);
+        step(&saved, &mut sgd, &generator);
+        Checkpoint::save(&path, &saved, &sgd, &Progress::default()).unwrap();
+        let mut optimizer = Optimizer::new(model.parameters(), 0.2, of_model);
+        let error = Checkpoint::open(&path).unwrap().load(&model, &mut optimizer).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
         assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
     }
 
@@ -218,37 +248,65 @@ fn files(folder: &Path) -> Vec<String> {
 fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
-    write_atomically(&path, |temporary| fs::write(temporary, "old")).unwrap();
-    let error = write_atomically(&path, |temporary| {
-        fs::write(temporary, "ne")?;
+    write_atomically(&path, |out| out.write_all(b"old")).unwrap();
+    let error = write_atomically(&path, |out| {
+        out.write_all(b"ne")?;
         Err(io::Error::from(io::ErrorKind::StorageFull))
     });
     assert!(error.unwrap_err().to_string().contains("file"));
     assert_eq!((fs::read_to_string(&path).unwrap(), files(folder.path())), ("old".to_owned(), vec!["file".to_owned()]));
 }
 
-const KILLED: &str = "TENURE_TEST_KILLED_WRITER";
+const WRITER: &str = "TENURE_TEST_WRITER";
 
-#[test]
-fn a_killed_writer_leaves_the_old_file() {
-    if let Some(path) = env::var_os(KILLED) {
-        let half = |temporary: &Path| {
-            let mut file = fs::File::create(temporary)?;
-            file.write_all(b"half")?;
-            file.sync_all()?;
-            std::process::abort()
+/// Runs the test that calls it in a process of its own, which ends by `end` when half of a file is written. Which files
+/// there are then.
+fn end_while_writing(test: &str, end: fn()) -> Vec<String> {
+    if let Some(path) = env::var_os(WRITER) {
+        let half = |out: &mut dyn Write| {
+            out.write_all(b"half")?;
+            out.flush()?;
+            end();
+            std::process::exit(1)
         };
         let _ = write_atomically(Path::new(&path), half);
-        unreachable!("it is killed while it writes");
+        unreachable!("it ends while it writes");
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, "old").unwrap();
-    let test = ["--exact", "a_killed_writer_leaves_the_old_file"];
-    let child = Command::new(env::current_exe().unwrap()).args(test).env(KILLED, &path).output().unwrap();
+    let child = Command::new(env::current_exe().unwrap()).args(["--exact", test]).env(WRITER, &path).output().unwrap();
     assert!(!child.status.success());
     assert_eq!(fs::read_to_string(&path).unwrap(), "old");
-    assert_eq!(files(folder.path()).len(), 2, "the half that was written is beside it");
+    files(folder.path())
+}
+
+#[test]
+fn a_killed_writer_leaves_the_old_file() {
+    let files = end_while_writing("a_killed_writer_leaves_the_old_file", || std::process::abort());
+    assert_eq!(files.len(), 2, "the half that was written is beside it");
+}
+
+#[test]
+fn a_writer_that_abandons_its_writes_leaves_nothing_else() {
+    let files = end_while_writing("a_writer_that_abandons_its_writes_leaves_nothing_else", abandon_writes);
+    assert_eq!(files, ["file"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_found_out_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("file"), "old").unwrap();
+    check_writable(&path("file")).unwrap();
+    check_writable(&path("new")).unwrap();
+    assert_eq!((fs::read_to_string(path("file")).unwrap(), files(folder.path())), ("old".into(), vec!["file".into()]));
+    for (name, expected) in [("missing/file", "there is no folder"), ("", "no file that can be replaced")] {
+        let [before, when] = [check_writable(&path(name)), write_atomically(&path(name), |_| Ok(()))];
+        let [before, when] = [before, when].map(|result| result.unwrap_err().to_string());
+        assert!(before.contains(expected), "{before}");
+        assert_eq!(before, when);
+    }
 }
 
 #[test]
@@ -262,7 +320,7 @@ fn what_is_no_file_is_not_replaced_and_a_link_leads_to_what_is() {
     let (file, link) = (folder.path().join("file"), folder.path().join("link"));
     fs::write(&file, "old").unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    write_atomically(&link, |temporary| fs::write(temporary, "new")).unwrap();
+    write_atomically(&link, |out| out.write_all(b"new")).unwrap();
     assert_eq!(fs::read_to_string(&file).unwrap(), "new");
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 }

@@ -154,6 +154,10 @@ fn idx_files_are_read_packed_or_not() {
     let expected = (f32::from(pixels[784]) / 255.0 - 0.2860) / 0.3530;
     assert_eq!(image.to_vec::<f32>().unwrap()[0], expected);
 
+    let error = FashionMnist::open(folder.path(), "t10k").err().unwrap().to_string();
+    for expected in ["there is no t10k-images-idx3-ubyte", "four files are expected", "dataset-fashion-mnist"] {
+        assert!(error.contains(expected), "{error}");
+    }
     fs::write(path("train-labels-idx1-ubyte"), idx(&[3], &[3, 9, 1])).unwrap();
     let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
     assert!(error.contains("3 labels for 2 images"), "{error}");
@@ -217,6 +221,24 @@ fn a_folder_for_each_class_is_a_data_set() {
     let empty = tempfile::tempdir().unwrap();
     let error = ImageFolder::open(empty.path(), options).err().unwrap().to_string();
     assert!(error.contains("a folder for each class"), "{error}");
+    fs::create_dir(folder.path().join("green")).unwrap();
+    let error = ImageFolder::open(folder.path(), options).err().unwrap().to_string();
+    assert!(error.contains("green: no image is in this folder"), "{error}");
+}
+
+#[test]
+fn of_a_long_strip_the_middle_is_scaled() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("strip")).unwrap();
+    // Scaled whole, it would take 16 GB.
+    let colour = |y| if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) };
+    let image = image::RgbImage::from_fn(1, 30_001, |_, y| colour(y));
+    image.save(folder.path().join("strip/long.png")).unwrap();
+    let options = ImageOptions { size: 400, resize: 400, mean: [0.0; 3], deviation: [1.0; 3] };
+    let (strip, _) = ImageFolder::open(folder.path(), options).unwrap().item(0).unwrap();
+    let strip = strip.to_vec::<f32>().unwrap();
+    let red = strip[..400 * 400].iter().filter(|red| **red > 0.9).count();
+    assert!(red > 400 * 300, "{red} of its pixels are red");
 }
 
 #[test]
@@ -229,9 +251,47 @@ fn text_comes_in_windows_with_what_follows() {
     assert_eq!(inputs.to_vec::<i64>().unwrap(), [10, 11, 12, 13]);
     assert_eq!((targets.sizes(), targets.to_vec::<i64>().unwrap()), (&[2, 2][..], vec![11, 12, 13, 14]));
 
+    assert_eq!(TextWindows::of_tokens((0..6).collect(), 2).unwrap().item_of_epoch(1, 9).unwrap().0, [2, 3]);
+
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("text");
     fs::write(&path, "é").unwrap();
     assert_eq!(TextWindows::open_bytes(&path, 1).unwrap().item(0).unwrap(), (vec![0xc3], vec![0xa9]));
     assert!(TextWindows::open_bytes(&path, 2).err().unwrap().to_string().contains("there are 2"));
+}
+
+#[test]
+fn windows_begin_elsewhere_in_each_epoch_and_the_same_in_the_same() {
+    let tokens = || (0..103).collect::<Vec<u32>>();
+    let with = |seed, workers| {
+        let set = TextWindows::of_tokens(tokens(), 10).unwrap().shifted(seed);
+        assert_eq!(set.len(), 9);
+        DataLoader::new(set, LoaderOptions { batch_size: 4, shuffle: Some(1), workers, ..LoaderOptions::default() })
+    };
+    let epoch = |loader: &DataLoader<TextWindows>, epoch, first| -> Vec<Vec<i64>> {
+        loader.epoch(epoch, first).map(|batch| batch.unwrap().0.to_vec().unwrap()).collect()
+    };
+    let shift = |batches: &[Vec<i64>]| batches.concat().into_iter().min().unwrap();
+    let loader = with(3, 0);
+    let shifts: HashSet<i64> = (0..50).map(|number| shift(&epoch(&loader, number, 0))).collect();
+    assert!(shifts.len() > 5 && shifts.iter().all(|shift| *shift < 10), "{shifts:?}");
+    assert_eq!(epoch(&with(3, 2), 7, 1), epoch(&loader, 7, 0)[1..]);
+    assert!((0..50).any(|number| epoch(&with(4, 0), number, 0) != epoch(&loader, number, 0)));
+    // Side by side, wherever they begin.
+    let mut starts: Vec<i64> = epoch(&loader, 7, 0).concat().into_iter().step_by(10).collect();
+    starts.sort();
+    assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 10) && starts.len() == 9, "{starts:?}");
+}
+
+#[test]
+fn a_text_is_split_between_windows() {
+    let (first, second) = TextWindows::of_tokens((0..103).collect(), 10).unwrap().split(7);
+    assert_eq!((first.len(), second.len()), (7, 3));
+    assert_eq!(first.item(6).unwrap(), ((60..70).collect(), (61..71).collect()));
+    assert_eq!(second.item(0).unwrap().0, (70..80).collect::<Vec<i64>>());
+    let shifted = first.shifted(5);
+    let last = (0..50).map(|epoch| *shifted.item_of_epoch(shifted.len() - 1, epoch).unwrap().1.last().unwrap());
+    assert_eq!(last.max(), Some(69), "it does not reach into the other part by more than what follows");
+    let (all, none) = TextWindows::of_tokens((0..21).collect(), 10).unwrap().split(2);
+    assert_eq!((all.len(), none.len()), (2, 0));
 }

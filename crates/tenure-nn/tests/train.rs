@@ -1,18 +1,20 @@
 //! The trainer: steps, what they cost, and going on.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::Tag;
+use tenure_nn::checkpoint::{Checkpoint, Progress};
 use tenure_nn::data::{DataLoader, LoaderOptions, Subset, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Plan, Recorder, Score, Task, TrainError, Trainer};
 use tenure_nn::{Error, Module, Scope};
-use tenure_tensor::Tensor;
 use tenure_tensor::random::{self, Generator};
+use tenure_tensor::{DType, Device, Tensor};
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
@@ -93,7 +95,8 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         interrupted.save(&path).unwrap();
         go_on(&mut interrupted, usize::MAX);
 
-        let mut resumed = run(1e-2, plan());
+        // The learning rate is that of the checkpoint.
+        let mut resumed = run(0.5, plan());
         go_on(&mut resumed, 1);
         resumed.resume(&path).unwrap();
         assert_eq!(resumed.history(), &interrupted.history()[..steps]);
@@ -120,6 +123,50 @@ fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
     let error = other.resume(Path::new("missing")).unwrap_err();
     assert!(error.to_string().starts_with("missing: "), "{error}");
+}
+
+#[test]
+fn a_checkpoint_that_contradicts_itself_is_refused_and_nothing_changes() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let mut saved = run(1e-2, plan());
+    go_on(&mut saved, 8);
+    saved.save(&path).unwrap();
+    let progress = Checkpoint::open(&path).unwrap().progress().clone();
+    assert_eq!((progress.step, progress.epoch, progress.batch), (8, 1, 2));
+    let mut other = run(1e-2, plan());
+    let before = bytes(&other);
+    let mut refused = |change: &dyn Fn(&mut Progress), expected: &str| {
+        let mut progress = progress.clone();
+        change(&mut progress);
+        Checkpoint::save(&path, saved.task().model(), saved.optimizer(), &progress).unwrap();
+        let error = other.resume(&path).unwrap_err().to_string();
+        assert!(error.contains("run.safetensors: ") && error.contains(expected), "{error}");
+        assert_eq!(bytes(&other), before);
+    };
+    refused(&|progress| progress.step = 9, "it is of step 9, and tells of 8 steps");
+    refused(&|progress| progress.batch = 3, "step 8, and of batch 3 in epoch 1");
+    refused(&|progress| (progress.epoch, progress.batch) = (0, 8), "where an epoch has 6 batches");
+    refused(&|progress| progress.epoch = u64::MAX, "do not go together");
+    refused(&|progress| drop(progress.series.remove("loss")), "it does not tell loss");
+    refused(&|progress| progress.series.get_mut("lr").unwrap().truncate(7), "of 8 steps, and another of 7");
+}
+
+#[test]
+fn a_long_history_does_not_fill_the_header_of_a_checkpoint() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let mut run = run(1e-2, plan());
+    let header_after = |run: &mut Run, steps| {
+        go_on(run, steps);
+        run.save(&path).unwrap();
+        u64::from_le_bytes(fs::read(&path).unwrap()[..8].try_into().unwrap())
+    };
+    let first = header_after(&mut run, 1);
+    // Some numbers have more digits.
+    assert!(header_after(&mut run, 14) < first + 256);
 }
 
 #[test]
@@ -158,6 +205,20 @@ fn memory_is_told_by_what_it_is_for() {
     assert_eq!(memory.tags.total(), Tag::ALL.iter().map(|tag| memory.tags.of(*tag)).sum::<u64>());
     assert!(recording.windows(2).all(|pair| pair[0].at_us <= pair[1].at_us));
     assert!(recording.iter().any(|moment| moment.tags.of(Tag::Gradient) > 0), "{} moments", recording.len());
+}
+
+#[test]
+fn a_recording_begins_with_what_was_held_when_it_was_asked_for() {
+    let _alone = alone();
+    for _ in 0..20 {
+        let held = Tensor::zeros(&[1 << 16], DType::F32, Device::CPU).unwrap();
+        let before = tenure_nn::train::TagBytes::now();
+        let recorder = Recorder::begin(Duration::from_micros(10));
+        drop(held);
+        let recording = recorder.finish();
+        assert_eq!(recording[0].tags, before);
+        assert!(recording[0].at_us < 10_000);
+    }
 }
 
 #[test]

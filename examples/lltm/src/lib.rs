@@ -23,3 +23,8 @@ mod op;
 
 pub use layer::Lltm;
 pub use op::{BACKWARD, Backward, FORWARD, Forward, lltm_cell};
+
+/// What the README shows is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -16,7 +16,7 @@ pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
             format!("{}: the name does not say the format: it must end in one of {known}", target.display())
         })?;
         let trace = files::read(path, &args.source)?;
-        output::write(target, |out| trace.write_to(out, format)).map_err(|error| files::about(target, error))?;
+        output::write(target, |out| trace.write_to(out, format))?;
         let bytes = fs::metadata(target).map_err(|error| files::about(target, error))?.len();
         Ok(format!("{}: {} events in {}\n", target.display(), Count(trace.events().len() as u64), Bytes(bytes)))
     })

@@ -34,6 +34,6 @@ fn draw(trace: &Trace) -> Result<Report<'_>, Error> {
 
 /// Writes a file, and says so.
 fn write(path: &Path, content: &str) -> anyhow::Result<String> {
-    output::write(path, |out| out.write_all(content.as_bytes())).map_err(|error| files::about(path, error))?;
+    output::write(path, |out| out.write_all(content.as_bytes()))?;
     Ok(format!("{}: {}\n", path.display(), Bytes(content.len() as u64)))
 }

@@ -1,42 +1,103 @@
 //! Files that are there whole, or as they were before.
 
 use std::fs::{self, File};
-use std::io;
-use std::path::Path;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use parking_lot::{Mutex, MutexGuard};
+use tempfile::NamedTempFile;
 
 use super::CheckpointError;
 
-/// Lets `write` write a temporary file beside `path`, brings it to the disk, and gives it the name. Whenever the
-/// program or the system stops, `path` is the old file or the new one; a program that is killed leaves the temporary
-/// file behind. Of a symbolic link, what it points at is replaced.
+/// The temporary files that are being written.
+static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Lets `write` fill a temporary file beside `path`, brings it to the disk, and gives it the name. Whenever the program
+/// or the system stops, `path` is the old file or the new one; a program that is killed leaves the temporary file
+/// behind, one that calls [`abandon_writes`] does not. A file that is replaced keeps its permissions. Of a symbolic
+/// link, what it points at is replaced.
 ///
 /// # Errors
 /// Those of `write`, and of the system; `path` is no file, but a device for instance. It is then as it was.
-pub fn write_atomically(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), CheckpointError> {
-    let error = CheckpointError::io(path);
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(error(io::Error::new(io::ErrorKind::InvalidInput, "it is no file that can be replaced")));
+pub fn write_atomically(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), CheckpointError> {
+    replace(path, write).map_err(CheckpointError::io(path))
+}
+
+/// Whether [`write_atomically`] could begin to write `path`: for a program that has something to write only after hours.
+///
+/// # Errors
+/// Why it could not. The file is as it was in any case.
+pub fn check_writable(path: &Path) -> Result<(), CheckpointError> {
+    let begin_and_end = || end(begin(&target(path)?)?, NamedTempFile::close);
+    begin_and_end().map_err(CheckpointError::io(path))
+}
+
+/// For a program that ends at once: removes the temporary files of all writes that are going on. Whoever finishes a
+/// write or begins one afterwards waits for that end.
+pub fn abandon_writes() {
+    let mut unfinished = UNFINISHED.lock();
+    for path in unfinished.drain(..) {
+        // Nobody is left to tell of a failure here.
+        let _ = fs::remove_file(path);
     }
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let path = target.as_path();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let mut builder = tempfile::Builder::new();
-    let prefix = format!(".{name}.");
-    builder.prefix(&prefix).suffix(".tmp");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // What any file that is made has, less the process's mask.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let temporary = builder.tempfile_in(folder).map_err(&error)?.into_temp_path();
-    // `write` may put another file in its place, with what rights it likes.
-    let permissions = fs::metadata(&temporary).map_err(&error)?.permissions();
-    write(&temporary).map_err(&error)?;
-    fs::set_permissions(&temporary, permissions).map_err(&error)?;
-    File::open(&temporary).and_then(|file| file.sync_all()).map_err(&error)?;
-    temporary.persist(path).map_err(|failed| error(failed.error))?;
+    MutexGuard::leak(unfinished);
+}
+
+fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let target = target(path)?;
+    let mut file = begin(&target)?;
+    let written = fill(file.as_file_mut(), &target, write);
+    end(file, |file| written.and_then(|()| file.persist(&target).map(drop).map_err(|error| error.error)))?;
     // The name too is on the disk when its folder is.
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(&error)
+    File::open(folder(&target))?.sync_all()
+}
+
+/// What is replaced when `path` is written.
+fn target(path: &Path) -> io::Result<PathBuf> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file that can be replaced"));
+    }
+    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it is no file's name");
+    let name = path.file_name().ok_or_else(no_name)?;
+    let target = fs::canonicalize(path).unwrap_or_else(|_| folder(path).join(name));
+    let folder = folder(&target);
+    if !folder.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
+    }
+    Ok(target)
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// A temporary file beside `target`.
+fn begin(target: &Path) -> io::Result<NamedTempFile> {
+    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
+    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
+    let mut unfinished = UNFINISHED.lock();
+    let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder(target), make)?;
+    unfinished.push(file.path().to_owned());
+    Ok(file)
+}
+
+fn fill(file: &mut File, target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::new(&mut *file);
+    write(&mut out)?;
+    out.flush()?;
+    drop(out);
+    if let Ok(replaced) = fs::metadata(target) {
+        file.set_permissions(replaced.permissions())?;
+    }
+    file.sync_all()
+}
+
+/// Ends what [`begin`] began, by giving the file its name or removing it: [`abandon_writes`] comes before or after both.
+fn end(file: NamedTempFile, end: impl FnOnce(NamedTempFile) -> io::Result<()>) -> io::Result<()> {
+    let mut unfinished = UNFINISHED.lock();
+    unfinished.retain(|path| path != file.path());
+    end(file)
 }

@@ -6,7 +6,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-pub use atomic::write_atomically;
+pub use atomic::{abandon_writes, check_writable, write_atomically};
 pub use run::{Checkpoint, Progress};
 pub use weights::{Under, Weights, save};
 

@@ -1,5 +1,6 @@
 //! All that a training run needs to go on as if it had not been interrupted.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -7,12 +8,16 @@ use tenure_tensor::Tensor;
 use tenure_tensor::random::State;
 
 use super::{CheckpointError, Under, Weights, save};
-use crate::optim::{Optimizer, ScalerState, Schedule};
-use crate::{Module, Result};
+use crate::optim::{Group, Optimizer, ScalerState, Schedule};
+use crate::{Module, Result, Source, StateError};
 
 const MODEL: &str = "model.";
 const OPTIMIZER: &str = "optimizer.";
+const SERIES: &str = "series.";
 const KEY: &str = "tenure";
+
+/// Of what is written below: another one is not read.
+const FORMAT: u32 = 1;
 
 /// A checkpoint that was opened: the model's tensors under `model.`, the optimizer's under `optimizer.`, and how far
 /// the run was, in one file.
@@ -31,7 +36,30 @@ const KEY: &str = "tenure";
 /// ```
 pub struct Checkpoint {
     weights: Weights,
+    groups: Vec<GroupNotes>,
     progress: Progress,
+}
+
+/// What stands in the file beside tensors.
+#[derive(Serialize, Deserialize)]
+struct Header<P> {
+    format: u32,
+    groups: Vec<GroupNotes>,
+    progress: P,
+}
+
+/// What a header of any format says of itself.
+#[derive(Deserialize)]
+struct Format {
+    #[serde(default)]
+    format: u32,
+}
+
+/// A group of the optimizer.
+#[derive(Serialize, Deserialize)]
+struct GroupNotes {
+    rule: String,
+    lr: f64,
 }
 
 /// How far a run is.
@@ -48,9 +76,12 @@ pub struct Progress {
     /// Of the loss's scale.
     pub scaler: Option<ScalerState>,
     /// Where random generators are: seed and offset, by name.
-    pub random: std::collections::BTreeMap<String, (u64, u64)>,
-    /// What the program wants to know again, such as losses.
+    pub random: BTreeMap<String, (u64, u64)>,
+    /// What the program wants to know again.
     pub notes: serde_json::Value,
+    /// The same in numbers, such as all losses, by name: tensors of the file, `series.NAME`.
+    #[serde(skip)]
+    pub series: BTreeMap<String, Vec<f64>>,
 }
 
 impl Progress {
@@ -71,25 +102,46 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError`]; `path` is then as it was.
     pub fn save(path: &Path, model: &dyn Module, optimizer: &Optimizer, progress: &Progress) -> Result<()> {
-        let progress = serde_json::to_string(progress).map_err(|error| CheckpointError::format(path, error))?;
-        let optimizer = optimizer.state()?;
+        let groups = optimizer.groups().iter();
+        let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr }).collect();
+        let header = Header { format: FORMAT, groups, progress };
+        let header = serde_json::to_string(&header).map_err(|error| CheckpointError::format(path, error))?;
+        let series = progress
+            .series
+            .iter()
+            .map(|(name, numbers)| Ok((format!("{SERIES}{name}"), Tensor::from_slice(numbers, &[numbers.len()])?)));
+        let (optimizer, series) = (optimizer.state()?, series.collect::<Result<Vec<_>>>()?);
         let of_model = model.state().into_iter().map(|(name, tensor)| (format!("{MODEL}{name}"), tensor));
-        let of_optimizer =
-            optimizer.iter().map(|(name, tensor): &(String, Tensor)| (format!("{OPTIMIZER}{name}"), tensor));
-        save(path, of_model.chain(of_optimizer), (KEY, &progress))
+        let of_optimizer = optimizer.iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor));
+        let of_series = series.iter().map(|(name, tensor)| (name.clone(), tensor));
+        save(path, of_model.chain(of_optimizer).chain(of_series), (KEY, &header))
     }
 
     /// Opens a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointError`]: it cannot be read, or is none.
+    /// [`CheckpointError`]: it cannot be read, is none, or is of another version's format.
     pub fn open(path: &Path) -> Result<Self> {
         let weights = Weights::open(path)?;
         let said = weights.metadata(KEY).ok_or_else(|| {
             CheckpointError::format(path, "weights, but no checkpoint: nothing says how far a run was")
         })?;
-        let progress = serde_json::from_str(said).map_err(|error| CheckpointError::format(path, error))?;
-        Ok(Self { weights, progress })
+        let Format { format } = parse(path, said)?;
+        if format != FORMAT {
+            let reason = format!(
+                "a checkpoint of format {format}, where this version of Tenure reads format {FORMAT}: go on with the \
+                 version that wrote it"
+            );
+            return Err(CheckpointError::format(path, reason).into());
+        }
+        let Header::<Progress> { groups, mut progress, .. } = parse(path, said)?;
+        let series = Under::new(&weights, SERIES);
+        for name in series.names() {
+            let numbers = series.tensor(&name)?.to_vec::<f64>();
+            let numbers = numbers.map_err(|error| CheckpointError::format(path, format!("{SERIES}{name}: {error}")))?;
+            progress.series.insert(name, numbers);
+        }
+        Ok(Self { weights, groups, progress })
     }
 
     /// How far the run was.
@@ -97,14 +149,19 @@ impl Checkpoint {
         &self.progress
     }
 
-    /// Brings the model and the optimizer, made as they were for the run, to where they were.
+    /// Brings the model and the optimizer, made as they were for the run, to where they were, with the learning rates
+    /// that they had.
     ///
     /// # Errors
-    /// [`StateError`](crate::StateError): another model, or another rule. Both are then as they were.
+    /// [`StateError`]: another model, or another rule. Both are then as they were.
     pub fn load(&self, model: &dyn Module, optimizer: &mut Optimizer) -> Result<()> {
+        self.check_rules(optimizer)?;
         let state = optimizer.read(&Under::new(&self.weights, OPTIMIZER))?;
         model.load(&self.model())?;
         optimizer.go_on(state);
+        for (group, saved) in optimizer.groups_mut().iter_mut().zip(&self.groups) {
+            group.lr = saved.lr;
+        }
         Ok(())
     }
 
@@ -112,4 +169,18 @@ impl Checkpoint {
     pub fn model(&self) -> Under<'_> {
         Under::new(&self.weights, MODEL)
     }
+
+    /// Two rules may keep the same for a parameter, such as Adam and AdamW, and mean different things.
+    fn check_rules(&self, optimizer: &Optimizer) -> Result<(), StateError> {
+        let expected: Vec<&str> = optimizer.groups().iter().map(Group::rule_name).collect();
+        let found: Vec<&str> = self.groups.iter().map(|group| &*group.rule).collect();
+        if expected == found {
+            return Ok(());
+        }
+        Err(StateError::Rules { expected: expected.join(", "), found: found.join(", ") })
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {
+    serde_json::from_str(text).map_err(|error| CheckpointError::format(path, error).into())
 }

@@ -1,13 +1,12 @@
 //! Tensors in safetensors files. <https://github.com/huggingface/safetensors>
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 use tenure_tensor::mapped::MappedFile;
 use tenure_tensor::{DType, Tensor};
@@ -15,6 +14,9 @@ use tenure_tensor::{DType, Tensor};
 use super::{CheckpointError, write_atomically};
 use crate::module::Source;
 use crate::{Result, StateError};
+
+/// The longest header that safetensors' readers take, in bytes.
+const HEADER_LIMIT: usize = 100_000_000;
 
 /// Tensors in one file or several, mapped into memory: what is not asked for is not read.
 pub struct Weights {
@@ -174,54 +176,60 @@ pub fn save<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     metadata: (&str, &str),
 ) -> Result<()> {
-    let metadata = HashMap::from([(metadata.0.to_owned(), metadata.1.to_owned())]);
-    let (mut views, mut names) = (Vec::new(), HashSet::new());
-    for (name, tensor) in tensors {
-        if !names.insert(name.clone()) {
+    let mut tensors: Vec<(String, &Tensor)> = tensors.into_iter().collect();
+    let mut names = HashSet::new();
+    for (name, tensor) in &tensors {
+        if !names.insert(name) {
             return Err(CheckpointError::format(path, format!("two tensors would be named {name}")).into());
         }
-        // Looked at once before: writing asks again and cannot fail.
-        tensor.device().is_cpu().then_some(()).ok_or_else(|| not_on_cpu(path, &name))?;
-        views.push((name, Stored(tensor)));
+        if !tensor.device().is_cpu() {
+            return Err(CheckpointError::format(path, format!("{name} is not on the CPU")).into());
+        }
     }
-    let write =
-        |temporary: &Path| safetensors::serialize_to_file(views, Some(metadata), temporary).map_err(io::Error::other);
+    // The widest dtype first, so that every tensor is aligned, as the format's own library orders them.
+    tensors.sort_by(|(left_name, left), (right_name, right)| {
+        stored(right.dtype()).cmp(&stored(left.dtype())).then(left_name.cmp(right_name))
+    });
+    let header = header(&tensors, metadata).map_err(|reason| CheckpointError::format(path, reason))?;
+    let write = |out: &mut dyn Write| {
+        out.write_all(&(header.len() as u64).to_le_bytes())?;
+        out.write_all(&header)?;
+        tensors.iter().try_for_each(|(_, tensor)| out.write_all(&tensor.to_bytes().map_err(io::Error::other)?))
+    };
     Ok(write_atomically(path, write)?)
 }
 
-fn not_on_cpu(path: &Path, name: &str) -> CheckpointError {
-    CheckpointError::format(path, format!("{name} is not on the CPU"))
+/// What stands before the tensors' bytes, without its length.
+fn header(tensors: &[(String, &Tensor)], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
+    let mut end = 0;
+    let info = |(name, tensor): &(String, &Tensor)| {
+        let start = end;
+        end += tensor.numel() * tensor.dtype().size();
+        let (dtype, shape) = (stored(tensor.dtype()), tensor.sizes().to_vec());
+        (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+    };
+    let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);
+    let metadata = Metadata::new(Some(metadata), tensors.iter().map(info).collect()).map_err(|e| e.to_string())?;
+    let mut header = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
+    if header.len() > HEADER_LIMIT {
+        return Err(format!("a header of {} bytes is more than the {HEADER_LIMIT} that are read", header.len()));
+    }
+    Ok(header)
 }
 
-/// A tensor, as it is written.
-struct Stored<'a>(&'a Tensor);
-
-impl View for Stored<'_> {
-    fn dtype(&self) -> Dtype {
-        match self.0.dtype() {
-            DType::Bool => Dtype::BOOL,
-            DType::U8 => Dtype::U8,
-            DType::I8 => Dtype::I8,
-            DType::I16 => Dtype::I16,
-            DType::I32 => Dtype::I32,
-            DType::I64 => Dtype::I64,
-            DType::F16 => Dtype::F16,
-            DType::BF16 => Dtype::BF16,
-            DType::F32 => Dtype::F32,
-            DType::F64 => Dtype::F64,
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        self.0.sizes()
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(self.0.to_bytes().unwrap_or_default())
-    }
-
-    fn data_len(&self) -> usize {
-        self.0.numel() * self.0.dtype().size()
+fn stored(dtype: DType) -> Dtype {
+    match dtype {
+        DType::Bool => Dtype::BOOL,
+        DType::U8 => Dtype::U8,
+        DType::I8 => Dtype::I8,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
     }
 }
 

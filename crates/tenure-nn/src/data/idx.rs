@@ -92,13 +92,19 @@ impl FashionMnist {
     /// `.gz` or without.
     ///
     /// # Errors
-    /// The files cannot be read, or do not belong together.
+    /// The files are not there, cannot be read, or do not belong together.
     pub fn open(folder: &Path, part: &str) -> Result<Self> {
         let find = |name: String| {
-            let (plain, packed) = (folder.join(&name), folder.join(format!("{name}.gz")));
-            if plain.exists() { plain } else { packed }
+            let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.exists());
+            there.ok_or_else(|| {
+                let reason = format!(
+                    "there is no {name}, with .gz or without: four files are expected, {{train,t10k}}-images-idx3-ubyte and \
+                     {{train,t10k}}-labels-idx1-ubyte, which Debian's package dataset-fashion-mnist brings"
+                );
+                DataError::format(folder, reason)
+            })
         };
-        let (images, labels) = (find(format!("{part}-images-idx3-ubyte")), find(format!("{part}-labels-idx1-ubyte")));
+        let (images, labels) = (find(format!("{part}-images-idx3-ubyte"))?, find(format!("{part}-labels-idx1-ubyte"))?);
         let set = Self { images: Idx::open(&images)?, labels: Idx::open(&labels)?.data };
         let [count, _, _] = set.images.sizes[..] else {
             let reason = format!("images of three dimensions are expected, got sizes {:?}", set.images.sizes);

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use image::imageops::FilterType;
+use image::RgbImage;
+use image::imageops::{FilterType, crop_imm, resize};
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
@@ -41,12 +42,17 @@ impl ImageFolder {
     /// Finds the images, in the order of their names.
     ///
     /// # Errors
-    /// A folder cannot be read, or there is no image in any.
+    /// A folder cannot be read; there is none; there is no image in one of them.
     pub fn open(folder: &Path, options: ImageOptions) -> Result<Self> {
         let (mut classes, mut images) = (Vec::new(), Vec::new());
         for class in entries(folder)?.into_iter().filter(|entry| entry.is_dir()) {
-            let label = classes.len() as i64;
+            let (label, before) = (classes.len() as i64, images.len());
             images.extend(entries(&class)?.into_iter().filter(|file| is_image(file)).map(|file| (file, label)));
+            if images.len() == before {
+                let reason =
+                    "no image is in this folder, which is taken for that of a class: .png or .jpg files are expected";
+                return Err(DataError::format(&class, reason));
+            }
             classes.push(class.file_name().unwrap_or_default().to_string_lossy().into_owned());
         }
         if images.is_empty() {
@@ -92,20 +98,32 @@ fn is_image(path: &Path) -> bool {
 fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
     let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
     let decoded = reader.map_err(DataError::io(path))?.decode();
-    let image = decoded.map_err(|error| DataError::format(path, error.to_string()))?.into_rgb8();
+    let image = middle(decoded.map_err(|error| DataError::format(path, error.to_string()))?.into_rgb8());
     let (width, height) = image.dimensions();
     let scaled = |side: u32| {
         let scaled = u64::from(side) * u64::from(options.resize) / u64::from(width.min(height).max(1));
         u32::try_from(scaled).unwrap_or(u32::MAX).max(options.size)
     };
     let (width, height) = (scaled(width), scaled(height));
-    let image = image::imageops::resize(&image, width, height, FilterType::Triangle);
+    let image = resize(&image, width, height, FilterType::Triangle);
     let size = options.size;
-    let image = image::imageops::crop_imm(&image, (width - size) / 2, (height - size) / 2, size, size).to_image();
+    let image = crop_imm(&image, (width - size) / 2, (height - size) / 2, size, size).to_image();
     let channel = |channel: usize| {
         let (mean, deviation) = (options.mean[channel], options.deviation[channel]);
         image.pixels().map(move |pixel| (f32::from(pixel[channel]) / 255.0 - mean) / deviation)
     };
     let values: Vec<f32> = (0..3).flat_map(channel).collect();
     Ok(Tensor::from_slice(&values, &[3, size as usize, size as usize])?)
+}
+
+/// At most twice as long as wide: of a long strip, scaled until its width is that of the others, only the middle is
+/// cut out.
+fn middle(image: RgbImage) -> RgbImage {
+    let (width, height) = image.dimensions();
+    let longest = width.min(height).saturating_mul(2);
+    if width.max(height) <= longest {
+        return image;
+    }
+    let (kept_width, kept_height) = (width.min(longest), height.min(longest));
+    crop_imm(&image, (width - kept_width) / 2, (height - kept_height) / 2, kept_width, kept_height).to_image()
 }

@@ -64,8 +64,13 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let left = self.batches().saturating_sub(first);
         let (workers, prefetch) = (workers.min(left), prefetch.min(left));
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
-        let work =
-            Work { dataset: Arc::clone(&self.dataset), order, batch_size: batch_size.max(1), batches: self.batches() };
+        let work = Work {
+            dataset: Arc::clone(&self.dataset),
+            epoch,
+            order,
+            batch_size: batch_size.max(1),
+            batches: self.batches(),
+        };
         let state =
             State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
         let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
@@ -116,6 +121,7 @@ impl<D: Dataset> Drop for Epoch<D> {
 /// What is to be read.
 struct Work<D> {
     dataset: Arc<D>,
+    epoch: u64,
     order: Vec<usize>,
     batch_size: usize,
     batches: usize,
@@ -125,7 +131,8 @@ impl<D: Dataset> Work<D> {
     fn read(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
         let end = self.order.len().min((batch + 1) * self.batch_size);
         let indices = &self.order[batch * self.batch_size..end];
-        let examples = indices.iter().map(|index| self.dataset.item(*index)).collect::<Result<Vec<_>>>()?;
+        let examples = indices.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
+        let examples = examples.collect::<Result<Vec<_>>>()?;
         Ok(D::Item::collate(examples)?)
     }
 
@@ -193,12 +200,20 @@ impl<D: Dataset> Shared<D> {
 fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     if let Some((seed, epoch)) = shuffle {
-        // The seed of the epoch is far from those of others, also of other runs.
-        let generator = Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let generator = generator(seed, epoch);
         for last in (1..count).rev() {
-            let choice = (u128::from(generator.next_u64()) * (last as u128 + 1)) >> 64;
-            order.swap(last, choice as usize);
+            order.swap(last, below(&generator, last + 1));
         }
     }
     order
+}
+
+/// Draws what differs from epoch to epoch. The seed of the epoch is far from those of others, also of other runs.
+pub(super) fn generator(seed: u64, epoch: u64) -> Generator {
+    Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+/// A number below `end`.
+pub(super) fn below(generator: &Generator, end: usize) -> usize {
+    ((u128::from(generator.next_u64()) * end as u128) >> 64) as usize
 }

@@ -38,6 +38,16 @@ pub trait Dataset: Send + Sync {
     /// # Errors
     /// It cannot be read.
     fn item(&self, index: usize) -> Result<Self::Item>;
+
+    /// The same in an epoch, for data that differ from epoch to epoch, such as pictures that are cut out at random: by the
+    /// epoch and the index alone, so that a run that was interrupted goes on with the same.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<Self::Item> {
+        let _ = epoch;
+        self.item(index)
+    }
 }
 
 impl<D: Dataset + ?Sized> Dataset for Box<D> {
@@ -49,6 +59,10 @@ impl<D: Dataset + ?Sized> Dataset for Box<D> {
 
     fn item(&self, index: usize) -> Result<Self::Item> {
         (**self).item(index)
+    }
+
+    fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<Self::Item> {
+        (**self).item_of_epoch(index, epoch)
     }
 }
 

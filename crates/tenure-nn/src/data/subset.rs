@@ -16,6 +16,12 @@ impl<D: Dataset> Subset<D> {
     pub fn new(dataset: Arc<D>, indices: impl IntoIterator<Item = usize>) -> Self {
         Self { dataset, indices: indices.into_iter().collect() }
     }
+
+    /// The number in the whole of the example `index`.
+    fn index(&self, index: usize) -> Result<usize> {
+        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.indices.len() };
+        Ok(*self.indices.get(index).ok_or_else(out_of_range)?)
+    }
 }
 
 impl<D: Dataset> Dataset for Subset<D> {
@@ -26,7 +32,10 @@ impl<D: Dataset> Dataset for Subset<D> {
     }
 
     fn item(&self, index: usize) -> Result<D::Item> {
-        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
-        self.dataset.item(*self.indices.get(index).ok_or_else(out_of_range)?)
+        self.dataset.item(self.index(index)?)
+    }
+
+    fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<D::Item> {
+        self.dataset.item_of_epoch(self.index(index)?, epoch)
     }
 }

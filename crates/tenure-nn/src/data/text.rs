@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::loader::{below, generator};
 use super::{DataError, Dataset, Result};
 use tenure_tensor::TensorError;
 
@@ -11,6 +12,7 @@ use tenure_tensor::TensorError;
 pub struct TextWindows {
     tokens: Tokens,
     length: usize,
+    shift: Option<u64>,
 }
 
 enum Tokens {
@@ -36,8 +38,22 @@ impl TextWindows {
         Self::new(Tokens::Ids(tokens), length)
     }
 
+    /// The first `count` windows, and the others, such as to hold them out. There may be none in one of them.
+    pub fn split(mut self, count: usize) -> (Self, Self) {
+        let (length, shift) = (self.length, self.shift);
+        let tokens = self.tokens.split(count.min(self.len()) * length);
+        (self, Self { tokens, length, shift })
+    }
+
+    /// In each epoch the windows begin at other tokens, which `seed` decides: otherwise a model that sees a text many times
+    /// learns its windows by heart. There may be one fewer then; in a text shorter than two they stay.
+    #[must_use]
+    pub fn shifted(self, seed: u64) -> Self {
+        Self { shift: Some(seed), ..self }
+    }
+
     fn new(tokens: Tokens, length: usize) -> Result<Self> {
-        let windows = Self { tokens, length };
+        let windows = Self { tokens, length, shift: None };
         if length == 0 || windows.is_empty() {
             let count = windows.count();
             let reason =
@@ -54,6 +70,19 @@ impl TextWindows {
         }
     }
 
+    /// What decides where windows begin, if there is room for it.
+    fn shift(&self) -> Option<u64> {
+        self.shift.filter(|_| self.count() >= 2 * self.length)
+    }
+
+    fn window(&self, index: usize, shift: usize) -> Result<(Vec<i64>, Vec<i64>)> {
+        if index >= self.len() {
+            return Err(TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() }.into());
+        }
+        let start = index * self.length + shift;
+        Ok((self.range(start), self.range(start + 1)))
+    }
+
     fn range(&self, start: usize) -> Vec<i64> {
         let range = start..start + self.length;
         match &self.tokens {
@@ -68,14 +97,34 @@ impl Dataset for TextWindows {
 
     /// Windows side by side; what does not fill one is left out.
     fn len(&self) -> usize {
-        self.count().saturating_sub(1) / self.length.max(1)
+        // As many wherever they begin.
+        let left_out = if self.shift().is_some() { self.length } else { 1 };
+        self.count().saturating_sub(left_out) / self.length.max(1)
     }
 
     fn item(&self, index: usize) -> Result<(Vec<i64>, Vec<i64>)> {
-        if index >= self.len() {
-            return Err(TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() }.into());
-        }
-        let start = index * self.length;
-        Ok((self.range(start), self.range(start + 1)))
+        self.window(index, 0)
     }
+
+    fn item_of_epoch(&self, index: usize, epoch: u64) -> Result<(Vec<i64>, Vec<i64>)> {
+        // Not the generator that decides the order of examples.
+        let shift = self.shift().map_or(0, |seed| below(&generator(!seed, epoch), self.length));
+        self.window(index, shift)
+    }
+}
+
+impl Tokens {
+    /// Keeps those up to `at`, and what follows the last of them; those from `at` on.
+    fn split(&mut self, at: usize) -> Self {
+        match self {
+            Self::Bytes(bytes) => Self::Bytes(split(bytes, at)),
+            Self::Ids(ids) => Self::Ids(split(ids, at)),
+        }
+    }
+}
+
+fn split<T: Copy>(tokens: &mut Vec<T>, at: usize) -> Vec<T> {
+    let rest = tokens[at..].to_vec();
+    tokens.truncate(at + 1);
+    rest
 }

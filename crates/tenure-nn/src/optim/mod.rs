@@ -105,6 +105,11 @@ impl Optimizer {
     }
 
     /// The groups, in the order in which they were added.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The same, to change them.
     pub fn groups_mut(&mut self) -> &mut [Group] {
         &mut self.groups
     }
@@ -203,6 +208,13 @@ impl Optimizer {
 
     fn members(&self) -> impl Iterator<Item = &Member> {
         self.groups.iter().flat_map(|group| &group.members)
+    }
+}
+
+impl Group {
+    /// What its rule is called.
+    pub fn rule_name(&self) -> &'static str {
+        self.rule.name()
     }
 }
 

@@ -5,17 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use tenure_core::Tag;
 use tenure_device::host::HostMemory;
 
 /// Bytes that tensors on the CPU hold, by what they are for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct TagBytes([u64; Tag::ALL.len()]);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagBytes(pub(super) [u64; Tag::ALL.len()]);
 
 /// What tensors held in a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
     /// The most at any moment.
     pub peak_bytes: u64,
@@ -66,13 +64,18 @@ impl Recorder {
     pub fn begin(interval: Duration) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&is_over);
+        let began = Instant::now();
+        let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now() };
+        // The thread may begin late.
+        let mut recording = vec![look()];
         let record = move || {
-            let (began, mut recording) = (Instant::now(), Recording::new());
-            while !until.load(Ordering::Relaxed) {
-                recording.push(Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now() });
+            loop {
                 thread::sleep(interval);
+                if until.load(Ordering::Relaxed) {
+                    return recording;
+                }
+                recording.push(look());
             }
-            recording
         };
         Self { is_over, thread: thread::spawn(record) }
     }

@@ -1,5 +1,6 @@
 //! A training run: steps, what they cost, and checkpoints to go on from.
 
+mod history;
 mod memory;
 mod task;
 
@@ -82,8 +83,7 @@ impl Default for Plan {
 }
 
 /// A step that was made.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Row", from = "Row")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
     /// From 1.
     pub number: u64,
@@ -101,14 +101,10 @@ pub struct Step {
     pub memory: StepMemory,
 }
 
-/// A step in a checkpoint: long runs have many.
-type Row = (u64, u64, f32, f64, usize, f64, StepMemory);
-
-/// What a checkpoint says of a run beside its progress.
+/// What a checkpoint says of a run beside its progress and history.
 #[derive(Serialize, Deserialize)]
 struct Notes {
     identity: BTreeMap<String, String>,
-    history: Vec<Step>,
 }
 
 /// Why a run does not go on.
@@ -161,6 +157,16 @@ where
     /// The task.
     pub fn task(&self) -> &T {
         &self.task
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
+    /// The same, such as to change its learning rate.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
     }
 
     /// The plan.
@@ -237,31 +243,53 @@ where
     /// # Errors
     /// [`CheckpointError`]; `path` is then as it was.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let notes = Notes { identity: self.plan.identity.clone(), history: self.history.clone() };
+        let notes = Notes { identity: self.plan.identity.clone() };
         let notes = serde_json::to_value(notes).map_err(|error| CheckpointError::format(path, error))?;
-        let mut progress =
-            Progress { step: self.step, epoch: self.epoch, batch: self.batch, notes, ..Progress::default() };
+        let series = history::to_series(&self.history);
+        let (step, epoch, batch) = (self.step, self.epoch, self.batch);
+        let mut progress = Progress { step, epoch, batch, notes, series, ..Progress::default() };
         progress.set_random(GENERATOR, random::default_generator().state());
         Checkpoint::save(path, self.task.model(), &self.optimizer, &progress)
     }
 
-    /// Goes on from a checkpoint of the same run, as if nothing had happened. The plan may have more steps than it had.
+    /// Goes on from a checkpoint of the same run, as if nothing had happened, with the learning rate that it had. The
+    /// plan may have more steps than it had.
     ///
     /// # Errors
-    /// [`TrainError::OtherRun`], [`StateError`](crate::StateError), [`CheckpointError`]. After another than the first
-    /// the model may have changed.
+    /// [`TrainError::OtherRun`]; [`CheckpointError`], also where what it says of the run does not go together;
+    /// [`StateError`](crate::StateError). Nothing has changed then.
     pub fn resume(&mut self, path: &Path) -> Result<()> {
         let checkpoint = Checkpoint::open(path)?;
         let progress = checkpoint.progress();
+        let wrong = |reason: String| CheckpointError::format(path, reason);
         let notes = Notes::deserialize(&progress.notes);
-        let notes = notes.map_err(|error| CheckpointError::format(path, format!("not of a trainer: {error}")))?;
+        let notes = notes.map_err(|error| wrong(format!("not of a trainer: {error}")))?;
         same_run(&notes.identity, &self.plan.identity)?;
+        let history = history::from_series(&progress.series).map_err(wrong)?;
+        self.check(progress, history.len() as u64).map_err(wrong)?;
         checkpoint.load(self.task.model(), &mut self.optimizer)?;
         if let Some(state) = progress.random(GENERATOR) {
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
-        (self.history, self.batches) = (notes.history, None);
+        (self.history, self.batches) = (history, None);
+        Ok(())
+    }
+
+    /// Says what of a checkpoint's progress does not go together.
+    fn check(&self, progress: &Progress, told: u64) -> Result<(), String> {
+        let Progress { step, epoch, batch, .. } = *progress;
+        let batches = self.loader.batches() as u64;
+        if step != told {
+            return Err(format!("it is of step {step}, and tells of {told} steps"));
+        }
+        let made = epoch.checked_mul(batches).and_then(|made| made.checked_add(batch));
+        if batch > batches || made != Some(step) {
+            return Err(format!(
+                "it is of step {step}, and of batch {batch} in epoch {epoch}, which do not go together where an epoch has \
+                 {batches} batches"
+            ));
+        }
         Ok(())
     }
 
@@ -307,16 +335,4 @@ fn same_run(saved: &BTreeMap<String, String>, given: &BTreeMap<String, String>) 
     let Some(name) = other else { return Ok(()) };
     let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
     Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })
-}
-
-impl From<Step> for Row {
-    fn from(Step { number, epoch, loss, elapsed_ms, examples, lr, memory }: Step) -> Self {
-        (number, epoch, loss, elapsed_ms, examples, lr, memory)
-    }
-}
-
-impl From<Row> for Step {
-    fn from((number, epoch, loss, elapsed_ms, examples, lr, memory): Row) -> Self {
-        Self { number, epoch, loss, elapsed_ms, examples, lr, memory }
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use super::data::DataSpec;
 use super::models::ModelKind;
@@ -11,7 +12,8 @@ use super::models::ModelKind;
 #[command(after_help = "\
 Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for \
 fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of \
-videos. They are made for as many classes and channels as the data has.
+videos. They are made for as many classes and channels as the data has. A last batch of one image is left out, because \
+they normalise over the batch.
 
 Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of \
 TinyLlama's size.
@@ -19,10 +21,12 @@ TinyLlama's size.
 Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is that of its test set. images:DIR has a folder \
 of .png or .jpg files for each class, in DIR/train and DIR/val, or in DIR itself, of which every tenth image is held out. \
 text:FILE is any file; its last tenth is held out, and accuracy is the share of the bytes there that were predicted right \
-from those before them.
+from those before them. It is learned in windows that begin at other bytes in each epoch.
 
 Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
-ends at once. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
+ends at once. An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too. If the loss \
+is no finite number any more, the run ends, and --checkpoint's file stays that of the last whole epoch: it goes on from \
+there with a smaller --lr. What was learned until then is printed and reported in any case. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
 
 The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}. \
 peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or \
@@ -44,21 +48,22 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_enum, default_value_t = ComputeDevice::Cpu, value_name = "DEVICE")]
     pub(super) device: ComputeDevice,
     /// Examples of one step [default: by model and data]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,
     /// How often to go through the data [default: by model and data]
-    #[arg(long, conflicts_with = "steps", value_name = "N")]
+    #[arg(long, conflicts_with = "steps", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) epochs: Option<NonZeroU64>,
     /// How many steps to make [default: by model and data]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) steps: Option<NonZeroU64>,
     /// Parameters, the order of the examples, and dropout are drawn by it
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true, value_name = "N")]
     pub(super) seed: u64,
     /// Threads to compute with [default: one for each processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
-    /// The largest learning rate; it goes up to it and down again [default: by model and data]
+    /// The largest learning rate; it goes up to it and down again [default: the checkpoint's with --resume, else by model
+    /// and data]
     #[arg(long, value_parser = positive, allow_negative_numbers = true, value_name = "X")]
     pub(super) lr: Option<f64>,
     /// Go on from a checkpoint of a run of the same model, data, batch size and seed
@@ -92,6 +97,14 @@ impl TrainArgs {
         let given = self.checkpoint.as_ref().or(self.resume.as_ref());
         given.cloned().unwrap_or_else(|| format!("{}-step{steps}.safetensors", self.model.name()).into())
     }
+}
+
+fn above_zero<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "expected a whole number above 0".to_owned())
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
 }
 
 fn positive(text: &str) -> Result<f64, String> {

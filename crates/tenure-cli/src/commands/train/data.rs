@@ -26,7 +26,7 @@ pub(super) enum DataSpec {
 /// Data that was found.
 pub(super) enum Data {
     Images(Parts<Images>, ImageKind),
-    Text(Parts<Subset<TextWindows>>),
+    Text(Parts<TextWindows>),
 }
 
 /// What to train on, and what to find the accuracy on.
@@ -71,11 +71,11 @@ impl fmt::Display for DataSpec {
 
 impl DataSpec {
     /// Finds the data, as `model` wants it.
-    pub(super) fn open(&self, model: ModelKind) -> anyhow::Result<Data> {
+    pub(super) fn open(&self, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
         match self {
             Self::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
             Self::Images(folder) => open_images(folder, model.image_options()),
-            Self::Text(file) => open_text(file, model.window()),
+            Self::Text(file) => open_text(file, model.window(), seed),
         }
     }
 }
@@ -98,6 +98,7 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     let kind = |folder: &ImageFolder| ImageKind { channels: 3, classes: folder.classes().len() };
     if !training.is_dir() || !held_out.is_dir() {
         let all = ImageFolder::open(folder, options)?;
+        expect_classes(folder, &all)?;
         let kind = kind(&all);
         let Parts { training, held_out } = every_tenth(all);
         return Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind));
@@ -108,8 +109,20 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
         "{}: train and val have other classes: a folder for each class is expected in both, of the same names",
         folder.display()
     );
+    expect_classes(folder, &training)?;
     let kind = kind(&training);
     Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+}
+
+fn expect_classes(folder: &Path, images: &ImageFolder) -> anyhow::Result<()> {
+    if let [class] = images.classes() {
+        anyhow::bail!(
+            "{}: {class} is the only class, so there is nothing to learn: a folder for each of several classes is \
+             expected, in it or in its folders train and val",
+            folder.display()
+        );
+    }
+    Ok(())
 }
 
 fn every_tenth<D: Dataset>(all: D) -> Parts<Subset<D>> {
@@ -122,10 +135,9 @@ fn every_tenth<D: Dataset>(all: D) -> Parts<Subset<D>> {
     Parts { training: part(false), held_out: part(true) }
 }
 
-fn open_text(file: &Path, window: usize) -> anyhow::Result<Data> {
-    let windows = Arc::new(TextWindows::open_bytes(file, window)?);
+fn open_text(file: &Path, window: usize, seed: u64) -> anyhow::Result<Data> {
+    let windows = TextWindows::open_bytes(file, window)?;
     let count = windows.len();
-    let kept = count - count / HELD_OUT;
-    let part = |range| Subset::new(Arc::clone(&windows), range);
-    Ok(Data::Text(Parts { training: part(0..kept), held_out: part(kept..count) }))
+    let (training, held_out) = windows.split(count - count / HELD_OUT);
+    Ok(Data::Text(Parts { training: training.shifted(seed), held_out }))
 }

@@ -7,15 +7,16 @@ mod outcome;
 mod recipe;
 mod watch;
 
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
 use tenure::nn::data::{Collate, DataLoader, Dataset, LoaderOptions};
-use tenure::nn::train::{Plan, Trainer};
-use tenure::nn::{self, Scope};
+use tenure::nn::train::{Plan, TrainError, Trainer};
+use tenure::nn::{self, Scope, checkpoint};
 use tenure::tensor::random::{self, Generator};
-use tenure::tensor::threads;
+use tenure::tensor::{TensorError, threads};
 
 pub(crate) use args::TrainArgs;
 
@@ -27,83 +28,135 @@ use outcome::Outcome;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
+/// Data of inputs and classes.
+trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
+impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
+
 pub(crate) fn run(args: &TrainArgs) -> ExitCode {
     output::note_interrupts();
-    let (printed, end) = match train(args) {
-        Ok(outcome) => (outcome.show(args.json), outcome.exit_code()),
-        Err(error) => (Err(error), ExitCode::SUCCESS),
-    };
-    let code = files::print(printed);
-    if code == ExitCode::SUCCESS { end } else { code }
+    train(args).unwrap_or_else(|error| files::print(Err(error)))
 }
 
-fn train(args: &TrainArgs) -> anyhow::Result<Outcome> {
+fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     anyhow::ensure!(
         args.device == ComputeDevice::Cpu,
         "--device cuda: there is no training on a GPU yet; leave --device out to train on the CPU"
     );
     args.model.check(&args.data)?;
-    [&args.checkpoint, &args.report].into_iter().flatten().try_for_each(|path| check_place(path))?;
-    if let Some(path) = args.checkpoint.as_ref().filter(|path| path.exists() && !path.is_file()) {
-        anyhow::bail!("--checkpoint {}: it is no file that can be replaced", path.display());
-    }
+    // That a file cannot be written at the end is said at the beginning.
+    args.report.as_deref().map_or(Ok(()), output::check)?;
+    args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
     if let Some(threads) = args.threads {
         threads::set_threads(threads.get())?;
     }
     random::manual_seed(args.seed);
     let scope = Scope::new(&Generator::new(args.seed));
-    match args.data.open(args.model)? {
+    match args.data.open(args.model, args.seed)? {
         Data::Images(parts, kind) => train_on(args, args.model.for_images(&scope, kind)?, parts),
         Data::Text(parts) => train_on(args, args.model.for_text(&scope)?, parts),
     }
 }
 
-/// That a file cannot be written at the end is said at the beginning.
-fn check_place(path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let is_possible = folder.is_none_or(Path::is_dir) && !path.is_dir();
-    anyhow::ensure!(is_possible, "{}: expected a file's name, in a folder that is there", path.display());
-    Ok(())
-}
-
-fn train_on<D: Dataset + 'static>(args: &TrainArgs, task: AnyTask, parts: Parts<D>) -> anyhow::Result<Outcome>
-where
-    D::Item: Collate<Batch = Batch>,
-{
+fn train_on<D: Examples>(args: &TrainArgs, task: AnyTask, parts: Parts<D>) -> anyhow::Result<ExitCode> {
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
-    let loader =
-        |dataset, shuffle| DataLoader::new(dataset, LoaderOptions { batch_size, shuffle, ..LoaderOptions::default() });
-    let (training, held_out) = (loader(parts.training, Some(args.seed)), loader(parts.held_out, None));
+    let options = LoaderOptions { batch_size, ..LoaderOptions::default() };
+    let examples = parts.training.len();
+    // Over one image there is nothing to normalise.
+    let drop_last = !args.model.is_for_text() && examples > batch_size && examples % batch_size == 1;
+    let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
+    let held_out = DataLoader::new(parts.held_out, options);
     let plan = plan(args, &recipe, batch_size, &training);
     let optimizer = recipe.optimizer(task.model().parameters(), args.lr.unwrap_or(recipe.lr));
     let mut run = Trainer::new(task, training, optimizer, plan);
     if let Some(path) = &args.resume {
-        run.resume(path).map_err(|error| about_checkpoint(path, error))?;
+        resume(&mut run, path, args.lr)?;
     }
 
-    let mut watch = Watch::new(args, run.history().len() as u64, run.plan().steps)?;
+    let before = run.history().len();
+    let mut watch = Watch::new(args, before as u64, run.plan().steps)?;
+    match make_steps(args, &mut run, &mut watch) {
+        // Nothing came of it.
+        Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
+        made => Ok(finish(args, run, watch, &held_out, made.err(), batch_size)),
+    }
+}
+
+/// Until the plan is done, or somebody interrupts.
+fn make_steps<D: Examples>(args: &TrainArgs, run: &mut Trainer<AnyTask, D>, watch: &mut Watch) -> nn::Result<()> {
     while !output::is_interrupted() {
         let Some(step) = run.step()? else { break };
-        watch.step(&step)?;
+        watch.step(&step);
         if let Some(path) = &args.checkpoint
             && run.is_at_end_of_epoch()
             && step.number < run.plan().steps
         {
-            run.save(path)?;
+            watch.save(run, path);
         }
     }
-    if let Some(path) = &args.checkpoint {
-        run.save(path)?;
+    Ok(())
+}
+
+/// Shows and writes what the steps came to, whatever `stopped` them, and whatever of it can be.
+fn finish<D: Examples>(
+    args: &TrainArgs,
+    mut run: Trainer<AnyTask, D>,
+    mut watch: Watch,
+    held_out: &DataLoader<D>,
+    stopped: Option<nn::Error>,
+    batch_size: usize,
+) -> ExitCode {
+    let steps = run.history().len();
+    // What the parameters are now, nothing comes of: the checkpoint before is better.
+    let is_lost = matches!(stopped, Some(nn::Error::Train(TrainError::Diverged { .. })));
+    if let Some(path) = args.checkpoint.as_ref().filter(|_| !is_lost) {
+        watch.save(&run, path);
     }
-    let accuracy = accuracy(&mut run, &held_out, &watch)?;
-    let interrupted = output::is_interrupted().then(|| args.checkpoint_when_interrupted(run.history().len()));
-    if let (Some(path), None) = (&interrupted, &args.checkpoint) {
-        run.save(path)?;
+    let accuracy = if stopped.is_none() { accuracy(&mut run, held_out, &mut watch) } else { None };
+    let is_interrupted = output::is_interrupted();
+    let can_go_on = (is_interrupted || stopped.is_some()) && !is_lost;
+    let left = can_go_on.then(|| args.checkpoint_when_interrupted(steps));
+    if let (Some(path), None) = (&left, &args.checkpoint) {
+        watch.save(&run, path);
     }
-    let outcome = Outcome::new(args, &run, accuracy, interrupted);
-    watch.finish(&outcome, run.history())?;
-    Ok(outcome)
+
+    watch.clear();
+    let outcome = Outcome::new(args, &run, accuracy);
+    let printed = files::print(outcome.text(args.json));
+    watch.write(&outcome, run.history());
+    if let Some(error) = stopped {
+        let kept = args.checkpoint.as_ref().zip(watch.saved).filter(|_| is_lost);
+        let kept = kept.map_or(String::new(), |(path, step)| format!("; {} is of step {step}", path.display()));
+        watch.complain(&anyhow::anyhow!("{}{kept}", explain(error, &run, batch_size)));
+    }
+    if let Some(path) = left.filter(|_| watch.saved == Some(steps)) {
+        let how = if is_interrupted { "interrupted" } else { "stopped" };
+        let command = outcome::command_to_resume(&path);
+        // Nobody is left to tell of a failure here.
+        let _ = writeln!(io::stderr(), "tenure: {how} after step {steps}; to go on:\n  {command}");
+    }
+    if printed != ExitCode::SUCCESS {
+        printed
+    } else if watch.has_failed {
+        ExitCode::from(files::BAD_INPUT)
+    } else if is_interrupted {
+        ExitCode::from(output::INTERRUPTED)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// Goes on from a checkpoint, with its learning rate or the one that was asked for.
+fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f64>) -> anyhow::Result<()> {
+    run.resume(path).map_err(|error| about_checkpoint(path, error))?;
+    let Some(lr) = lr else { return Ok(()) };
+    for group in run.optimizer_mut().groups_mut() {
+        if group.lr != lr {
+            let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr);
+        }
+        group.lr = lr;
+    }
+    Ok(())
 }
 
 fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usize, training: &DataLoader<D>) -> Plan {
@@ -132,23 +185,36 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
 }
 
 /// The share of predictions on what was held out that are right; `None` if there is nothing, or nobody waits for it.
-fn accuracy<D: Dataset + 'static>(
-    run: &mut Trainer<AnyTask, D>,
-    held_out: &DataLoader<D>,
-    watch: &Watch,
-) -> anyhow::Result<Option<f64>>
-where
-    D::Item: Collate<Batch = Batch>,
-{
+fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>, watch: &mut Watch) -> Option<f64> {
     if output::is_interrupted() {
-        return Ok(None);
+        return None;
     }
     watch.tests(held_out.batches());
     let score = run.evaluate(held_out, |_| {
         watch.test();
         !output::is_interrupted()
-    })?;
-    Ok(score.and_then(nn::train::Score::accuracy))
+    });
+    match score {
+        Ok(score) => score.and_then(nn::train::Score::accuracy),
+        Err(error) => {
+            watch.complain(&error.into());
+            None
+        }
+    }
+}
+
+/// Why a run does not go on, with the options that may help.
+fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
+    match error {
+        nn::Error::Train(TrainError::Diverged { .. }) => {
+            let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr);
+            anyhow::anyhow!("{error}: --lr is {lr:?}")
+        }
+        nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => {
+            anyhow::anyhow!("{error}: a larger --batch-size than {batch_size} is needed for images of this size")
+        }
+        _ => error.into(),
+    }
 }
 
 /// What is wrong with a file that was given to go on from.

@@ -1,19 +1,16 @@
 //! What came of a run.
 
 use std::env;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::path::Path;
 
 use serde::Serialize;
-use tenure::nn::data::{Collate, Dataset};
 use tenure::nn::train::Trainer;
 use tenure::tensor::threads;
 use tenure::units::{Bytes, Count, Micros};
 
+use super::Examples;
 use super::args::TrainArgs;
-use super::models::{AnyTask, Batch};
-use crate::output;
+use super::models::AnyTask;
 
 /// Steps whose losses are averaged where one figure is shown: those of single batches differ by chance.
 const LAST: usize = 20;
@@ -30,21 +27,10 @@ pub(super) struct Outcome {
     /// How the run was made, and what came of it, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
-    /// The checkpoint to go on from.
-    #[serde(skip)]
-    interrupted: Option<PathBuf>,
 }
 
 impl Outcome {
-    pub(super) fn new<D: Dataset + 'static>(
-        args: &TrainArgs,
-        run: &Trainer<AnyTask, D>,
-        accuracy: Option<f64>,
-        interrupted: Option<PathBuf>,
-    ) -> Self
-    where
-        D::Item: Collate<Batch = Batch>,
-    {
+    pub(super) fn new<D: Examples>(args: &TrainArgs, run: &Trainer<AnyTask, D>, accuracy: Option<f64>) -> Self {
         let history = run.history();
         let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
         let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
@@ -72,17 +58,7 @@ impl Outcome {
         }
         facts.push(("Peak memory", Bytes(peak_bytes).to_string()));
         let model = args.model.name();
-        Self {
-            model,
-            device: "cpu",
-            steps: losses.len(),
-            losses,
-            step_ms_median,
-            peak_bytes,
-            accuracy,
-            facts,
-            interrupted,
-        }
+        Self { model, device: "cpu", steps: losses.len(), losses, step_ms_median, peak_bytes, accuracy, facts }
     }
 
     pub(super) fn title(&self) -> &str {
@@ -90,22 +66,13 @@ impl Outcome {
     }
 
     /// What is printed.
-    pub(super) fn show(&self, as_json: bool) -> anyhow::Result<String> {
-        if let Some(path) = &self.interrupted {
-            let command = command_to_resume(path);
-            // Nobody is left to tell of a failure here.
-            let _ = writeln!(io::stderr(), "tenure: interrupted after step {}; to go on:\n  {command}", self.steps);
-        }
+    pub(super) fn text(&self, as_json: bool) -> anyhow::Result<String> {
         if as_json {
             return Ok(serde_json::to_string(self)? + "\n");
         }
         let facts: String =
             self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
         Ok(format!("{}\n{facts}", self.model))
-    }
-
-    pub(super) fn exit_code(&self) -> ExitCode {
-        if self.interrupted.is_some() { ExitCode::from(output::INTERRUPTED) } else { ExitCode::SUCCESS }
     }
 }
 
@@ -120,7 +87,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// This program's command line, with another checkpoint to go on from.
-fn command_to_resume(path: &Path) -> String {
+pub(super) fn command_to_resume(path: &Path) -> String {
     let mut words = vec!["tenure".to_owned()];
     let mut given = env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     while let Some(word) = given.next() {

@@ -1,16 +1,18 @@
 //! What is shown and written while a run goes on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use tenure::nn::train::{Recorder, Recording, Step};
+use tenure::nn::train::{Recorder, Recording, Step, Trainer};
 use tenure::prelude::Tag;
 use tenure::report::TrainingReport;
 use tenure::tensorboard::EventWriter;
 use tenure::units::Bytes;
 
+use super::Examples;
 use super::args::TrainArgs;
+use super::models::AnyTask;
 use super::outcome::Outcome;
 use crate::{files, output, progress};
 
@@ -30,6 +32,10 @@ pub(super) struct Watch {
     report: Option<PathBuf>,
     recorder: Option<Recorder>,
     recording: Option<(u64, Recording)>,
+    /// The step of the last checkpoint that was written.
+    pub(super) saved: Option<usize>,
+    /// Something could not be written, or found out. The run went on.
+    pub(super) has_failed: bool,
 }
 
 impl Watch {
@@ -43,11 +49,13 @@ impl Watch {
             report: args.report.clone(),
             recorder: None,
             recording: None,
+            saved: None,
+            has_failed: false,
         })
     }
 
     /// A step was made.
-    pub(super) fn step(&mut self, step: &Step) -> anyhow::Result<()> {
+    pub(super) fn step(&mut self, step: &Step) {
         self.steps += 1;
         let loss = self
             .smooth_loss
@@ -56,16 +64,27 @@ impl Watch {
         let rate = step.examples_per_second();
         self.bar.set_message(format!("loss {loss:.3}, {rate:.1}/s, {}", Bytes(step.memory.peak_bytes)));
         self.bar.inc(1);
-        if let Some(events) = &mut self.events {
-            write(events, step).map_err(|error| files::about(events.path(), error))?;
-        }
+        self.scalars(step.number, &scalars(step));
         if let Some(recorder) = self.recorder.take() {
             self.recording = Some((step.number, recorder.finish()));
         }
         if self.report.is_some() && self.steps + 1 == RECORDED {
             self.recorder = Some(Recorder::begin(Duration::from_secs_f64(step.elapsed_ms / 1e3 / LOOKS)));
         }
-        Ok(())
+    }
+
+    /// Writes a checkpoint.
+    pub(super) fn save<D: Examples>(&mut self, run: &Trainer<AnyTask, D>, path: &Path) {
+        match run.save(path) {
+            Ok(()) => self.saved = Some(run.history().len()),
+            Err(error) => self.complain(&error.into()),
+        }
+    }
+
+    /// Says at once that something failed without which the run goes on: what it comes to is not lost by it.
+    pub(super) fn complain(&mut self, error: &anyhow::Error) {
+        self.has_failed = true;
+        self.bar.suspend(|| files::complain(&error.to_string()));
     }
 
     /// Accuracy is found on so many batches.
@@ -80,31 +99,46 @@ impl Watch {
         self.bar.inc(1);
     }
 
-    /// The run is over.
-    pub(super) fn finish(self, outcome: &Outcome, history: &[Step]) -> anyhow::Result<()> {
+    /// Nothing moves any more.
+    pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
-        if let (Some(mut events), Some(accuracy), Some(last)) = (self.events, outcome.accuracy, history.last()) {
-            let written = events.scalars(last.number, &[("accuracy", accuracy)]);
-            written.map_err(|error| files::about(events.path(), error))?;
+    }
+
+    /// Writes what the run came to.
+    pub(super) fn write(&mut self, outcome: &Outcome, history: &[Step]) {
+        if let (Some(accuracy), Some(last)) = (outcome.accuracy, history.last()) {
+            self.scalars(last.number, &[("accuracy".to_owned(), accuracy)]);
         }
-        let Some(path) = &self.report else { return Ok(()) };
+        let Some(path) = &self.report else { return };
         let mut report = TrainingReport::new(outcome.title(), &outcome.facts, history);
-        if let Some((step, recording)) = self.recording {
+        if let Some((step, recording)) = self.recording.take() {
             report = report.with_step(step, recording);
         }
         let html = report.html();
-        output::write(path, |out| out.write_all(html.as_bytes())).map_err(|error| files::about(path, error))
+        if let Err(error) = output::write(path, |out| out.write_all(html.as_bytes())) {
+            self.complain(&error);
+        }
+    }
+
+    /// Writes figures for TensorBoard, up to the first that cannot be written.
+    fn scalars(&mut self, step: u64, scalars: &[(String, f64)]) {
+        let Some(events) = &mut self.events else { return };
+        let scalars: Vec<(&str, f64)> = scalars.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        if let Err(error) = events.scalars(step, &scalars) {
+            let error = files::about(events.path(), error);
+            self.events = None;
+            self.complain(&error);
+        }
     }
 }
 
-fn write(events: &mut EventWriter, step: &Step) -> std::io::Result<()> {
-    let memory = Tag::ALL.map(|tag| (format!("memory/{tag}"), step.memory.tag_peaks.of(tag) as f64));
-    let mut scalars = vec![
+fn scalars(step: &Step) -> Vec<(String, f64)> {
+    let of_step = [
         ("loss", f64::from(step.loss)),
         ("learning_rate", step.lr),
         ("examples_per_second", step.examples_per_second()),
         ("memory/peak", step.memory.peak_bytes as f64),
     ];
-    scalars.extend(memory.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
-    events.scalars(step.number, &scalars)
+    let memory = Tag::ALL.map(|tag| (format!("memory/{tag}"), step.memory.tag_peaks.of(tag) as f64));
+    of_step.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(memory).collect()
 }

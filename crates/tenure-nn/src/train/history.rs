@@ -1,0 +1,53 @@
+//! The steps of a run in its checkpoint: a series for each figure, because runs are long.
+
+use std::array;
+use std::collections::BTreeMap;
+
+use tenure_core::Tag;
+
+use super::{Step, StepMemory, TagBytes};
+
+const TAGS: usize = Tag::ALL.len();
+const FIGURES: usize = 6 + 2 * TAGS;
+
+/// What steps are told by, under these names.
+pub(super) fn to_series(history: &[Step]) -> BTreeMap<String, Vec<f64>> {
+    let rows: Vec<[f64; FIGURES]> = history.iter().map(to_row).collect();
+    let series = |figure: usize| rows.iter().map(|row| row[figure]).collect();
+    names().into_iter().enumerate().map(|(figure, name)| (name, series(figure))).collect()
+}
+
+/// The steps again, or why there are none.
+pub(super) fn from_series(series: &BTreeMap<String, Vec<f64>>) -> Result<Vec<Step>, String> {
+    let of = |name: &String| series.get(name).ok_or_else(|| format!("it does not tell {name} of the steps"));
+    let columns = names().iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    let steps = columns[0].len();
+    if let Some(other) = columns.iter().find(|column| column.len() != steps) {
+        return Err(format!("it tells one thing of {steps} steps, and another of {}", other.len()));
+    }
+    let row = |step: usize| array::from_fn(|figure| columns[figure][step]);
+    Ok((0..steps).map(|step| from_row(step as u64 + 1, row(step))).collect())
+}
+
+fn names() -> Vec<String> {
+    let of_steps = ["epoch", "loss", "elapsed_ms", "examples", "lr", "peak_bytes"].map(str::to_owned).into_iter();
+    let tags = Tag::ALL.map(|tag| format!("bytes.{tag}"));
+    let peaks = Tag::ALL.map(|tag| format!("peak_bytes.{tag}"));
+    of_steps.chain(tags).chain(peaks).collect()
+}
+
+/// In the order of the names. A whole number is exact below 2^53.
+fn to_row(step: &Step) -> [f64; FIGURES] {
+    let Step { number: _, epoch, loss, elapsed_ms, examples, lr, memory } = *step;
+    let of_steps = [epoch as f64, loss.into(), elapsed_ms, examples as f64, lr, memory.peak_bytes as f64];
+    let tags = [memory.tags, memory.tag_peaks].map(|bytes| Tag::ALL.map(|tag| bytes.of(tag) as f64));
+    let mut figures = of_steps.into_iter().chain(tags.into_iter().flatten());
+    array::from_fn(|_| figures.next().unwrap_or_default())
+}
+
+fn from_row(number: u64, row: [f64; FIGURES]) -> Step {
+    let [epoch, loss, elapsed_ms, examples, lr, peak_bytes, tags @ ..] = row;
+    let bytes = |from: usize| TagBytes(array::from_fn(|tag| tags[from + tag] as u64));
+    let memory = StepMemory { peak_bytes: peak_bytes as u64, tags: bytes(0), tag_peaks: bytes(TAGS) };
+    Step { number, epoch: epoch as u64, loss: loss as f32, elapsed_ms, examples: examples as usize, lr, memory }
+}
