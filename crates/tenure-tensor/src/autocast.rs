@@ -23,9 +23,10 @@ use std::marker::PhantomData;
 use tenure_core::{DType, Generation};
 
 use crate::autograd::is_grad_enabled;
+use crate::scopes::Scopes;
 use crate::{Result, Tensor};
 
-/// Chooses dtypes while it lives, on its thread. PyTorch's `torch.autocast`.
+/// Chooses dtypes while it lives, on its thread: the latest that is alive does. PyTorch's `torch.autocast`.
 ///
 /// ```
 /// use tenure_tensor::autocast::Autocast;
@@ -39,19 +40,12 @@ use crate::{Result, Tensor};
 /// ```
 #[must_use = "it holds for as long as it lives"]
 pub struct Autocast {
-    previous: Option<DType>,
+    scope: u64,
     thread: PhantomData<*const ()>,
 }
 
-#[derive(Default)]
-struct State {
-    dtype: Option<DType>,
-    /// How many are alive.
-    depth: usize,
-    /// Parameters that were converted, by storage, lower dtype and whether it was differentiated. They go with the
-    /// outermost.
-    parameters: HashMap<(Generation, DType, bool), Converted>,
-}
+/// Parameters that were converted, by storage, lower dtype and whether it was differentiated.
+type Parameters = HashMap<(Generation, DType, bool), Converted>;
 
 #[derive(Clone)]
 struct Converted {
@@ -61,33 +55,30 @@ struct Converted {
 }
 
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+    static DTYPES: Scopes<Option<DType>> = const { Scopes::new() };
+    /// They go with the last guard.
+    static PARAMETERS: RefCell<Parameters> = RefCell::default();
 }
 
 impl Autocast {
     /// Begins, with `float16` or `bfloat16` as the lower dtype; none leaves all dtypes as they are.
     pub fn enter(dtype: impl Into<Option<DType>>) -> Self {
-        STATE.with_borrow_mut(|state| {
-            state.depth += 1;
-            Self { previous: std::mem::replace(&mut state.dtype, dtype.into()), thread: PhantomData }
-        })
+        Self { scope: DTYPES.with(|dtypes| dtypes.enter(dtype.into())), thread: PhantomData }
     }
 }
 
 impl Drop for Autocast {
     fn drop(&mut self) {
-        let forgotten = STATE.with_borrow_mut(|state| {
-            state.dtype = self.previous;
-            state.depth -= 1;
-            if state.depth == 0 { std::mem::take(&mut state.parameters) } else { HashMap::new() }
-        });
-        drop(forgotten);
+        DTYPES.with(|dtypes| dtypes.leave(self.scope));
+        if DTYPES.with(Scopes::is_empty) {
+            drop(PARAMETERS.take());
+        }
     }
 }
 
 /// The lower dtype, if this thread has one.
 pub fn dtype() -> Option<DType> {
-    STATE.with_borrow(|state| state.dtype)
+    DTYPES.with(Scopes::latest).flatten()
 }
 
 /// A tensor in the lower dtype: itself outside of autocast, or if it is not of 16 or 32 bits with a fraction. A parameter
@@ -103,13 +94,13 @@ pub fn lower(tensor: &Tensor) -> Result<Tensor> {
         return tensor.to_dtype(dtype);
     }
     let (key, version) = ((tensor.storage().generation(), dtype, is_grad_enabled()), tensor.version());
-    let known = STATE.with_borrow(|state| state.parameters.get(&key).cloned());
+    let known = PARAMETERS.with_borrow(|parameters| parameters.get(&key).cloned());
     if let Some(known) = known.filter(|known| known.parameter.is_same(tensor) && known.version == version) {
         return Ok(known.result);
     }
     let result = tensor.to_dtype(dtype)?;
     let converted = Converted { parameter: tensor.clone(), version, result: result.clone() };
-    let replaced = STATE.with_borrow_mut(|state| state.parameters.insert(key, converted));
+    let replaced = PARAMETERS.with_borrow_mut(|parameters| parameters.insert(key, converted));
     drop(replaced);
     Ok(result)
 }

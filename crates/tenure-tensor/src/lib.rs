@@ -34,6 +34,8 @@ pub mod ops;
 pub mod random;
 #[forbid(unsafe_code)]
 mod scalar;
+#[forbid(unsafe_code)]
+mod scopes;
 mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;

@@ -1,5 +1,7 @@
 //! Numbers among tensors.
 
+use std::fmt;
+
 use tenure_core::DType;
 
 use crate::Tensor;
@@ -52,6 +54,16 @@ impl Scalar {
             Self::Bool(value) => value,
             Self::Int(value) => value != 0,
             Self::Float(value) => value != 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Scalar {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool(value) => value.fmt(to),
+            Self::Int(value) => value.fmt(to),
+            Self::Float(value) => value.fmt(to),
         }
     }
 }

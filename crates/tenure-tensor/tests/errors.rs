@@ -112,6 +112,33 @@ fn sizes_that_do_not_go_together() {
         ones(&[1, 1, 2, 2]).max_pool(&Pool { kernel: &[3, 3], ..Pool::default() }),
         "max_pool: a window of sizes [3, 3], dilated by [1], is larger than images of sizes [2, 2], padded by [0]",
     );
+    // pad should be smaller than or equal to half of kernel size, but got padW = 2, padH = 2, kW = 2, kH = 2
+    says(
+        ones(&[1, 1, 4, 4]).max_pool(&Pool { kernel: &[2, 2], padding: &[2], ..Pool::default() }),
+        "max_pool: padding [2] may be at most half of the kernel, [2, 2]",
+    );
+    // stride should not be zero
+    says(
+        ones(&[1, 1, 4, 4]).avg_pool(&Pool { kernel: &[2, 2], stride: &[0], ..Pool::default() }, true),
+        "avg_pool: kernel [2, 2], stride [0] and dilation [1] must be at least 1 everywhere",
+    );
+    // output padding must be smaller than either stride or dilation, but got output_padding_height: 2
+    // output_padding_width: 2 stride_height: 1 stride_width: 1 dilation_height: 1 dilation_width: 1
+    says(
+        ones(&[1, 1, 2, 2]).conv_transpose(&ones(&[1, 1, 2, 2]), None, &Conv::default(), &[2]),
+        "conv_transpose: output_padding [2] must be smaller than the stride, [1], or the dilation, [1]",
+    );
+    // Given input size per channel: (2 x 2). Calculated output size per channel: (-1 x -1). Output size is too small
+    says(
+        ones(&[1, 1, 2, 2]).conv_transpose(
+            &ones(&[1, 1, 2, 2]),
+            None,
+            &Conv { padding: &[2], ..Conv::default() },
+            &[0],
+        ),
+        "conv_transpose: images of sizes [2, 2] and a kernel of sizes [2, 2], dilated by [1], leave no pixel of a \
+         padding of [2], or make more than there can be",
+    );
     // Sizes of tensors must match except in dimension 0. Expected size 3 but got size 4 for tensor number 1 in the
     // list.
     says(
@@ -232,6 +259,42 @@ fn what_is_out_of_range() {
     says(ones(&[2, 3]).permute(&[0, 0]), "permute: [0, 0] is not a permutation of 0..2");
     // selected index k out of range
     says(ones(&[3]).topk(4, 0, true), "topk: k is 4, but dimension 0 of sizes [3] has 3 elements");
+    // upper bound and lower bound inconsistent with step sign
+    says(
+        Tensor::arange(0, -3, 1, DType::I64, Device::CPU),
+        "arange: steps of 1 do not lead from 0 to -3: a step to a smaller number must be negative",
+    );
+    // step must be nonzero
+    says(
+        Tensor::arange(0, 3, 0, DType::I64, Device::CPU),
+        "arange: steps of 0 do not lead from 0 to 3: a step must not be 0",
+    );
+    // unsupported range: 0 -> inf
+    says(
+        Tensor::arange(0.0, f64::INFINITY, 1.0, DType::F32, Device::CPU),
+        "arange: steps of 1 do not lead from 0 to inf: all three must be finite",
+    );
+    // all elements of input should be between 0 and 1
+    says(
+        ones(&[2]).mul(1.5).unwrap().binary_cross_entropy(&ones(&[2]), None, Reduction::Mean),
+        "binary_cross_entropy: all elements of the input must be between 0 and 1, got 1.5 to 1.5: of scores, sigmoid() \
+         makes probabilities, and binary_cross_entropy_with_logits() takes them as they are",
+    );
+    // all elements of target should be between 0 and 1
+    says(
+        ones(&[2]).binary_cross_entropy(&ones(&[2]).neg().unwrap(), None, Reduction::Mean),
+        "binary_cross_entropy: all elements of the target must be between 0 and 1, got -1 to -1",
+    );
+    for probability in [-0.1, f64::NAN] {
+        says(
+            ones(&[2, 3]).attention(
+                &ones(&[2, 3]),
+                &ones(&[2, 3]),
+                &Attention { dropout: probability, ..Attention::default() },
+            ),
+            &format!("attention: a probability is between 0 and 1, got {probability}"),
+        );
+    }
     // dropout probability has to be between 0 and 1, but got 1.5
     says(ones(&[2]).dropout(1.5, true), "dropout: a probability is between 0 and 1, got 1.5");
 }

@@ -41,6 +41,20 @@ fn nan_and_infinity_are_elements_too() {
     assert_eq!(values(&x.grad().unwrap()), [0.0, 1.0, 1.0, 0.0]);
 }
 
+/// As PyTorch has it.
+#[test]
+fn a_dilated_window_over_the_padding_alone_is_of_nothing() {
+    let x = Tensor::from_slice(&[7.0], &[1, 1]).unwrap().requires_grad_(true).unwrap();
+    let how = Pool { kernel: &[2], stride: &[1], padding: &[1], dilation: &[2], ..Pool::default() };
+    let out = x.max_pool(&how).unwrap();
+    assert_eq!(values(&out), [f64::NEG_INFINITY]);
+    let options = Options { create_graph: true, ..Options::default() };
+    let weight = Tensor::from_slice(&[3.0], &[1, 1]).unwrap().requires_grad_(true).unwrap();
+    let grad = autograd::grad(&[&out], &[&x], &[Some(&weight)], options).unwrap().remove(0).unwrap();
+    assert_eq!(values(&grad), [0.0]);
+    assert_eq!(values(&autograd::grad(&[&grad], &[&weight], &[], options).unwrap().remove(0).unwrap()), [0.0]);
+}
+
 #[test]
 fn means_count_padding_or_not() {
     let x = Tensor::from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0], &[1, 5]).unwrap();

@@ -1,12 +1,12 @@
 //! Functions that a program hangs into the graph.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::scopes::Scopes;
 use crate::{Result, Tensor};
 
 /// Gets a gradient, and may give another in its place.
@@ -91,16 +91,19 @@ pub struct SavedId {
 }
 
 thread_local! {
-    static SAVED_HOOKS: RefCell<Vec<(Pack, Unpack)>> = const { RefCell::new(Vec::new()) };
+    static SAVED_HOOKS: Scopes<(Pack, Unpack)> = const { Scopes::new() };
 }
 
 /// While it lives, what this thread saves for backward goes through `pack`, and through `unpack` when it is needed. The
-/// innermost applies. PyTorch's `saved_tensors_hooks`.
+/// latest that is alive applies. PyTorch's `saved_tensors_hooks`.
+///
+/// `pack` may not modify the tensor that it is given, which the program goes on to use: that is an error.
 ///
 /// Parameters, and views of them, come too: whoever moves bytes leaves those that stay anyway where they are, told by
 /// their storage. `unpack` may be called several times for one `pack`, if the graph is retained.
 #[must_use = "it holds for as long as it lives"]
 pub struct SavedHooks {
+    scope: u64,
     thread: PhantomData<*const ()>,
 }
 
@@ -115,18 +118,17 @@ impl SavedHooks {
             let packed = packed.downcast_ref::<P>();
             unpack(packed.expect("what one pair packs, it unpacks"))
         });
-        SAVED_HOOKS.with_borrow_mut(|hooks| hooks.push((pack, unpack)));
-        Self { thread: PhantomData }
+        Self { scope: SAVED_HOOKS.with(|hooks| hooks.enter((pack, unpack))), thread: PhantomData }
     }
 }
 
 impl Drop for SavedHooks {
     fn drop(&mut self) {
-        SAVED_HOOKS.with_borrow_mut(Vec::pop);
+        SAVED_HOOKS.with(|hooks| hooks.leave(self.scope));
     }
 }
 
-/// The innermost pair.
+/// The pair that applies.
 pub(crate) fn saved_hooks() -> Option<(Pack, Unpack)> {
-    SAVED_HOOKS.with_borrow(|hooks| hooks.last().cloned())
+    SAVED_HOOKS.with(Scopes::latest)
 }

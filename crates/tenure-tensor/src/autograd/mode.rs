@@ -1,17 +1,19 @@
 //! What a thread's operations leave behind.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 
+use crate::scopes::Scopes;
+
 thread_local! {
-    static GRAD: Cell<bool> = const { Cell::new(true) };
-    static ANOMALY: Cell<bool> = const { Cell::new(false) };
+    static GRAD: Scopes<bool> = const { Scopes::new() };
+    static ANOMALY: Scopes<()> = const { Scopes::new() };
 }
 
-/// Whether operations of this thread are differentiated, while it lives. PyTorch's `set_grad_enabled`.
+/// Whether operations of this thread are differentiated, while it lives: the latest that is alive says so. PyTorch's
+/// `set_grad_enabled`.
 #[must_use = "it holds for as long as it lives"]
 pub struct GradMode {
-    previous: bool,
+    scope: u64,
     /// It belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -19,19 +21,19 @@ pub struct GradMode {
 impl GradMode {
     /// Turns differentiation on or off.
     pub fn enter(is_enabled: bool) -> Self {
-        Self { previous: GRAD.replace(is_enabled), thread: PhantomData }
+        Self { scope: GRAD.with(|modes| modes.enter(is_enabled)), thread: PhantomData }
     }
 }
 
 impl Drop for GradMode {
     fn drop(&mut self) {
-        GRAD.set(self.previous);
+        GRAD.with(|modes| modes.leave(self.scope));
     }
 }
 
 /// Whether operations of this thread are differentiated.
 pub fn is_grad_enabled() -> bool {
-    GRAD.get()
+    GRAD.with(Scopes::latest).unwrap_or(true)
 }
 
 /// Runs `body` without differentiating what it does.
@@ -59,24 +61,24 @@ pub fn with_grad<R>(body: impl FnOnce() -> R) -> R {
 /// remember where they were made. PyTorch's `detect_anomaly`. Slow.
 #[must_use = "it holds for as long as it lives"]
 pub struct Anomaly {
-    previous: bool,
+    scope: u64,
     thread: PhantomData<*const ()>,
 }
 
 impl Anomaly {
     /// Begins to look.
     pub fn detect() -> Self {
-        Self { previous: ANOMALY.replace(true), thread: PhantomData }
+        Self { scope: ANOMALY.with(|looking| looking.enter(())), thread: PhantomData }
     }
 
     /// Whether this thread looks.
     pub(super) fn is_on() -> bool {
-        ANOMALY.get()
+        !ANOMALY.with(Scopes::is_empty)
     }
 }
 
 impl Drop for Anomaly {
     fn drop(&mut self) {
-        ANOMALY.set(self.previous);
+        ANOMALY.with(|looking| looking.leave(self.scope));
     }
 }

@@ -16,7 +16,7 @@ use super::saved::SavedTensor;
 use crate::error::AutogradError;
 use crate::{Result, Tensor, TensorError};
 
-/// The gradients of a node's inputs, in their order; none where it is zero or not needed.
+/// The gradients of a node's inputs, in their order; none where it is not needed, or nothing depends on the input.
 pub type Grads = SmallVec<[Option<Tensor>; 3]>;
 
 /// An operation that was done, from which gradients of its inputs follow from those of its outputs.
@@ -96,6 +96,15 @@ impl Context<'_> {
     /// Those of `gradient`.
     pub fn give(&self, input: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         if self.needs(input) { gradient().map(Some) } else { Ok(None) }
+    }
+
+    /// The zeros that are the gradient of `input`, if it is asked for.
+    ///
+    /// # Errors
+    /// No memory for zeros.
+    pub fn zeros(&self, input: usize) -> Result<Option<Tensor>> {
+        let Kind { sizes, dtype, device } = &self.node.inputs[input];
+        self.give(input, || Tensor::zeros(sizes, *dtype, *device))
     }
 
     /// A tensor that was saved.

@@ -53,6 +53,7 @@ impl SavedTensor {
             Some((pack, unpack)) => {
                 let id = SavedId { generation: tensor.storage().generation(), version };
                 let packed = autograd::no_grad(|| pack(&tensor.detach(), id))?;
+                check_kept(tensor, version)?;
                 Content::Packed { packed, unpack }
             }
             None => Content::Tensor(tensor.detach()),
@@ -106,4 +107,17 @@ impl SavedTensor {
         let (node, sizes, writer) = (node.to_owned(), sizes.to_vec(), tensor.last_writer());
         Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
     }
+}
+
+/// Checks that a pack hook left the tensor that it was given as it was: the program goes on with it.
+fn check_kept(tensor: &Tensor, version: u64) -> Result<()> {
+    if tensor.version() == version {
+        return Ok(());
+    }
+    let (dtype, sizes, writer) = (tensor.dtype(), tensor.sizes(), tensor.last_writer());
+    let reason = format!(
+        "it modified in place, by {writer}, the {dtype} {sizes:?} that it was given, which is used besides: let it \
+         copy() the tensor, and modify the copy"
+    );
+    Err(AutogradError::Other { node: "pack hook of saved tensors".to_owned(), reason }.into())
 }

@@ -64,20 +64,20 @@ fn max_pool<T: Float>(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -
 }
 
 fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
-    let mut access = Access::new("max_pool", &[out, taps], &[input])?;
-    let (to, numbers) = (Planes::<T>(access.write_ptr(0).cast()), Planes::<I>(access.write_ptr(1).cast()));
-    let source = access.slice::<T>(0)?;
-    let (from, pixels, width) = (how.source.iter().product(), how.target.iter().product(), how.target[2]);
+    let mut access = Access::new("max_pool", &[taps], &[])?;
+    let numbers = Planes::<I>(access.write_ptr(0).cast());
+    let ([from, pixels], width) = (how.pixels(), how.target[2]);
     for_each_plane(
-        out.numel(),
-        pixels,
+        "max_pool",
+        [(out, pixels), (input, from)],
         pixels * how.numel(),
         #[inline(always)]
-        |plane| {
-            let source: &[T] = &source[plane * from..][..from];
-            // SAFETY: planes of the outputs, each taken once.
-            let (out, numbers) = unsafe { (to.plane(plane, pixels), numbers.plane(plane, pixels)) };
+        |plane, out: &mut [T], source| {
+            // SAFETY: a plane of the output, taken once.
+            let numbers = unsafe { numbers.plane(plane, pixels) };
             for (row, (out, numbers)) in out.chunks_mut(width).zip(numbers.chunks_mut(width)).enumerate() {
+                // What a dilated window over the padding alone has.
+                out.fill(T::from_scalar(f64::NEG_INFINITY.into()));
                 numbers.fill(I::NONE);
                 how.for_each_row(row, |number, first, columns, step| {
                     let number = I::new(number);
@@ -104,71 +104,55 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
                 });
             }
         },
-    );
-    Ok(())
+    )
 }
 
 fn pick<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let mut access = Access::new("max_pool", &[out], &[image, taps])?;
-    let to = Planes::<T>(access.write_ptr(0).cast());
-    let source = access.slice::<T>(0)?;
+    let access = Access::new("max_pool", &[], &[taps])?;
     let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
-    let (from, pixels) = (how.source.iter().product(), how.target.iter().product());
+    let [from, pixels] = how.pixels();
     for_each_plane(
-        out.numel(),
-        pixels,
+        "max_pool",
+        [(out, pixels), (image, from)],
         pixels,
         #[inline(always)]
-        |plane| {
-            let source: &[T] = &source[plane * from..][..from];
-            // SAFETY: a plane of the output, taken once.
-            let out = unsafe { to.plane(plane, pixels) };
+        |plane, out: &mut [T], source| {
             how.for_each_pixel(|pixel, first| {
-                out[pixel] = source[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
+                let offset = offsets.get(numbers.get(plane * pixels + pixel));
+                out[pixel] = offset.map_or(T::ZERO, |offset| source[(first + offset) as usize]);
             });
         },
-    );
-    Ok(())
+    )
 }
 
 fn put<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let mut access = Access::new("max_pool", &[out], &[image, taps])?;
-    let to = Planes::<T>(access.write_ptr(0).cast());
-    let source = access.slice::<T>(0)?;
+    let access = Access::new("max_pool", &[], &[taps])?;
     let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
-    let (large, pixels) = (how.source.iter().product(), how.target.iter().product::<usize>());
+    let [large, pixels] = how.pixels();
     for_each_plane(
-        out.numel(),
-        large,
+        "max_pool",
+        [(out, large), (image, pixels)],
         large,
         #[inline(always)]
-        |plane| {
-            // SAFETY: a plane of the output, taken once.
-            let out = unsafe { to.plane(plane, large) };
+        |plane, out: &mut [T], source| {
             out.fill(T::ZERO);
             how.for_each_pixel(|pixel, first| {
-                let place = &mut out[(first + offsets[numbers.get(plane * pixels + pixel)]) as usize];
-                *place = place.plus(source[plane * pixels + pixel]);
+                if let Some(offset) = offsets.get(numbers.get(plane * pixels + pixel)) {
+                    let place = &mut out[(first + offset) as usize];
+                    *place = place.plus(source[pixel]);
+                }
             });
         },
-    );
-    Ok(())
+    )
 }
 
 fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
-    let mut access = Access::new("avg_pool", &[out], &[input])?;
-    let to = Planes::<T>(access.write_ptr(0).cast());
-    let source = access.slice::<T>(0)?;
-    let (from, pixels) = (windows.source(), windows.target());
     for_each_plane(
-        out.numel(),
-        pixels,
-        from,
+        "avg_pool",
+        [(out, windows.target()), (input, windows.source())],
+        windows.source(),
         #[inline(always)]
-        |plane| {
-            let source: &[T] = &source[plane * from..][..from];
-            // SAFETY: a plane of the output, taken once.
-            let out = unsafe { to.plane(plane, pixels) };
+        |_, out: &mut [T], source: &[T]| {
             windows.for_each(|pixel, window, count| {
                 let mut sum = T::Sum::ZERO;
                 for row in windows.rows(window) {
@@ -177,34 +161,26 @@ fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result
                 out[pixel] = T::narrow(sum / T::Compute::from_scalar((count as f64).into()));
             });
         },
-    );
-    Ok(())
+    )
 }
 
 fn spread<T: Float>(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
-    let mut access = Access::new("avg_pool", &[out], &[image])?;
-    let to = Planes::<T>(access.write_ptr(0).cast());
-    let source = access.slice::<T>(0)?;
-    let (large, pixels) = (windows.source(), windows.target());
     for_each_plane(
-        out.numel(),
-        large,
-        large,
+        "avg_pool",
+        [(out, windows.source()), (image, windows.target())],
+        windows.source(),
         #[inline(always)]
-        |plane| {
-            // SAFETY: a plane of the output, taken once.
-            let out = unsafe { to.plane(plane, large) };
+        |_, out: &mut [T], source: &[T]| {
             out.fill(T::ZERO);
             windows.for_each(|pixel, window, count| {
-                let value = source[plane * pixels + pixel].widen() / T::Compute::from_scalar((count as f64).into());
+                let value = source[pixel].widen() / T::Compute::from_scalar((count as f64).into());
                 let share = T::narrow(value);
                 for row in windows.rows(window) {
                     out[row].iter_mut().for_each(|place| *place = place.plus(share));
                 }
             });
         },
-    );
-    Ok(())
+    )
 }
 
 fn max_pool_halves(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
@@ -252,8 +228,8 @@ enum Numbers<'a> {
 impl<'a> Numbers<'a> {
     fn new(access: &'a Access<'_>, taps: &Tensor) -> Result<Self> {
         match taps.dtype() {
-            DType::U8 => access.slice(1).map(Self::Small),
-            _ => access.slice(1).map(Self::Large),
+            DType::U8 => access.slice(0).map(Self::Small),
+            _ => access.slice(0).map(Self::Large),
         }
     }
 
@@ -266,14 +242,24 @@ impl<'a> Numbers<'a> {
     }
 }
 
-/// Runs `plane` for each plane of `pixels`, of `work` steps each.
-fn for_each_plane(elements: usize, pixels: usize, work: usize, plane: impl Fn(usize) + Sync) {
-    if elements == 0 {
-        return;
-    }
-    threads::for_each_range(elements / pixels, GRAIN.div_ceil(work.max(1)), |planes| {
+/// Makes each plane of the first tensor of the same plane of the second, in `work` steps each, by `plane` of its number
+/// and both. The tensors come with the pixels of their planes.
+fn for_each_plane<T: Element>(
+    op: &'static str,
+    [(out, pixels), (image, from)]: [(&Tensor, usize); 2],
+    work: usize,
+    plane: impl Fn(usize, &mut [T], &[T]) + Sync,
+) -> Result<()> {
+    let mut access = Access::new(op, &[out], &[image])?;
+    let to = Planes::<T>(access.write_ptr(0).cast());
+    let source = access.slice::<T>(0)?;
+    let planes = out.numel().checked_div(pixels).unwrap_or(0);
+    threads::for_each_range(planes, GRAIN.div_ceil(work.max(1)), |planes| {
         super::loops::vectorized!(for number in planes.clone() {
-            plane(number);
+            // SAFETY: a plane of the output, taken once.
+            let out = unsafe { to.plane(number, pixels) };
+            plane(number, out, &source[number * from..][..from]);
         });
     });
+    Ok(())
 }

@@ -86,7 +86,7 @@ impl Tensor {
     fn rounded_quotient(&self, kernel: &'static Binary, other: Value<'_>) -> Result<Self> {
         let pair = Pair::new(self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |_| {
-            Ok(|_: &Context<'_>| Ok([None, None].into_iter().collect()))
+            Ok(|context: &Context<'_>| Ok([context.zeros(0)?, context.zeros(1)?].into_iter().collect()))
         })
     }
 

@@ -2,6 +2,7 @@
 
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
+use super::random::check_probability;
 use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
@@ -40,7 +41,8 @@ impl Tensor {
     /// `scaled_dot_product_attention`.
     ///
     /// # Errors
-    /// Sizes that do not go together, different dtypes or devices, a mask of another dtype.
+    /// Sizes that do not go together, different dtypes or devices, a mask of another dtype, a dropout that is no
+    /// probability.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         let mask = how.mask.map(lower).transpose()?;
         let how = Attention { mask: mask.as_ref(), ..*how };
@@ -50,6 +52,7 @@ impl Tensor {
     fn attended(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         const OP: &str = "attention";
         check_operands(OP, &[self, keys, values])?;
+        check_probability(OP, how.dropout)?;
         let rank = self.rank();
         let fits = rank >= 2
             && [keys.rank(), values.rank()] == [rank; 2]

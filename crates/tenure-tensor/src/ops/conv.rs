@@ -61,7 +61,7 @@ impl Tensor {
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
         let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
-        let (taken, groups) = (weight.sizes()[1] * how.groups, how.groups);
+        let (taken, groups) = (weight.sizes()[1].saturating_mul(how.groups), how.groups);
         if !outputs.is_multiple_of(groups) {
             let reason = format!("{outputs} outputs of a weight of sizes {:?} make no {groups} groups", weight.sizes());
             return Err(TensorError::shape("conv", reason));
@@ -79,8 +79,8 @@ impl Tensor {
         let sizes: Option<Vec<usize>> = (0..spatial)
             .map(|dim| {
                 let at = dim + 3 - spatial;
-                let reach = geometry.dilation[at] * weight.sizes()[dim + 2].checked_sub(1)?;
-                let room = (self.sizes()[dim + 2] + 2 * geometry.padding[at]).checked_sub(reach + 1)?;
+                let reach = geometry.dilation[at].checked_mul(weight.sizes()[dim + 2].checked_sub(1)?)?;
+                let room = (self.sizes()[dim + 2] + 2 * geometry.padding[at]).checked_sub(reach)?.checked_sub(1)?;
                 Some(room / geometry.stride[at] + 1)
             })
             .collect();
@@ -140,22 +140,31 @@ impl Tensor {
             );
             return Err(TensorError::shape(OP, reason));
         }
-        check_bias(OP, bias, weight.sizes()[1] * how.groups)?;
+        check_bias(OP, bias, weight.sizes()[1].saturating_mul(how.groups))?;
+        if (3 - spatial..3).any(|dim| added[dim] >= geometry.stride[dim].max(geometry.dilation[dim])) {
+            let reason = format!(
+                "output_padding {output_padding:?} must be smaller than the stride, {:?}, or the dilation, {:?}",
+                how.stride, how.dilation
+            );
+            return Err(TensorError::argument(OP, reason));
+        }
         let sizes: Option<Vec<usize>> = (0..spatial)
             .map(|dim| {
                 let at = dim + 3 - spatial;
-                let reach = geometry.dilation[at] * weight.sizes()[dim + 2].checked_sub(1)?;
-                let steps = geometry.stride[at] * self.sizes()[dim + 2].checked_sub(1)?;
-                let is_fine = added[at] < geometry.stride[at].max(geometry.dilation[at]);
-                (steps + reach + added[at] + 1).checked_sub(2 * geometry.padding[at]).filter(|_| is_fine)
+                let reach = geometry.dilation[at].checked_mul(weight.sizes()[dim + 2].checked_sub(1)?)?;
+                let steps = geometry.stride[at].checked_mul(self.sizes()[dim + 2].checked_sub(1)?)?;
+                let whole = steps.checked_add(reach)?.checked_add(added[at] + 1)?;
+                whole.checked_sub(2 * geometry.padding[at]).filter(|size| *size > 0)
             })
             .collect();
         let Some(sizes) = sizes else {
             let reason = format!(
-                "images of sizes {:?} and a kernel of sizes {:?} leave no pixel of {how:?}, or output_padding \
-                 {output_padding:?} is not below the stride or the dilation",
+                "images of sizes {:?} and a kernel of sizes {:?}, dilated by {:?}, leave no pixel of a padding of {:?}, or \
+                 make more than there can be",
                 &self.sizes()[2..],
-                &weight.sizes()[2..]
+                &weight.sizes()[2..],
+                how.dilation,
+                how.padding
             );
             return Err(TensorError::shape(OP, reason));
         };
@@ -280,6 +289,9 @@ fn geometry(op: &'static str, spatial: usize, how: &Conv<'_>) -> Result<Geometry
             format!("stride {stride:?}, dilation {dilation:?} and groups {groups} must be at least 1 everywhere");
         return Err(TensorError::argument(op, reason));
     }
+    if groups > LARGEST {
+        return Err(TensorError::argument(op, format!("{groups} groups are more than the channels of any image")));
+    }
     Ok(Geometry {
         stride: for_each_dim(op, "stride", stride, spatial, 1)?,
         padding: for_each_dim(op, "padding", padding, spatial, 0)?,
@@ -287,6 +299,9 @@ fn geometry(op: &'static str, spatial: usize, how: &Conv<'_>) -> Result<Geometry
         groups,
     })
 }
+
+/// No image is as large, and products of two have no overflow.
+const LARGEST: usize = u32::MAX as usize;
 
 /// A number for each of three dimensions, of a list of one for each spatial dimension or one for all; `none` where there
 /// is no dimension.
@@ -300,6 +315,12 @@ pub(super) fn for_each_dim(
     if given.len() != spatial && given.len() != 1 {
         let reason = format!("{what} {given:?} must have one number, or one for each of {spatial} spatial dimensions");
         return Err(TensorError::argument(op, reason));
+    }
+    if given.iter().any(|number| *number > LARGEST) {
+        return Err(TensorError::argument(
+            op,
+            format!("{what} {given:?} has a number larger than any image, {LARGEST}"),
+        ));
     }
     let missing = 3 - spatial;
     Ok(std::array::from_fn(|dim| match dim.checked_sub(missing) {

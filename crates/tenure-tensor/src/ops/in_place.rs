@@ -97,7 +97,7 @@ impl Tensor {
     /// Elements that share memory, a leaf that requires a gradient outside `no_grad`.
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
-        let formula = |_: &Context<'_>| Ok([None].into_iter().collect());
+        let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
         attach_in_place(self, "fill_", &[self], || self.fill_raw(value), |_| Ok(formula))
     }
 
@@ -130,7 +130,7 @@ impl Tensor {
             return Ok(());
         }
         pointwise::check_writes("copy_", self, source.sizes())?;
-        let formula = |context: &Context<'_>| Ok([None, Some(context.grad(0)?)].into_iter().collect());
+        let formula = |context: &Context<'_>| Ok([context.zeros(0)?, Some(context.grad(0)?)].into_iter().collect());
         attach_in_place(self, "copy_", &[self, source], || self.copy_raw(source), |_| Ok(formula))
     }
 

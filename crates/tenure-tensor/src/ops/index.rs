@@ -48,42 +48,47 @@ macro_rules! from_integers {
     ($($type:ty)*) => {$(
         impl From<$type> for Index {
             fn from(index: $type) -> Self {
-                Self::At(index as isize)
+                Self::At(signed_index(index))
             }
         }
 
         impl From<Range<$type>> for Index {
             fn from(range: Range<$type>) -> Self {
-                Self::Slice { start: range.start as isize, end: Some(range.end as isize), step: 1 }
+                Self::Slice { start: signed_index(range.start), end: Some(signed_index(range.end)), step: 1 }
             }
         }
 
         impl From<RangeInclusive<$type>> for Index {
             fn from(range: RangeInclusive<$type>) -> Self {
-                Self::Slice { start: *range.start() as isize, end: after(*range.end() as isize), step: 1 }
+                Self::Slice { start: signed_index(*range.start()), end: after(signed_index(*range.end())), step: 1 }
             }
         }
 
         impl From<RangeFrom<$type>> for Index {
             fn from(range: RangeFrom<$type>) -> Self {
-                Self::Slice { start: range.start as isize, end: None, step: 1 }
+                Self::Slice { start: signed_index(range.start), end: None, step: 1 }
             }
         }
 
         impl From<RangeTo<$type>> for Index {
             fn from(range: RangeTo<$type>) -> Self {
-                Self::Slice { start: 0, end: Some(range.end as isize), step: 1 }
+                Self::Slice { start: 0, end: Some(signed_index(range.end)), step: 1 }
             }
         }
 
         impl From<RangeToInclusive<$type>> for Index {
             fn from(range: RangeToInclusive<$type>) -> Self {
-                Self::Slice { start: 0, end: after(range.end as isize), step: 1 }
+                Self::Slice { start: 0, end: after(signed_index(range.end)), step: 1 }
             }
         }
     )*};
 }
 from_integers!(i32 i64 isize usize);
+
+/// An index that may count from the end. What is too large stays past any end.
+fn signed_index(index: impl TryInto<isize>) -> isize {
+    index.try_into().unwrap_or(isize::MAX)
+}
 
 /// One past an index; past the last, -1, there is none.
 fn after(index: isize) -> Option<isize> {

@@ -56,7 +56,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             let grad = context.grad(0)?;
             let part = |(input, (start, length)): (usize, &(Option<usize>, usize))| match start {
                 Some(start) => context.give(input, || grad.narrow(dim, *start, *length)),
-                None => Ok(None),
+                None => context.zeros(input),
             };
             parts.iter().enumerate().map(part).collect()
         })
@@ -111,9 +111,10 @@ impl Tensor {
         let (mut apart, mut repeated, mut together) = (Vec::new(), Vec::new(), Vec::new());
         for (dim, repeats) in repeats.iter().enumerate() {
             let size = dim.checked_sub(added).map_or(1, |own| self.sizes()[own]);
+            let (repeats, whole) = times("repeat", *repeats, size)?;
             apart.extend([1, size as isize]);
-            repeated.extend([*repeats as isize, size as isize]);
-            together.push(repeats.saturating_mul(size) as isize);
+            repeated.extend([repeats, size as isize]);
+            together.push(whole);
         }
         self.reshape(&apart)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
     }
@@ -134,10 +135,11 @@ impl Tensor {
     /// A dimension that is not there; no memory.
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Self> {
         let place = self.existing_dim("repeat_interleave", dim)?;
+        let (repeats, whole) = times("repeat_interleave", repeats, self.sizes()[place])?;
         let mut repeated = signed(self.sizes());
-        repeated.insert(place + 1, repeats as isize);
+        repeated.insert(place + 1, repeats);
         let mut together = signed(self.sizes());
-        together[place] = together[place].saturating_mul(repeats as isize);
+        together[place] = whole;
         self.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
     }
 
@@ -166,4 +168,12 @@ impl Tensor {
     fn apart_from(self, other: &Self) -> Result<Self> {
         if self.storage().is_alias_of(other.storage()) { self.copy() } else { Ok(self) }
     }
+}
+
+/// A number of repeats, and of the elements that they make of a dimension, as sizes are given.
+fn times(op: &'static str, repeats: usize, size: usize) -> Result<(isize, isize)> {
+    let whole = repeats.checked_mul(size).and_then(|whole| isize::try_from(whole).ok());
+    isize::try_from(repeats).ok().zip(whole).ok_or_else(|| {
+        TensorError::shape(op, format!("{repeats} times a dimension of size {size} is larger than any memory"))
+    })
 }

@@ -199,7 +199,7 @@ impl Tensor {
         }
         let op = "smooth_l1_loss";
         expect_same(op, self, target)?;
-        if beta < 0.0 {
+        if beta < 0.0 || beta.is_nan() {
             return Err(TensorError::argument(op, format!("beta must not be negative, got {beta}")));
         }
         if beta == 0.0 {
@@ -215,22 +215,27 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype, a `delta` that is not positive.
     pub fn huber_loss(&self, target: &Self, delta: f64, reduction: Reduction) -> Result<Self> {
-        if delta <= 0.0 {
+        if delta <= 0.0 || delta.is_nan() {
             return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
         }
         reduction.apply(self.smooth_l1_loss(target, delta, Reduction::None)?.mul(delta)?)
     }
 
-    /// How unlikely targets from 0 to 1 are, by probabilities. Logarithms below -100 count as that.
+    /// How unlikely targets from 0 to 1 are, by probabilities. Logarithms below -100 count as that, in the gradient of
+    /// the target too.
     ///
     /// # Errors
-    /// A target of other sizes, an integer dtype.
+    /// A target of other sizes, an integer dtype, elements that are not from 0 to 1.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
         }
         let op = "binary_cross_entropy";
         expect_same(op, self, target)?;
+        let advice = ": of scores, sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as \
+                      they are";
+        expect_probabilities(op, "input", self, advice)?;
+        expect_probabilities(op, "target", target, "")?;
         let log = |x: Self| x.log()?.clamp_min(-100.0);
         let losses = no_grad(|| {
             let (yes, no) = (log(self.clone())?, log(self.neg()?.add(1.0)?)?);
@@ -410,4 +415,18 @@ fn expect_same(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
     }
     let reason = format!("sizes {:?} need a target of the same, got {:?}", input.sizes(), target.sizes());
     Err(TensorError::shape(op, reason))
+}
+
+/// Checks, where the elements are at hand, that all are from 0 to 1.
+fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &str) -> Result<()> {
+    if tensor.numel() == 0 || !tensor.device().is_cpu() {
+        return Ok(());
+    }
+    let number = |tensor: Tensor| tensor.to_dtype(DType::F64)?.item::<f64>();
+    let (min, max) = no_grad(|| Ok::<_, TensorError>((number(tensor.min_all()?)?, number(tensor.max_all()?)?)))?;
+    if min >= 0.0 && max <= 1.0 {
+        return Ok(());
+    }
+    let reason = format!("all elements of the {what} must be between 0 and 1, got {min} to {max}{advice}");
+    Err(TensorError::argument(op, reason))
 }

@@ -2,7 +2,7 @@
 
 use tenure_core::DType;
 
-use super::pointwise::output;
+use super::pointwise::{output, wide};
 use super::reduce::floating;
 use super::view::signed;
 use crate::autocast::{raise, raises};
@@ -348,7 +348,7 @@ fn sums(grad: &Tensor, x: &Tensor, mean: &Tensor, dims: &[isize]) -> Result<[Ten
     Ok(out)
 }
 
-/// The gradients of input, weight and bias, by operations that have gradients themselves.
+/// The gradients of input, weight and bias, by operations that have gradients themselves; of 16-bit floats in `f32`.
 fn composed(
     grad: &Tensor,
     x: &Tensor,
@@ -358,7 +358,8 @@ fn composed(
     dims: &[isize],
     eps: f64,
 ) -> Result<Grads> {
-    let deviations = if has_mean { x.sub(&x.mean(dims, true)?)? } else { x.clone() };
+    let (grad, x) = (wide(grad)?, wide(x)?);
+    let deviations = if has_mean { x.sub(&x.mean(dims, true)?)? } else { x };
     let rstd = deviations.square()?.mean(dims, true)?.add(eps)?.rsqrt()?;
     let unit = deviations.mul(&rstd)?;
     let weighted = weight.map_or_else(|| Ok(grad.clone()), |weight| grad.mul(weight))?;
@@ -369,7 +370,7 @@ fn composed(
         grads.push(Some(grad.mul(&unit)?.sum_to(weight.sizes())?));
     }
     if has_bias {
-        grads.push(Some(grad.clone()));
+        grads.push(Some(grad));
     }
     Ok(grads)
 }

@@ -1,7 +1,7 @@
 //! Elements around a tensor.
 
 use crate::autograd::{Context, attach};
-use crate::{Result, Scalar, Tensor, TensorError};
+use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// What is put around.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl Tensor {
                 PadMode::Reflect => length - 1,
                 PadMode::Circular => length,
                 _ if length == 0 => 0,
-                _ => i64::MAX,
+                _ => i64::MAX - length,
             };
             if (*before).max(*after) as i64 > most {
                 let reason = format!(
@@ -88,14 +88,13 @@ impl Tensor {
                 );
                 return Err(TensorError::shape("pad", reason));
             }
-            let source = |place: i64| match mode {
-                PadMode::Reflect if place < 0 => -place,
-                PadMode::Reflect if place >= length => 2 * (length - 1) - place,
-                PadMode::Circular => place.rem_euclid(length),
-                _ => place.clamp(0, length - 1),
+            let last = length - 1;
+            let places = Self::arange(-(*before as i64), length + *after as i64, 1, DType::I64, self.device())?;
+            let places = match mode {
+                PadMode::Reflect => places.abs()?.sub(last)?.abs()?.neg()?.add(last)?,
+                PadMode::Circular => places.remainder(length)?,
+                _ => places.clamp(0, last)?,
             };
-            let places: Vec<i64> = (-(*before as i64)..length + *after as i64).map(source).collect();
-            let places = Self::from_slice(&places, &[places.len()])?;
             out = out.picked("pad", &[dim], dim, &places)?;
         }
         Ok(out)

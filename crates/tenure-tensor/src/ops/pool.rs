@@ -69,18 +69,15 @@ impl Tensor {
             return Err(TensorError::argument("avg_pool", reason));
         }
         let (taps, sizes) = Taps::new("avg_pool", self, how)?;
-        let windows = std::array::from_fn(|dim| {
+        let windows = Windows::new("avg_pool", taps.source, taps.target, |dim, index| {
             let (size, padding) = (taps.source[dim], taps.padding[dim]);
-            let window = |index: usize| {
-                let first = index * taps.stride[dim];
-                let end = (first + taps.kernel[dim]).min(size + 2 * padding);
-                let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
-                let count = if count_include_pad { end - first } else { inside.len() };
-                (inside, count)
-            };
-            (0..taps.target[dim]).map(window).collect()
-        });
-        averaged(&self.contiguous()?, Windows { source: taps.source, windows }, &sizes)
+            let first = index * taps.stride[dim];
+            let end = (first + taps.kernel[dim]).min(size + 2 * padding);
+            let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
+            let count = if count_include_pad { end - first } else { inside.len() };
+            (inside, count)
+        })?;
+        averaged(&self.contiguous()?, windows, &sizes)
     }
 
     /// The mean of windows that are as many as `sizes` and cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
@@ -92,17 +89,14 @@ impl Tensor {
         const OP: &str = "adaptive_avg_pool";
         let source = spatial(OP, self, sizes.len())?;
         let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;
-        let windows = std::array::from_fn(|dim| {
-            let window = |index: usize| {
-                let first = index * source[dim] / target[dim];
-                let inside = first..((index + 1) * source[dim]).div_ceil(target[dim]);
-                let count = inside.len();
-                (inside, count)
-            };
-            (0..target[dim]).map(window).collect()
-        });
+        let windows = Windows::new(OP, source, target, |dim, index| {
+            let first = index * source[dim] / target[dim];
+            let inside = first..((index + 1) * source[dim]).div_ceil(target[dim]);
+            let count = inside.len();
+            (inside, count)
+        })?;
         let leading = &self.sizes()[..self.rank() - sizes.len()];
-        averaged(&self.contiguous()?, Windows { source, windows }, &[leading, sizes].concat())
+        averaged(&self.contiguous()?, windows, &[leading, sizes].concat())
     }
 }
 
@@ -181,10 +175,16 @@ impl Taps {
         let stride = for_each_dim(op, "stride", stride, dims, 1)?;
         let padding = for_each_dim(op, "padding", how.padding, dims, 0)?;
         let dilation = for_each_dim(op, "dilation", how.dilation, dims, 1)?;
-        if [kernel, stride, dilation].as_flattened().contains(&0) || (0..3).any(|dim| 2 * padding[dim] > kernel[dim]) {
+        let Pool { kernel: given, padding: around, dilation: apart, .. } = *how;
+        if [kernel, stride, dilation].as_flattened().contains(&0) {
             let reason = format!(
-                "kernel, stride and dilation must be at least 1, and padding at most half of the kernel, got {how:?}"
+                "kernel {given:?}, stride {:?} and dilation {apart:?} must be at least 1 everywhere",
+                how.stride
             );
+            return Err(TensorError::argument(op, reason));
+        }
+        if (0..3).any(|dim| padding[dim] > kernel[dim] / 2) {
+            let reason = format!("padding {around:?} may be at most half of the kernel, {given:?}");
             return Err(TensorError::argument(op, reason));
         }
         let mut sizes = input.sizes()[..input.rank() - dims].to_vec();
@@ -194,11 +194,9 @@ impl Taps {
             let padded = size + 2 * padding[dim];
             let Some(room) = padded.checked_sub(dilation[dim] * (kernel[dim] - 1) + 1) else {
                 let reason = format!(
-                    "a window of sizes {:?}, dilated by {:?}, is larger than images of sizes {:?}, padded by {:?}",
-                    how.kernel,
-                    how.dilation,
-                    &input.sizes()[input.rank() - dims..],
-                    how.padding
+                    "a window of sizes {given:?}, dilated by {apart:?}, is larger than images of sizes {:?}, padded by \
+                     {around:?}",
+                    &input.sizes()[input.rank() - dims..]
                 );
                 return Err(TensorError::shape(op, reason));
             };
@@ -211,6 +209,11 @@ impl Taps {
             sizes.push(count);
         }
         Ok((Self { source, target, kernel, stride, padding, dilation }, sizes))
+    }
+
+    /// Pixels of an image, and of the result.
+    pub(crate) fn pixels(&self) -> [usize; 2] {
+        [self.source, self.target].map(|sizes| sizes.iter().product())
     }
 
     /// Elements of a window.
@@ -287,6 +290,23 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
+    /// As many along each dimension as `target` says, each what `window` says of its dimension and number.
+    fn new(
+        op: &'static str,
+        source: [usize; 3],
+        target: [usize; 3],
+        window: impl Fn(usize, usize) -> (Range<usize>, usize),
+    ) -> Result<Self> {
+        let mut windows: [Vec<_>; 3] = Default::default();
+        for (dim, list) in windows.iter_mut().enumerate() {
+            if list.try_reserve_exact(target[dim]).is_err() {
+                return Err(TensorError::shape(op, format!("there is no memory for {} windows", target[dim])));
+            }
+            list.extend((0..target[dim]).map(|index| window(dim, index)));
+        }
+        Ok(Self { source, windows })
+    }
+
     /// Pixels of an image.
     pub(crate) fn source(&self) -> usize {
         self.source.iter().product()

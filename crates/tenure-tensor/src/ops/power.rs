@@ -50,7 +50,7 @@ impl Tensor {
             let base = saver.save_if(number != 0.0, self)?;
             Ok(move |context: &Context<'_>| {
                 if number == 0.0 {
-                    return Ok([None].into_iter().collect());
+                    return Ok([context.zeros(0)?].into_iter().collect());
                 }
                 let slope = context.unpack(base)?.pow(number - 1.0)?.mul(number)?;
                 Ok([Some(context.grad(0)?.mul(&slope)?)].into_iter().collect())

@@ -162,7 +162,8 @@ impl Tensor {
             draw(kernel, &fresh, state)?;
             self.copy_raw(&fresh)
         };
-        attach_in_place(self, op, &[self], write, |_| Ok(|_: &Context<'_>| Ok([None].into_iter().collect())))
+        let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
+        attach_in_place(self, op, &[self], write, |_| Ok(formula))
     }
 }
 
@@ -185,7 +186,7 @@ fn blocks(count: usize) -> u64 {
     count.div_ceil(2) as u64
 }
 
-fn check_probability(op: &'static str, probability: f64) -> Result<()> {
+pub(super) fn check_probability(op: &'static str, probability: f64) -> Result<()> {
     if (0.0..=1.0).contains(&probability) {
         return Ok(());
     }

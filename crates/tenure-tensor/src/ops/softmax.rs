@@ -1,5 +1,6 @@
 //! Softmax and its logarithm.
 
+use super::pointwise::wide;
 use super::reduce::floating;
 use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
@@ -37,10 +38,10 @@ impl Tensor {
             let saved = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
                 let (grad, output) = (context.grad(0)?, context.unpack(saved)?);
-                let to_input = match (is_grad_enabled(), logarithmic) {
-                    (false, _) => backward(&grad, &output, along, logarithmic)?,
-                    (true, false) => output.mul(&grad.sub(&grad.mul(&output)?.sum(&[dim], true)?)?)?,
-                    (true, true) => grad.sub(&output.exp()?.mul(&grad.sum(&[dim], true)?)?)?,
+                let to_input = if is_grad_enabled() {
+                    composed(&wide(&grad)?, &wide(&output)?, dim, logarithmic)?
+                } else {
+                    backward(&grad, &output, along, logarithmic)?
                 };
                 Ok([Some(to_input)].into_iter().collect())
             })
@@ -53,4 +54,12 @@ fn backward(grad: &Tensor, output: &Tensor, dim: usize, logarithmic: bool) -> Re
     let out = Tensor::empty(grad.sizes(), output.dtype(), output.device())?;
     SOFTMAX_BACKWARD.find(output.device().kind(), output.dtype())?(&out, &grad, &output, dim, logarithmic)?;
     Ok(out)
+}
+
+/// The same, by operations that have gradients themselves.
+fn composed(grad: &Tensor, output: &Tensor, dim: isize, logarithmic: bool) -> Result<Tensor> {
+    if logarithmic {
+        return grad.sub(&output.exp()?.mul(&grad.sum(&[dim], true)?)?);
+    }
+    output.mul(&grad.sub(&grad.mul(output)?.sum(&[dim], true)?)?)
 }

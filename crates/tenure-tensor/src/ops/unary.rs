@@ -278,7 +278,7 @@ impl Tensor {
     /// A function that is constant but for steps.
     fn step(&self, kernel: &'static Unary) -> Result<Self> {
         attach(self.same_dtype(kernel)?, kernel.name(), &[self], |_| {
-            Ok(|_: &Context<'_>| Ok([None].into_iter().collect()))
+            Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect()))
         })
     }
 

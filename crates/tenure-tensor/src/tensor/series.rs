@@ -17,18 +17,29 @@ impl Tensor {
         device: Device,
     ) -> Result<Self> {
         let (start, end, step) = (start.into(), end.into(), step.into());
-        let count = match (start, end, step) {
+        let numbers = [start, end, step].map(Scalar::to_f64);
+        let (leads_away, count) = match (start, end, step) {
             (Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) if step != 0 => {
-                let distance = i128::from(end) - i128::from(start);
-                let (distance, step) = if step > 0 { (distance, step.into()) } else { (-distance, -i128::from(step)) };
-                (distance >= 0).then(|| ((distance + step - 1) / step) as f64)
+                let (distance, step) = (i128::from(end) - i128::from(start), i128::from(step));
+                (distance.signum() == -step.signum(), ((distance.abs() + step.abs() - 1) / step.abs()) as f64)
             }
-            _ => Some(((end.to_f64() - start.to_f64()) / step.to_f64()).ceil()).filter(|count| *count >= 0.0),
+            _ => {
+                let (distance, step) = (numbers[1] - numbers[0], numbers[2]);
+                (distance != 0.0 && (distance > 0.0) != (step > 0.0), (distance / step).ceil())
+            }
         };
-        let Some(count) = count.filter(|count| count.is_finite()) else {
-            let reason = format!("steps of {step:?} do not lead from {start:?} to {end:?}");
+        let reason = match numbers[2] {
+            _ if numbers.iter().any(|number| !number.is_finite()) => Some("all three must be finite"),
+            0.0 => Some("a step must not be 0"),
+            step if leads_away && step < 0.0 => Some("a step to a larger number must be positive"),
+            _ if leads_away => Some("a step to a smaller number must be negative"),
+            _ if !count.is_finite() => Some("they are too many"),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            let reason = format!("steps of {step} do not lead from {start} to {end}: {reason}");
             return Err(TensorError::argument("arange", reason));
-        };
+        }
         Self::series("arange", count as usize, dtype, device, move |i| match (start, step) {
             (Scalar::Int(start), Scalar::Int(step)) => Scalar::Int(start.wrapping_add(step.wrapping_mul(i as i64))),
             _ => Scalar::Float(start.to_f64() + step.to_f64() * i as f64),

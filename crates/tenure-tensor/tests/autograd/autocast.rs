@@ -143,3 +143,19 @@ fn a_batch_norm_takes_what_a_convolution_gives() {
     normed.sum_all().unwrap().backward().unwrap();
     assert_eq!(ones.grad().unwrap().dtype(), DType::F32);
 }
+
+#[test]
+fn guards_that_go_out_of_order_leave_the_others() {
+    let first = Autocast::enter(DType::BF16);
+    let second = Autocast::enter(DType::F16);
+    drop(first);
+    assert_eq!(autocast::dtype(), Some(DType::F16));
+    let third = Autocast::enter(None);
+    drop(second);
+    assert_eq!(autocast::dtype(), None);
+    let fourth = Autocast::enter(DType::BF16);
+    drop(third);
+    assert_eq!(autocast::dtype(), Some(DType::BF16));
+    drop(fourth);
+    assert_eq!(autocast::dtype(), None);
+}

@@ -1,7 +1,7 @@
 //! Graphs, and the ways back through them.
 
-use tenure_tensor::autograd::{self, Anomaly, Context, Gradcheck, Options};
-use tenure_tensor::{DType, Device, Result, Tensor};
+use tenure_tensor::autograd::{self, Anomaly, Context, GradMode, Gradcheck, Options};
+use tenure_tensor::{DType, Device, Result, Tensor, random};
 
 use super::{grad, leaf, values};
 
@@ -203,4 +203,56 @@ fn threads_that_go_back_at_once_lose_nothing() {
         }
     });
     assert_eq!(grad(&x), vec![600.0; 100]);
+}
+
+#[test]
+fn modes_that_go_out_of_order_leave_the_others() {
+    let off = GradMode::enter(false);
+    let on = GradMode::enter(true);
+    drop(off);
+    assert!(autograd::is_grad_enabled());
+    let off = GradMode::enter(false);
+    drop(on);
+    assert!(!autograd::is_grad_enabled());
+    drop(off);
+    assert!(autograd::is_grad_enabled());
+    let makes_a_nan = || {
+        let x = leaf(&[0.0]);
+        x.div(&x).unwrap().backward()
+    };
+    let (first, second) = (Anomaly::detect(), Anomaly::detect());
+    drop(first);
+    makes_a_nan().unwrap_err();
+    drop(second);
+    makes_a_nan().unwrap();
+}
+
+/// As in PyTorch: an optimizer then decays such a parameter, rather than leave it out.
+#[test]
+fn a_function_without_a_slope_has_a_gradient_of_zeros() {
+    type Function = fn(&Tensor) -> Result<Tensor>;
+    let functions: [Function; 11] = [
+        Tensor::sign,
+        Tensor::floor,
+        Tensor::ceil,
+        Tensor::round,
+        Tensor::trunc,
+        |x| x.pow(0),
+        |x| x.div_floor(2.0),
+        |x| x.div_trunc(2.0),
+        |x| written(x, |to| to.fill_(3.0)),
+        |x| written(x, |to| to.copy_(&Tensor::ones(&[2], DType::F64, Device::CPU)?)),
+        |x| written(x, |to| to.uniform_(0.0, 1.0, random::default_generator())),
+    ];
+    for function in functions {
+        let x = leaf(&[0.5, -1.5]);
+        function(&x).unwrap().sum_all().unwrap().backward().unwrap();
+        assert_eq!(grad(&x), [0.0, 0.0]);
+    }
+}
+
+fn written(x: &Tensor, write: impl Fn(&Tensor) -> Result<()>) -> Result<Tensor> {
+    let y = x.mul(1.0)?;
+    write(&y)?;
+    Ok(y)
 }

@@ -156,6 +156,34 @@ fn a_pack_hook_that_fails_leaves_all_as_it_was() {
 }
 
 #[test]
+fn a_pack_hook_that_modifies_what_it_is_given_is_an_error_that_names_it() {
+    let x = leaf(&[2.0, 3.0]);
+    let y = x.mul(1.0).unwrap();
+    {
+        let scale = |tensor: &Tensor, _| {
+            tensor.mul_(2.0)?;
+            Ok(tensor.clone())
+        };
+        let _hooks = SavedHooks::enter(scale, |tensor: &Tensor| Ok(tensor.clone()));
+        let said = "pack hook of saved tensors: it modified in place, by mul_, the float64 [2] that it was given, which is \
+                    used besides: let it copy() the tensor, and modify the copy";
+        assert_eq!(y.mul(&y).unwrap_err().to_string(), said);
+    }
+    // A copy is the hook's own.
+    let quantized = {
+        let round = |tensor: &Tensor, _| {
+            let copy = tensor.copy()?;
+            copy.fill_(5.0)?;
+            Ok(copy)
+        };
+        let _hooks = SavedHooks::enter(round, |tensor: &Tensor| Ok(tensor.clone()));
+        x.square().unwrap().sum_all().unwrap()
+    };
+    quantized.backward().unwrap();
+    assert_eq!(grad(&x), [10.0, 10.0]);
+}
+
+#[test]
 fn what_is_unpacked_must_be_what_was_packed() {
     let x = leaf(&[2.0, 3.0]);
     let y = {
@@ -185,6 +213,30 @@ fn the_innermost_hooks_apply_and_end_with_their_scope() {
     }
     x.mul(&x).unwrap();
     assert_eq!((inner.load(Ordering::Relaxed), outer.load(Ordering::Relaxed)), (2, 2));
+}
+
+#[test]
+fn hooks_that_go_out_of_order_leave_the_others() {
+    let x = leaf(&[2.0]);
+    let keep = |name: &'static str, log: &Arc<Mutex<Vec<&'static str>>>| {
+        let log = Arc::clone(log);
+        let pack = move |tensor: &Tensor, _| {
+            log.lock().unwrap().push(name);
+            Ok(tensor.clone())
+        };
+        SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()))
+    };
+    let log = Arc::default();
+    let first = keep("first", &log);
+    let second = keep("second", &log);
+    drop(first);
+    x.square().unwrap();
+    let third = keep("third", &log);
+    drop(second);
+    x.square().unwrap();
+    drop(third);
+    x.square().unwrap();
+    assert_eq!(*log.lock().unwrap(), ["second", "third"]);
 }
 
 #[test]

@@ -231,12 +231,11 @@ def computed(
             upstream.append(given[index].to(output.dtype))
     leaves = [tensor for tensor in inputs if tensor.requires_grad]
     roots = [output for output, grad in zip(outputs, upstream, strict=True) if grad is not None]
-    found: dict[int, torch.Tensor] = {}
+    found: dict[int, torch.Tensor | None] = {}
     if leaves and roots:
         grads = torch.autograd.grad(roots, leaves, [grad for grad in upstream if grad is not None], allow_unused=True)
-        found = {id(leaf): grad for leaf, grad in zip(leaves, grads, strict=True) if grad is not None}
-    of = lambda tensor: found.get(id(tensor), torch.zeros_like(tensor)) if tensor.requires_grad else None  # noqa: E731
-    return outputs, upstream, [of(tensor) for tensor in inputs]
+        found = {id(leaf): grad for leaf, grad in zip(leaves, grads, strict=True)}
+    return outputs, upstream, [found.get(id(tensor)) for tensor in inputs]
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -125,13 +125,23 @@ impl Family {
         if roots.is_empty() || leaves.is_empty() {
             return Ok(());
         }
-        let options = Options { allow_unused: true, ..Options::default() };
-        let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
-        let expected = sample.grads.iter().enumerate().filter_map(|(index, grad)| Some((index, grad.as_ref()?)));
-        for (grad, (index, expected)) in found.into_iter().zip(expected) {
-            let zeros = || self.tensor(expected).zeros_like().unwrap();
-            let truth = sample.truth[outputs.len() + index].as_ref();
-            self.compare_one(&format!("the gradient of input {index}"), &grad.unwrap_or_else(zeros), expected, truth)?;
+        // First those that are differentiable themselves, which other formulas may compute; they keep the graph.
+        for (kind, create_graph) in [("differentiable gradient", true), ("gradient", false)] {
+            let options = Options { create_graph, allow_unused: true, ..Options::default() };
+            let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
+            let indices = (0..inputs.len()).filter(|index| inputs[*index].requires_grad());
+            for (index, grad) in indices.zip(found) {
+                let what = format!("the {kind} of input {index}");
+                match (grad, &sample.grads[index]) {
+                    (None, None) => {}
+                    (Some(grad), Some(expected)) => {
+                        let truth = sample.truth[outputs.len() + index].as_ref();
+                        self.compare_one(&what, &grad, expected, truth)?;
+                    }
+                    (Some(_), None) => return Err(format!("{what} is there, but PyTorch has none")),
+                    (None, Some(_)) => return Err(format!("{what} is missing")),
+                }
+            }
         }
         Ok(())
     }

@@ -36,6 +36,7 @@ pub(crate) const CASES: &[Case] = &[
     ("huber_loss", |x| Ok(vec![x[0].huber_loss(&x[1], 0.7, Reduction::Sum)?])),
     ("binary_cross_entropy", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::Mean)?])),
     ("binary_cross_entropy_sum", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::Sum)?])),
+    ("binary_cross_entropy_sure", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::None)?])),
     ("bce_with_logits", |x| Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)?])),
     ("bce_with_logits_weights", |x| {
         Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2]), Some(&x[3]), Reduction::Mean)?])

@@ -49,6 +49,7 @@ fn threads_do_not_change_a_bit() {
 /// The inputs of a sample, some sizes as often as it takes; none if the function does not take them.
 fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -> Option<Vec<Tensor>> {
     let mut factor = 2;
+    let mut before: Option<(usize, usize)> = None;
     loop {
         let inputs =
             golden.grown(sample, |input, dim, size| if size > 1 && growth(input, dim) { size * factor } else { size });
@@ -57,12 +58,15 @@ fn large(golden: &Family, sample: &Sample, function: Function, growth: Growth) -
         if elements >= ELEMENTS {
             return Some(inputs);
         }
-        // Sizes grow together, up to four of them.
-        let further = (ELEMENTS as f64 / elements.max(1) as f64).powf(0.25);
-        let next = ((factor as f64 * further) as usize).max(factor + 1);
+        // Sizes grow together, four of them at first, and then as many as the last step tells.
+        let ratio = |now: usize, then: usize| now as f64 / then.max(1) as f64;
+        let power = before.map_or(4.0, |(then, had)| ratio(elements, had).ln() / ratio(factor, then).ln());
+        let further = ratio(ELEMENTS, elements).powf(1.0 / power.max(1.0)).min(8.0);
+        let next = ((factor as f64 * further).ceil() as usize).max(factor + 1);
         if next > ELEMENTS {
             return None;
         }
+        before = Some((factor, elements));
         factor = next;
     }
 }
