@@ -279,7 +279,8 @@ fn what_does_not_go_together_says_what_does() {
     fs::create_dir_all(folder.path().join("photos/cats")).unwrap();
     fs::create_dir(folder.path().join("empty")).unwrap();
     fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
-    let cases: [(&[&str], &[&str]); 15] = [
+    fs::create_dir_all(folder.path().join("half/train/cats")).unwrap();
+    let cases: [(&[&str], &[&str]); 16] = [
         (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
         (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
@@ -287,6 +288,7 @@ fn what_does_not_go_together_says_what_does() {
         (&["--model", "gpt2", "--data", "text:missing"], &["missing: "]),
         (&["--model", "resnet18", "--data", "images:empty"], &["a folder for each class"]),
         (&["--model", "resnet18", "--data", "images:."], &["./empty: no image is in this folder"]),
+        (&["--model", "resnet18", "--data", "images:half"], &["half/train: no image", "train, but no val"]),
         (&["--model", "resnet18", "--data", "images:photos"], &["photos: cats is the only class", "train and val"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:empty"], &["empty: there is no", "four files", "Debian"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),

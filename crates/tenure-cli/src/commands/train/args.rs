@@ -25,8 +25,9 @@ from those before them. It is learned in windows that begin at other bytes in ea
 
 Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
 ends at once. An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too. If the loss \
-is no finite number any more, the run ends, and --checkpoint's file stays that of the last whole epoch: it goes on from \
-there with a smaller --lr. What was learned until then is printed and reported in any case. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
+is no finite number any more, the run ends, and --checkpoint's file stays that of the last whole epoch: --resume with a \
+smaller --lr goes on from there. What was learned until then is printed and reported in any case. The same seed gives the \
+same losses, bit for bit, for any number of threads, whether interrupted or not.
 
 The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}. \
 peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or \

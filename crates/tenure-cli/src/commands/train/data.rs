@@ -97,7 +97,8 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     let (training, held_out) = (folder.join("train"), folder.join("val"));
     let kind = |folder: &ImageFolder| ImageKind { channels: 3, classes: folder.classes().len() };
     if !training.is_dir() || !held_out.is_dir() {
-        let all = ImageFolder::open(folder, options)?;
+        let no_val = if training.is_dir() { "; there is a folder train, but no val beside it" } else { "" };
+        let all = ImageFolder::open(folder, options).map_err(|error| anyhow::anyhow!("{error}{no_val}"))?;
         expect_classes(folder, &all)?;
         let kind = kind(&all);
         let Parts { training, held_out } = every_tenth(all);
