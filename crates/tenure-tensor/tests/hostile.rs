@@ -14,10 +14,11 @@ fn numbers(sizes: &[usize]) -> Result<Tensor> {
         .reshape(&sizes.iter().map(|size| *size as isize).collect::<Vec<_>>())
 }
 
-/// Whole numbers as sizes, counts and distances, by an operation each.
-type Whole = fn(usize) -> Result<Tensor>;
+/// A name, and an operation of a number.
+type Operation<N> = (&'static str, fn(N) -> Result<Tensor>);
 
-const WHOLE: &[(&str, Whole)] = &[
+/// Of sizes, counts and distances.
+const WHOLE: &[Operation<usize>] = &[
     ("empty", |n| Tensor::empty(&[n], F32, CPU)),
     ("zeros", |n| Tensor::zeros(&[2, n, n], F32, CPU)),
     ("eye", |n| Tensor::eye(n, 2, F32, CPU)),
@@ -83,10 +84,8 @@ const WHOLE: &[(&str, Whole)] = &[
     ("index to", |n| numbers(&[2, 3])?.index((0, ..n))),
 ];
 
-/// Whole numbers with a sign, by an operation each.
-type Signed = fn(isize) -> Result<Tensor>;
-
-const SIGNED: &[(&str, Signed)] = &[
+/// Of indices, dimensions and shifts.
+const SIGNED: &[Operation<isize>] = &[
     ("sum", |i| numbers(&[2, 3])?.sum(&[i], false)),
     ("amax", |i| numbers(&[2, 3])?.amax(&[i], false)),
     ("softmax", |i| numbers(&[2, 3])?.softmax(i)),
@@ -148,10 +147,7 @@ const SIGNED: &[(&str, Signed)] = &[
     ("shift", |i| Tensor::from_slice(&[1_i64], &[1])?.shift_left(&Tensor::from_slice(&[i as i64], &[1])?)),
 ];
 
-/// Numbers with a fraction, by an operation each.
-type Real = fn(f64) -> Result<Tensor>;
-
-const PROBABILITIES: &[(&str, Real)] = &[
+const PROBABILITIES: &[Operation<f64>] = &[
     ("dropout", |x| numbers(&[2, 3])?.dropout(x, true)),
     ("attention", |x| {
         let q = numbers(&[1, 2, 3])?;
@@ -164,7 +160,7 @@ const PROBABILITIES: &[(&str, Real)] = &[
     }),
 ];
 
-const FACTORS: &[(&str, Real)] = &[
+const FACTORS: &[Operation<f64>] = &[
     ("normal_", |x| written(|to| to.normal_(0.0, x, random::default_generator()))),
     ("uniform_", |x| written(|to| to.uniform_(x, 1.0, random::default_generator()))),
     ("arange", |x| Tensor::arange(0.0, 3.0, x, F32, CPU)),
@@ -243,7 +239,7 @@ fn verdict(is_senseless: bool, call: impl FnOnce() -> Result<Tensor>) -> Option<
 }
 
 /// Of `small` numbers, an error or a small result; of `huge` ones an error.
-fn check<N: Copy + std::fmt::Display>(operations: &[(&str, fn(N) -> Result<Tensor>)], small: &[N], huge: &[N]) {
+fn check<N: Copy + std::fmt::Display>(operations: &[Operation<N>], small: &[N], huge: &[N]) {
     let mut wrong = Vec::new();
     for (name, operation) in operations {
         let numbers = small.iter().map(|number| (number, false)).chain(huge.iter().map(|number| (number, true)));

@@ -1,7 +1,8 @@
 //! Copies, and conversions from dtype to dtype.
 
-use super::cast;
+use super::gather::with_width;
 use super::loops::{self, GRAIN};
+use super::{cast, runs};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result, threads};
 
@@ -21,12 +22,36 @@ fn copy(iter: &Elementwise<'_>) -> Result<()> {
         }
         return Ok(());
     }
+    let is_one_run =
+        iter.sizes().len() <= 1 && [out, input].iter().all(|operand| operand.strides[..] == [out.dtype.size()]);
+    if out.dtype == input.dtype && !is_one_run {
+        with_width!(out.dtype, T => copy_runs::<T>(iter));
+        return Ok(());
+    }
     let convert = cast::between(input.dtype, out.dtype);
     loops::for_each_block(iter, [out.dtype, input.dtype], &|[out, input], n| {
         // SAFETY: `for_each_block` gives `n` elements of each, which do not overlap.
         unsafe { convert(input, out, n) };
     });
     Ok(())
+}
+
+/// Copies elements that are not all one after the other.
+fn copy_runs<T: std::marker::Copy>(iter: &Elementwise<'_>) {
+    let width = size_of::<T>();
+    runs::for_each_run(iter, |[out, input], [to, from], n| {
+        // SAFETY: `n` elements of each, which are as wide; they may be the same.
+        unsafe {
+            if (to, from) == (width, width) {
+                input.cast::<T>().copy_to(out.cast(), n);
+            } else if (to, from) == (width, 0) {
+                let value = input.cast::<T>().read();
+                (0..n).for_each(|i| out.cast::<T>().add(i).write(value));
+            } else {
+                (0..n).for_each(|i| out.add(i * to).cast::<T>().write(input.add(i * from).cast::<T>().read()));
+            }
+        }
+    });
 }
 
 /// Bytes along each side of a tile: a line of the cache.

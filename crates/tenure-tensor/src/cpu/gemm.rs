@@ -5,6 +5,7 @@
 
 use super::gemm_bf16;
 use super::halves::{in_f32, widened};
+use super::loops::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 
@@ -90,20 +91,14 @@ macro_rules! multiply_integers {
                 alpha: Self,
                 beta: Self,
             ) {
-                for row in 0..m {
-                    // SAFETY: elements of the three matrices, as the caller promises.
-                    unsafe {
-                        for column in 0..n {
-                            let to = out.at(row, column).data;
-                            to.write(if beta == 0 { 0 } else { to.read().times(beta) });
-                        }
-                        for inner in 0..k {
-                            let factor = a.at(row, inner).data.read().times(alpha);
-                            for column in 0..n {
-                                let to = out.at(row, column).data;
-                                to.write(to.read().plus(factor.times(b.at(inner, column).data.read())));
-                            }
-                        }
+                // SAFETY: the caller's promise.
+                unsafe {
+                    if (out.column, b.column) == (1, 1) {
+                        // A constant of the loops, so that neighbours are computed at once.
+                        let dense = |matrix| Matrix { column: 1, ..matrix };
+                        vectorized!(add_rows([m, k, n], dense(out), a, dense(b), alpha, beta));
+                    } else {
+                        add_rows([m, k, n], out, a, b, alpha, beta);
                     }
                 }
             }
@@ -111,6 +106,30 @@ macro_rules! multiply_integers {
     )*};
 }
 multiply_integers!(u8, i8, i16, i32, i64);
+
+/// [`Multiply::multiply`], by sums of rows.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn add_rows<T: Number>([m, k, n]: [usize; 3], out: Matrix<T>, a: Matrix<T>, b: Matrix<T>, alpha: T, beta: T) {
+    for row in 0..m {
+        // SAFETY: elements of the three matrices, as the caller promises.
+        unsafe {
+            for column in 0..n {
+                let to = out.at(row, column).data;
+                to.write(if beta == T::ZERO { T::ZERO } else { to.read().times(beta) });
+            }
+            for inner in 0..k {
+                let factor = a.at(row, inner).data.read().times(alpha);
+                for column in 0..n {
+                    let to = out.at(row, column).data;
+                    to.write(to.read().plus(factor.times(b.at(inner, column).data.read())));
+                }
+            }
+        }
+    }
+}
 
 fn product<T: Multiply>(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
     let mut access = Access::new("matmul", &[out], &[a, b])?;

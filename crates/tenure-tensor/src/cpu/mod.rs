@@ -18,6 +18,7 @@ pub(crate) mod compare;
 pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod fill;
+pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod index;

@@ -2,8 +2,10 @@
 
 use std::array;
 
+use smallvec::SmallVec;
+
 use super::loops::GRAIN;
-use crate::elementwise::Elementwise;
+use crate::elementwise::{Elementwise, Operand};
 use crate::threads;
 
 /// Goes through all elements in runs along the densest dimension: `run(first elements, distances in bytes, length)`, each
@@ -24,24 +26,50 @@ pub(crate) fn for_each_run<const N: usize>(
         crate::vectorized(
             #[inline(always)]
             || {
-                let mut at = range.start;
-                while at < range.end {
-                    let along = at % inner;
-                    let n = (inner - along).min(range.end - at);
-                    let starts = array::from_fn(|operand| {
-                        let operand = &operands[operand];
-                        let mut rest = at / inner;
-                        let mut offset = along * operand.strides.first().copied().unwrap_or(0);
-                        for (size, stride) in sizes.iter().zip(&operand.strides).skip(1) {
-                            offset += rest % size * stride;
-                            rest /= size;
+                let mut index: SmallVec<[usize; 5]> = SmallVec::new();
+                let mut places: [*mut u8; N] = array::from_fn(|operand| operands[operand].data);
+                let mut rest = range.start;
+                for (dim, size) in sizes.iter().enumerate() {
+                    index.push(rest % size);
+                    rest /= size;
+                    move_on(&mut places, operands, dim, index[dim]);
+                }
+                let (mut along, mut left) = (index.first().copied().unwrap_or(0), range.len());
+                loop {
+                    let n = (inner - along).min(left);
+                    run(places, steps, n);
+                    left -= n;
+                    if left == 0 {
+                        return;
+                    }
+                    // Back to the beginning of the run, and on to the next one.
+                    move_back(&mut places, operands, 0, along);
+                    along = 0;
+                    for dim in 1..sizes.len() {
+                        index[dim] += 1;
+                        move_on(&mut places, operands, dim, 1);
+                        if index[dim] < sizes[dim] {
+                            break;
                         }
-                        operand.data.wrapping_add(offset)
-                    });
-                    run(starts, steps, n);
-                    at += n;
+                        move_back(&mut places, operands, dim, sizes[dim]);
+                        index[dim] = 0;
+                    }
                 }
             },
         );
     });
+}
+
+#[inline(always)]
+fn move_on<const N: usize>(places: &mut [*mut u8; N], operands: &[Operand], dim: usize, by: usize) {
+    for (place, operand) in places.iter_mut().zip(operands) {
+        *place = place.wrapping_add(by * operand.strides[dim]);
+    }
+}
+
+#[inline(always)]
+fn move_back<const N: usize>(places: &mut [*mut u8; N], operands: &[Operand], dim: usize, by: usize) {
+    for (place, operand) in places.iter_mut().zip(operands) {
+        *place = place.wrapping_sub(by * operand.strides[dim]);
+    }
 }

@@ -3,11 +3,13 @@
 use smallvec::SmallVec;
 
 use super::view::signed;
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
+use crate::cpu::flip::Flip;
 use crate::cpu::gather::Gather;
 use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError};
 
+static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::flip::FLIP]);
 static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER]);
 
 type Dims = SmallVec<[usize; 5]>;
@@ -135,12 +137,19 @@ impl Tensor {
         for dim in dims {
             let place = self.dim("flip", *dim)?;
             if self.rank() > 0 {
-                let places: Vec<i64> = (0..self.sizes()[place] as i64).rev().collect();
-                let places = Self::from_slice(&places, &[places.len()])?;
-                flipped = flipped.picked("flip", &[place], place, &places)?;
+                flipped = flipped.reversed(place)?;
             }
         }
         Ok(flipped)
+    }
+
+    fn reversed(&self, dim: usize) -> Result<Self> {
+        let input = no_grad(|| self.contiguous())?;
+        let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
+        FLIP.find(self.device().kind(), self.dtype())?(&out, &input, dim)?;
+        attach(out, "flip", &[self], |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.reversed(dim)?)].into_iter().collect()))
+        })
     }
 
     /// What is at `positions` of the dimensions `dims`, counted the last of them fastest. The dimensions of the positions

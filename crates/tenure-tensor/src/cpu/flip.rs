@@ -1,0 +1,51 @@
+//! Elements in reverse.
+
+use std::slice;
+
+use super::gather::with_width;
+use super::loops::{GRAIN, vectorized};
+use crate::kernel::on_cpu;
+use crate::{Access, Entry, Result, Tensor, threads};
+
+/// Writes the input with one dimension, the number, in reverse. Both are contiguous.
+pub(crate) type Flip = fn(&Tensor, &Tensor, usize) -> Result<()>;
+
+pub(crate) const FLIP: &[Entry<Flip>] = on_cpu!(all: flip);
+
+fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    let mut access = Access::new("flip", &[out], &[input])?;
+    let (length, block) = (out.sizes()[dim], out.sizes()[dim + 1..].iter().product());
+    let numel = out.numel();
+    if numel == 0 {
+        // There may be no memory to point to.
+        return Ok(());
+    }
+    with_width!(out.dtype(), T => {
+        let (to, from) = (access.write_ptr(0).cast::<T>(), access.read_ptr(0).cast::<T>());
+        // SAFETY: all elements of both, which are contiguous and as wide.
+        let (to, from) = unsafe { (slice::from_raw_parts_mut(to, numel), slice::from_raw_parts(from, numel)) };
+        flip_blocks(to, from, length, block);
+    });
+    Ok(())
+}
+
+/// Reverses the order of `length` blocks of elements, again and again.
+fn flip_blocks<T: Copy + Send + Sync>(to: &mut [T], from: &[T], length: usize, block: usize) {
+    threads::for_each_chunk(to, GRAIN, |start, mut to| {
+        vectorized!({
+            let mut at = start;
+            while !to.is_empty() {
+                let (row, along) = (at - at % (length * block), at % (length * block));
+                let n = if block == 1 { length - along } else { block - along % block }.min(to.len());
+                let (part, rest) = std::mem::take(&mut to).split_at_mut(n);
+                if block == 1 {
+                    let from = &from[row + length - along - n..][..n];
+                    part.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+                } else {
+                    part.copy_from_slice(&from[row + (length - 1 - along / block) * block + along % block..][..n]);
+                }
+                (to, at) = (rest, at + n);
+            }
+        });
+    });
+}
