@@ -79,29 +79,34 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
                 // What a dilated window over the padding alone has.
                 out.fill(T::from_scalar(f64::NEG_INFINITY.into()));
                 numbers.fill(I::NONE);
-                how.for_each_row(row, |number, first, columns, step| {
-                    let number = I::new(number);
-                    let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
-                    let better = |value: T, out: &mut T, at: &mut I| {
-                        // What is no number is larger than any, as in PyTorch.
-                        #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
-                        let is_better = (value > *out) | (value != value) | (*at == I::NONE);
-                        *out = if is_better { value } else { *out };
-                        *at = if is_better { number } else { *at };
-                    };
-                    let source = &source[first..];
-                    match step {
-                        1 => out.iter_mut().zip(numbers).zip(source).for_each(|((out, at), x)| better(*x, out, at)),
-                        2 => {
-                            let pairs = source.chunks(2);
-                            out.iter_mut().zip(numbers).zip(pairs).for_each(|((out, at), x)| better(x[0], out, at));
+                how.for_each_row(
+                    row,
+                    // Else the compiler leaves it outside, without vectors.
+                    #[inline(always)]
+                    |number, first, columns, step| {
+                        let number = I::new(number);
+                        let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
+                        let better = |value: T, out: &mut T, at: &mut I| {
+                            // What is no number is larger than any, as in PyTorch.
+                            #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
+                            let is_better = (value > *out) | (value != value) | (*at == I::NONE);
+                            *out = if is_better { value } else { *out };
+                            *at = if is_better { number } else { *at };
+                        };
+                        let source = &source[first..];
+                        match step {
+                            1 => out.iter_mut().zip(numbers).zip(source).for_each(|((out, at), x)| better(*x, out, at)),
+                            2 => {
+                                let pairs = source.chunks(2);
+                                out.iter_mut().zip(numbers).zip(pairs).for_each(|((out, at), x)| better(x[0], out, at));
+                            }
+                            _ => {
+                                let steps = source.iter().step_by(step);
+                                out.iter_mut().zip(numbers).zip(steps).for_each(|((out, at), x)| better(*x, out, at));
+                            }
                         }
-                        _ => {
-                            let steps = source.iter().step_by(step);
-                            out.iter_mut().zip(numbers).zip(steps).for_each(|((out, at), x)| better(*x, out, at));
-                        }
-                    }
-                });
+                    },
+                );
             }
         },
     )
