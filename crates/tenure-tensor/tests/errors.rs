@@ -436,13 +436,14 @@ fn writes_in_place() {
     // a leaf Variable that requires grad is being used in an in-place operation.
     says(
         leaf(&[2]).add_(1.0),
-        "add_: a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), or to a copy",
+        "add_: a leaf that requires a gradient, float32 [2], cannot be modified in place: do it inside no_grad(), or \
+         to a copy",
     );
     // a view of a leaf Variable that requires grad is being used in an in-place operation.
     says(
         leaf(&[2]).select(0, 0).unwrap().fill_(1.0),
-        "fill_: a view of a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), \
-         or to a copy",
+        "fill_: a view of a leaf that requires a gradient, float32 [2], cannot be modified in place: do it inside \
+         no_grad(), or to a copy",
     );
     // unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please
     // clone() the tensor before performing the operation.
@@ -478,8 +479,41 @@ fn backward() {
     // element 0 of tensors does not require grad and does not have a grad_fn
     says(
         ones(&[1]).backward(),
-        "backward: the tensor does not require a gradient and has no grad_fn: nothing it was computed from \
-         requires one, or it was computed inside no_grad()",
+        "backward: output 0 does not require a gradient and has no grad_fn: nothing it was computed from requires one, \
+         or it was computed inside no_grad()",
+    );
+    // element 1 of tensors does not require grad and does not have a grad_fn
+    says(
+        autograd::backward(&[&leaf(&[1]), &ones(&[1])], &[], autograd::Options::default()),
+        "backward: output 1 does not require a gradient and has no grad_fn: nothing it was computed from requires one, \
+         or it was computed inside no_grad()",
+    );
+    // Mismatch in shape: grad_output[1] has a shape of torch.Size([3]) and output[1] has a shape of torch.Size([2]).
+    says(
+        autograd::backward(
+            &[&leaf(&[2]), &leaf(&[2])],
+            &[Some(&ones(&[2])), Some(&ones(&[3]))],
+            autograd::Options::default(),
+        ),
+        "backward: gradient 1 has sizes [3], expected [2]",
+    );
+    // assigned grad has data of a different size
+    says(
+        leaf(&[3]).set_grad(Some(ones(&[2, 3]))),
+        "set_grad: a gradient of float32 [2, 3] on cpu was given for a tensor of float32 [3] on cpu",
+    );
+    // assigned grad has data of a different type
+    says(
+        leaf(&[3]).set_grad(Some(of(DType::F64, &[3]))),
+        "set_grad: a gradient of float64 [3] on cpu was given for a tensor of float32 [3] on cpu",
+    );
+    // can't assign Variable as its own grad
+    says(
+        {
+            let x = leaf(&[3]);
+            x.set_grad(Some(x.clone()))
+        },
+        "set_grad: a tensor cannot be its own gradient",
     );
     // Mismatch in shape: grad_output[0] has a shape of torch.Size([3]) and output[0] has a shape of torch.Size([2]).
     says(
@@ -496,6 +530,16 @@ fn backward() {
     // the desired behavior.
     says(
         autograd::grad(&[&leaf(&[2]).sum_all().unwrap()], &[&leaf(&[2])], &[None], autograd::Options::default()),
-        "grad: input 0 is not used by the outputs, or does not require a gradient: allow_unused gives none for it",
+        "grad: input 0 is not used by the outputs: allow_unused gives none for it",
+    );
+    // One of the differentiated Tensors does not require grad
+    says(
+        autograd::grad(
+            &[&leaf(&[2]).sum_all().unwrap()],
+            &[&ones(&[2])],
+            &[None],
+            autograd::Options { allow_unused: true, ..autograd::Options::default() },
+        ),
+        "grad: input 0 does not require a gradient: say requires_grad_(true) before the outputs are computed of it",
     );
 }
