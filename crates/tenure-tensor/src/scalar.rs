@@ -59,7 +59,7 @@ impl Scalar {
         if fits {
             return Ok(());
         }
-        let reason = format!("{self} does not fit {dtype}, which holds {min} to {max}: convert with to_dtype() first");
+        let reason = format!("{self} does not fit {dtype}, which holds {min} to {max}: take another dtype");
         Err(TensorError::argument(op, reason))
     }
 

@@ -355,16 +355,16 @@ fn what_is_out_of_range() {
         ("scatter", of(DType::U8, &[2]).scatter(0, &integers(&[0]), 300)),
         ("pad", of(DType::U8, &[2]).pad(&[1, 1], ops::PadMode::Constant(300.into()))),
     ] {
-        let expected = "300 does not fit uint8, which holds 0 to 255: convert with to_dtype() first";
+        let expected = "300 does not fit uint8, which holds 0 to 255: take another dtype";
         says(result, &format!("{op}: {expected}"));
     }
     for (value, said) in [(-129.0, "-129"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
-        let expected = format!("{said} does not fit int8, which holds -128 to 127: convert with to_dtype() first");
+        let expected = format!("{said} does not fit int8, which holds -128 to 127: take another dtype");
         says(of(DType::I8, &[2]).fill_(value), &format!("fill_: {expected}"));
     }
     says(
         of(DType::I8, &[2]).masked_fill_(&of(DType::Bool, &[2]), 200),
-        "masked_fill_: 200 does not fit int8, which holds -128 to 127: convert with to_dtype() first",
+        "masked_fill_: 200 does not fit int8, which holds -128 to 127: take another dtype",
     );
     // to - 1 is out of bounds for unsigned char
     says(
