@@ -33,7 +33,7 @@ fn set_gradients(parameters: &[Parameter], step: usize) {
             .enumerate()
             .map(|(place, value)| ((7 * place + 3 * step + number) as f64).sin() + 0.1 * f64::from(*value));
         let grad: Vec<f32> = grad.map(|grad| grad as f32).collect();
-        parameter.set_grad(Some(Tensor::from_slice(&grad, parameter.sizes()).unwrap()));
+        parameter.set_grad(Some(Tensor::from_slice(&grad, parameter.sizes()).unwrap())).unwrap();
     }
 }
 
@@ -76,7 +76,7 @@ fn every_float_is_stepped() {
     for dtype in [DType::F16, DType::BF16, DType::F64] {
         let one = Tensor::ones(&[40_000], dtype, Device::CPU).unwrap();
         let parameter = Parameter::new("p", one.copy().unwrap()).unwrap();
-        parameter.set_grad(Some(one));
+        parameter.set_grad(Some(one)).unwrap();
         Optimizer::new(vec![parameter.clone()], 0.25, Adam::default()).step().unwrap();
         let stepped = parameter.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
         assert!(stepped.iter().all(|value| (value - 0.75).abs() < 1e-3), "{dtype}: {}", stepped[0]);
@@ -168,7 +168,7 @@ fn the_state_of_another_rule_is_refused() {
 fn a_step_is_a_write_that_graphs_notice() {
     let parameter = Parameter::new("p", Tensor::from_slice(&[2.0_f32], &[1]).unwrap()).unwrap();
     let square = parameter.mul(&*parameter).unwrap();
-    parameter.set_grad(Some(Tensor::ones(&[1], DType::F32, Device::CPU).unwrap()));
+    parameter.set_grad(Some(Tensor::ones(&[1], DType::F32, Device::CPU).unwrap())).unwrap();
     Optimizer::new(vec![parameter], 0.1, Sgd::default()).step().unwrap();
     let error = square.backward().unwrap_err().to_string();
     assert!(error.contains("modified in place"), "{error}");
@@ -196,8 +196,8 @@ fn schedules_are_pytorchs() {
 fn a_schedule_scales_every_group() {
     let [a, b] = ["a", "b"].map(|name| Parameter::new(name, Tensor::from_slice(&[1.0_f32], &[1]).unwrap()).unwrap());
     let one = || Some(Tensor::ones(&[1], DType::F32, Device::CPU).unwrap());
-    a.set_grad(one());
-    b.set_grad(one());
+    a.set_grad(one()).unwrap();
+    b.set_grad(one()).unwrap();
     let mut optimizer =
         Optimizer::new(vec![a.clone()], 0.5, Sgd::default()).with_group(vec![b.clone()], 0.25, Sgd::default());
     optimizer.set_lr_scale(Schedule::Step { every: 1, gamma: 0.5 }.scale(1));
@@ -207,7 +207,7 @@ fn a_schedule_scales_every_group() {
 
 fn with_gradient(name: &str, grad: &[f32]) -> Parameter {
     let parameter = Parameter::new(name, Tensor::zeros(&[grad.len()], DType::F32, Device::CPU).unwrap()).unwrap();
-    parameter.set_grad(Some(Tensor::from_slice(grad, &[grad.len()]).unwrap()));
+    parameter.set_grad(Some(Tensor::from_slice(grad, &[grad.len()]).unwrap())).unwrap();
     parameter
 }
 
@@ -246,7 +246,7 @@ fn a_step_with_infinite_gradients_is_left_out_and_the_scale_halved() {
     assert_eq!((parameter.to_vec::<f32>().unwrap(), scaler.state.scale), (vec![0.0], 32_768.0));
 
     let loss = scaler.scale(&parameter.sum_all().unwrap()).unwrap();
-    parameter.set_grad(None);
+    parameter.set_grad(None).unwrap();
     loss.backward().unwrap();
     assert_eq!(gradient(&parameter), [32_768.0]);
     // Scaled down by the step itself.
@@ -260,7 +260,7 @@ fn gradients_are_scaled_down_once_for_each_step() {
     let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.5, Sgd::default());
     let mut scaler = GradScaler::default();
     for value in [-0.5, -1.0] {
-        parameter.set_grad(Some(Tensor::from_slice(&[65_536.0_f32], &[1]).unwrap()));
+        parameter.set_grad(Some(Tensor::from_slice(&[65_536.0_f32], &[1]).unwrap())).unwrap();
         assert!(scaler.unscale(&mut optimizer).unwrap());
         let error = scaler.unscale(&mut optimizer).unwrap_err().to_string();
         assert!(error.contains("the gradients were scaled down already"), "{error}");
@@ -275,9 +275,10 @@ fn a_gradient_of_other_sizes_is_refused() {
     let parameter = Parameter::new("p", Tensor::from_slice(&[1.0_f32; 3], &[3]).unwrap()).unwrap();
     let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
     for count in [2, 5] {
-        parameter.set_grad(Some(Tensor::ones(&[count], DType::F32, Device::CPU).unwrap()));
-        let error = optimizer.step().unwrap_err().to_string();
-        assert!(error.contains(&format!("a gradient of float32 [{count}] was set for the parameter p")), "{error}");
+        let error = parameter.set_grad(Some(Tensor::ones(&[count], DType::F32, Device::CPU).unwrap())).unwrap_err();
+        let expected = format!("a gradient of float32 [{count}] on cpu was given for a tensor of float32 [3] on cpu");
+        assert!(error.to_string().contains(&expected), "{error}");
+        optimizer.step().unwrap();
     }
     assert_eq!(parameter.to_vec::<f32>().unwrap(), [1.0; 3]);
 }

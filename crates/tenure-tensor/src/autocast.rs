@@ -63,22 +63,22 @@ thread_local! {
 impl Autocast {
     /// Begins, with `float16` or `bfloat16` as the lower dtype; none leaves all dtypes as they are.
     pub fn enter(dtype: impl Into<Option<DType>>) -> Self {
-        Self { scope: DTYPES.with(|dtypes| dtypes.enter(dtype.into())), thread: PhantomData }
+        Self { scope: Scopes::enter(&DTYPES, dtype.into()), thread: PhantomData }
     }
 }
 
 impl Drop for Autocast {
     fn drop(&mut self) {
-        DTYPES.with(|dtypes| dtypes.leave(self.scope));
-        if DTYPES.with(Scopes::is_empty) {
-            drop(PARAMETERS.take());
+        Scopes::leave(&DTYPES, self.scope);
+        if Scopes::latest(&DTYPES).is_none() {
+            drop(PARAMETERS.try_with(RefCell::take));
         }
     }
 }
 
 /// The lower dtype, if this thread has one.
 pub fn dtype() -> Option<DType> {
-    DTYPES.with(Scopes::latest).flatten()
+    Scopes::latest(&DTYPES).flatten()
 }
 
 /// A tensor in the lower dtype: itself outside of autocast, or if it is not of 16 or 32 bits with a fraction. A parameter

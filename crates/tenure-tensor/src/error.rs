@@ -118,10 +118,13 @@ pub enum TensorError {
 pub enum AutogradError {
     /// `backward` of a tensor that depends on nothing that requires a gradient.
     #[error(
-        "backward: the tensor does not require a gradient and has no grad_fn: nothing it was computed from requires \
+        "backward: output {index} does not require a gradient and has no grad_fn: nothing it was computed from requires \
          one, or it was computed inside no_grad()"
     )]
-    NoGraph,
+    NoGraph {
+        /// Which of the outputs.
+        index: usize,
+    },
     /// `backward` of more than one element with no gradient given.
     #[error(
         "backward: a gradient can be left out for a tensor of one element only, got sizes {sizes:?}: \
@@ -164,7 +167,8 @@ pub enum AutogradError {
     },
     /// A leaf that requires a gradient was written to.
     #[error(
-        "{op}: {}a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), or to a copy",
+        "{op}: {}a leaf that requires a gradient, {dtype} {sizes:?}, cannot be modified in place: do it inside \
+         no_grad(), or to a copy",
         if *.is_view { "a view of " } else { "" }
     )]
     LeafModified {
@@ -172,6 +176,10 @@ pub enum AutogradError {
         op: &'static str,
         /// Whether it was written to through a view.
         is_view: bool,
+        /// The leaf's dtype.
+        dtype: DType,
+        /// The leaf's sizes.
+        sizes: Vec<usize>,
     },
     /// Integers have no gradient.
     #[error("only tensors of floating dtypes can require a gradient, got {dtype}")]
@@ -205,9 +213,7 @@ pub enum AutogradError {
         expected: usize,
     },
     /// Asked for the gradient of something the result does not depend on.
-    #[error(
-        "grad: input {index} is not used by the outputs, or does not require a gradient: allow_unused gives none for it"
-    )]
+    #[error("grad: input {index} is not used by the outputs: allow_unused gives none for it")]
     Unused {
         /// Which of the inputs.
         index: usize,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tenure_core::DType;
 
-use crate::Tensor;
+use crate::{Result, Tensor, TensorError};
 
 /// A number of no dtype in particular: what it is computed with decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,6 +47,22 @@ impl Scalar {
         }
     }
 
+    /// Checks, for the operation `op`, that a dtype holds it. Unsigned integers take negative numbers as what they wrap
+    /// to, and floats what is too large as infinity.
+    pub(crate) fn check_fits(self, op: &'static str, dtype: DType) -> Result<()> {
+        let Some((min, max)) = integers(dtype) else { return Ok(()) };
+        let fits = match self {
+            Self::Float(value) if value.is_nan() => false,
+            Self::Float(value) => (min.min(-max)..=max).contains(&(value as i128)),
+            other => (min.min(-max)..=max).contains(&i128::from(other.to_i64())),
+        };
+        if fits {
+            return Ok(());
+        }
+        let reason = format!("{self} does not fit {dtype}, which holds {min} to {max}: take another dtype");
+        Err(TensorError::argument(op, reason))
+    }
+
     /// Whether it is not zero.
     #[inline]
     pub fn to_bool(self) -> bool {
@@ -55,6 +71,18 @@ impl Scalar {
             Self::Int(value) => value != 0,
             Self::Float(value) => value != 0.0,
         }
+    }
+}
+
+/// The smallest and the largest number of an integer dtype.
+pub(crate) fn integers(dtype: DType) -> Option<(i128, i128)> {
+    match dtype {
+        DType::U8 => Some((0, u8::MAX.into())),
+        DType::I8 => Some((i8::MIN.into(), i8::MAX.into())),
+        DType::I16 => Some((i16::MIN.into(), i16::MAX.into())),
+        DType::I32 => Some((i32::MIN.into(), i32::MAX.into())),
+        DType::I64 => Some((i64::MIN.into(), i64::MAX.into())),
+        _ => None,
     }
 }
 

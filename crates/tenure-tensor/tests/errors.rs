@@ -3,7 +3,7 @@
 
 use tenure_core::{DataPtr, Storage};
 use tenure_tensor::ops::{self, CrossEntropy, Reduction};
-use tenure_tensor::{Attention, Conv, DType, Device, Layout, Pool, Result, Tensor, autograd, einsum};
+use tenure_tensor::{Attention, Conv, DType, Device, Layout, Pool, Result, Tensor, autograd, einsum, random};
 
 fn of(dtype: DType, sizes: &[usize]) -> Tensor {
     Tensor::ones(sizes, dtype, Device::CPU).unwrap()
@@ -136,8 +136,58 @@ fn sizes_that_do_not_go_together() {
             &Conv { padding: &[2], ..Conv::default() },
             &[0],
         ),
-        "conv_transpose: images of sizes [2, 2] and a kernel of sizes [2, 2], dilated by [1], leave no pixel of a \
-         padding of [2], or make more than there can be",
+        "conv_transpose: images of sizes [2, 2] and a kernel of sizes [2, 2], with a stride of [1], dilated by [1] and \
+         with a padding of [2], leave no pixel",
+    );
+    says(
+        ones(&[0, 1, 1 << 32]).conv_transpose(
+            &ones(&[1, 1, 2]),
+            None,
+            &Conv { stride: &[u32::MAX as usize], ..Conv::default() },
+            &[0],
+        ),
+        "conv_transpose: images of sizes [4294967296] and a kernel of sizes [2], with a stride of [4294967295], dilated \
+         by [1] and with a padding of [0], make more pixels than there can be",
+    );
+    // cannot reshape tensor of 0 elements into shape [-1, 0] because the unspecified dimension size -1 can be any value
+    // and is ambiguous
+    says(ones(&[0, 3]).view(&[-1, 0]), "view: the -1 of sizes [-1, 0] may be any size, as another is 0: say which");
+    // einsum(): output subscript z does not appear in the equation for any input operand
+    says(
+        einsum("ij,jk->iz", &[&ones(&[2, 3]), &ones(&[3, 4])]),
+        "einsum: the result of the equation \"ij,jk->iz\" has 'z', which no operand has",
+    );
+    // einsum(): output subscript j appears more than once in the output
+    says(
+        einsum("ij,j->ijj", &[&ones(&[2, 3]), &ones(&[3])]),
+        "einsum: the result of the equation \"ij,j->ijj\" has 'j' twice",
+    );
+    // Argument #4: Padding size should be less than the corresponding input dimension, but got: padding (1, 1) at
+    // dimension 2 of input [1, 2, 1]
+    says(
+        ones(&[1, 2, 1]).pad(&[1, 1], ops::PadMode::Reflect),
+        "pad: Reflect adds at most 0 elements at either end of dimension 2 of sizes [1, 2, 1], got 1 and 1",
+    );
+    // argmax(): Expected reduction dim to be specified for input.numel() == 0.
+    says(ones(&[0, 3]).argmax(None, false), "argmax: sizes [0, 3] have no element to find");
+    // linalg.vector_norm cannot compute the inf norm on the dimension 0because this dimension is empty and the
+    // operation does not have an identity
+    says(ones(&[0, 3]).norm(f64::INFINITY, &[0], false), "norm: sizes [0, 3] have no element to find along [0]");
+    // output with shape [2] doesn't match the broadcast shape [3, 2]
+    says(
+        ones(&[2]).binary_cross_entropy_with_logits(&ones(&[2]), Some(&ones(&[3, 1])), None, Reduction::Mean),
+        "binary_cross_entropy_with_logits: a weight of sizes [3, 1] does not broadcast to losses of sizes [2]",
+    );
+    // The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 0
+    says(
+        ones(&[2]).binary_cross_entropy(&ones(&[2]), Some(&ones(&[3])), Reduction::Mean),
+        "binary_cross_entropy: a weight of sizes [3] does not broadcast to losses of sizes [2]",
+    );
+    // The expanded size of the tensor (2) must match the existing size (3) at non-singleton dimension 0.  Target sizes:
+    // [2].  Tensor sizes: [3]
+    says(
+        ones(&[2, 2]).index_put_(0, &ones(&[3]), false),
+        "index_put: sizes [2] and [3] do not broadcast: at dimension 1 from the end, 2 and 3 differ and neither is 1",
     );
     // Sizes of tensors must match except in dimension 0. Expected size 3 but got size 4 for tensor number 1 in the
     // list.
@@ -212,13 +262,20 @@ fn sizes_that_do_not_go_together() {
     says(ones(&[2]).item::<f32>(), "item: one element is needed, got sizes [2]: to_vec() gives all of them");
     // max(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with the 'dim'
     // argument.
-    says(ones(&[0]).max_all(), "amax: sizes [0] have no element to find");
+    says(ones(&[0]).max_all(), "max_all: sizes [0] have no element to find");
 }
 
 #[test]
 fn what_is_out_of_range() {
     // index 5 is out of bounds for dimension 0 with size 2
-    says(ones(&[2, 3]).index(5), "select: index 5 is out of range for dimension 0 of size 2");
+    says(ones(&[2, 3]).index(5), "index: index 5 is out of range for dimension 0 of size 2");
+    // slice step cannot be zero
+    says(
+        ones(&[2, 3]).index(ops::Index::Slice { start: 0, end: None, step: 0 }),
+        "index: a slice's step must be at least 1, got 0",
+    );
+    // out of range: tried to access index -7 on a tensor of 6 elements.
+    says(ones(&[2, 3]).take(&integers(&[-7])), "take: index -7 is out of range for dimension 0 of size 6");
     // index 5 is out of bounds for dimension 0 with size 2
     says(ones(&[2, 3]).index((&integers(&[0, 5]),)), "index: index 5 is out of range for dimension 0 of size 2");
     // too many indices for tensor of dimension 2
@@ -277,13 +334,42 @@ fn what_is_out_of_range() {
     // all elements of input should be between 0 and 1
     says(
         ones(&[2]).mul(1.5).unwrap().binary_cross_entropy(&ones(&[2]), None, Reduction::Mean),
-        "binary_cross_entropy: all elements of the input must be between 0 and 1, got 1.5 to 1.5: of scores, sigmoid() \
-         makes probabilities, and binary_cross_entropy_with_logits() takes them as they are",
+        "binary_cross_entropy: all elements of the input must be between 0 and 1, but at [0] is 1.5: of scores, \
+         sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as they are",
     );
     // all elements of target should be between 0 and 1
     says(
-        ones(&[2]).binary_cross_entropy(&ones(&[2]).neg().unwrap(), None, Reduction::Mean),
-        "binary_cross_entropy: all elements of the target must be between 0 and 1, got -1 to -1",
+        {
+            let target = ones(&[2, 3000]);
+            target.index_put_((1, 2000), &ones(&[]).mul(f32::NAN).unwrap(), false).unwrap();
+            ones(&[2, 3000]).binary_cross_entropy(&target, None, Reduction::Mean)
+        },
+        "binary_cross_entropy: all elements of the target must be between 0 and 1, but at [1, 2000] is NaN",
+    );
+    // value cannot be converted to type uint8_t without overflow
+    for (op, result) in [
+        ("full", Tensor::full(&[2], 300, DType::U8, Device::CPU)),
+        ("full_like", of(DType::U8, &[2]).full_like(300)),
+        ("masked_fill", of(DType::U8, &[2]).masked_fill(&of(DType::Bool, &[2]), 300)),
+        ("index_fill", of(DType::U8, &[2]).index_fill(0, &integers(&[0]), 300)),
+        ("scatter", of(DType::U8, &[2]).scatter(0, &integers(&[0]), 300)),
+        ("pad", of(DType::U8, &[2]).pad(&[1, 1], ops::PadMode::Constant(300.into()))),
+    ] {
+        let expected = "300 does not fit uint8, which holds 0 to 255: take another dtype";
+        says(result, &format!("{op}: {expected}"));
+    }
+    for (value, said) in [(-129.0, "-129"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
+        let expected = format!("{said} does not fit int8, which holds -128 to 127: take another dtype");
+        says(of(DType::I8, &[2]).fill_(value), &format!("fill_: {expected}"));
+    }
+    says(
+        of(DType::I8, &[2]).masked_fill_(&of(DType::Bool, &[2]), 200),
+        "masked_fill_: 200 does not fit int8, which holds -128 to 127: take another dtype",
+    );
+    // to - 1 is out of bounds for unsigned char
+    says(
+        Tensor::randint(0, 300, &[2], DType::U8, Device::CPU, random::default_generator()),
+        "randint: integers from 0 to below 300 do not fit uint8, which holds 0 to 255",
     );
     for probability in [-0.1, f64::NAN] {
         says(
@@ -301,6 +387,16 @@ fn what_is_out_of_range() {
 
 #[test]
 fn dtypes() {
+    // "check_uniform_bounds" not implemented for 'Long'
+    says(
+        Tensor::rand(&[2], DType::I64, Device::CPU, random::default_generator()),
+        "rand: got int64, but a floating dtype is needed",
+    );
+    // Found dtype Long but expected Float
+    says(
+        ones(&[2]).binary_cross_entropy(&integers(&[0, 1]), None, Reduction::Mean),
+        "binary_cross_entropy: got int64, but a floating dtype is needed: convert first with to_dtype(DType::F32)",
+    );
     // expected m1 and m2 to have the same dtype, but got: float != long int
     says(
         ones(&[2, 3]).matmul(&of(DType::I64, &[3, 2])),
@@ -436,13 +532,14 @@ fn writes_in_place() {
     // a leaf Variable that requires grad is being used in an in-place operation.
     says(
         leaf(&[2]).add_(1.0),
-        "add_: a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), or to a copy",
+        "add_: a leaf that requires a gradient, float32 [2], cannot be modified in place: do it inside no_grad(), or \
+         to a copy",
     );
     // a view of a leaf Variable that requires grad is being used in an in-place operation.
     says(
         leaf(&[2]).select(0, 0).unwrap().fill_(1.0),
-        "fill_: a view of a leaf that requires a gradient cannot be modified in place: do it inside no_grad(), \
-         or to a copy",
+        "fill_: a view of a leaf that requires a gradient, float32 [2], cannot be modified in place: do it inside \
+         no_grad(), or to a copy",
     );
     // unsupported operation: more than one element of the written-to tensor refers to a single memory location. Please
     // clone() the tensor before performing the operation.
@@ -478,8 +575,41 @@ fn backward() {
     // element 0 of tensors does not require grad and does not have a grad_fn
     says(
         ones(&[1]).backward(),
-        "backward: the tensor does not require a gradient and has no grad_fn: nothing it was computed from \
-         requires one, or it was computed inside no_grad()",
+        "backward: output 0 does not require a gradient and has no grad_fn: nothing it was computed from requires one, \
+         or it was computed inside no_grad()",
+    );
+    // element 1 of tensors does not require grad and does not have a grad_fn
+    says(
+        autograd::backward(&[&leaf(&[1]), &ones(&[1])], &[], autograd::Options::default()),
+        "backward: output 1 does not require a gradient and has no grad_fn: nothing it was computed from requires one, \
+         or it was computed inside no_grad()",
+    );
+    // Mismatch in shape: grad_output[1] has a shape of torch.Size([3]) and output[1] has a shape of torch.Size([2]).
+    says(
+        autograd::backward(
+            &[&leaf(&[2]), &leaf(&[2])],
+            &[Some(&ones(&[2])), Some(&ones(&[3]))],
+            autograd::Options::default(),
+        ),
+        "backward: gradient 1 has sizes [3], expected [2]",
+    );
+    // assigned grad has data of a different size
+    says(
+        leaf(&[3]).set_grad(Some(ones(&[2, 3]))),
+        "set_grad: a gradient of float32 [2, 3] on cpu was given for a tensor of float32 [3] on cpu",
+    );
+    // assigned grad has data of a different type
+    says(
+        leaf(&[3]).set_grad(Some(of(DType::F64, &[3]))),
+        "set_grad: a gradient of float64 [3] on cpu was given for a tensor of float32 [3] on cpu",
+    );
+    // can't assign Variable as its own grad
+    says(
+        {
+            let x = leaf(&[3]);
+            x.set_grad(Some(x.clone()))
+        },
+        "set_grad: a tensor cannot be its own gradient",
     );
     // Mismatch in shape: grad_output[0] has a shape of torch.Size([3]) and output[0] has a shape of torch.Size([2]).
     says(
@@ -496,6 +626,16 @@ fn backward() {
     // the desired behavior.
     says(
         autograd::grad(&[&leaf(&[2]).sum_all().unwrap()], &[&leaf(&[2])], &[None], autograd::Options::default()),
-        "grad: input 0 is not used by the outputs, or does not require a gradient: allow_unused gives none for it",
+        "grad: input 0 is not used by the outputs: allow_unused gives none for it",
+    );
+    // One of the differentiated Tensors does not require grad
+    says(
+        autograd::grad(
+            &[&leaf(&[2]).sum_all().unwrap()],
+            &[&ones(&[2])],
+            &[None],
+            autograd::Options { allow_unused: true, ..autograd::Options::default() },
+        ),
+        "grad: input 0 does not require a gradient: say requires_grad_(true) before the outputs are computed of it",
     );
 }

@@ -58,6 +58,12 @@ const WHOLE: &[Operation<usize>] = &[
     ("max_pool stride", |n| pooled(&Pool { kernel: &[2, 2], stride: &[n], ..Pool::default() })),
     ("max_pool padding", |n| pooled(&Pool { kernel: &[2, 2], padding: &[n], ..Pool::default() })),
     ("max_pool kernel, padding", |n| pooled(&Pool { kernel: &[n, n], padding: &[n / 2], ..Pool::default() })),
+    ("max_pool in three dimensions", |n| {
+        // Of two, the product has no overflow yet.
+        let n = n.min(1 << 31);
+        let how = Pool { kernel: &[n, n, 4], padding: &[n / 2, n / 2, 2], ..Pool::default() };
+        numbers(&[1, 1, 2, 2, 2])?.max_pool(&how)
+    }),
     ("max_pool dilation", |n| pooled(&Pool { kernel: &[2, 2], dilation: &[n], ..Pool::default() })),
     ("max_pool ceil", |n| pooled(&Pool { kernel: &[2, 2], stride: &[n], ceil: true, ..Pool::default() })),
     ("avg_pool kernel", |n| averaged(&Pool { kernel: &[n, n], ..Pool::default() })),

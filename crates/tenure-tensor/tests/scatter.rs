@@ -28,7 +28,7 @@ fn gradients_of_a_table_are_the_same_bits_for_any_number_of_threads() {
     let weights = Tensor::randn(&[20, 300, 96], DType::F32, CPU, &generator).unwrap();
     let grad = |count| {
         threads::set_threads(count).unwrap();
-        table.set_grad(None);
+        table.set_grad(None).unwrap();
         table.embedding(&rows).unwrap().mul(&weights).unwrap().sum_all().unwrap().backward().unwrap();
         table.grad().unwrap().to_vec::<f32>().unwrap()
     };

@@ -89,7 +89,7 @@ fn what_it_saves_goes_through_saved_tensor_hooks() {
     assert_eq!(*seen.lock().unwrap(), [[2, 9], [2, 3]]);
     hidden.sum_all().unwrap().backward().unwrap();
     let packed = gates.grad().unwrap().to_vec::<f32>().unwrap();
-    gates.set_grad(None);
+    gates.set_grad(None).unwrap();
     lltm_cell(&gates, &cell).unwrap().0.sum_all().unwrap().backward().unwrap();
     assert_eq!(gates.grad().unwrap().to_vec::<f32>().unwrap(), packed);
 }

@@ -61,7 +61,7 @@ fn change_grads<'a>(
 ) -> Result<()> {
     for parameter in parameters {
         if let Some(grad) = parameter.grad() {
-            parameter.set_grad(Some(autograd::no_grad(|| change(&grad))?));
+            parameter.set_grad(Some(autograd::no_grad(|| change(&grad))?))?;
         }
     }
     Ok(())

@@ -14,8 +14,9 @@ use crate::{Result, Tensor};
 /// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and this thread
 /// differentiates. `save` saves what the formula needs and returns the formula.
 ///
-/// A formula gives one gradient for each input. It may give one that is larger where the input was broadcast, or of
-/// another dtype: it is summed up and converted.
+/// A formula gives one gradient for each input. One of other sizes, which the input's broadcast to, is summed up to the
+/// input's, and one of another dtype is converted to the input's, as PyTorch does too: so a formula need not know what
+/// was broadcast or promoted, and a gradient that is too large by mistake is no error.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};

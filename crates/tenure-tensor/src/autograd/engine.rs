@@ -37,7 +37,7 @@ pub fn backward(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options
 /// `torch.autograd.grad`.
 ///
 /// # Errors
-/// Those of [`backward`], and [`AutogradError::Unused`].
+/// Those of [`backward`], an input that requires no gradient, and [`AutogradError::Unused`].
 pub fn grad(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
@@ -46,7 +46,12 @@ pub fn grad(
 ) -> Result<Vec<Option<Tensor>>> {
     let mut wanted = Vec::new();
     for (index, input) in inputs.iter().enumerate() {
-        wanted.push(input.gradient_edge().ok_or(AutogradError::Unused { index })?);
+        wanted.push(input.gradient_edge().ok_or_else(|| {
+            let reason = format!(
+                "input {index} does not require a gradient: say requires_grad_(true) before the outputs are computed of it"
+            );
+            AutogradError::Other { node: "grad".into(), reason }
+        })?);
     }
     let found = Pass::new(roots(outputs, grads, options)?, Some(wanted), options).run()?;
     if !options.allow_unused
@@ -60,14 +65,14 @@ pub fn grad(
 fn roots(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options) -> Result<Vec<(Edge, Tensor)>> {
     let mut roots = Vec::with_capacity(outputs.len());
     for (index, output) in outputs.iter().enumerate() {
-        let edge = output.gradient_edge().ok_or(AutogradError::NoGraph)?;
+        let edge = output.gradient_edge().ok_or(AutogradError::NoGraph { index })?;
         let grad = match grads.get(index).copied().flatten() {
             Some(grad) if options.create_graph => grad.clone(),
             Some(grad) => grad.detach(),
             None if output.numel() == 1 => Tensor::ones(output.sizes(), output.dtype(), output.device())?,
             None => return Err(AutogradError::NotScalar { sizes: output.sizes().to_vec() }.into()),
         };
-        let grad = edge.node.check_root(edge.output, grad)?;
+        let grad = edge.node.check_root(edge.output, index, grad)?;
         roots.push((edge, grad));
     }
     Ok(roots)

@@ -1,11 +1,14 @@
 //! Functions that a program hangs into the graph.
 
 use std::any::Any;
+use std::fmt::Display;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::meta::Kind;
+use crate::error::AutogradError;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor};
 
@@ -43,17 +46,21 @@ impl Hooks {
         self.list.lock().last.take()
     }
 
-    /// What the hooks make of a gradient.
-    pub(crate) fn run(&self, mut grad: Tensor) -> Result<Tensor> {
+    /// What the hooks make of a gradient: another of the same sizes, dtype and device. `of` says whose hooks they are.
+    pub(crate) fn run(&self, of: impl Display, mut grad: Tensor) -> Result<Tensor> {
         // Not locked while they run: a hook may add or remove one.
         let hooks: Vec<GradHook> = {
             let list = self.list.lock();
             list.hooks.iter().map(|(_, hook)| hook).chain(&list.last).cloned().collect()
         };
         for hook in hooks {
-            if let Some(other) = hook(&grad)? {
-                grad = other;
+            let Some(other) = hook(&grad)? else { continue };
+            let (found, expected) = (Kind::of(&other), Kind::of(&grad));
+            if found != expected {
+                let reason = format!("a hook of {of} gave a gradient of {found} for one of {expected}");
+                return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());
             }
+            grad = other;
         }
         Ok(grad)
     }
@@ -118,17 +125,17 @@ impl SavedHooks {
             let packed = packed.downcast_ref::<P>();
             unpack(packed.expect("what one pair packs, it unpacks"))
         });
-        Self { scope: SAVED_HOOKS.with(|hooks| hooks.enter((pack, unpack))), thread: PhantomData }
+        Self { scope: Scopes::enter(&SAVED_HOOKS, (pack, unpack)), thread: PhantomData }
     }
 }
 
 impl Drop for SavedHooks {
     fn drop(&mut self) {
-        SAVED_HOOKS.with(|hooks| hooks.leave(self.scope));
+        Scopes::leave(&SAVED_HOOKS, self.scope);
     }
 }
 
 /// The pair that applies.
 pub(crate) fn saved_hooks() -> Option<(Pack, Unpack)> {
-    SAVED_HOOKS.with(Scopes::latest)
+    Scopes::latest(&SAVED_HOOKS)
 }

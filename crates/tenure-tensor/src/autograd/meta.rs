@@ -1,5 +1,6 @@
 //! What autograd knows of a tensor.
 
+use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -46,7 +47,7 @@ pub(crate) struct View {
 }
 
 /// Sizes, dtype and device of a tensor.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
     pub(crate) sizes: SmallVec<[usize; 5]>,
     pub(crate) dtype: DType,
@@ -56,6 +57,12 @@ pub(crate) struct Kind {
 impl Kind {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         Self { sizes: tensor.sizes().into(), dtype: tensor.dtype(), device: tensor.device() }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{} {:?} on {}", self.dtype, self.sizes, self.device)
     }
 }
 

@@ -27,7 +27,7 @@ pub use checkpoint::{checkpoint, is_recomputing};
 pub use engine::{Options, backward, grad};
 pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};
-pub(crate) use meta::{Meta, View};
+pub(crate) use meta::{Kind, Meta, View};
 pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
 pub(crate) use node::Edge;
 pub use node::{Context, Grads, Node};

@@ -21,19 +21,19 @@ pub struct GradMode {
 impl GradMode {
     /// Turns differentiation on or off.
     pub fn enter(is_enabled: bool) -> Self {
-        Self { scope: GRAD.with(|modes| modes.enter(is_enabled)), thread: PhantomData }
+        Self { scope: Scopes::enter(&GRAD, is_enabled), thread: PhantomData }
     }
 }
 
 impl Drop for GradMode {
     fn drop(&mut self) {
-        GRAD.with(|modes| modes.leave(self.scope));
+        Scopes::leave(&GRAD, self.scope);
     }
 }
 
 /// Whether operations of this thread are differentiated.
 pub fn is_grad_enabled() -> bool {
-    GRAD.with(Scopes::latest).unwrap_or(true)
+    Scopes::latest(&GRAD).unwrap_or(true)
 }
 
 /// Runs `body` without differentiating what it does.
@@ -68,17 +68,17 @@ pub struct Anomaly {
 impl Anomaly {
     /// Begins to look.
     pub fn detect() -> Self {
-        Self { scope: ANOMALY.with(|looking| looking.enter(())), thread: PhantomData }
+        Self { scope: Scopes::enter(&ANOMALY, ()), thread: PhantomData }
     }
 
     /// Whether this thread looks.
     pub(super) fn is_on() -> bool {
-        !ANOMALY.with(Scopes::is_empty)
+        Scopes::latest(&ANOMALY).is_some()
     }
 }
 
 impl Drop for Anomaly {
     fn drop(&mut self) {
-        ANOMALY.with(|looking| looking.leave(self.scope));
+        Scopes::leave(&ANOMALY, self.scope);
     }
 }

@@ -192,23 +192,25 @@ impl Node {
         self.hooks.lock().push((output, hooks));
     }
 
-    /// Makes a gradient what the node takes: of the output's sizes, dtype, and after the tensor's hooks.
+    /// Makes gradients what the hooks of the tensors make of them.
     pub(super) fn run_hooks(&self, grads: &mut [Option<Tensor>]) -> Result<()> {
         let hooks = self.hooks.lock().clone();
         for (output, hooks) in hooks {
             if let Some(grad) = grads[output].take() {
-                grads[output] = Some(fit(&self.name, output, &self.outputs[output], hooks.run(grad)?)?);
+                let of =
+                    self.leaf().map_or_else(|| format!("output {output} of {}", self.name), |_| "a leaf".to_owned());
+                grads[output] = Some(hooks.run(of, grad)?);
             }
         }
         Ok(())
     }
 
-    /// Checks that a gradient given from outside is one of the output's.
-    pub(super) fn check_root(&self, output: usize, grad: Tensor) -> Result<Tensor> {
+    /// Checks that a gradient given from outside, the one of that number, is one of the output's.
+    pub(super) fn check_root(&self, output: usize, index: usize, grad: Tensor) -> Result<Tensor> {
         let kind = &self.outputs[output];
         if grad.sizes() != &kind.sizes[..] {
             let (found, expected) = (grad.sizes().to_vec(), kind.sizes.to_vec());
-            return Err(AutogradError::GradientSizes { node: "backward".into(), index: 0, found, expected }.into());
+            return Err(AutogradError::GradientSizes { node: "backward".into(), index, found, expected }.into());
         }
         fit(&self.name, output, kind, grad)
     }
@@ -283,17 +285,18 @@ impl Drop for Node {
         }
         let Work::Formula { saved, formula } = &mut self.work else { return };
         let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
-        let is_first = REMAINS.with_borrow_mut(|waiting| match waiting {
+        let add = |waiting: &RefCell<Option<Vec<Remains>>>| match &mut *waiting.borrow_mut() {
             Some(waiting) => {
                 waiting.push(remains);
                 false
             }
-            None => {
+            waiting => {
                 *waiting = Some(vec![remains]);
                 true
             }
-        });
-        if is_first {
+        };
+        // A thread that ends has no list any more: there, one goes inside the other.
+        if REMAINS.try_with(add).unwrap_or(false) {
             while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
                 drop(next);
             }

@@ -39,10 +39,11 @@ where
         target.bump_version(op);
         return Ok(());
     }
-    let is_fixed = |tensor: &Tensor| tensor.is_leaf() && tensor.requires_grad();
-    let is_view = view.as_ref().is_some_and(|view| is_fixed(&view.base));
-    if is_fixed(target) || is_view {
-        return Err(AutogradError::LeafModified { op, is_view }.into());
+    let is_fixed = |tensor: &&Tensor| tensor.is_leaf() && tensor.requires_grad();
+    let base = view.as_ref().map(|view| &view.base).filter(is_fixed);
+    if let Some(leaf) = base.or(Some(target).filter(is_fixed)) {
+        let (dtype, sizes) = (leaf.dtype(), leaf.sizes().to_vec());
+        return Err(AutogradError::LeafModified { op, is_view: base.is_some(), dtype, sizes }.into());
     }
     if view.as_ref().is_some_and(|view| view.in_no_grad) {
         let reason = "a view that was made inside no_grad() is modified in place outside, and its base would not know of \

@@ -129,7 +129,7 @@ fn backward<T: Multiply + Math>(
     let [to_queries, outputs @ ..] = outputs;
     let apart = |output: &Tensor| {
         if slices == 1 {
-            output.fill_raw(0.into())?;
+            output.fill_raw("attention", 0.into())?;
             return Ok(output.clone());
         }
         let sizes: Vec<usize> = [slices * batch].iter().chain(&output.sizes()[1..]).copied().collect();

@@ -297,7 +297,7 @@ fn gradient_of_taps<T: Multiply>(
         return Ok(());
     }
     if pixels == 0 {
-        return out.fill_raw(0.into());
+        return out.fill_raw("conv", 0.into());
     }
 
     let mut access = Access::new("conv", &[&sums], &[input, grad])?;

@@ -150,14 +150,15 @@ impl Tensor {
         })
     }
 
-    /// The angle of the point (`x`, `self`), from -π to π.
+    /// The angle of the point (`x`, `self`), from -π to π. At the origin its gradient is zero.
     pub fn atan2(&self, x: &Self) -> Result<Self> {
         let pair = Pair::new(self, x.into(), floating)?;
         attach(pair.compute(&ATAN2, pair.dtype)?, "atan2", &[self, x], |saver| {
             let (y, x) = (saver.save(self)?, saver.save(x)?);
             Ok(move |context: &Context<'_>| {
                 let (y, x) = (context.unpack(y)?, context.unpack(x)?);
-                let scaled = context.grad(0)?.div(&y.square()?.add(&x.square()?)?)?;
+                let squares = y.square()?.add(&x.square()?)?;
+                let scaled = context.grad(0)?.div(&squares.masked_fill(&squares.eq(0.0)?, f64::INFINITY)?)?;
                 let to_y = context.give(0, || scaled.mul(&x))?;
                 let to_x = context.give(1, || scaled.mul(&y)?.neg())?;
                 Ok([to_y, to_x].into_iter().collect())

@@ -19,7 +19,8 @@ static BACKWARD: Kernel<AttendBackward> =
 pub struct Attention<'a> {
     /// Broadcast to `(..., queries, keys)`: `bool`, true where a query sees a key, or a number that is added.
     pub mask: Option<&'a Tensor>,
-    /// Query `i` sees keys 0 to `i` only.
+    /// Query `i` sees keys 0 to `i` only, and of these only what a mask lets it see too: both apply. PyTorch takes one of
+    /// the two.
     pub is_causal: bool,
     /// What products of queries and keys are multiplied with; the root of the width's reciprocal if none.
     pub scale: Option<f64>,

@@ -148,26 +148,30 @@ impl Tensor {
             );
             return Err(TensorError::argument(OP, reason));
         }
-        let sizes: Option<Vec<usize>> = (0..spatial)
-            .map(|dim| {
-                let at = dim + 3 - spatial;
-                let reach = geometry.dilation[at].checked_mul(weight.sizes()[dim + 2].checked_sub(1)?)?;
-                let steps = geometry.stride[at].checked_mul(self.sizes()[dim + 2].checked_sub(1)?)?;
-                let whole = steps.checked_add(reach)?.checked_add(added[at] + 1)?;
-                whole.checked_sub(2 * geometry.padding[at]).filter(|size| *size > 0)
-            })
-            .collect();
-        let Some(sizes) = sizes else {
+        let (images, kernel) = (&self.sizes()[2..], &weight.sizes()[2..]);
+        let sizes = (0..spatial).map(|dim| {
+            let at = dim + 3 - spatial;
+            let [pixels, elements] = [images[dim], kernel[dim]].map(|size| size as i128);
+            let [stride, dilation, padding, added] =
+                [geometry.stride[at], geometry.dilation[at], geometry.padding[at], added[at]].map(|size| size as i128);
+            let size = stride * (pixels - 1) + dilation * (elements - 1) + added + 1 - 2 * padding;
+            if pixels > 0 && elements > 0 { size } else { 0 }
+        });
+        let sizes: Vec<i128> = sizes.collect();
+        let error = |problem: &str| {
+            let Conv { stride, padding, dilation, .. } = how;
             let reason = format!(
-                "images of sizes {:?} and a kernel of sizes {:?}, dilated by {:?}, leave no pixel of a padding of {:?}, or \
-                 make more than there can be",
-                &self.sizes()[2..],
-                &weight.sizes()[2..],
-                how.dilation,
-                how.padding
+                "images of sizes {images:?} and a kernel of sizes {kernel:?}, with a stride of {stride:?}, dilated by \
+                 {dilation:?} and with a padding of {padding:?}, {problem}"
             );
-            return Err(TensorError::shape(OP, reason));
+            TensorError::shape(OP, reason)
         };
+        if sizes.iter().any(|size| *size <= 0) {
+            return Err(error("leave no pixel"));
+        }
+        let sizes = sizes.into_iter().map(|size| isize::try_from(size).map(isize::unsigned_abs));
+        let sizes: Vec<usize> =
+            sizes.collect::<Result<_, _>>().map_err(|_| error("make more pixels than there can be"))?;
         transposed(&self.contiguous()?, &weight.contiguous()?, bias, geometry, &sizes)
     }
 

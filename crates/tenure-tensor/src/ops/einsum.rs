@@ -101,10 +101,13 @@ impl Equation {
             }
         };
         for (index, label) in output.iter().enumerate() {
-            let is_known = inputs.iter().flatten().any(|input| input == label);
-            if !is_known || output[..index].contains(label) {
-                let reason = format!("the result of the equation {equation:?} has {label} twice, or no operand has it");
-                return Err(error(reason));
+            if !inputs.iter().flatten().any(|input| input == label) {
+                return Err(error(format!(
+                    "the result of the equation {equation:?} has {label}, which no operand has"
+                )));
+            }
+            if output[..index].contains(label) {
+                return Err(error(format!("the result of the equation {equation:?} has {label} twice")));
             }
         }
         Ok(Self { inputs, output })

@@ -35,7 +35,7 @@ impl Tensor {
     /// # Errors
     /// There are no elements.
     pub fn max_all(&self) -> Result<Self> {
-        self.amax(&[], false)
+        self.shared_extreme("max_all", &[], false, true)
     }
 
     /// The smallest element.
@@ -43,7 +43,7 @@ impl Tensor {
     /// # Errors
     /// There are no elements.
     pub fn min_all(&self) -> Result<Self> {
-        self.amin(&[], false)
+        self.shared_extreme("min_all", &[], false, false)
     }
 
     /// The largest elements along a dimension, and the number of the first of each, which gets the gradient. What is no
@@ -105,7 +105,8 @@ impl Tensor {
         reduced.finish(out, keep)
     }
 
-    fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
+    /// [`amax`](Self::amax) or [`amin`](Self::amin) for the operation `op`.
+    pub(super) fn shared_extreme(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = reduced(op, self, dims)?;
         let kept = signed(&reduced.sizes);
         let out = reduced.finish(extreme(self, &reduced, largest)?, keep)?;
@@ -142,6 +143,7 @@ impl Tensor {
     fn position(&self, op: &'static str, dim: Option<isize>, keep: bool, largest: bool) -> Result<Self> {
         let input = self.detach();
         let Some(dim) = dim else {
+            reduced(op, &input, &[])?;
             let flat = input.reshape(&[-1])?;
             let (_, place) = placed(&flat, &reduced(op, &flat, &[0])?, largest)?;
             return place.reshape(&vec![1; if keep { self.rank() } else { 0 }]);

@@ -69,13 +69,14 @@ impl Tensor {
         self.picked("index_select", &[place], place, &index.as_vector("index_select")?)
     }
 
-    /// Elements by their number, counted the last dimension fastest, in the sizes of the index.
+    /// Elements by their number, counted the last dimension fastest, in the sizes of the index. Negative numbers count from
+    /// the end.
     ///
     /// # Errors
     /// An index that is not there, or is no integer.
     pub fn take(&self, index: &Self) -> Result<Self> {
         let dims: Dims = (0..self.rank()).collect();
-        self.picked("take", &dims, 0, &index.as_index("take")?)
+        self.picked("take", &dims, 0, &index.counted("take", self.numel())?)
     }
 
     /// The rows of this matrix that the indices say, as a new last dimension.

@@ -94,11 +94,11 @@ impl Tensor {
     /// Makes every element this number.
     ///
     /// # Errors
-    /// Elements that share memory, a leaf that requires a gradient outside `no_grad`.
+    /// A number that an integer dtype does not hold, elements that share memory, a leaf that requires a gradient outside `no_grad`.
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
         let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
-        attach_in_place(self, "fill_", &[self], || self.fill_raw(value), |_| Ok(formula))
+        attach_in_place(self, "fill_", &[self], || self.fill_raw("fill_", value), |_| Ok(formula))
     }
 
     /// Makes every element 0.
@@ -137,9 +137,11 @@ impl Tensor {
     /// Makes the elements `value` where `mask`, of `bool` and broadcast, is true.
     ///
     /// # Errors
-    /// The mask is not `bool`; those of [`add_`](Self::add_).
+    /// The mask is not `bool`; a number that an integer dtype does not hold; those of [`add_`](Self::add_).
     pub fn masked_fill_(&self, mask: &Self, value: impl Into<Scalar>) -> Result<()> {
-        let value = Value::Number(value.into());
+        let value = value.into();
+        value.check_fits("masked_fill_", self.dtype())?;
+        let value = Value::Number(value);
         self.check_stores("masked_fill_", pointwise::promoted(&[self.into(), value]))?;
         let value = pointwise::tensor(value, self.dtype())?;
         select::check_condition("masked_fill_", mask)?;

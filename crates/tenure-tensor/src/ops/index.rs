@@ -4,7 +4,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 
 use smallvec::{SmallVec, smallvec};
 
-use super::pointwise::broadcast;
+use super::pointwise::{self, broadcast};
 use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::no_grad;
@@ -198,11 +198,11 @@ impl Tensor {
             return Err(TensorError::DType { op: "index_put", found: values.dtype(), expected });
         }
         let (view, pick) = self.resolved("index_put", indices.into_indices())?;
-        match pick {
-            Some(Pick { dims, at, positions }) => view.put_("index_put", &dims, at, &positions, values, accumulate),
-            None if accumulate => view.add_(values),
-            None => view.copy_(values),
+        if let Some(Pick { dims, at, positions }) = pick {
+            return view.put_("index_put", &dims, at, &positions, values, accumulate);
         }
+        pointwise::check_writes("index_put", &view, values.sizes())?;
+        if accumulate { view.add_(values) } else { view.copy_(values) }
     }
 
     /// The indices of the elements that are not zero: one row for each, as `int64`.
@@ -237,6 +237,16 @@ impl Tensor {
         self.expand(&sizes)?.picked("masked_select", &dims, 0, &positions)
     }
 
+    /// These indices of a dimension of that size, with negative ones counted from its end.
+    pub(super) fn counted(&self, op: &'static str, size: usize) -> Result<Self> {
+        let index = self.as_index(op)?;
+        let counted = Self::zeros(index.sizes(), DType::I64, self.device())?;
+        let iter = Elementwise::new(op, &[&counted], &[&counted, &index])?;
+        POSITION.find(self.device().kind(), DType::I64)?(&iter, size, 0)?;
+        drop(iter);
+        Ok(counted)
+    }
+
     /// The numbers of the elements that are not zero.
     fn positions(&self) -> Result<Self> {
         let mask = no_grad(|| self.to_dtype(DType::Bool)?.contiguous())?;
@@ -264,9 +274,9 @@ impl Tensor {
         for index in indices {
             let place = dim as isize;
             match index {
-                Index::At(index) => view = view.select(place, index)?,
+                Index::At(index) => view = view.selected(op, place, index)?,
                 Index::Slice { start, end, step } => {
-                    view = view.slice(place, start, end.unwrap_or(isize::MAX), step)?;
+                    view = view.sliced(op, place, start, end.unwrap_or(isize::MAX), step)?;
                     dim += 1;
                 }
                 Index::Ellipsis => dim += left,

@@ -2,13 +2,15 @@
 
 use tenure_core::DType;
 
+use super::pointwise::broadcast;
 use super::reduce::floating;
 use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
-use crate::{Access, Kernel, Result, Tensor, TensorError};
+use crate::element::with_element;
+use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, vectorized};
 
 static CROSS_ENTROPY: Kernel<Forward> = Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY]);
 static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
@@ -225,13 +227,16 @@ impl Tensor {
     /// the target too.
     ///
     /// # Errors
-    /// A target of other sizes, an integer dtype, elements that are not from 0 to 1.
+    /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from 0
+    /// to 1.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
         }
         let op = "binary_cross_entropy";
         expect_same(op, self, target)?;
+        floating(op, target)?;
+        expect_weight(op, self, "weight", weight)?;
         let advice = ": of scores, sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as \
                       they are";
         expect_probabilities(op, "input", self, advice)?;
@@ -275,7 +280,11 @@ impl Tensor {
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
         }
-        expect_same("binary_cross_entropy_with_logits", self, target)?;
+        let op = "binary_cross_entropy_with_logits";
+        expect_same(op, self, target)?;
+        floating(op, target)?;
+        expect_weight(op, self, "weight", weight)?;
+        expect_weight(op, self, "pos_weight", pos_weight)?;
         let mut log = self.logsigmoid()?;
         if let Some(pos_weight) = pos_weight {
             log = log.mul(&target.mul(&pos_weight.sub(1.0)?)?.add(1.0)?)?;
@@ -417,16 +426,48 @@ fn expect_same(op: &'static str, input: &Tensor, target: &Tensor) -> Result<()> 
     Err(TensorError::shape(op, reason))
 }
 
+/// Checks that a weight broadcasts to the sizes of the losses.
+fn expect_weight(op: &'static str, losses: &Tensor, what: &str, weight: Option<&Tensor>) -> Result<()> {
+    let Some(weight) = weight else { return Ok(()) };
+    if broadcast(op, losses.sizes(), weight.sizes()).is_ok_and(|sizes| sizes[..] == *losses.sizes()) {
+        return Ok(());
+    }
+    let reason =
+        format!("a {what} of sizes {:?} does not broadcast to losses of sizes {:?}", weight.sizes(), losses.sizes());
+    Err(TensorError::shape(op, reason))
+}
+
 /// Checks, where the elements are at hand, that all are from 0 to 1.
 fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &str) -> Result<()> {
-    if tensor.numel() == 0 || !tensor.device().is_cpu() {
+    if !tensor.device().is_cpu() {
         return Ok(());
     }
-    let number = |tensor: Tensor| tensor.to_dtype(DType::F64)?.item::<f64>();
-    let (min, max) = no_grad(|| Ok::<_, TensorError>((number(tensor.min_all()?)?, number(tensor.max_all()?)?)))?;
-    if min >= 0.0 && max <= 1.0 {
-        return Ok(());
-    }
-    let reason = format!("all elements of the {what} must be between 0 and 1, got {min} to {max}{advice}");
+    let dense = no_grad(|| tensor.contiguous())?;
+    let access = Access::new(op, &[], &[&dense])?;
+    let wrong = with_element!(dense.dtype(), T => {
+        let elements = access.slice::<T>(0)?;
+        first_outside(elements).map(|at| (at, elements[at].to_scalar()))
+    });
+    let Some((at, value)) = wrong else { return Ok(()) };
+    let mut rest = at;
+    let mut place: Vec<usize> = tensor.sizes().iter().rev().map(|size| (rest % size, rest /= size).0).collect();
+    place.reverse();
+    let reason = format!("all elements of the {what} must be between 0 and 1, but at {place:?} is {value}{advice}");
     Err(TensorError::argument(op, reason))
+}
+
+/// The first element that is not from 0 to 1.
+fn first_outside<T: Element>(elements: &[T]) -> Option<usize> {
+    /// Looked at as a whole, so that the loop has no way out in between.
+    const BLOCK: usize = 1024;
+    let (zero, one) = (T::from_scalar(Scalar::Int(0)), T::from_scalar(Scalar::Int(1)));
+    let is_outside = |element: &T| !((*element >= zero) & (*element <= one));
+    let has_outside = |block: &[T]| {
+        vectorized(
+            #[inline(always)]
+            || block.iter().fold(false, |found, element| found | is_outside(element)),
+        )
+    };
+    let first = elements.chunks(BLOCK).position(has_outside)? * BLOCK;
+    elements[first..].iter().position(is_outside).map(|at| first + at)
 }

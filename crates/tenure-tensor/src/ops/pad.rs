@@ -56,6 +56,7 @@ impl Tensor {
             .zip(widths)
             .map(|(size, [before, after])| before.saturating_add(*size).saturating_add(*after))
             .collect();
+        value.check_fits("pad", self.dtype())?;
         let out = Self::full(&sizes, value, self.dtype(), self.device())?;
         let places: Vec<(usize, usize)> =
             widths.iter().zip(self.sizes()).map(|(width, size)| (width[0], *size)).collect();
@@ -76,14 +77,15 @@ impl Tensor {
         for (dim, [before, after]) in widths.iter().enumerate().filter(|(_, width)| **width != [0, 0]) {
             let length = self.sizes()[dim] as i64;
             let most = match mode {
-                PadMode::Reflect => length - 1,
+                PadMode::Reflect => (length - 1).max(0),
                 PadMode::Circular => length,
                 _ if length == 0 => 0,
                 _ => i64::MAX - length,
             };
             if (*before).max(*after) as i64 > most {
                 let reason = format!(
-                    "{mode:?} of {before} and {after} elements needs more than dimension {dim} of sizes {:?} has",
+                    "{mode:?} adds at most {most} elements at either end of dimension {dim} of sizes {:?}, got {before} \
+                     and {after}",
                     self.sizes()
                 );
                 return Err(TensorError::shape("pad", reason));

@@ -183,6 +183,11 @@ impl Taps {
             );
             return Err(TensorError::argument(op, reason));
         }
+        let numel = kernel.iter().try_fold(1, |numel: usize, size| numel.checked_mul(*size));
+        if numel.is_none_or(|numel| numel > i32::MAX as usize) {
+            let reason = format!("a window of sizes {given:?} has more than {} elements", i32::MAX);
+            return Err(TensorError::argument(op, reason));
+        }
         if (0..3).any(|dim| padding[dim] > kernel[dim] / 2) {
             let reason = format!("padding {around:?} may be at most half of the kernel, {given:?}");
             return Err(TensorError::argument(op, reason));

@@ -1,8 +1,10 @@
 //! Random tensors. How bits become numbers is said in [`crate::random`].
 
+use super::reduce::floating;
 use crate::autograd::{Context, attach, attach_in_place};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::random::{Generator, State, default_generator};
+use crate::scalar::integers;
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError};
 
 static UNIFORM: Kernel<Reals> = Kernel::new("uniform", &[kernels::UNIFORM]);
@@ -19,7 +21,7 @@ impl Tensor {
     /// # Errors
     /// No floating dtype; no memory.
     pub fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
-        drawn(&UNIFORM, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
+        reals("rand", &UNIFORM, sizes, dtype, device, generator)
     }
 
     /// Normally distributed numbers of mean 0 and deviation 1.
@@ -27,7 +29,7 @@ impl Tensor {
     /// # Errors
     /// No floating dtype; no memory.
     pub fn randn(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
-        drawn(&NORMAL, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
+        reals("randn", &NORMAL, sizes, dtype, device, generator)
     }
 
     /// [`rand`](Self::rand) in the sizes, dtype and place of this tensor.
@@ -49,7 +51,7 @@ impl Tensor {
     /// Integers from `low` to below `high`, each as likely.
     ///
     /// # Errors
-    /// There are none; no memory.
+    /// There are none, or some that the dtype does not hold; no memory.
     pub fn randint(
         low: i64,
         high: i64,
@@ -60,6 +62,12 @@ impl Tensor {
     ) -> Result<Self> {
         if low >= high {
             let reason = format!("no integer is at least {low} and below {high}");
+            return Err(TensorError::argument("randint", reason));
+        }
+        if let Some((min, max)) = integers(dtype)
+            && !(min <= i128::from(low) && i128::from(high) <= max + 1)
+        {
+            let reason = format!("integers from {low} to below {high} do not fit {dtype}, which holds {min} to {max}");
             return Err(TensorError::argument("randint", reason));
         }
         let count = high.abs_diff(low);
@@ -103,6 +111,7 @@ impl Tensor {
             let reason = format!("a finite range is needed, got {low} to {high}");
             return Err(TensorError::argument("uniform_", reason));
         }
+        floating("uniform_", self)?;
         self.redrawn("uniform_", &UNIFORM, generator, |kernel, out, state| kernel(out, state, low, high))
     }
 
@@ -116,6 +125,7 @@ impl Tensor {
             let reason = format!("a deviation is 0 or more, got {deviation}");
             return Err(TensorError::argument("normal_", reason));
         }
+        floating("normal_", self)?;
         self.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
     }
 
@@ -165,6 +175,21 @@ impl Tensor {
         let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
         attach_in_place(self, op, &[self], write, |_| Ok(formula))
     }
+}
+
+fn reals(
+    op: &'static str,
+    kernel: &'static Kernel<Reals>,
+    sizes: &[usize],
+    dtype: DType,
+    device: Device,
+    generator: &Generator,
+) -> Result<Tensor> {
+    if !dtype.is_floating() {
+        let expected = "a floating dtype is needed".to_owned();
+        return Err(TensorError::DType { op, found: dtype, expected });
+    }
+    drawn(kernel, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, 0.0, 1.0))
 }
 
 fn drawn<F: Copy>(

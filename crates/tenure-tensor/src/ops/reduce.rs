@@ -220,8 +220,8 @@ impl Tensor {
         }
         match p {
             0.0 => self.ne(0.0)?.to_dtype(self.dtype())?.sum(dims, keep),
-            f64::INFINITY => self.abs()?.amax(dims, keep),
-            f64::NEG_INFINITY => self.abs()?.amin(dims, keep),
+            f64::INFINITY => self.abs()?.shared_extreme("norm", dims, keep, true),
+            f64::NEG_INFINITY => self.abs()?.shared_extreme("norm", dims, keep, false),
             _ => wide(self)?.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p)?.to_dtype(self.dtype()),
         }
     }

@@ -95,6 +95,8 @@ impl Tensor {
     /// Indices of more than one dimension, that are not there, or are no integers.
     pub fn index_fill(&self, dim: isize, index: &Self, value: impl Into<Scalar>) -> Result<Self> {
         let (place, index) = self.row_operands("index_fill", dim, index, None)?;
+        let value = value.into();
+        value.check_fits("index_fill", self.dtype())?;
         let value = Self::full(&[], value, self.dtype(), self.device())?;
         self.copied_apart()?.put_onto(self, "index_fill", &[place], place, &index, &value, false)
     }
@@ -208,6 +210,7 @@ impl Tensor {
         let index = index.as_index(op)?;
         let source = match source {
             Value::Number(number) => {
+                number.check_fits(op, self.dtype())?;
                 Self::full(&[], number, self.dtype(), self.device())?.expand(&signed(index.sizes()))?
             }
             Value::Tensor(source) => {

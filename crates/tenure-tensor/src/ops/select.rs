@@ -28,7 +28,8 @@ impl Tensor {
     /// These elements, but `value` where `mask`, of `bool`, is true. Both are broadcast. `value` has one element.
     ///
     /// # Errors
-    /// The mask is not `bool`, sizes do not broadcast, different devices, a value of more elements.
+    /// The mask is not `bool`, sizes do not broadcast, different devices, a value of more elements, a number that an
+    /// integer dtype does not hold.
     pub fn masked_fill<'a>(&'a self, mask: &'a Self, value: impl Into<Value<'a>>) -> Result<Self> {
         let value = value.into();
         if let Value::Tensor(value) = value
@@ -37,6 +38,9 @@ impl Tensor {
             let reason =
                 format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
             return Err(TensorError::shape("masked_fill", reason));
+        }
+        if let Value::Number(number) = value {
+            number.check_fits("masked_fill", self.dtype())?;
         }
         mask.choose("masked_fill", value, self.into(), self.dtype())
     }

@@ -214,11 +214,16 @@ impl Tensor {
     /// # Errors
     /// A dimension or index that is not there.
     pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
-        let place = self.existing_dim("select", dim)?;
+        self.selected("select", dim, index)
+    }
+
+    /// The same for the operation `op`.
+    pub(super) fn selected(&self, op: &'static str, dim: isize, index: isize) -> Result<Self> {
+        let place = self.existing_dim(op, dim)?;
         let size = self.sizes()[place];
         let wrapped = if index < 0 { index + size as isize } else { index };
         if !(0..size as isize).contains(&wrapped) {
-            return Err(TensorError::Index { op: "select", index: index as i64, dim: place, size });
+            return Err(TensorError::Index { op, index: index as i64, dim: place, size });
         }
         let layout = self.layout().select(place, wrapped as usize)?;
         self.viewed("select", layout, move |grad, from| grad.embed(from, move |zeros| zeros.select(dim, index)))
@@ -230,10 +235,15 @@ impl Tensor {
     /// # Errors
     /// A dimension that is not there; a step of 0.
     pub fn slice(&self, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
-        let place = self.existing_dim("slice", dim)?;
+        self.sliced("slice", dim, start, end, step)
+    }
+
+    /// The same for the operation `op`.
+    pub(super) fn sliced(&self, op: &'static str, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
+        let place = self.existing_dim(op, dim)?;
         let size = self.sizes()[place] as isize;
         let cut = |index: isize| (if index < 0 { index.saturating_add(size) } else { index }).clamp(0, size) as usize;
-        let layout = self.layout().slice(place, cut(start), cut(end), step).map_err(of("slice"))?;
+        let layout = self.layout().slice(place, cut(start), cut(end), step).map_err(of(op))?;
         self.viewed("slice", layout, move |grad, from| {
             grad.embed(from, move |zeros| zeros.slice(dim, start, end, step))
         })
@@ -380,6 +390,10 @@ fn resolve(op: &'static str, sizes: &[isize], from: &[usize]) -> Result<Vec<usiz
     let known =
         sizes.iter().filter(|size| **size >= 0).try_fold(1, |known: usize, size| known.checked_mul(*size as usize));
     let rest = known.filter(|known| *known > 0 && numel.is_multiple_of(*known)).map(|known| numel / known);
+    if unknown == 1 && known == Some(0) && numel == 0 {
+        let reason = format!("the -1 of sizes {sizes:?} may be any size, as another is 0: say which");
+        return Err(TensorError::shape(op, reason));
+    }
     if (unknown == 1 && rest.is_none()) || (unknown == 0 && known != Some(numel)) {
         let reason = format!("sizes {sizes:?} do not hold the {numel} elements of sizes {from:?}");
         return Err(TensorError::shape(op, reason));

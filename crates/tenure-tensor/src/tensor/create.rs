@@ -35,7 +35,7 @@ impl Tensor {
         let storage = Storage::new(bytes, AllocatorRegistry::global().allocator(device.kind())?)?;
         let tensor = Self::from_storage(storage, layout, dtype)?;
         if dtype == DType::Bool {
-            tensor.fill_raw(Scalar::Bool(false))?;
+            tensor.fill_raw("empty", Scalar::Bool(false))?;
         }
         Ok(tensor)
     }
@@ -43,10 +43,10 @@ impl Tensor {
     /// A tensor with one value everywhere.
     ///
     /// # Errors
-    /// Too many elements, or no memory.
+    /// Too many elements, or no memory; a value that an integer dtype does not hold.
     pub fn full(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Self> {
         let tensor = Self::empty(sizes, dtype, device)?;
-        tensor.fill_raw(value.into())?;
+        tensor.fill_raw("full", value.into())?;
         Ok(tensor)
     }
 
@@ -110,10 +110,10 @@ impl Tensor {
     /// The same with one value everywhere.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory; a value that an integer dtype does not hold.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Self> {
         let tensor = self.empty_like()?;
-        tensor.fill_raw(value.into())?;
+        tensor.fill_raw("full_like", value.into())?;
         Ok(tensor)
     }
 
@@ -142,9 +142,10 @@ impl Tensor {
         with_element!(dtype, T => Self::from_slice(&[T::from_scalar(value)], &[]))
     }
 
-    /// Writes one value everywhere; nobody is told.
-    pub(crate) fn fill_raw(&self, value: Scalar) -> Result<()> {
-        let iter = Elementwise::new("fill", &[self], &[])?;
+    /// Writes one value everywhere, for the operation `op`; nobody is told.
+    pub(crate) fn fill_raw(&self, op: &'static str, value: Scalar) -> Result<()> {
+        value.check_fits(op, self.dtype())?;
+        let iter = Elementwise::new(op, &[self], &[])?;
         FILLS.find(self.device().kind(), self.dtype())?(&iter, value)
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tenure_core::{DType, Device, Layout, Storage};
 
-use crate::autograd::{self, Edge, HookHandle, Meta, Node, View};
+use crate::autograd::{self, Edge, HookHandle, Kind, Meta, Node, View};
 use crate::error::AutogradError;
 use crate::{Result, TensorError};
 
@@ -195,8 +195,21 @@ impl Tensor {
     }
 
     /// Replaces what has been added up. Returns what was there.
-    pub fn set_grad(&self, grad: Option<Self>) -> Option<Self> {
-        self.inner.meta.set_grad(grad)
+    ///
+    /// # Errors
+    /// A gradient of other sizes, dtype or device; this tensor as its own. Taking the gradient away never fails.
+    pub fn set_grad(&self, grad: Option<Self>) -> Result<Option<Self>> {
+        let mistake = grad.as_ref().and_then(|grad| {
+            let (found, expected) = (Kind::of(grad), Kind::of(self));
+            if grad.is_same(self) {
+                return Some("a tensor cannot be its own gradient".to_owned());
+            }
+            (found != expected).then(|| format!("a gradient of {found} was given for a tensor of {expected}"))
+        });
+        match mistake {
+            None => Ok(self.inner.meta.set_grad(grad)),
+            Some(reason) => Err(AutogradError::Other { node: "set_grad".into(), reason }.into()),
+        }
     }
 
     /// The same elements, on the same storage, of which no gradient goes further.
@@ -221,8 +234,7 @@ impl Tensor {
         hook: impl Fn(&Self) -> Result<Option<Self>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         if !self.requires_grad() {
-            let reason = "a hook needs a tensor that requires a gradient".to_owned();
-            return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());
+            return Err(no_gradient("register_hook"));
         }
         Ok(self.meta().add_hook(Arc::new(hook)))
     }
@@ -233,7 +245,7 @@ impl Tensor {
     /// It requires no gradient.
     pub fn retain_grad(&self) -> Result<()> {
         if self.is_leaf() {
-            return if self.requires_grad() { Ok(()) } else { Err(AutogradError::NoGraph.into()) };
+            return if self.requires_grad() { Ok(()) } else { Err(no_gradient("retain_grad")) };
         }
         let inner = Arc::downgrade(&self.inner);
         self.meta().retain_grad(Arc::new(move |grad| {
@@ -285,12 +297,12 @@ impl Tensor {
     /// Adds to the gradient.
     pub(crate) fn accumulate_grad(&self, grad: Self) -> Result<()> {
         let _one = self.inner.meta.accumulating();
-        let mut sum = self.set_grad(None);
+        let mut sum = self.inner.meta.set_grad(None);
         let added = match &mut sum {
             None => autograd::own(grad, self.layout()).map(|grad| sum = Some(grad)),
             Some(sum) => autograd::add_to(sum, grad),
         };
-        self.set_grad(sum);
+        self.inner.meta.set_grad(sum);
         added
     }
 
@@ -299,6 +311,11 @@ impl Tensor {
         Arc::get_mut(&mut self.inner)
             .is_some_and(|inner| inner.storage.is_unique() && inner.storage.allocator().is_some())
     }
+}
+
+fn no_gradient(op: &str) -> TensorError {
+    let reason = "a tensor that requires a gradient is needed".to_owned();
+    AutogradError::Other { node: op.to_owned(), reason }.into()
 }
 
 /// The dimension of a tensor of `rank` dimensions that `dim` means. One of none has dimension 0 too.

@@ -69,7 +69,7 @@ impl Tensor {
     /// No memory.
     pub fn eye(rows: usize, columns: usize, dtype: DType, device: Device) -> Result<Self> {
         let matrix = Self::zeros(&[rows, columns], dtype, device)?;
-        matrix.diagonal(0, 0, 1)?.fill_raw(Scalar::Int(1))?;
+        matrix.diagonal(0, 0, 1)?.fill_raw("eye", Scalar::Int(1))?;
         Ok(matrix)
     }
 

@@ -1,6 +1,10 @@
 //! Graphs, and the ways back through them.
 
-use tenure_tensor::autograd::{self, Anomaly, Context, GradMode, Gradcheck, Options};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tenure_tensor::autocast::Autocast;
+use tenure_tensor::autograd::{self, Anomaly, Context, GradMode, Gradcheck, Options, SavedHooks};
 use tenure_tensor::{DType, Device, Result, Tensor, random};
 
 use super::{grad, leaf, values};
@@ -225,6 +229,35 @@ fn modes_that_go_out_of_order_leave_the_others() {
     makes_a_nan().unwrap_err();
     drop(second);
     makes_a_nan().unwrap();
+}
+
+#[test]
+fn a_thread_that_ends_can_compute_and_drop_graphs() {
+    struct Late(Tensor);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let _looks = Anomaly::detect();
+            let _packs = SavedHooks::enter(|tensor: &Tensor, _| Ok(tensor.clone()), |tensor| Ok(tensor.clone()));
+            let _casts = Autocast::enter(DType::BF16);
+            let y = autograd::no_grad(|| self.0.mul(2.0)).unwrap().add(&self.0).unwrap();
+            y.sum_all().unwrap().backward().unwrap();
+            ENDED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static LATE: RefCell<Option<Late>> = const { RefCell::new(None) };
+    }
+    let thread = std::thread::spawn(|| {
+        // The last values of a thread go first: all others here are gone before this one.
+        LATE.with_borrow_mut(|_| ());
+        let x = leaf(&[1.0]);
+        let late = autograd::with_grad(|| x.mul(&x).unwrap().add(&x).unwrap());
+        drop((Anomaly::detect(), Autocast::enter(DType::BF16), x.mul(&x).unwrap().exp().unwrap()));
+        LATE.set(Some(Late(late)));
+    });
+    thread.join().unwrap();
+    assert_eq!(ENDED.load(Ordering::Relaxed), 1);
 }
 
 /// As in PyTorch: an optimizer then decays such a parameter, rather than leave it out.

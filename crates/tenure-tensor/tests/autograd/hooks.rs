@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenure_tensor::autograd::{self, Options, SavedHooks};
-use tenure_tensor::{Layout, Tensor, TensorError};
+use tenure_tensor::{DType, Layout, Tensor, TensorError};
 
 use super::{grad, leaf, values};
 
@@ -58,6 +58,26 @@ fn a_hook_that_fails_ends_the_way_back() {
     let x = leaf(&[1.0]);
     x.register_hook(|_| Err(TensorError::argument("hook", "no"))).unwrap();
     assert_eq!(x.mul(2.0).unwrap().backward().unwrap_err().to_string(), "hook: no");
+    assert!(x.grad().is_none());
+}
+
+#[test]
+fn a_hook_that_changes_the_kind_of_a_gradient_is_told() {
+    let larger = |grad: &Tensor| grad.expand(&[2, 3]).map(Some);
+    let other_dtype = |grad: &Tensor| grad.to_dtype(DType::F32).map(Some);
+    let x = leaf(&[1.0, 2.0, 3.0]);
+    let say = |tensor: &Tensor| tensor.sum_all().unwrap().backward().unwrap_err().to_string();
+    let middle = x.mul(2.0).unwrap();
+    middle.register_hook(larger).unwrap();
+    assert_eq!(
+        say(&middle),
+        "register_hook: a hook of output 0 of mul gave a gradient of float64 [2, 3] on cpu for one of float64 [3] on cpu"
+    );
+    x.register_hook(other_dtype).unwrap();
+    assert_eq!(
+        say(&x),
+        "register_hook: a hook of a leaf gave a gradient of float32 [3] on cpu for one of float64 [3] on cpu"
+    );
     assert!(x.grad().is_none());
 }
 

@@ -40,6 +40,7 @@ CASES = [
     *of_one("gather", lambda x, i: x.gather(0, i)),
     *of_one("scatter", lambda x, i, s: x.scatter(0, i, s), Input(())),
     *of_one("scatter_add", lambda x, i, s: x.scatter_add(0, i, s), Input(())),
+    Case("take_from_end", lambda x, i: x.take(i - 12), [X, index(2, 3, high=12)], [(3, 4), (0, 3)], [(3, 4), ()]),
     Case("take_of_one", lambda x, i: x.take(i), [Input(()), index(2, high=1)], variants=("contiguous",)),
     Case("scatter", lambda x, i, s: x.scatter(1, once(i), like(s, i)), [X, ONCE, Input((3, 5))], [(0, 4), (0, 3), (0, 5)]),
     Case("scatter_number", lambda x, i: x.scatter(0, i, 2.5), [X, index(2, 4, high=3)]),

@@ -33,6 +33,7 @@ pub(crate) const CASES: &[Case] = &[
     ("gather_of_one", |x| Ok(vec![x[0].gather(0, &x[1])?])),
     ("scatter_of_one", |x| Ok(vec![x[0].scatter(0, &x[1], &x[2])?])),
     ("scatter_add_of_one", |x| Ok(vec![x[0].scatter_add(0, &x[1], &x[2])?])),
+    ("take_from_end", |x| Ok(vec![x[0].take(&x[1].sub(12)?)?])),
     ("take_of_one", |x| Ok(vec![x[0].take(&x[1])?])),
     ("scatter", |x| Ok(vec![x[0].scatter(1, &once(&x[1])?, &x[2])?])),
     ("scatter_number", |x| Ok(vec![x[0].scatter(0, &x[1], 2.5)?])),

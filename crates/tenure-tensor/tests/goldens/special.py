@@ -57,6 +57,7 @@ CASES = [
     line("clamp", lambda x: x.clamp(-1, 1)),
     line("to_bool", lambda x: x.to(torch.bool)),
     *[pairs(name, getattr(torch, name)) for name in "div remainder fmod pow atan2 maximum minimum eq ne lt ge".split()],
+    case("atan2_at_origin", torch.atan2, *[Input((4,), given=x) for x in ([0.0, 0.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0])]),
     pairs("div_floor", lambda x, y: torch.div(x, y, rounding_mode="floor")),
     pairs("div_trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
     pairs("isclose", lambda x, y: torch.isclose(x.expand(11, 11), y, equal_nan=True)),

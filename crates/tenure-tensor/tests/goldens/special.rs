@@ -69,6 +69,7 @@ pub(crate) const CASES: &[Case] = &[
     ("fmod", |x| each([x[0].fmod(&x[1])])),
     ("pow", |x| each([x[0].pow(&x[1])])),
     ("atan2", |x| each([x[0].atan2(&x[1])])),
+    ("atan2_at_origin", |x| each([x[0].atan2(&x[1])])),
     ("maximum", |x| each([x[0].maximum(&x[1])])),
     ("minimum", |x| each([x[0].minimum(&x[1])])),
     ("eq", |x| each([x[0].eq(&x[1])])),
