@@ -193,7 +193,7 @@ impl Layer for LayerNorm {
 /// What an [`RmsNorm`] has, and computes with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNormOptions {
-    /// Added to the mean square; with none, the distance from 1 to the next number of the input's dtype.
+    /// Added to the mean square; with none, the distance from 1 to the next number of what is computed in.
     pub eps: Option<f64>,
     /// It has a weight.
     pub affine: bool,
@@ -239,12 +239,8 @@ impl RmsNorm {
 
 impl Layer for RmsNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let of_dtype = match input.dtype() {
-            DType::F16 => half::f16::EPSILON.into(),
-            DType::BF16 => half::bf16::EPSILON.into(),
-            DType::F64 => f64::EPSILON,
-            _ => f32::EPSILON.into(),
-        };
+        // Half precision is computed in single.
+        let of_dtype = if input.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
         input.rms_norm(&self.sizes, self.weight.as_deref(), self.eps.unwrap_or(of_dtype))
     }
 }
