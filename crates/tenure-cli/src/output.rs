@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,6 +68,14 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     Ok(checkpoint::check_writable(path)?)
+}
+
+/// The one name of a file, which may not be there yet.
+pub(crate) fn canonical(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let there = fs::canonicalize(path);
+    let not_there = |_| fs::canonicalize(folder).map(|folder| folder.join(path.file_name().unwrap_or_default()));
+    there.or_else(not_there).unwrap_or_else(|_| path.to_owned())
 }
 
 /// A device or a pipe is not replaced.

@@ -58,5 +58,7 @@ fn what_cannot_be_used_is_a_line_of_complaint() {
         complaint(&["--weights", "nowhere", "text"], b""),
         format!("tenure: nowhere/config.json: not there: {hint}\n")
     );
-    assert!(complaint(&["--weights", TINY], b"a\n\xff\n").starts_with("tenure: standard input: "));
+    let output = embed(&["--weights", TINY], b"a\nb\n\xff\nc\n");
+    assert_eq!((output.status.code(), output.stdout.iter().filter(|byte| **byte == b'\n').count()), (Some(2), 2));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("tenure: standard input, line 3: "));
 }

@@ -129,8 +129,13 @@ fn json_has_what_machines_read_and_the_files_are_written() {
         assert!(events.windows(tag.len()).any(|bytes| bytes == tag.as_bytes()), "{tag} is missing");
     }
 
-    // A run that is over goes on to more steps, but is no run of another kind.
+    // A run that is over goes on to more steps, but not back, and is no run of another kind.
     let resume = ["--resume", "run.safetensors", "--steps"];
+    let back = TEXT.iter().map(|arg| if *arg == "text:text" { "text:./text" } else { arg });
+    let output = tenure(folder.path(), &back.chain(resume).chain(["2"]).collect::<Vec<_>>());
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "tenure: the checkpoint is of step 3, of 2 to make: none is made\n");
     assert_eq!(train(folder.path(), &[&resume[..], &["4"]].concat())["steps"], 4);
     let others = [
         (["--seed", "1"], "run.safetensors: the checkpoint is of a run with --seed 0, not 1"),
@@ -217,6 +222,9 @@ fn images_have_their_own_channels_and_classes() {
     assert!(text.contains("11,175,370") && text.contains("accuracy") && text.contains("peak memory"), "{text}");
     // Over the fourth image alone nothing could be normalised.
     assert!(text.contains("1, of 3 examples each"), "{text}");
+    let args = ["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "2", "--steps", "1"];
+    let output = tenure(folder.path(), &[&args[..], &["--threads", "1"]].concat());
+    assert!(String::from_utf8(output.stdout).unwrap().contains("cpu, 1 thread, seed 0"));
 }
 
 #[test]
@@ -271,6 +279,34 @@ fn what_a_run_came_to_is_printed_though_files_cannot_be_written() {
     assert!(outcome["steps"] == 4 && outcome["accuracy"].is_number(), "{outcome}");
     assert!(said[0].starts_with("tenure: gone/run.safetensors: there is no folder"), "{said:?}");
     assert!(said[1].starts_with(&format!("tenure: {report}: ")) && said.len() == 2, "{said:?}");
+}
+
+#[test]
+fn no_file_is_written_over_another_that_is_needed() {
+    let folder = here();
+    write_fashion_mnist(folder.path(), 4);
+    fs::create_dir_all(folder.path().join("photos/cats")).unwrap();
+    fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
+    fs::write(folder.path().join("run.st"), "not looked into").unwrap();
+    let text = ["--model", "gpt2-mini", "--data", "text:text"];
+    let photos = ["--model", "resnet18", "--data", "images:photos"];
+    let fashion = ["--model", "resnet18", "--data", "fashion-mnist:."];
+    let over_data = "is of --data, and would be written over";
+    let cases: [(&[&str], &[&str], &str); 7] = [
+        (&text, &["--report", "x", "--checkpoint", "./x"], "--report x: it is the file of --checkpoint too"),
+        (&text, &["--resume", "run.st", "--report", "run.st"], "--report run.st: it is the file of --resume too"),
+        (&text, &["--report", "photos/../text"], over_data),
+        (&text, &["--checkpoint", "text"], over_data),
+        (&photos, &["--report", "photos/cats/a.png"], over_data),
+        (&photos, &["--checkpoint", "photos/cats/new.JPG"], over_data),
+        (&fashion, &["--checkpoint", "t10k-labels-idx1-ubyte"], over_data),
+    ];
+    let before = fs::read(folder.path().join("text")).unwrap();
+    for (data, files, expected) in cases {
+        let said = complaint(folder.path(), &[&["train"], data, files].concat());
+        assert!(said.contains(expected), "{said}");
+    }
+    assert_eq!(fs::read(folder.path().join("text")).unwrap(), before);
 }
 
 #[test]

@@ -35,19 +35,23 @@ pub enum Error {
 #[non_exhaustive]
 pub enum StateError {
     /// Other names.
-    #[error("the names are not the model's{}{}", list("missing", missing), list("unexpected", unexpected))]
+    #[error("the names are not the {of}'s{}{}", list("missing", missing), list("unexpected", unexpected))]
     Names {
-        /// What the model has and the source has not.
+        /// `model` or `optimizer`.
+        of: &'static str,
+        /// What it has and the source has not.
         missing: Vec<String>,
-        /// What the source has and the model has not.
+        /// What the source has and it has not.
         unexpected: Vec<String>,
     },
     /// Other sizes of one name.
-    #[error("{name}: the model has sizes {expected:?}, got {found:?}{}", others(*more))]
+    #[error("{name}: the {of} has sizes {expected:?}, got {found:?}{}", others(*more))]
     Sizes {
+        /// `model` or `optimizer`.
+        of: &'static str,
         /// The tensor.
         name: String,
-        /// The model's.
+        /// Its own.
         expected: Vec<usize>,
         /// The source's.
         found: Vec<usize>,

@@ -110,7 +110,7 @@ pub trait Module: Part {
         let known: HashSet<&str> = state.iter().map(|(name, _)| *name).collect();
         let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(&**name)).collect();
         if !missing.is_empty() || !unexpected.is_empty() {
-            return Err(StateError::Names { missing, unexpected }.into());
+            return Err(StateError::Names { of: "model", missing, unexpected }.into());
         }
         self.load_known(source).map(drop)
     }
@@ -134,7 +134,7 @@ pub trait Module: Part {
         let more = differing.len().saturating_sub(1);
         if let Some((name, tensor, found)) = differing.into_iter().next() {
             let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
-            return Err(StateError::Sizes { name, expected, found, more }.into());
+            return Err(StateError::Sizes { of: "model", name, expected, found, more }.into());
         }
         found.iter().try_for_each(|(name, _)| source.check(name))?;
         for (name, tensor) in found {
@@ -179,7 +179,7 @@ impl Source for BTreeMap<String, Tensor> {
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor> {
-        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
+        let missing = || StateError::Names { of: "model", missing: vec![name.to_owned()], unexpected: Vec::new() };
         Ok(self.get(name).cloned().ok_or_else(missing)?)
     }
 }

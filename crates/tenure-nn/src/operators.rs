@@ -1,17 +1,19 @@
 //! Parameters and buffers beside operators, as [`Tensor`]s are.
 //!
 //! ```
-//! use tenure_nn::Parameter;
+//! use tenure_nn::{Buffer, Parameter};
 //! use tenure_tensor::Tensor;
 //!
 //! let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2])?;
 //! let scale = Parameter::new("scale", Tensor::from_slice(&[3.0_f32], &[1])?)?;
 //! let y = (1.0 - (&x * &scale + &scale)?)?;
 //! assert_eq!(y.to_vec::<f32>()?, x.mul(&scale)?.add(&scale)?.neg()?.add(1)?.to_vec::<f32>()?);
+//! let shift = Buffer::new("shift", x);
+//! assert_eq!((-&shift * &scale)?.to_vec::<f32>()?, (&scale * &shift)?.neg()?.to_vec::<f32>()?);
 //! # Ok::<(), tenure_tensor::TensorError>(())
 //! ```
 
-use std::ops::{Add, Div, Mul, Sub};
+use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use tenure_tensor::{Result, Tensor, Value};
 
@@ -34,8 +36,16 @@ macro_rules! operators {
                 $trait $function by |left, right| (&**left, right):
                 (&$type, &Tensor) (&$type, Tensor) (&$type, Result<Tensor>) (&$type, f64)
             }
-            operators! { $trait $function by |left, right| (&**left, &**right): (&$type, &$type) }
+            operators! { $trait $function by |left, right| (&**left, &**right): (&$type, &Parameter) (&$type, &Buffer) }
         )*
+
+        impl Neg for &$type {
+            type Output = Result<Tensor>;
+
+            fn neg(self) -> Result<Tensor> {
+                Tensor::neg(self)
+            }
+        }
     };
     ($trait:ident $function:ident by |$a:ident, $b:ident| ($x:expr, $y:expr): $(($left:ty, $right:ty))*) => {$(
         impl $trait<$right> for $left {

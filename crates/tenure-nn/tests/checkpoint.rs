@@ -8,7 +8,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, abandon_writes, check_writable, save, write_atomically};
-use tenure_nn::optim::{Adagrad, Adam, Optimizer, Schedule, Sgd};
+use tenure_nn::optim::{Adagrad, Adam, Optimizer, ScalerState, Schedule, Sgd};
 use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
 use tenure_tensor::random::{Generator, State};
 use tenure_tensor::{DType, Device, Tensor};
@@ -198,8 +198,8 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
     // The optimizer's state is wanting, or too much.
     let momentum = || Sgd { momentum: 0.9, ..Sgd::default() };
     let cases = [
-        (Sgd::default(), momentum(), "missing: optimizer.layer.scale.momentum_buffer"),
-        (momentum(), Sgd::default(), "unexpected: layer.scale.momentum_buffer"),
+        (Sgd::default(), momentum(), "not the optimizer's; missing: layer.scale.momentum_buffer"),
+        (momentum(), Sgd::default(), "not the optimizer's; unexpected: layer.scale.momentum_buffer"),
     ];
     for (of_saved, of_model, expected) in cases {
         let mut sgd = Optimizer::new(saved.parameters(), 0.1, of_saved);
@@ -345,6 +345,20 @@ fn a_parameter_in_two_places_is_one() {
     model.to_dtype(DType::F64).unwrap();
     assert!(model.scale.is_same(&model.shift));
     assert_eq!(model.scale.dtype(), DType::F64);
+}
+
+#[test]
+fn a_number_that_could_not_be_read_again_is_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, model) = (folder.path().join("checkpoint"), affine([2.0, 1.0]));
+    let infinite = ScalerState { scale: f64::INFINITY, steps: 0 };
+    let of_scaler = Progress { scaler: Some(infinite), ..Progress::default() };
+    for (lr, progress) in [(f64::NAN, Progress::default()), (0.1, of_scaler)] {
+        let optimizer = Optimizer::new(model.parameters(), lr, Sgd::default());
+        let error = Checkpoint::save(&path, &model, &optimizer, &progress).unwrap_err().to_string();
+        assert!(error.contains("checkpoint: not written: ") && error.contains("is not finite"), "{error}");
+        assert!(!path.exists());
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use common::{check, configs, with_scope};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure_nn::layers::{Activation, Layer};
-use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig};
+use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Rope, RopeScaling};
 use tenure_tensor::Tensor;
 
 fn golden(model: &str) -> Value {
@@ -134,4 +134,26 @@ fn heads_that_do_not_go_together_are_refused() {
     let bert = BertConfig { num_attention_heads: 5, ..configs::bert() };
     let error = with_scope(|scope| Bert::new(scope, &bert)).err().unwrap().to_string();
     assert!(error.contains("5 attention heads do not divide a hidden size of 12"), "{error}");
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_when_a_model_is_made() {
+    let llama = |config: LlamaConfig| with_scope(|scope| Llama::new(scope, &config)).err().unwrap().to_string();
+    let rope = |theta, scaling| LlamaConfig { rope: Rope { theta, scaling }, ..configs::llama() };
+    let bert = |config: BertConfig| with_scope(|scope| Bert::new(scope, &config)).err().unwrap().to_string();
+    let gpt2 = |config: Gpt2Config| with_scope(|scope| Gpt2::new(scope, &config)).err().unwrap().to_string();
+    let probability = "dropout is a probability, between 0 and 1, got 2";
+    let cases = [
+        (llama(rope(-1.0, RopeScaling::Default)), "theta is -1: a number above 0"),
+        (llama(rope(1e4, RopeScaling::Linear { factor: 0.0 })), "factor is 0: a number above 0"),
+        (llama(LlamaConfig { rms_norm_eps: -1.0, ..configs::llama() }), "eps is -1: a number from 0 on"),
+        (llama(LlamaConfig { attention_dropout: 2.0, ..configs::llama() }), probability),
+        (bert(BertConfig { hidden_dropout_prob: 2.0, ..configs::bert() }), probability),
+        (bert(BertConfig { attention_probs_dropout_prob: 2.0, ..configs::bert() }), probability),
+        (gpt2(Gpt2Config { attn_pdrop: 2.0, ..configs::gpt2() }), probability),
+        (gpt2(Gpt2Config { embd_pdrop: 2.0, ..configs::gpt2() }), probability),
+    ];
+    for (error, expected) in cases {
+        assert!(error.contains(expected), "{error}");
+    }
 }

@@ -10,7 +10,8 @@ use serde_json::Value;
 use tenure_nn::layers::{
     Activation, AdaptiveAvgPool, AttentionOptions, AvgPool, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions,
     Conv1d, Conv2d, Conv3d, ConvOptions, Dropout, Embedding, Flatten, GroupNorm, Layer, LayerNorm, Linear, LogSoftmax,
-    MaxPool, MultiheadAttention, MultiheadOptions, NormOptions, PoolOptions, RmsNorm, Sequential, Softmax,
+    MaxPool, MultiheadAttention, MultiheadOptions, NormOptions, PoolOptions, RmsNorm, RmsNormOptions, Sequential,
+    Softmax,
 };
 use tenure_nn::{Init, Module, Scope};
 use tenure_tensor::random::Generator;
@@ -273,7 +274,7 @@ fn dropout_and_batch_normalisation_know_whether_they_are_trained() {
     let scope = Scope::new(&Generator::new(0)).at("0");
     let ones = Tensor::ones(&[64, 4], DType::F32, Device::CPU).unwrap();
     let mut model = Sequential::default()
-        .then(&scope, |_| Ok(Dropout::new(0.5)))
+        .then(&scope, |_| Dropout::new(0.5))
         .and_then(|model| model.then(&scope, |at| BatchNorm1d::new(at, 4)))
         .unwrap();
     let values = |model: &Sequential| model.forward(&ones).unwrap().to_vec::<f32>().unwrap();
@@ -294,6 +295,35 @@ fn a_model_is_converted_with_its_buffers() {
     assert_eq!(dtypes, [DType::BF16, DType::BF16, DType::BF16, DType::BF16, DType::I64]);
     assert!(layer.weight.as_ref().unwrap().requires_grad());
     assert!(layer.to_dtype(DType::I32).unwrap_err().to_string().contains("floating"));
+}
+
+#[test]
+fn rms_norm_without_options_is_pytorchs() {
+    let x = Tensor::from_slice(&[1e-4_f32, 2e-4], &[1, 2]).unwrap();
+    let options = RmsNormOptions { affine: false, ..RmsNormOptions::default() };
+    let layer = RmsNorm::with_options(&Scope::new(&Generator::new(0)), &[2], options).unwrap();
+    assert!(layer.state().is_empty());
+    // PyTorch's nn.RMSNorm(2, elementwise_affine=False).
+    let cases = [(DType::F32, [0.26333, 0.52666]), (DType::F64, [0.63246, 1.26491]), (DType::BF16, [0.2637, 0.5273])];
+    for (dtype, expected) in cases {
+        let found = layer.forward(&x.to_dtype(dtype).unwrap()).unwrap().to_dtype(DType::F64).unwrap();
+        for (found, expected) in found.to_vec::<f64>().unwrap().into_iter().zip(expected) {
+            assert!((found / expected - 1.0).abs() < 1e-2, "{dtype}: {found}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_when_a_layer_is_made() {
+    let scope = Scope::new(&Generator::new(0));
+    for probability in [2.0, -0.1, f64::NAN] {
+        let error = Dropout::new(probability).err().unwrap().to_string();
+        assert!(error.contains(&format!("dropout is a probability, between 0 and 1, got {probability}")), "{error}");
+    }
+    for padding in [3, -4] {
+        let error = Embedding::padded(&scope, 3, 2, Init::ONES, padding).err().unwrap().to_string();
+        assert!(error.contains(&format!("the token {padding} for padding is none of 3")), "{error}");
+    }
 }
 
 #[test]

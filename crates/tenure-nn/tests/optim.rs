@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm, clip_grad_value};
+use tenure_nn::optim::{
+    Adagrad, Adam, GradScaler, Optimizer, Rule, ScalerState, Schedule, Sgd, clip_grad_norm, clip_grad_value,
+};
 use tenure_nn::{Error, Parameter, StateError};
 use tenure_tensor::{DType, Device, Tensor};
 
@@ -183,6 +185,8 @@ fn schedules_are_pytorchs() {
         ("linear", Schedule::Linear { start: 0.25, end: 0.75, steps: 7 }),
         ("one_cycle", Schedule::OneCycle { steps: 13, up: 0.3, div_factor: 25.0, final_div_factor: 1e4 }),
     ];
+    let one_step = Schedule::OneCycle { steps: 1, up: 0.3, div_factor: 25.0, final_div_factor: 1e4 };
+    assert!((one_step.scale(0) - 4e-6).abs() < 1e-18, "{}", one_step.scale(0));
     for (name, schedule) in schedules {
         let expected: Vec<f64> = serde_json::from_value(goldens()["schedules"][name].clone()).unwrap();
         for (step, expected) in expected.into_iter().enumerate() {
@@ -268,6 +272,63 @@ fn gradients_are_scaled_down_once_for_each_step() {
         assert!(scaler.step(&mut optimizer).unwrap());
         assert_eq!(parameter.to_vec::<f32>().unwrap(), [value]);
     }
+}
+
+#[test]
+fn a_step_that_is_left_out_leaves_nothing_for_the_next() {
+    let parameter = Parameter::new("p", Tensor::from_slice(&[1.0_f32], &[1]).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
+    let mut scaler = GradScaler::default();
+    let backward = |scaler: &GradScaler| {
+        let square = parameter.mul(&*parameter).unwrap().sum_all().unwrap();
+        scaler.scale(&square).unwrap().backward().unwrap();
+    };
+    backward(&scaler);
+    scaler.unscale(&mut optimizer).unwrap();
+    optimizer.zero_grad();
+    backward(&scaler);
+    assert!(scaler.step(&mut optimizer).unwrap());
+    assert_eq!(parameter.to_vec::<f32>().unwrap(), [0.8]);
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_and_nothing_is_stepped() {
+    fn refused(lr: f64, rule: impl Rule + 'static, expected: &str) {
+        let parameter = with_gradient("p", &[1.0]);
+        let sound = Optimizer::new(vec![parameter.clone()], 0.1, Sgd::default());
+        let other = with_gradient("other", &[1.0]);
+        let error = sound.with_group(vec![other], lr, rule).step().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(parameter.to_vec::<f32>().unwrap(), [0.0]);
+    }
+    let (sgd, adam, adagrad) = (Sgd::default(), Adam::default(), Adagrad::default());
+    for (lr, shown) in [(-1.0, "-1"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
+        refused(lr, sgd, &format!("the learning rate is {shown}: a number from 0 on is expected"));
+    }
+    refused(0.1, Sgd { momentum: -1.0, ..sgd }, "momentum is -1");
+    refused(0.1, Sgd { weight_decay: -1.0, ..sgd }, "weight_decay is -1");
+    refused(0.1, Adam { betas: (1.0, 0.9), ..adam }, "a beta is 1: a number from 0 to below 1 is expected");
+    refused(0.1, Adam { betas: (0.9, -0.5), ..adam }, "a beta is -0.5");
+    refused(0.1, Adam { eps: -1.0, ..adam }, "eps is -1");
+    refused(0.1, Adam { weight_decay: f64::NAN, ..adam }, "weight_decay is NaN");
+    refused(0.1, Adagrad { lr_decay: -1.0, ..adagrad }, "lr_decay is -1");
+    refused(0.1, Adagrad { initial_accumulator_value: -1.0, ..adagrad }, "initial_accumulator_value is -1");
+
+    let mut optimizer = Optimizer::new(vec![with_gradient("p", &[1.0])], 0.1, sgd);
+    for scale in [0.0, -2.0, f64::INFINITY] {
+        let mut scaler = GradScaler { state: ScalerState { scale, steps: 0 }, ..GradScaler::default() };
+        let loss = Tensor::ones(&[], DType::F32, Device::CPU).unwrap();
+        for error in [scaler.scale(&loss).unwrap_err(), scaler.step(&mut optimizer).unwrap_err()] {
+            assert!(error.to_string().contains(&format!("the scale is {scale}")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_state_of_fewer_than_no_steps_is_refused() {
+    let state: BTreeMap<_, _> = [("p.step".to_owned(), Tensor::from_slice(&[-1_i64], &[]).unwrap())].into();
+    let error = Optimizer::new(vec![with_gradient("p", &[1.0])], 0.1, Sgd::default()).load(&state).unwrap_err();
+    assert!(error.to_string().contains("p.step is -1: no number of steps"), "{error}");
 }
 
 #[test]

@@ -3,12 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::Tag;
 use tenure_nn::checkpoint::{Checkpoint, Progress};
-use tenure_nn::data::{DataLoader, LoaderOptions, Subset, TextWindows};
+use tenure_nn::data::{DataError, DataLoader, Dataset, LoaderOptions, Subset, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Plan, Recorder, Score, Task, TrainError, Trainer};
@@ -17,6 +18,7 @@ use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor};
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;
+type Window = (Vec<i64>, Vec<i64>);
 
 const STEPS: u64 = 14;
 const WINDOW: usize = 8;
@@ -45,11 +47,36 @@ fn plan() -> Plan {
 
 /// With dropout, and an epoch of six batches, the last of which is not full.
 fn run(lr: f64, plan: Plan) -> Run {
+    run_on(text(22), lr, plan)
+}
+
+fn run_on<D: Dataset<Item = Window> + 'static>(data: D, lr: f64, plan: Plan) -> Trainer<Classification<Gpt2>, D> {
     random::manual_seed(7);
     let model = model();
     let optimizer = Optimizer::new(model.parameters(), lr, Adam::w());
     let options = LoaderOptions { batch_size: 4, shuffle: Some(3), ..LoaderOptions::default() };
-    Trainer::new(Classification(model), DataLoader::new(text(22), options), optimizer, plan)
+    Trainer::new(Classification(model), DataLoader::new(data, options), optimizer, plan)
+}
+
+/// A text of which one example cannot be read once: the one that is asked for after `left` others.
+struct Flaky {
+    text: TextWindows,
+    left: AtomicUsize,
+}
+
+impl Dataset for Flaky {
+    type Item = Window;
+
+    fn len(&self) -> usize {
+        self.text.len()
+    }
+
+    fn item(&self, index: usize) -> Result<Window, DataError> {
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            0 => Err(DataError::Other("the disk is away".into())),
+            _ => self.text.item(index),
+        }
+    }
 }
 
 /// Steps until the plan is done or `steps` are made.
@@ -104,6 +131,46 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         assert_eq!(losses(&resumed), losses(&whole), "interrupted after {steps}");
         assert_eq!(bytes(&resumed), bytes(&whole));
     }
+}
+
+#[test]
+fn what_could_not_be_read_once_is_read_by_the_next_step() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let mut whole = run(1e-2, plan());
+    go_on(&mut whole, usize::MAX);
+    // In the third batch, and in the second epoch's first.
+    for left in [9, 23] {
+        let mut flaky = run_on(Flaky { text: text(22), left: left.into() }, 1e-2, plan());
+        let error = std::iter::from_fn(|| Some(flaky.step())).find_map(Result::err).unwrap();
+        assert!(error.to_string().contains("the disk is away"), "{error}");
+        flaky.save(&path).unwrap();
+        while flaky.step().unwrap().is_some() {}
+        let losses_of = |step: &tenure_nn::train::Step| step.loss.to_bits();
+        assert_eq!(flaky.history().iter().map(losses_of).collect::<Vec<_>>(), losses(&whole));
+        let mut resumed = run(1e-2, plan());
+        resumed.resume(&path).unwrap();
+        go_on(&mut resumed, usize::MAX);
+        assert_eq!(losses(&resumed), losses(&whole));
+    }
+}
+
+#[test]
+fn a_step_that_fails_leaves_no_gradients_and_can_be_made_again() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let mut run = run(1e-2, plan());
+    go_on(&mut run, 2);
+    run.optimizer_mut().groups_mut()[0].lr = -1.0;
+    let error = run.step().unwrap_err().to_string();
+    assert!(error.contains("the learning rate is -"), "{error}");
+    assert!(run.optimizer().parameters().all(|parameter| parameter.grad().is_none()));
+    run.optimizer_mut().groups_mut()[0].lr = 1e-2;
+    go_on(&mut run, 3);
+    run.save(&path).unwrap();
+    run.resume(&path).unwrap();
 }
 
 #[test]
@@ -236,6 +303,11 @@ fn predictions_are_counted_as_in_use() {
     run.step().unwrap();
     assert_ne!(random::default_generator().state(), before, "training goes on");
     assert_eq!(run.evaluate(&held_out, |done| done < 2).unwrap(), None);
+    let flaky = DataLoader::new(Flaky { text: text(7), left: 4.into() }, options);
+    run.evaluate(&flaky, |_| true).unwrap_err();
+    let before = random::default_generator().state();
+    run.step().unwrap();
+    assert_ne!(random::default_generator().state(), before, "training goes on after a failure too");
 
     let scores = Tensor::from_slice(&[0.1_f32, 0.9, 0.8, 0.2, 0.3, 0.7], &[3, 2]).unwrap();
     let target = Tensor::from_slice(&[1_i64, 0, 0], &[3]).unwrap();
@@ -245,7 +317,6 @@ fn predictions_are_counted_as_in_use() {
 
 #[test]
 fn a_subset_has_the_examples_that_were_named() {
-    use tenure_nn::data::Dataset;
     let all = std::sync::Arc::new(text(7));
     let subset = Subset::new(std::sync::Arc::clone(&all), [5, 0]);
     assert_eq!(subset.len(), 2);

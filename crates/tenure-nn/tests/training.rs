@@ -45,7 +45,7 @@ impl Run {
             .then(&scope, |at| Linear::new(at, 2, 16))
             .and_then(|model| model.then(&scope, |at| BatchNorm1d::new(at, 16)))
             .and_then(|model| model.then(&scope, |_| Ok(Activation::Relu)))
-            .and_then(|model| model.then(&scope, |_| Ok(Dropout::new(0.1))))
+            .and_then(|model| model.then(&scope, |_| Dropout::new(0.1)))
             .and_then(|model| model.then(&scope, |at| Linear::new(at, 16, 1)))
             .unwrap();
         let optimizer = Optimizer::new(model.parameters(), 0.05, Adam::w());

@@ -15,7 +15,8 @@ pub(crate) fn run(args: EmbedArgs) -> ExitCode {
     };
     let batch_size = usize::from(args.batch_size);
     if args.texts.is_empty() {
-        let lines = io::stdin().lines().map(|line| line.map_err(|error| anyhow!("standard input: {error}")));
+        let lines = io::stdin().lines().zip(1_u64..);
+        let lines = lines.map(|(line, number)| line.map_err(|error| anyhow!("standard input, line {number}: {error}")));
         print(&encoder, lines, batch_size, &bar(None))
     } else {
         let bar = bar(Some(args.texts.len() as u64));
@@ -23,16 +24,22 @@ pub(crate) fn run(args: EmbedArgs) -> ExitCode {
     }
 }
 
-/// Prints the vectors of a batch when it is done, so that neither texts nor vectors pile up.
+/// Prints the vectors of a batch when it is done, so that neither texts nor vectors pile up. A text that cannot be read
+/// ends it, after those before.
 fn print(
     encoder: &SentenceEncoder,
     mut texts: impl Iterator<Item = anyhow::Result<String>>,
     batch_size: usize,
     bar: &ProgressBar,
 ) -> ExitCode {
+    let mut stopped = None;
     let batches = std::iter::from_fn(|| {
-        let batch: anyhow::Result<Vec<String>> = texts.by_ref().take(batch_size).collect();
-        Some(batch).filter(|batch| batch.as_ref().map_or(true, |batch| !batch.is_empty()))
+        if let Some(error) = stopped.take() {
+            return Some(Err(error));
+        }
+        let good = |text: anyhow::Result<String>| text.map_err(|error| stopped = Some(error)).ok();
+        let batch: Vec<String> = texts.by_ref().take(batch_size).map_while(good).collect();
+        if batch.is_empty() { stopped.take().map(Err) } else { Some(Ok(batch)) }
     });
     files::print_each(batches.map(|batch| {
         let batch = batch?;

@@ -106,6 +106,7 @@ impl Checkpoint {
         let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr }).collect();
         let header = Header { format: FORMAT, groups, progress };
         let header = serde_json::to_string(&header).map_err(|error| CheckpointError::format(path, error))?;
+        check(&header).map_err(|reason| CheckpointError::format(path, reason))?;
         let series = progress
             .series
             .iter()
@@ -179,6 +180,14 @@ impl Checkpoint {
         }
         Err(StateError::Rules { expected: expected.join(", "), found: found.join(", ") })
     }
+}
+
+/// JSON has no numbers that are not finite, and `null` in their place cannot be read.
+fn check(header: &str) -> Result<(), String> {
+    let read = serde_json::from_str::<Header<Progress>>(header);
+    read.map(drop).map_err(|error| {
+        format!("not written: a learning rate, or a number of the schedule or the scaler, is not finite: {error}")
+    })
 }
 
 fn parse<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {

@@ -97,7 +97,7 @@ impl Weights {
 
     /// The same, of a dtype that we have.
     fn find_known(&self, name: &str) -> Result<(&WeightFile, &TensorInfo, DType)> {
-        let missing = || StateError::Names { missing: vec![name.to_owned()], unexpected: Vec::new() };
+        let missing = || StateError::Names { of: "model", missing: vec![name.to_owned()], unexpected: Vec::new() };
         let (file, info) = self.find(name).ok_or_else(missing)?;
         let unknown =
             || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));

@@ -1,6 +1,6 @@
 //! Layers without parameters, applied to each element or to none.
 
-use tenure_tensor::{Result, Tensor};
+use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::Layer;
 use crate::{Mode, module};
@@ -122,8 +122,11 @@ module!(Dropout { mode });
 
 impl Dropout {
     /// Each element is left out with this probability.
-    pub fn new(probability: f64) -> Self {
-        Self { probability, mode: Mode::default() }
+    ///
+    /// # Errors
+    /// It is not between 0 and 1.
+    pub fn new(probability: f64) -> Result<Self> {
+        Ok(Self { probability: check_probability("Dropout", probability)?, mode: Mode::default() })
     }
 }
 
@@ -131,6 +134,14 @@ impl Layer for Dropout {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         input.dropout(self.probability, self.mode.is_training())
     }
+}
+
+/// The same number, if it is a probability.
+pub(crate) fn check_probability(op: &'static str, probability: f64) -> Result<f64> {
+    if (0.0..=1.0).contains(&probability) {
+        return Ok(probability);
+    }
+    Err(TensorError::argument(op, format!("dropout is a probability, between 0 and 1, got {probability}")))
 }
 
 /// Makes one dimension of all but the first. PyTorch's `nn.Flatten`.

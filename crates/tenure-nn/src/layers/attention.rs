@@ -3,7 +3,7 @@
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor, TensorError};
 
-use super::{Layer, Linear};
+use super::{Layer, Linear, check_probability};
 use crate::{Init, Mode, Parameter, Scope, module};
 
 /// Attention (Vaswani et al., 2017) between sequences `[batch, length, size]`. PyTorch's `nn.MultiheadAttention` with
@@ -46,8 +46,8 @@ impl Default for MultiheadOptions {
 /// What attends to what.
 #[derive(Clone, Copy, Default)]
 pub struct AttentionOptions<'a> {
-    /// Added to the scores, or of `bool`, true where a query attends to a key. It broadcasts to
-    /// `[batch, heads, queries, keys]`.
+    /// Added to the scores, or of `bool`, true where a query attends to a key, as `scaled_dot_product_attention` has it:
+    /// PyTorch's `nn.MultiheadAttention` takes the opposite. It broadcasts to `[batch, heads, queries, keys]`.
     pub mask: Option<&'a Tensor>,
     /// A query attends to no key after it.
     pub is_causal: bool,
@@ -72,10 +72,6 @@ impl MultiheadAttention {
             let reason = format!("{heads} heads do not divide a size of {size}");
             return Err(TensorError::argument("MultiheadAttention", reason));
         }
-        if !(0.0..=1.0).contains(&dropout) {
-            let reason = format!("dropout is a probability, between 0 and 1, got {dropout}");
-            return Err(TensorError::argument("MultiheadAttention", reason));
-        }
         let bias = bias.then_some(Init::ZEROS);
         let weight =
             |name, outputs, inputs| scope.parameter(name, &[outputs, inputs], Init::XavierUniform { gain: 1.0 });
@@ -93,7 +89,7 @@ impl MultiheadAttention {
             mode: Mode::default(),
             size,
             heads,
-            dropout,
+            dropout: check_probability("MultiheadAttention", dropout)?,
         })
     }
 

@@ -1,6 +1,6 @@
 //! Tables of vectors.
 
-use tenure_tensor::{Result, Tensor, autograd};
+use tenure_tensor::{Result, Tensor, TensorError, autograd};
 
 use super::Layer;
 use crate::{Init, Parameter, Scope, module};
@@ -24,22 +24,28 @@ impl Embedding {
         Self::with_init(scope, count, size, init)
     }
 
-    /// The same; `padding` stands for nothing: its vector is zeros at first, and has no gradient.
-    ///
-    /// # Errors
-    /// No memory; there is no such row.
-    pub fn padded(scope: &Scope, count: usize, size: usize, init: Init, padding: usize) -> Result<Self> {
-        let weight = scope.parameter("weight", &[count, size], init)?;
-        autograd::no_grad(|| weight.narrow(0, padding, 1)?.zero_())?;
-        Ok(Self { weight, padding: Some(padding) })
-    }
-
     /// The same with other values.
     ///
     /// # Errors
     /// No memory.
     pub fn with_init(scope: &Scope, count: usize, size: usize, init: Init) -> Result<Self> {
         Ok(Self { weight: scope.parameter("weight", &[count, size], init)?, padding: None })
+    }
+
+    /// The same; the row `padding`, counted from the end if it is negative, stands for nothing: its vector is zeros at
+    /// first, and has no gradient.
+    ///
+    /// # Errors
+    /// There is no such row; no memory.
+    pub fn padded(scope: &Scope, count: usize, size: usize, init: Init, padding: isize) -> Result<Self> {
+        let row = if padding < 0 { count.checked_add_signed(padding) } else { Some(padding.unsigned_abs()) };
+        let Some(row) = row.filter(|row| *row < count) else {
+            let reason = format!("the token {padding} for padding is none of {count}");
+            return Err(TensorError::argument("Embedding", reason));
+        };
+        let weight = scope.parameter("weight", &[count, size], init)?;
+        autograd::no_grad(|| weight.narrow(0, row, 1)?.zero_())?;
+        Ok(Self { weight, padding: Some(row) })
     }
 }
 

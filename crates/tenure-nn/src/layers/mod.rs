@@ -9,6 +9,7 @@ mod norm;
 mod pool;
 mod sequential;
 
+pub(crate) use activation::check_probability;
 pub use activation::{Activation, Dropout, Flatten, LogSoftmax, Softmax};
 pub use attention::{AttentionOptions, MultiheadAttention, MultiheadOptions};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvNd, ConvOptions};
@@ -16,7 +17,7 @@ pub use embedding::Embedding;
 pub use linear::Linear;
 pub use norm::{
     BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions, GroupNorm, LayerNorm, NormOptions, RmsNorm,
-    Running,
+    RmsNormOptions, Running,
 };
 pub use pool::{AdaptiveAvgPool, AvgPool, MaxPool, PoolOptions};
 pub use sequential::Sequential;

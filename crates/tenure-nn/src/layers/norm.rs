@@ -190,11 +190,28 @@ impl Layer for LayerNorm {
     }
 }
 
+/// What an [`RmsNorm`] has, and computes with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RmsNormOptions {
+    /// Added to the mean square; with none, the distance from 1 to the next number of what is computed in.
+    pub eps: Option<f64>,
+    /// It has a weight.
+    pub affine: bool,
+}
+
+impl Default for RmsNormOptions {
+    /// PyTorch's.
+    fn default() -> Self {
+        Self { eps: None, affine: true }
+    }
+}
+
 /// Divides by the root of the mean square over the last dimensions (Zhang and Sennrich, 2019). PyTorch's `nn.RMSNorm`.
 pub struct RmsNorm {
     /// Of the sizes that are normalised.
-    pub weight: Parameter,
-    eps: f64,
+    pub weight: Option<Parameter>,
+    sizes: Vec<usize>,
+    eps: Option<f64>,
 }
 module!(RmsNorm { weight });
 
@@ -202,15 +219,29 @@ impl RmsNorm {
     /// A layer over dimensions of these sizes.
     ///
     /// # Errors
-    /// No memory.
+    /// `eps` is below 0; no memory.
     pub fn new(scope: &Scope, sizes: &[usize], eps: f64) -> Result<Self> {
-        Ok(Self { weight: scope.parameter("weight", sizes, Init::ONES)?, eps })
+        Self::with_options(scope, sizes, RmsNormOptions { eps: Some(eps), ..RmsNormOptions::default() })
+    }
+
+    /// A layer with other options.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_options(scope: &Scope, sizes: &[usize], options: RmsNormOptions) -> Result<Self> {
+        let RmsNormOptions { eps, affine } = options;
+        if let Some(eps) = eps.filter(|eps| eps.is_nan() || *eps < 0.0) {
+            return Err(TensorError::argument("RmsNorm", format!("eps is {eps}: a number from 0 on is expected")));
+        }
+        Ok(Self { weight: parameter(scope, "weight", sizes, Init::ONES, affine)?, sizes: sizes.to_vec(), eps })
     }
 }
 
 impl Layer for RmsNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        input.rms_norm(self.weight.sizes(), Some(&self.weight), self.eps)
+        // Half precision is computed in single.
+        let of_dtype = if input.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
+        input.rms_norm(&self.sizes, self.weight.as_deref(), self.eps.unwrap_or(of_dtype))
     }
 }
 

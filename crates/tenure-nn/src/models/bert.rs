@@ -5,7 +5,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
 use super::config::{self, ConfigFile, Refusal};
-use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear};
+use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, check_probability};
 use crate::{Init, Mode, Scope, module};
 
 /// How large a BERT is: what `config.json` says. A file of another model, of a decoder, or with positions that are not
@@ -115,7 +115,7 @@ impl Bert {
     /// A fresh model. `scope` may be at `bert`, as in files of models with more on top.
     ///
     /// # Errors
-    /// Heads that do not divide the hidden size; no memory.
+    /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
     pub fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
         config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
         let layers = scope.at("encoder").at("layer");
@@ -167,12 +167,14 @@ impl Embeddings {
             position_embeddings: table("position_embeddings", config.max_position_embeddings, None)?,
             token_type_embeddings: table("token_type_embeddings", config.type_vocab_size, None)?,
             norm: config.norm(scope)?,
-            dropout: Dropout::new(config.hidden_dropout_prob),
+            dropout: Dropout::new(config.hidden_dropout_prob)?,
         })
     }
 
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        let positions = self.position_embeddings.weight.narrow(0, 0, tokens.size(-1)?)?;
+        let positions = &self.position_embeddings.weight;
+        let length = config::text_length("Bert", tokens, Some((positions.size(0)?, "max_position_embeddings")))?;
+        let positions = positions.narrow(0, 0, length)?;
         // All tokens are of the first kind.
         let kind = self.token_type_embeddings.weight.narrow(0, 0, 1)?;
         let x = self.word_embeddings.forward(tokens)?.add(&positions)?.add(&kind)?;
@@ -226,7 +228,7 @@ impl SelfAttention {
             value: projection("value")?,
             mode: Mode::default(),
             heads: config.num_attention_heads,
-            dropout: config.attention_probs_dropout_prob,
+            dropout: check_probability("attention_probs_dropout_prob", config.attention_probs_dropout_prob)?,
         })
     }
 
@@ -252,7 +254,7 @@ impl Residual {
         Ok(Self {
             dense: config.linear(&scope.at("dense"), inputs, config.hidden_size)?,
             norm: config.norm(scope)?,
-            dropout: Dropout::new(config.hidden_dropout_prob),
+            dropout: Dropout::new(config.hidden_dropout_prob)?,
         })
     }
 

@@ -6,13 +6,13 @@ use std::fmt::Debug;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use tenure_tensor::{Result, TensorError};
+use tenure_tensor::{Result, Tensor, TensorError};
 
 use crate::layers::{Activation, Embedding};
 use crate::{Init, Scope};
 
 /// The keys of one file. One that is null is as good as missing, but where null is a value.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ConfigFile(Map<String, Value>);
 
@@ -79,11 +79,14 @@ impl ConfigFile {
         })
     }
 
-    /// The same file with a key's newer name in place of an older one, if that is there.
-    pub(super) fn renamed(mut self, older: &str, newer: &str) -> Self {
-        if let Some(value) = self.0.remove(older) {
-            self.0.insert(newer.to_owned(), value);
-        }
+    /// Whether it says nothing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The same file with another value of a key.
+    pub(super) fn with(mut self, key: &str, value: String) -> Self {
+        self.0.insert(key.to_owned(), value.into());
         self
     }
 
@@ -101,6 +104,25 @@ pub(super) fn check_heads(model: &'static str, heads: usize, size: usize) -> Res
     Err(TensorError::argument(model, format!("{heads} attention heads do not divide a hidden size of {size}")))
 }
 
+/// The length of texts `[batch, length]`. `positions` says how long they can be, and what of the configuration says so.
+pub(super) fn text_length(
+    model: &'static str,
+    tokens: &Tensor,
+    positions: Option<(usize, &'static str)>,
+) -> Result<usize> {
+    let [_, length] = *tokens.sizes() else {
+        let reason = format!("tokens of sizes [batch, length] are expected, got {:?}", tokens.sizes());
+        return Err(TensorError::shape(model, reason));
+    };
+    match positions {
+        Some((most, name)) if length > most => {
+            let reason = format!("a text of {length} tokens; the model has {most} positions ({name})");
+            Err(TensorError::shape(model, reason))
+        }
+        _ => Ok(length),
+    }
+}
+
 /// A table of tokens. That of `padding`, counted from the end if it is negative, stands for nothing.
 pub(super) fn token_table(
     scope: &Scope,
@@ -109,13 +131,8 @@ pub(super) fn token_table(
     init: Init,
     padding: Option<isize>,
 ) -> Result<Embedding> {
-    let Some(padding) = padding else { return Embedding::with_init(scope, count, size, init) };
-    let row = if padding < 0 { count.checked_add_signed(padding) } else { Some(padding.unsigned_abs()) };
-    match row.filter(|row| *row < count) {
-        Some(row) => Embedding::padded(scope, count, size, init, row),
-        None => {
-            let reason = format!("the token {padding} for padding is none of {count}");
-            Err(TensorError::argument("Embedding", reason))
-        }
+    match padding {
+        Some(padding) => Embedding::padded(scope, count, size, init, padding),
+        None => Embedding::with_init(scope, count, size, init),
     }
 }

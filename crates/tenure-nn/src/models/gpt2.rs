@@ -5,7 +5,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor};
 
 use super::config::{self, ConfigFile, Refusal};
-use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm};
+use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, check_probability};
 use crate::{Init, Mode, Parameter, Scope, module};
 
 /// How large a GPT-2 is: what `config.json` says. A file of another model, or of one whose last layer is not the table of
@@ -128,7 +128,7 @@ impl Gpt2 {
     /// A fresh model. `scope` may be at `transformer`, as in some files.
     ///
     /// # Errors
-    /// Heads that do not divide the hidden size; no memory.
+    /// Heads that do not divide the hidden size; what is left out is no probability; no memory.
     pub fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
         config::check_heads("Gpt2", config.n_head, config.n_embd)?;
         let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, config.init());
@@ -138,7 +138,7 @@ impl Gpt2 {
             wpe: table("wpe", config.n_positions)?,
             blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
             ln_f: config.norm(&scope.at("ln_f"))?,
-            dropout: Dropout::new(config.embd_pdrop),
+            dropout: Dropout::new(config.embd_pdrop)?,
         })
     }
 }
@@ -146,7 +146,8 @@ impl Gpt2 {
 impl Layer for Gpt2 {
     /// Scores `[batch, length, vocabulary]` of tokens `[batch, length]`.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
-        let positions = self.wpe.weight.narrow(0, 0, tokens.size(-1)?)?;
+        let length = config::text_length("Gpt2", tokens, Some((self.wpe.weight.size(0)?, "n_positions")))?;
+        let positions = self.wpe.weight.narrow(0, 0, length)?;
         let x = self.dropout.forward(&self.wte.forward(tokens)?.add(&positions)?)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
         self.ln_f.forward(&x)?.linear(&self.wte.weight, None)
@@ -175,7 +176,7 @@ impl Block {
             c_fc: Projection::new(&mlp.at("c_fc"), size, inner, config.init())?,
             activation: config.activation_function,
             c_proj: Projection::new(&mlp.at("c_proj"), inner, size, config.init_residual())?,
-            dropout: Dropout::new(config.resid_pdrop),
+            dropout: Dropout::new(config.resid_pdrop)?,
         })
     }
 }
@@ -207,7 +208,7 @@ impl SelfAttention {
             mode: Mode::default(),
             heads: config.n_head,
             scale,
-            dropout: config.attn_pdrop,
+            dropout: check_probability("attn_pdrop", config.attn_pdrop)?,
         })
     }
 }

@@ -71,7 +71,7 @@ impl InceptionV3 {
                 Mixed::e(&at("Mixed_7b"), 1280)?,
                 Mixed::e(&at("Mixed_7c"), 2048)?,
             ],
-            dropout: Dropout::new(dropout),
+            dropout: Dropout::new(dropout)?,
             fc: Linear::with_init(&at("fc"), 2048, classes, WEIGHT, Some(Init::default_bias(2048)))?,
         })
     }

@@ -6,7 +6,7 @@ use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::config::{self, ConfigFile, Refusal};
 use super::rope::{Rope, Waves};
-use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm};
+use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm, check_probability};
 use crate::{Init, Mode, Scope, module};
 
 /// How large a Llama is: what `config.json` says. A file of another model is refused.
@@ -142,10 +142,11 @@ impl Llama {
     /// A fresh model.
     ///
     /// # Errors
-    /// Heads that do not go together; no memory.
+    /// Heads that do not go together; positions, or other numbers, that make no sense; no memory.
     pub fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
         let (model, hidden, count) = (scope.at("model"), config.hidden_size, config.vocab_size);
         let head_size = config.head_size()?;
+        config.rope.check()?;
         let block = |number| Block::new(&model.at("layers").at(number), config, head_size);
         let lm_head = || config.linear(&scope.at("lm_head"), hidden, count, false);
         let (tokens, padding) = (model.at("embed_tokens"), config.pad_token_id);
@@ -163,8 +164,9 @@ impl Llama {
 impl Layer for Llama {
     /// Scores `[batch, length, vocabulary]` of tokens `[batch, length]`.
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let length = config::text_length("Llama", tokens, None)?;
         let x = self.embed_tokens.forward(tokens)?;
-        let waves = self.rope.waves(tokens.size(-1)?, self.head_size, x.dtype())?;
+        let waves = self.rope.waves(length, self.head_size, x.dtype())?;
         let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &waves))?;
         let x = self.norm.forward(&x)?;
         match &self.lm_head {
@@ -234,7 +236,7 @@ impl SelfAttention {
             mode: Mode::default(),
             heads,
             key_heads,
-            dropout: config.attention_dropout,
+            dropout: check_probability("attention_dropout", config.attention_dropout)?,
         })
     }
 

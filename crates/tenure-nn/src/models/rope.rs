@@ -4,7 +4,7 @@ use std::f64::consts::TAU;
 
 use serde::Deserialize;
 use tenure_tensor::ops;
-use tenure_tensor::{DType, Result, Tensor};
+use tenure_tensor::{DType, Result, Tensor, TensorError};
 
 use super::config::{ConfigFile, Refusal};
 
@@ -61,20 +61,35 @@ impl TryFrom<ConfigFile> for Rope {
     type Error = Refusal;
 
     fn try_from(file: ConfigFile) -> Result<Self, Refusal> {
-        let parameters: Option<ConfigFile> = file.optional("rope_parameters")?;
-        let theta = parameters.as_ref().unwrap_or(&file).optional("rope_theta")?;
+        // Of both, Transformers takes the first that says something, and what it does not say from the file itself.
+        let given: [Option<ConfigFile>; 2] = [file.optional("rope_scaling")?, file.optional("rope_parameters")?];
+        let parameters = given.into_iter().flatten().find(|given| !given.is_empty()).unwrap_or_default();
+        let theta = parameters.or("rope_theta", file.or("rope_theta", Self::default().theta)?)?;
         // All of a head's numbers are turned.
-        parameters.iter().chain([&file]).try_for_each(|file| file.only("partial_rotary_factor", 1.0))?;
-        let scaling = match parameters {
-            Some(parameters) => Some(parameters),
-            None => file.optional("rope_scaling")?,
-        };
-        let scaling = scaling.map(|scaling| scaling.renamed("type", "rope_type").all()).transpose()?;
-        Ok(Self { theta: theta.unwrap_or(Self::default().theta), scaling: scaling.unwrap_or_default() })
+        [&parameters, &file].into_iter().try_for_each(|file| file.only("partial_rotary_factor", 1.0))?;
+        let kind = parameters.or("type", parameters.or("rope_type", "default".to_owned())?)?;
+        Ok(Self { theta, scaling: parameters.with("rope_type", kind).all()? })
     }
 }
 
 impl Rope {
+    /// Refuses numbers that no angle is computed from.
+    pub(super) fn check(&self) -> Result<()> {
+        let factor = match self.scaling {
+            RopeScaling::Default => 1.0,
+            RopeScaling::Linear { factor } | RopeScaling::Llama3 { factor, .. } => factor,
+        };
+        match [("theta", self.theta), ("factor", factor)]
+            .into_iter()
+            .find(|(_, value)| !value.is_finite() || *value <= 0.0)
+        {
+            None => Ok(()),
+            Some((name, value)) => {
+                Err(TensorError::argument("Rope", format!("{name} is {value}: a number above 0 is expected")))
+            }
+        }
+    }
+
     /// The angles of the first positions, for heads of `size` numbers.
     pub(super) fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
         // In single precision, as Hugging Face computes them.
@@ -161,9 +176,21 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_as_in_the_first_llamas() {
-        for file in [json!({}), json!({ "rope_scaling": null }), json!({ "rope_theta": 10000.0 })] {
+        let nothing = [json!({}), json!({ "rope_scaling": null }), json!({ "rope_scaling": {} })];
+        let without_type = [json!({ "rope_parameters": { "rope_theta": 1e4 } }), json!({ "rope_parameters": {} })];
+        for file in nothing.into_iter().chain(without_type).chain([json!({ "rope_theta": 10000.0 })]) {
             assert_eq!(serde_json::from_value::<Rope>(file).unwrap(), Rope::default());
         }
+    }
+
+    #[test]
+    fn theta_stands_inside_or_outside_and_what_is_empty_says_nothing() {
+        let theta = |file| serde_json::from_value::<Rope>(file).unwrap().theta;
+        assert_eq!(theta(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_type": "default" } })), 5e5);
+        assert_eq!(theta(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_theta": 7 } })), 7.0);
+        assert_eq!(theta(json!({ "rope_scaling": {}, "rope_parameters": { "rope_theta": 7 } })), 7.0);
+        let both = json!({ "rope_scaling": { "factor": 2 }, "rope_parameters": { "rope_theta": 7 } });
+        assert_eq!(theta(both), Rope::default().theta);
     }
 
     #[test]

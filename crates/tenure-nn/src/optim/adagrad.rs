@@ -4,7 +4,7 @@ use num_traits::Float as _;
 use tenure_tensor::{Entry, Float, Kernel, Result, Tensor};
 
 use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel};
+use super::{Rule, StepKernel, not_negative};
 
 /// The kernels of [`Adagrad`].
 pub static ADAGRAD: Kernel<StepKernel<AdagradStep>> = Kernel::new("adagrad", &[CPU]);
@@ -42,6 +42,12 @@ impl Default for Adagrad {
 impl Rule for Adagrad {
     fn name(&self) -> &'static str {
         "adagrad"
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { lr_decay, weight_decay, initial_accumulator_value, eps } = *self;
+        let begin = ("initial_accumulator_value", initial_accumulator_value);
+        not_negative("adagrad", [("lr_decay", lr_decay), ("weight_decay", weight_decay), begin, ("eps", eps)])
     }
 
     fn slots(&self) -> Vec<(&'static str, f64)> {

@@ -1,10 +1,10 @@
 //! Adam (Kingma and Ba, 2015), and with decay apart from the gradient (Loshchilov and Hutter, 2019).
 
 use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result, Tensor};
+use tenure_tensor::{Entry, Float, Kernel, Result, Tensor, TensorError};
 
 use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel};
+use super::{Rule, StepKernel, not_negative};
 
 /// The kernels of [`Adam`].
 pub static ADAM: Kernel<StepKernel<AdamStep>> = Kernel::new("adam", &[CPU]);
@@ -51,6 +51,17 @@ impl Adam {
 impl Rule for Adam {
     fn name(&self) -> &'static str {
         if self.is_decoupled { "adamw" } else { "adam" }
+    }
+
+    fn check(&self) -> Result<()> {
+        let Self { betas, eps, weight_decay, .. } = *self;
+        not_negative("adam", [("eps", eps), ("weight_decay", weight_decay)])?;
+        match [betas.0, betas.1].into_iter().find(|beta| !(0.0..1.0).contains(beta)) {
+            None => Ok(()),
+            Some(beta) => {
+                Err(TensorError::argument("adam", format!("a beta is {beta}: a number from 0 to below 1 is expected")))
+            }
+        }
     }
 
     fn slots(&self) -> Vec<(&'static str, f64)> {

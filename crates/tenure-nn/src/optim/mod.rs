@@ -31,13 +31,19 @@ pub trait Rule: Send + Sync {
     /// The rule's name.
     fn name(&self) -> &'static str;
 
+    /// Refuses numbers of the rule that make no sense.
+    ///
+    /// # Errors
+    /// There are such.
+    fn check(&self) -> tenure_tensor::Result<()>;
+
     /// What it keeps for each element of a parameter: names, and values at first.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
     /// Changes `parameter`, and `slots`, by its gradient. `step` counts from 1. All but the gradient are contiguous.
     ///
     /// # Errors
-    /// No kernel for the dtype; numbers of the rule that do not go together.
+    /// No kernel for the dtype.
     fn update(
         &self,
         step: u64,
@@ -132,9 +138,13 @@ impl Optimizer {
     /// Steps every parameter that has a gradient.
     ///
     /// # Errors
-    /// A dtype that the rule has no kernel for; numbers of a rule that do not go together; a gradient of other sizes or
-    /// dtype, given by hand; no memory.
+    /// A learning rate or a number of a rule that makes no sense: nothing was stepped then. A dtype that the rule has no
+    /// kernel for; a gradient of other sizes or dtype, given by hand; no memory.
     pub fn step(&mut self) -> Result<()> {
+        for group in &self.groups {
+            not_negative("Optimizer::step", [("the learning rate", group.lr * self.lr_scale)])?;
+            group.rule.check()?;
+        }
         for group in &mut self.groups {
             let lr = group.lr * self.lr_scale;
             for member in &mut group.members {
@@ -147,9 +157,10 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Forgets all gradients.
-    pub fn zero_grad(&self) {
+    /// Forgets all gradients, and that a [`GradScaler`] has scaled them down.
+    pub fn zero_grad(&mut self) {
         self.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
+        self.unscaled = None;
     }
 
     /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`.
@@ -183,20 +194,25 @@ impl Optimizer {
 
     /// What [`load`](Self::load) goes on from.
     pub(crate) fn read(&self, source: &dyn Source) -> Result<OptimizerState> {
-        let (mut state, mut known) = (Vec::new(), HashSet::new());
+        let (mut known, mut missing) = (HashSet::new(), Vec::new());
         for group in &self.groups {
-            for member in &group.members {
-                let name = member.parameter.name();
-                known.insert(format!("{name}.step"));
-                known.extend(group.rule.slots().iter().map(|(slot, _)| format!("{name}.{slot}")));
-                state.push(member.read(&*group.rule, source)?);
+            for name in group.members.iter().map(|member| member.parameter.name()) {
+                let step = format!("{name}.step");
+                let slots: Vec<String> = group.rule.slots().iter().map(|(slot, _)| format!("{name}.{slot}")).collect();
+                if source.sizes(&step).is_some() {
+                    missing.extend(slots.iter().filter(|slot| source.sizes(slot).is_none()).cloned());
+                }
+                known.insert(step);
+                known.extend(slots);
             }
         }
         let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(name)).collect();
-        if !unexpected.is_empty() {
-            return Err(StateError::Names { missing: Vec::new(), unexpected }.into());
+        if !missing.is_empty() || !unexpected.is_empty() {
+            return Err(StateError::Names { of: "optimizer", missing, unexpected }.into());
         }
-        Ok(OptimizerState(state))
+        let read = |group: &Group| group.members.iter().map(|member| member.read(&*group.rule, source)).collect();
+        let state: Vec<Vec<_>> = self.groups.iter().map(read).collect::<Result<_>>()?;
+        Ok(OptimizerState(state.into_iter().flatten().collect()))
     }
 
     pub(crate) fn go_on(&mut self, state: OptimizerState) {
@@ -266,10 +282,22 @@ impl Member {
             let value = source.tensor(&name)?;
             if value.sizes() != tensor.sizes() {
                 let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
-                return Err(StateError::Sizes { name, expected, found, more: 0 }.into());
+                return Err(StateError::Sizes { of: "optimizer", name, expected, found, more: 0 }.into());
             }
             tensor.copy_(&value)?;
         }
-        Ok((source.tensor(&step)?.item_scalar()?.to_i64() as u64, slots))
+        let made = source.tensor(&step)?.item_scalar()?.to_i64();
+        let wrong = |_| TensorError::argument("Optimizer::load", format!("{step} is {made}: no number of steps"));
+        Ok((u64::try_from(made).map_err(wrong)?, slots))
+    }
+}
+
+/// Refuses numbers, by name, that are below 0 or not finite.
+fn not_negative<const N: usize>(op: &'static str, numbers: [(&str, f64); N]) -> tenure_tensor::Result<()> {
+    match numbers.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
+        None => Ok(()),
+        Some((name, value)) => {
+            Err(TensorError::argument(op, format!("{name} is {value}: a number from 0 on is expected")))
+        }
     }
 }

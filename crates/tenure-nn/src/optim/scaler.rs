@@ -40,8 +40,9 @@ impl GradScaler {
     /// The loss to call `backward` of.
     ///
     /// # Errors
-    /// No memory.
+    /// The scale is not above 0 and finite; no memory.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
+        self.check()?;
         Ok(loss.mul(self.state.scale)?)
     }
 
@@ -49,8 +50,9 @@ impl GradScaler {
     /// otherwise. Returns whether all are finite; if not, none was changed.
     ///
     /// # Errors
-    /// They were scaled down already for this step; no memory.
+    /// They were scaled down already for this step; the scale is not above 0 and finite; no memory.
     pub fn unscale(&self, optimizer: &mut Optimizer) -> Result<bool> {
+        self.check()?;
         if optimizer.unscaled.is_some() {
             let reason = "the gradients were scaled down already: call it once, then GradScaler::step";
             return Err(TensorError::argument("GradScaler::unscale", reason).into());
@@ -86,5 +88,12 @@ impl GradScaler {
             self.state = ScalerState { scale: self.state.scale * self.growth_factor, steps: 0 };
         }
         Ok(is_finite)
+    }
+    fn check(&self) -> Result<()> {
+        let scale = self.state.scale;
+        if scale.is_finite() && scale > 0.0 {
+            return Ok(());
+        }
+        Err(TensorError::argument("GradScaler", format!("the scale is {scale}: a number above 0 is expected")).into())
     }
 }

@@ -89,8 +89,8 @@ impl Schedule {
                 if step <= top {
                     cosine(first, 1.0, if top > 0.0 { step / top } else { 1.0 })
                 } else {
-                    let down = (*steps as f64 - 1.0 - top).max(1.0);
-                    cosine(1.0, last, ((step - top) / down).min(1.0))
+                    let down = *steps as f64 - 1.0 - top;
+                    cosine(1.0, last, if down > 0.0 { ((step - top) / down).min(1.0) } else { 1.0 })
                 }
             }
             Self::Warmup { steps, .. } if step < *steps => (step + 1) as f64 / *steps as f64,

@@ -3,7 +3,7 @@
 use tenure_tensor::{Entry, Float, Kernel, Result, Tensor, TensorError};
 
 use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel};
+use super::{Rule, StepKernel, not_negative};
 
 /// The kernels of [`Sgd`].
 pub static SGD: Kernel<StepKernel<SgdStep>> = Kernel::new("sgd", &[CPU]);
@@ -40,18 +40,23 @@ impl Rule for Sgd {
         "sgd"
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        if self.momentum == 0.0 { Vec::new() } else { vec![("momentum_buffer", 0.0)] }
-    }
-
-    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
-        let Self { momentum, dampening, nesterov, .. } = *self;
-        if nesterov && (momentum <= 0.0 || dampening != 0.0) {
+    fn check(&self) -> Result<()> {
+        let Self { momentum, dampening, weight_decay, nesterov } = *self;
+        not_negative("sgd", [("momentum", momentum), ("weight_decay", weight_decay)])?;
+        if nesterov && (momentum == 0.0 || dampening != 0.0) {
             let reason = format!(
                 "nesterov needs a momentum above 0 and a dampening of 0, got momentum {momentum} and dampening {dampening}"
             );
             return Err(TensorError::argument("sgd", reason));
         }
+        Ok(())
+    }
+
+    fn slots(&self) -> Vec<(&'static str, f64)> {
+        if self.momentum == 0.0 { Vec::new() } else { vec![("momentum_buffer", 0.0)] }
+    }
+
+    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
         let kernel = SGD.find(parameter.device().kind(), parameter.dtype())?;
         kernel(&SgdStep { rule: *self, is_first: step == 1, lr }, parameter, grad, slots)
     }

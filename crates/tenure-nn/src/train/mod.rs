@@ -187,28 +187,19 @@ where
     /// Makes a step; `None` if the plan has no more.
     ///
     /// # Errors
-    /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; data that cannot be read; no memory.
+    /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; data that cannot be read; no memory. The next call begins with
+    /// the same batch, and no gradients. Where data could not be read, nothing has changed; after other errors batch
+    /// normalisation may have seen the batch, and the random generator have moved.
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.plan.steps {
             return Ok(None);
         }
-        let (began, meter) = (Instant::now(), Meter::begin());
-        let batch = self.next_batch()?;
-        let (loss, memory) = self.learn(&batch, meter)?;
-        self.step += 1;
-        self.batch += 1;
-        let step = Step {
-            number: self.step,
-            epoch: self.epoch,
-            loss,
-            // In whole µs, which take less space.
-            elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
-            examples: self.task.examples(&batch),
-            lr: self.optimizer.groups_mut().first().map_or(0.0, |group| group.lr) * self.optimizer.lr_scale(),
-            memory,
-        };
-        self.history.push(step);
-        Ok(Some(step))
+        let made = self.make_step();
+        if made.is_err() {
+            self.batches = None;
+            self.optimizer.zero_grad();
+        }
+        made.map(Some)
     }
 
     /// How many of `loader`'s predictions are right; `None` if `go_on`, which is told how many batches are done, says
@@ -219,23 +210,15 @@ where
     pub fn evaluate<E: Dataset + 'static>(
         &mut self,
         loader: &DataLoader<E>,
-        mut go_on: impl FnMut(usize) -> bool,
+        go_on: impl FnMut(usize) -> bool,
     ) -> Result<Option<Score>>
     where
         E::Item: Collate<Batch = T::Batch>,
     {
         self.task.model_mut().eval();
-        let mut score = Some(Score::default());
-        for (done, batch) in loader.epoch(0, 0).enumerate() {
-            if !go_on(done) {
-                score = None;
-                break;
-            }
-            let of_batch = no_grad(|| purpose::forward(|| self.task.score(&batch?)))?;
-            score = score.map(|score| score + of_batch);
-        }
+        let score = self.score(loader, go_on);
         self.task.model_mut().train();
-        Ok(score)
+        score
     }
 
     /// Writes a checkpoint, whole or not at all.
@@ -293,6 +276,26 @@ where
         Ok(())
     }
 
+    fn make_step(&mut self) -> Result<Step> {
+        let (began, meter) = (Instant::now(), Meter::begin());
+        let batch = self.next_batch()?;
+        let (loss, memory) = self.learn(&batch, meter)?;
+        self.step += 1;
+        self.batch += 1;
+        let step = Step {
+            number: self.step,
+            epoch: self.epoch,
+            loss,
+            // In whole µs, which take less space.
+            elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
+            examples: self.task.examples(&batch),
+            lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr) * self.optimizer.lr_scale(),
+            memory,
+        };
+        self.history.push(step);
+        Ok(step)
+    }
+
     /// The batch that is next, of the next epoch if this one has no more.
     fn next_batch(&mut self) -> Result<T::Batch> {
         if self.loader.batches() == 0 {
@@ -326,6 +329,24 @@ where
         meter.look();
         self.optimizer.zero_grad();
         Ok((value, meter.finish()))
+    }
+
+    fn score<E: Dataset + 'static>(
+        &self,
+        loader: &DataLoader<E>,
+        mut go_on: impl FnMut(usize) -> bool,
+    ) -> Result<Option<Score>>
+    where
+        E::Item: Collate<Batch = T::Batch>,
+    {
+        let mut score = Score::default();
+        for (done, batch) in loader.epoch(0, 0).enumerate() {
+            if !go_on(done) {
+                return Ok(None);
+            }
+            score = score + no_grad(|| purpose::forward(|| self.task.score(&batch?)))?;
+        }
+        Ok(Some(score))
     }
 }
 

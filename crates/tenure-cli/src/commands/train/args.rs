@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::data::DataSpec;
 use super::models::ModelKind;
+use crate::output;
 
 /// Train a model
 #[derive(clap::Args)]
@@ -24,7 +25,8 @@ text:FILE is any file; its last tenth is held out, and accuracy is the share of 
 from those before them. It is learned in windows that begin at other bytes in each epoch.
 
 Ctrl-C, or a request to terminate, ends after the current step, writes a checkpoint, and says how to go on; a second one \
-ends at once. An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too. If the loss \
+ends at once. An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too; after other \
+errors than of reading, batch normalisation may have seen the batch, and dropout have drawn, once more. If the loss \
 is no finite number any more, the run ends, and --checkpoint's file stays that of the last whole epoch: --resume with a \
 smaller --lr goes on from there. What was learned until then is printed and reported in any case. The same seed gives the \
 same losses, bit for bit, for any number of threads, whether interrupted or not.
@@ -93,6 +95,22 @@ pub(super) enum ComputeDevice {
 }
 
 impl TrainArgs {
+    /// Refuses to write over what is read, or two files to one place.
+    pub(super) fn check_files(&self) -> anyhow::Result<()> {
+        for (option, path) in [("--report", &self.report), ("--checkpoint", &self.checkpoint)] {
+            if let Some(path) = path.as_ref().filter(|path| self.data.has(path)) {
+                anyhow::bail!("{option} {}: it is of --data, and would be written over: name another", path.display());
+            }
+        }
+        let Some(report) = &self.report else { return Ok(()) };
+        for (option, path) in [("--checkpoint", &self.checkpoint), ("--resume", &self.resume)] {
+            if path.as_ref().is_some_and(|path| output::canonical(path) == output::canonical(report)) {
+                anyhow::bail!("--report {}: it is the file of {option} too: name another", report.display());
+            }
+        }
+        Ok(())
+    }
+
     /// Where the checkpoint of a run goes that ends after `steps` steps because it was interrupted.
     pub(super) fn checkpoint_when_interrupted(&self, steps: usize) -> PathBuf {
         let given = self.checkpoint.as_ref().or(self.resume.as_ref());

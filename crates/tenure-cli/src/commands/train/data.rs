@@ -1,7 +1,7 @@
 //! What is learned from.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, Subset,
 use tenure::tensor::Tensor;
 
 use super::models::ModelKind;
+use crate::output;
 
 /// Where Debian's package puts Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
@@ -49,10 +50,10 @@ impl FromStr for DataSpec {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, path) = text.split_once(':').map_or((text, None), |(kind, path)| (kind, Some(path)));
-        match (kind, path.filter(|path| !path.is_empty())) {
-            ("fashion-mnist", folder) => Ok(Self::FashionMnist(folder.map(PathBuf::from))),
-            ("images", Some(folder)) => Ok(Self::Images(folder.into())),
-            ("text", Some(file)) => Ok(Self::Text(file.into())),
+        match (kind, path.filter(|path| !path.is_empty()).map(plain)) {
+            ("fashion-mnist", folder) => Ok(Self::FashionMnist(folder)),
+            ("images", Some(folder)) => Ok(Self::Images(folder)),
+            ("text", Some(file)) => Ok(Self::Text(file)),
             _ => Err("expected fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE".into()),
         }
     }
@@ -70,6 +71,23 @@ impl fmt::Display for DataSpec {
 }
 
 impl DataSpec {
+    /// Whether a file is of the data, or would be if it were there.
+    pub(super) fn has(&self, file: &Path) -> bool {
+        let file = output::canonical(file);
+        let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        match self {
+            Self::FashionMnist(folder) => {
+                let folder = folder.as_deref().unwrap_or(Path::new(FASHION_MNIST));
+                name.ends_with("-ubyte") && file.starts_with(output::canonical(folder))
+            }
+            Self::Images(folder) => {
+                let is_image = [".png", ".jpg", ".jpeg"].iter().any(|extension| name.ends_with(extension));
+                is_image && file.starts_with(output::canonical(folder))
+            }
+            Self::Text(text) => file == output::canonical(text),
+        }
+    }
+
     /// Finds the data, as `model` wants it.
     pub(super) fn open(&self, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
         match self {
@@ -78,6 +96,12 @@ impl DataSpec {
             Self::Text(file) => open_text(file, model.window(), seed),
         }
     }
+}
+
+/// Without `./`, so that a checkpoint knows the data again.
+fn plain(path: &str) -> PathBuf {
+    let parts: PathBuf = Path::new(path).components().filter(|part| *part != Component::CurDir).collect();
+    if parts.as_os_str().is_empty() { ".".into() } else { parts }
 }
 
 fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {

@@ -43,6 +43,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         "--device cuda: there is no training on a GPU yet; leave --device out to train on the CPU"
     );
     args.model.check(&args.data)?;
+    args.check_files()?;
     // That a file cannot be written at the end is said at the beginning.
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
@@ -73,8 +74,11 @@ fn train_on<D: Examples>(args: &TrainArgs, task: AnyTask, parts: Parts<D>) -> an
         resume(&mut run, path, args.lr)?;
     }
 
-    let before = run.history().len();
-    let mut watch = Watch::new(args, before as u64, run.plan().steps)?;
+    let (before, steps) = (run.history().len(), run.plan().steps);
+    if before as u64 > steps {
+        let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
+    }
+    let mut watch = Watch::new(args, before as u64, steps)?;
     match make_steps(args, &mut run, &mut watch) {
         // Nothing came of it.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),

@@ -36,13 +36,18 @@ impl Outcome {
         let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
         let losses: Vec<f32> = history.iter().map(|step| step.loss).collect();
         let peak_bytes = history.iter().map(|step| step.memory.peak_bytes).max().unwrap_or(0);
-        let batch_size = history.first().map_or(0, |step| step.examples);
-        let steps = Count(history.len() as u64);
+        let sizes = || history.iter().map(|step| step.examples);
+        let batch_size = sizes().max().unwrap_or(0);
+        let each = if sizes().all(|size| size == batch_size) { "" } else { "up to " };
+        let (steps, threads) = (Count(history.len() as u64), threads::threads());
         let mut facts = vec![
             ("Data", args.data.to_string()),
             ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
-            ("Computed on", format!("cpu, {} threads, seed {}", threads::threads(), args.seed)),
-            ("Steps", format!("{steps}, of {batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
+            (
+                "Computed on",
+                format!("cpu, {threads} thread{}, seed {}", if threads == 1 { "" } else { "s" }, args.seed),
+            ),
+            ("Steps", format!("{steps}, of {each}{batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
         ];
         if step_ms_median > 0.0 {
             let rate = batch_size as f64 / step_ms_median * 1e3;
