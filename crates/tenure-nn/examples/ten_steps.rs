@@ -22,11 +22,11 @@ use std::time::Instant;
 use std::{env, fs};
 
 use serde::Deserialize;
-use steps::{Training, adamw, classify, classify_text, classify_twice, predict, sgd};
+use steps::{Training, adamw, classify, classify_text, predict, sgd};
 use tenure_nn::checkpoint::Weights;
 use tenure_nn::models::{
-    Bert, BertConfig, DenseNet, DenseNetConfig, Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig,
-    R3d, R3dConfig, ResNet, ResNetConfig,
+    Bert, BertConfig, DenseNet, DenseNetConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, R3d, R3dConfig, ResNet,
+    ResNetConfig,
 };
 use tenure_nn::{Module, Parameter, Scope, Source};
 use tenure_tensor::random::Generator;
@@ -34,8 +34,7 @@ use tenure_tensor::{DType, Tensor, autograd};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-const NAMES: [&str; 8] =
-    ["resnet18", "resnet50", "densenet121", "inception_v3", "r3d_18", "bert_base", "gpt2_12x1024", "llama_8x1024"];
+const NAMES: [&str; 7] = ["resnet18", "resnet50", "densenet121", "r3d_18", "bert_base", "gpt2_12x1024", "llama_8x1024"];
 
 /// How far losses and gradients of double precision may be off, relative. Hugging Face's Llama normalises, and turns, in
 /// single precision.
@@ -104,10 +103,6 @@ fn training(name: &str, scope: &Scope, weights: &Weights) -> Result<Training> {
         "resnet50" => Training::new(loaded(ResNet::new(scope, ResNetConfig::RESNET50)?, weights)?, classify, sgd),
         "densenet121" => {
             Training::new(loaded(DenseNet::new(scope, DenseNetConfig::DENSENET121)?, weights)?, classify, sgd)
-        }
-        "inception_v3" => {
-            let config = InceptionConfig { dropout: 0.0, ..InceptionConfig::V3 };
-            Training::new(loaded(InceptionV3::new(scope, config)?, weights)?, classify_twice, sgd)
         }
         "r3d_18" => Training::new(loaded(R3d::new(scope, R3dConfig::R3D18)?, weights)?, classify, sgd),
         "bert_base" => {

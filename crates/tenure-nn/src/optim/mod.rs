@@ -139,7 +139,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// A learning rate or a number of a rule that makes no sense: nothing was stepped then. A dtype that the rule has no
-    /// kernel for; a gradient of other sizes or dtype, given by hand; no memory.
+    /// kernel for; no memory.
     pub fn step(&mut self) -> Result<()> {
         for group in &self.groups {
             not_negative("Optimizer::step", [("the learning rate", group.lr * self.lr_scale)])?;
@@ -237,16 +237,6 @@ impl Group {
 impl Member {
     fn update(&mut self, rule: &dyn Rule, lr: f64, grad: &Tensor) -> tenure_tensor::Result<()> {
         let parameter = &*self.parameter;
-        if (grad.sizes(), grad.dtype()) != (parameter.sizes(), parameter.dtype()) {
-            let of = |tensor: &Tensor| format!("{} {:?}", tensor.dtype(), tensor.sizes());
-            let reason = format!(
-                "a gradient of {} was set for the parameter {}, which is {}: set one like the parameter",
-                of(grad),
-                self.parameter.name(),
-                of(parameter)
-            );
-            return Err(TensorError::argument("Optimizer::step", reason));
-        }
         if self.step == 0 {
             self.slots = self.make_slots(rule)?;
         }

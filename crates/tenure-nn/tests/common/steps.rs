@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each program uses some of it")]
 
 use tenure_nn::layers::Layer;
-use tenure_nn::models::{Bert, InceptionV3};
+use tenure_nn::models::Bert;
 use tenure_nn::optim::{Adam, Optimizer, Sgd};
 use tenure_nn::{Module, Parameter, Result};
 use tenure_tensor::ops::CrossEntropy;
@@ -54,15 +54,6 @@ pub(crate) fn adamw(parameters: Vec<Parameter>) -> Optimizer {
 
 pub(crate) fn classify<M: Layer>(model: &M, inputs: &Tensor, labels: &Tensor) -> tenure_tensor::Result<Tensor> {
     model.forward(inputs)?.cross_entropy(labels, &CrossEntropy::default())
-}
-
-pub(crate) fn classify_twice(model: &InceptionV3, inputs: &Tensor, labels: &Tensor) -> tenure_tensor::Result<Tensor> {
-    let (scores, auxiliary) = model.forward_with_auxiliary(inputs)?;
-    let loss = scores.cross_entropy(labels, &CrossEntropy::default())?;
-    match auxiliary {
-        Some(auxiliary) => loss.add(&auxiliary.cross_entropy(labels, &CrossEntropy::default())?.mul(0.4)?),
-        None => Ok(loss),
-    }
 }
 
 pub(crate) fn classify_text(model: &Bert, inputs: &Tensor, labels: &Tensor) -> tenure_tensor::Result<Tensor> {

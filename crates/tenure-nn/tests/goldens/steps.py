@@ -31,11 +31,6 @@ def classify(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(inputs), labels)
 
 
-def classify_twice(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    found = model(inputs)
-    return F.cross_entropy(found.logits, labels) + 0.4 * F.cross_entropy(found.aux_logits, labels)
-
-
 def classify_text(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """By the pooled vector, as if each of its numbers were a class's score. The last token is no token."""
     mask = torch.ones_like(inputs)
@@ -88,10 +83,6 @@ def narrow(model: nn.Module, width: int = 8) -> nn.Module:
         elif isinstance(layer, nn.Linear):
             layer.__init__(layer.in_features * width // 64, layer.out_features)
     return model
-
-
-def inception(**options) -> nn.Module:
-    return torchvision.models.inception.Inception3(init_weights=True, dropout=0.0, **options)
 
 
 def bert(**options) -> nn.Module:
@@ -176,7 +167,6 @@ def whole() -> dict[str, Case]:
         "resnet18": Case(models.resnet18, scenes(4, 224, 224), labels(4)),
         "resnet50": Case(calm_resnet50, scenes(4, 224, 224), labels(4)),
         "densenet121": Case(models.densenet121, scenes(4, 224, 224), labels(4)),
-        "inception_v3": Case(inception, scenes(6, 299, 299), labels(6), classify_twice),
         "r3d_18": Case(models.video.r3d_18, scenes(2, 8, 112, 112), labels(2)),
         "bert_base": Case(bert, words(2, 64, 30_522), labels(2), classify_text, adamw),
         "gpt2_12x1024": Case(
