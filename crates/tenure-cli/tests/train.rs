@@ -292,7 +292,7 @@ fn no_file_is_written_over_another_that_is_needed() {
     let photos = ["--model", "resnet18", "--data", "images:photos"];
     let fashion = ["--model", "resnet18", "--data", "fashion-mnist:."];
     let over_data = "is of --data, and would be written over";
-    let cases: [(&[&str], &[&str], &str); 7] = [
+    let cases: [(&[&str], &[&str], &str); 8] = [
         (&text, &["--report", "x", "--checkpoint", "./x"], "--report x: it is the file of --checkpoint too"),
         (&text, &["--resume", "run.st", "--report", "run.st"], "--report run.st: it is the file of --resume too"),
         (&text, &["--report", "photos/../text"], over_data),
@@ -300,6 +300,7 @@ fn no_file_is_written_over_another_that_is_needed() {
         (&photos, &["--report", "photos/cats/a.png"], over_data),
         (&photos, &["--checkpoint", "photos/cats/new.JPG"], over_data),
         (&fashion, &["--checkpoint", "t10k-labels-idx1-ubyte"], over_data),
+        (&fashion, &["--report", "train-images-idx3-ubyte.gz"], over_data),
     ];
     let before = fs::read(folder.path().join("text")).unwrap();
     for (data, files, expected) in cases {

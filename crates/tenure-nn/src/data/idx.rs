@@ -88,6 +88,12 @@ impl FashionMnist {
     const MEAN: f32 = 0.2860;
     const DEVIATION: f32 = 0.3530;
 
+    /// Whether a file of this name in the folder is one of its four, packed or not.
+    pub fn reads(name: &Path) -> bool {
+        let name = name.file_name().unwrap_or_default().to_string_lossy();
+        name.strip_suffix(".gz").unwrap_or(&name).ends_with("-ubyte")
+    }
+
     /// Reads a part, `train` or `t10k`, from a folder: `PART-images-idx3-ubyte` and `PART-labels-idx1-ubyte`, with
     /// `.gz` or without.
     ///

@@ -47,7 +47,7 @@ impl ImageFolder {
         let (mut classes, mut images) = (Vec::new(), Vec::new());
         for class in entries(folder)?.into_iter().filter(|entry| entry.is_dir()) {
             let (label, before) = (classes.len() as i64, images.len());
-            images.extend(entries(&class)?.into_iter().filter(|file| is_image(file)).map(|file| (file, label)));
+            images.extend(entries(&class)?.into_iter().filter(|file| Self::reads(file)).map(|file| (file, label)));
             if images.len() == before {
                 let reason =
                     "no image is in this folder, which is taken for that of a class: .png or .jpg files are expected";
@@ -60,6 +60,12 @@ impl ImageFolder {
             return Err(DataError::format(folder, reason));
         }
         Ok(Self { classes, images, options })
+    }
+
+    /// Whether a file of this name in a class's folder is one of its images.
+    pub fn reads(name: &Path) -> bool {
+        let extension = name.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+        extension.is_some_and(|extension| ["png", "jpg", "jpeg"].contains(&&*extension))
     }
 
     /// The classes, by number.
@@ -87,11 +93,6 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut entries = read().map_err(DataError::io(folder))?;
     entries.sort();
     Ok(entries)
-}
-
-fn is_image(path: &Path) -> bool {
-    let extension = path.extension().map(|extension| extension.to_string_lossy().to_ascii_lowercase());
-    extension.is_some_and(|extension| ["png", "jpg", "jpeg"].contains(&&*extension))
 }
 
 /// Reads, scales, cuts, and normalises.

@@ -1,7 +1,6 @@
 //! Functions that a program hangs into the graph.
 
 use std::any::Any;
-use std::fmt::Display;
 use std::marker::PhantomData;
 use std::sync::{Arc, Weak};
 
@@ -47,7 +46,7 @@ impl Hooks {
     }
 
     /// What the hooks make of a gradient: another of the same sizes, dtype and device. `of` says whose hooks they are.
-    pub(crate) fn run(&self, of: impl Display, mut grad: Tensor) -> Result<Tensor> {
+    pub(crate) fn run(&self, of: impl Fn() -> String, mut grad: Tensor) -> Result<Tensor> {
         // Not locked while they run: a hook may add or remove one.
         let hooks: Vec<GradHook> = {
             let list = self.list.lock();
@@ -57,7 +56,7 @@ impl Hooks {
             let Some(other) = hook(&grad)? else { continue };
             let (found, expected) = (Kind::of(&other), Kind::of(&grad));
             if found != expected {
-                let reason = format!("a hook of {of} gave a gradient of {found} for one of {expected}");
+                let reason = format!("a hook of {} gave a gradient of {found} for one of {expected}", of());
                 return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());
             }
             grad = other;

@@ -197,8 +197,10 @@ impl Node {
         let hooks = self.hooks.lock().clone();
         for (output, hooks) in hooks {
             if let Some(grad) = grads[output].take() {
-                let of =
-                    self.leaf().map_or_else(|| format!("output {output} of {}", self.name), |_| "a leaf".to_owned());
+                let of = || match self.leaf() {
+                    Some(_) => "a leaf".to_owned(),
+                    None => format!("output {output} of {}", self.name),
+                };
                 grads[output] = Some(hooks.run(of, grad)?);
             }
         }

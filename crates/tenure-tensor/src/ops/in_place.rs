@@ -94,7 +94,8 @@ impl Tensor {
     /// Makes every element this number.
     ///
     /// # Errors
-    /// A number that an integer dtype does not hold, elements that share memory, a leaf that requires a gradient outside `no_grad`.
+    /// A number that an integer dtype does not hold, elements that share memory, a leaf that requires a gradient outside
+    /// `no_grad`.
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
         let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());

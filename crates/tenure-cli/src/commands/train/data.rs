@@ -74,16 +74,12 @@ impl DataSpec {
     /// Whether a file is of the data, or would be if it were there.
     pub(super) fn has(&self, file: &Path) -> bool {
         let file = output::canonical(file);
-        let name = file.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         match self {
             Self::FashionMnist(folder) => {
                 let folder = folder.as_deref().unwrap_or(Path::new(FASHION_MNIST));
-                name.ends_with("-ubyte") && file.starts_with(output::canonical(folder))
+                FashionMnist::reads(&file) && file.starts_with(output::canonical(folder))
             }
-            Self::Images(folder) => {
-                let is_image = [".png", ".jpg", ".jpeg"].iter().any(|extension| name.ends_with(extension));
-                is_image && file.starts_with(output::canonical(folder))
-            }
+            Self::Images(folder) => ImageFolder::reads(&file) && file.starts_with(output::canonical(folder)),
             Self::Text(text) => file == output::canonical(text),
         }
     }
