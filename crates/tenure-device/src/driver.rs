@@ -5,6 +5,8 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use crate::CallError;
+use crate::cuda::CudaDriver;
+use crate::sim::SimDriver;
 
 /// An event of a driver: a point in a stream that can be waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,6 +65,15 @@ pub struct ProcessMemory {
     pub bytes: Option<u64>,
 }
 
+/// Who runs kernels. Those of a simulated device are functions of the host, so the two have no call in common.
+#[derive(Clone, Copy)]
+pub enum Executor<'a> {
+    /// An NVIDIA device: [`CudaDriver::kernel`], [`CudaDriver::launch`].
+    Cuda(&'a CudaDriver),
+    /// A simulated one: [`SimDriver::launch`].
+    Sim(&'a SimDriver),
+}
+
 /// A function run on the host in a stream's order. It must not call the driver.
 pub type HostFunction = Box<dyn FnOnce() + Send>;
 
@@ -77,6 +88,9 @@ pub type HostFunction = Box<dyn FnOnce() + Send>;
 pub trait Driver: Send + Sync {
     /// The device that this is the driver of.
     fn device(&self) -> Device;
+
+    /// This driver, as what runs its kernels.
+    fn executor(&self) -> Executor<'_>;
 
     /// The same device in every process: [`Properties::uuid`](crate::Properties::uuid).
     fn uuid(&self) -> [u8; 16];

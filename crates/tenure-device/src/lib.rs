@@ -36,7 +36,7 @@ pub use backing::DeviceBacking;
 pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
-pub use driver::{Access, Driver, EventHandle, EventId, EventKind, HostFunction, Priority, ProcessMemory};
+pub use driver::{Access, Driver, EventHandle, EventId, EventKind, Executor, HostFunction, Priority, ProcessMemory};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};

@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -19,7 +20,7 @@ pub struct Streams(Arc<Pools>);
 impl Streams {
     /// The streams of the device of `driver`. Creates none yet.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self(Arc::new(Pools { driver, pools: Default::default() }))
+        Self(Arc::new(Pools { driver, has_several: AtomicBool::new(false), pools: Default::default() }))
     }
 
     /// The device that they are streams of.
@@ -65,7 +66,13 @@ impl Streams {
 
     /// The driver's name of the [`current`](Self::current) stream, without making a handle, whose count threads share.
     pub fn current_id(&self) -> StreamId {
-        self.0.current().id
+        if self.is_single() { StreamId::NULL } else { self.0.current().id }
+    }
+
+    /// Whether no thread ever made another stream than the null stream current.
+    #[inline]
+    pub fn is_single(&self) -> bool {
+        !self.0.has_several.load(Ordering::Relaxed)
     }
 }
 
@@ -83,6 +90,8 @@ impl Place {
 /// What all handles of a device's streams share.
 pub(crate) struct Pools {
     driver: Arc<dyn Driver>,
+    /// Whether another stream than the null stream was ever current.
+    has_several: AtomicBool,
     /// By priority.
     pools: [Mutex<Pool>; Priority::ALL.len()],
 }
@@ -108,6 +117,10 @@ impl Pools {
     /// Makes a stream current, and returns the one before.
     pub(crate) fn exchange_current(self: &Arc<Self>, place: Place) -> Place {
         let before = self.current();
+        if place.id != StreamId::NULL {
+            // This thread sees it by itself; another does when it is told what to use.
+            self.has_several.store(true, Ordering::Relaxed);
+        }
         CURRENT.with_borrow_mut(|current| {
             current.retain(|(pools, _)| pools.strong_count() > 0 && pools.as_ptr() != Arc::as_ptr(self));
             current.push((Arc::downgrade(self), place));

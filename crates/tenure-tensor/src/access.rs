@@ -74,6 +74,22 @@ impl<'a> Access<'a> {
         Ok(access)
     }
 
+    /// The operation.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// All that is written, and then all that is read: the tensor, its first element, whether it is written.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'a Tensor, *mut u8, bool)> {
+        let written = self.writes.iter().map(|tensor| (*tensor, self.ptr(tensor), true));
+        written.chain(self.reads.iter().map(|tensor| (*tensor, self.ptr(tensor), false)))
+    }
+
+    /// The first bytes of all storages.
+    pub(crate) fn storages(&self) -> impl Iterator<Item = u64> {
+        self.guards.iter().map(|(_, guard)| guard.as_ptr().addr() as u64)
+    }
+
     /// Sizes, strides and dtypes of what is written, by number.
     pub fn written(&self, index: usize) -> &'a Tensor {
         self.writes[index]

@@ -18,7 +18,7 @@ pub struct Elementwise<'a> {
     outputs: usize,
     device: Device,
     /// Keeps the pointers valid.
-    _access: Access<'a>,
+    access: Access<'a>,
 }
 
 /// A tensor's place in memory.
@@ -81,7 +81,11 @@ impl<'a> Elementwise<'a> {
             true => Dims::from_elem(first.numel(), sizes.len().min(1)),
             false => coalesce(sizes, &mut operands),
         };
-        Ok(Self { op, sizes, operands, outputs: outputs.len(), device: first.device(), _access: access })
+        Ok(Self { op, sizes, operands, outputs: outputs.len(), device: first.device(), access })
+    }
+
+    pub(crate) fn access(&self) -> &Access<'a> {
+        &self.access
     }
 
     /// The operation.

@@ -1,5 +1,9 @@
 //! What can go wrong with tensors.
 
+use tenure_device::CallError;
+use tenure_device::cuda::KernelError;
+use tenure_device::memory::MemoryError;
+
 use tenure_core::{AllocatorError, DType, DTypeError, Device, DeviceError, DeviceKind, LayoutError, StorageError};
 
 /// What the operations of this crate return.
@@ -110,6 +114,26 @@ pub enum TensorError {
     /// Differentiation was refused.
     #[error(transparent)]
     Autograd(#[from] AutogradError),
+    /// A device cannot be used, or failed.
+    #[error("{op}: {error}")]
+    Memory {
+        /// The operation.
+        op: &'static str,
+        /// What the device says.
+        error: Box<MemoryError>,
+    },
+    /// A kernel of a device could not be had.
+    #[error("{op}: {error}")]
+    Kernel {
+        /// The operation.
+        op: &'static str,
+        /// What the compiler or the driver says.
+        error: Box<KernelError>,
+    },
+    /// What an earlier operation met while the device computed it. What it was to write there is any value; all else is as
+    /// it should be.
+    #[error("{0} (found by the device, after the operation had returned)")]
+    Late(Box<TensorError>),
 }
 
 /// Why gradients cannot be computed.
@@ -239,6 +263,19 @@ pub enum AutogradError {
 }
 
 impl TensorError {
+    #[track_caller]
+    pub(crate) fn device(op: &'static str, error: CallError) -> Self {
+        Self::Memory { op, error: Box::new(error.into()) }
+    }
+
+    pub(crate) fn memory(op: &'static str, error: MemoryError) -> Self {
+        Self::Memory { op, error: Box::new(error) }
+    }
+
+    pub(crate) fn kernel(op: &'static str, error: KernelError) -> Self {
+        Self::Kernel { op, error: Box::new(error) }
+    }
+
     /// Sizes do not go together.
     pub fn shape(op: &'static str, reason: impl Into<String>) -> Self {
         Self::Shape { op, reason: reason.into() }

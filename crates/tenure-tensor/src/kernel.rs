@@ -65,46 +65,62 @@ impl<F: Copy> Kernel<F> {
     }
 }
 
-/// A list of functions on the CPU: one that takes any dtype, or one for each type of element, for `all` dtypes, for
-/// `numbers` (all but `bool`), for `integers` (and `bool`), `whole numbers` (without), or for `floats`. In `lanes` of them, it is the type they are
-/// computed in that a function is for: `f32` for `f16` and `bf16`.
-macro_rules! on_cpu {
-    (all: $function:ident) => { $crate::kernel::on_cpu!(@ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
-    (numbers: $function:ident) => { $crate::kernel::on_cpu!(@ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
-    (floats: $function:ident) => { $crate::kernel::on_cpu!(@ $function, (F16 BF16 F32 F64)) };
-    (all: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+/// A list of functions for one kind of device: one that takes any dtype, or one for each type of element, for `all`
+/// dtypes, for `numbers` (all but `bool`), for `integers` (and `bool`), `whole numbers` (without), for `floats`, or
+/// `only` those named. In `lanes` of them, it is the type they are computed in that a function is for: `f32` for `f16` and
+/// `bf16`.
+macro_rules! entries {
+    ($kind:ident, all: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
+    ($kind:ident, numbers: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
+    ($kind:ident, floats: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (F16 BF16 F32 F64)) };
+    ($kind:ident, all: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
             (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
     };
-    (numbers: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+    ($kind:ident, numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
             (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
     };
-    (integers: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
+    ($kind:ident, integers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
     };
-    (floats: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
+    ($kind:ident, floats: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
     };
-    (whole numbers: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
+    ($kind:ident, whole numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
     };
-    (lanes of all: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+    ($kind:ident, lanes of all: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
             (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
     };
-    (lanes of numbers: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+    ($kind:ident, lanes of numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
             (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
     };
-    (lanes of floats: $function:ident::<T>) => {
-        $crate::kernel::on_cpu!(@ $function: (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+    ($kind:ident, lanes of floats: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
     };
-    (@ $function:ident, ($($dtype:ident)*)) => {
-        &[$(($crate::DeviceKind::Cpu, $crate::DType::$dtype, $function)),*]
+    ($kind:ident, only $dtype:ident $type:ty: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: ($dtype $type))
     };
-    (@ $function:ident: $(($dtype:ident $type:ty))*) => {
-        &[$(($crate::DeviceKind::Cpu, $crate::DType::$dtype, $function::<$type>)),*]
+    ($kind:ident, @ $function:ident, ($($dtype:ident)*)) => {
+        &[$(($crate::DeviceKind::$kind, $crate::DType::$dtype, $function)),*]
+    };
+    ($kind:ident, @ $function:ident: $(($dtype:ident $type:ty))*) => {
+        &[$(($crate::DeviceKind::$kind, $crate::DType::$dtype, $function::<$type>)),*]
     };
 }
+pub(crate) use entries;
+
+/// [`entries!`] for the CPU.
+macro_rules! on_cpu {
+    ($($what:tt)*) => { $crate::kernel::entries!(Cpu, $($what)*) };
+}
 pub(crate) use on_cpu;
+
+/// [`entries!`] for CUDA devices.
+macro_rules! on_cuda {
+    ($($what:tt)*) => { $crate::kernel::entries!(Cuda, $($what)*) };
+}
+pub(crate) use on_cuda;

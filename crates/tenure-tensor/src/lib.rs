@@ -21,6 +21,7 @@ pub mod autocast;
 #[forbid(unsafe_code)]
 pub mod autograd;
 mod cpu;
+mod cuda;
 mod element;
 mod elementwise;
 #[forbid(unsafe_code)]
@@ -39,6 +40,7 @@ mod scopes;
 mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;
+mod transfer;
 #[forbid(unsafe_code)]
 mod vectors;
 

@@ -14,6 +14,7 @@ use tenure_core::{Device, StreamId};
 use super::context::PrimaryContext;
 use super::error::check;
 use super::handles::Handles;
+use super::kernels::Kernels;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
 use crate::deferred::in_host_function;
@@ -41,6 +42,7 @@ pub struct CudaDriver {
     pub(super) streams: Handles<StreamOwner>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
+    pub(super) kernels: Kernels,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
@@ -82,6 +84,7 @@ impl CudaDriver {
             streams: Handles::new(),
             timings: Timings::default(),
             launches: LaunchRegistry::new(),
+            kernels: Kernels::default(),
             lost: OnceLock::new(),
         })
     }

@@ -31,6 +31,13 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+impl Function {
+    /// The same kernel under another name, in errors.
+    pub(super) fn called(self, name: &'static str) -> Self {
+        Self { name, ..self }
+    }
+}
+
 /// How many threads a kernel runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {

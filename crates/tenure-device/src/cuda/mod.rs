@@ -28,6 +28,7 @@ mod driver;
 mod error;
 mod handles;
 mod kernel;
+mod kernels;
 mod nvml;
 mod nvrtc;
 mod peers;
@@ -37,6 +38,7 @@ mod timing;
 
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
+pub use self::kernels::{ENTRY, KernelError, KernelName, compile_cached};
 pub use self::nvrtc::{CompileError, Image};
 pub use self::platform::{CudaPlatform, platform};
 pub use self::timing::Timing;

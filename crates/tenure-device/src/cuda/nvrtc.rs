@@ -47,7 +47,23 @@ pub(super) fn compile(source: &str, compute_capability: (u32, u32), options: &[&
     Program::new(&source)?.compile(&texts)
 }
 
+/// The compiler's version; empty where there is none.
+pub(super) fn version() -> String {
+    // SAFETY: loading a library runs its initialisers; this one is NVIDIA's compiler.
+    if !unsafe { sys::is_culib_present() } {
+        return String::new();
+    }
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: both are writable.
+    let found = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+    found.map_or_else(|_| String::new(), |()| format!("{major}.{minor}"))
+}
+
 impl Image {
+    pub(super) fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
-use tenure_core::Device;
+use tenure_core::{Allocator, Device};
 
 use super::{DeviceMemory, MemoryConfig, MemoryError};
 use crate::{Driver, Platform, cuda};
@@ -48,6 +48,16 @@ pub fn device(index: u8) -> Result<&'static DeviceMemory, MemoryError> {
         }
         made => made,
     }
+}
+
+/// The same as [`device`], as what storages are allocated from.
+///
+/// # Errors
+/// Those of [`device`].
+pub fn allocator(index: u8) -> Result<Arc<dyn Allocator>, MemoryError> {
+    static ALLOCATORS: [OnceLock<Arc<dyn Allocator>>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+    let memory = device(index)?;
+    Ok(Arc::clone(ALLOCATORS[usize::from(index)].get_or_init(|| Arc::new(memory))))
 }
 
 /// The memory of CUDA device number `index`, if it was made.

@@ -31,7 +31,7 @@ use tenure_core::{Device, StreamId};
 
 pub use blocks::{ImportedBlock, SharedBlock};
 pub use config::{MemoryConfig, Policy};
-pub use devices::{MAX_DEVICES, device, install, installed};
+pub use devices::{MAX_DEVICES, allocator, device, install, installed};
 pub use error::MemoryError;
 pub use report::OutOfMemoryReport;
 pub use storage::record_stream;

@@ -15,13 +15,16 @@ pub fn record_stream(storage: &Storage, stream: StreamId) -> Result<bool, Memory
     let guard = storage.lock();
     let device = guard.device();
     let memory = (!device.is_cpu()).then(|| installed(device.index().into())).flatten();
-    memory.map_or(Ok(false), |memory| memory.record_if_own(guard.as_ptr(), stream))
+    memory.map_or(Ok(false), |memory| memory.record_use(guard.as_ptr().addr() as u64, stream))
 }
 
 impl DeviceMemory {
-    /// [`record_stream`](Self::record_stream), for an address that may be somebody else's.
-    fn record_if_own(&self, data: *mut u8, stream: StreamId) -> Result<bool, MemoryError> {
-        match self.record_stream(data.addr() as u64, stream) {
+    /// [`record_stream`](Self::record_stream), for an address that may be somebody else's. Returns whether it is a block of this memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::PerThreadStream`].
+    pub fn record_use(&self, address: u64, stream: StreamId) -> Result<bool, MemoryError> {
+        match self.record_stream(address, stream) {
             Ok(()) => Ok(true),
             Err(MemoryError::Allocator(AllocError::UnknownAddress(_))) => Ok(false),
             Err(error) => Err(error),
@@ -60,7 +63,7 @@ unsafe impl Allocator for &'static DeviceMemory {
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
         let failed = |error: MemoryError| error.of_allocator(self.device, bytes);
         let stream = self.streams().current_id();
-        self.record_if_own(source.cast_mut(), stream).map_err(failed)?;
+        self.record_use(source.addr() as u64, stream).map_err(failed)?;
         let (source, target) = (source.addr() as u64, target.addr() as u64);
         self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {
             device: self.device,

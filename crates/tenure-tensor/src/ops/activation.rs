@@ -8,45 +8,49 @@ use super::unary::functions;
 use crate::autocast::raise;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
-use crate::{Kernel, Result, Tensor, cpu};
+use crate::cuda::activation as cuda;
+use crate::{Kernel, Result, Tensor};
 
-static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU]);
-static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD]);
-static ELU: Kernel<Curve<3>> = Kernel::new("elu", &[kernels::ELU]);
-static SOFTPLUS: Kernel<Curve<2>> = Kernel::new("softplus", &[kernels::SOFTPLUS]);
-static TANH_BACKWARD: Binary = Kernel::new("tanh_backward", &[kernels::TANH_BACKWARD]);
-static SIGMOID_BACKWARD: Binary = Kernel::new("sigmoid_backward", &[kernels::SIGMOID_BACKWARD]);
-static SILU_BACKWARD: Binary = Kernel::new("silu_backward", &[kernels::SILU_BACKWARD]);
-static GELU_BACKWARD: Binary = Kernel::new("gelu_backward", &[kernels::GELU_BACKWARD]);
-static GELU_TANH_BACKWARD: Binary = Kernel::new("gelu_tanh_backward", &[kernels::GELU_TANH_BACKWARD]);
-static HARDSWISH_BACKWARD: Binary = Kernel::new("hardswish_backward", &[kernels::HARDSWISH_BACKWARD]);
-static ELU_BACKWARD: Kernel<Curve<3>> = Kernel::new("elu_backward", &[kernels::ELU_BACKWARD]);
-static BAND_BACKWARD: Kernel<BandBackward> = Kernel::new("threshold_backward", &[kernels::BAND_BACKWARD]);
+static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU, cuda::LEAKY_RELU]);
+static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD, cuda::THRESHOLD]);
+static ELU: Kernel<Curve<3>> = Kernel::new("elu", &[kernels::ELU, cuda::ELU]);
+static SOFTPLUS: Kernel<Curve<2>> = Kernel::new("softplus", &[kernels::SOFTPLUS, cuda::SOFTPLUS]);
+static TANH_BACKWARD: Binary = Kernel::new("tanh_backward", &[kernels::TANH_BACKWARD, cuda::TANH_BACKWARD]);
+static SIGMOID_BACKWARD: Binary = Kernel::new("sigmoid_backward", &[kernels::SIGMOID_BACKWARD, cuda::SIGMOID_BACKWARD]);
+static SILU_BACKWARD: Binary = Kernel::new("silu_backward", &[kernels::SILU_BACKWARD, cuda::SILU_BACKWARD]);
+static GELU_BACKWARD: Binary = Kernel::new("gelu_backward", &[kernels::GELU_BACKWARD, cuda::GELU_BACKWARD]);
+static GELU_TANH_BACKWARD: Binary =
+    Kernel::new("gelu_tanh_backward", &[kernels::GELU_TANH_BACKWARD, cuda::GELU_TANH_BACKWARD]);
+static HARDSWISH_BACKWARD: Binary =
+    Kernel::new("hardswish_backward", &[kernels::HARDSWISH_BACKWARD, cuda::HARDSWISH_BACKWARD]);
+static ELU_BACKWARD: Kernel<Curve<3>> = Kernel::new("elu_backward", &[kernels::ELU_BACKWARD, cuda::ELU_BACKWARD]);
+static BAND_BACKWARD: Kernel<BandBackward> =
+    Kernel::new("threshold_backward", &[kernels::BAND_BACKWARD, cuda::BAND_BACKWARD]);
 
 functions! {
     /// The logistic function, from 0 to 1.
-    sigmoid / sigmoid_ = cpu::unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
+    sigmoid / sigmoid_ = unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
     /// What is above 0, else 0.
-    relu / relu_ = kernels::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
+    relu / relu_ = activation::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
     /// x·Φ(x), by the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
-    gelu = kernels::GELU, by input |grad, x| gelu_backward(grad, x);
+    gelu = activation::GELU, by input |grad, x| gelu_backward(grad, x);
     /// The approximation of [`gelu`](Self::gelu) by the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
-    gelu_tanh = kernels::GELU_TANH, by input |grad, x| gelu_tanh_backward(grad, x);
+    gelu_tanh = activation::GELU_TANH, by input |grad, x| gelu_tanh_backward(grad, x);
     /// x·sigmoid(x), also called swish.
-    silu / silu_ = kernels::SILU, by input |grad, x| silu_backward(grad, x);
+    silu / silu_ = activation::SILU, by input |grad, x| silu_backward(grad, x);
     /// x·tanh(softplus(x)) (Misra 2019).
-    mish = kernels::MISH, by input |grad, x| {
+    mish = activation::MISH, by input |grad, x| {
         let t = x.softplus(1.0, 20.0)?.tanh()?;
         // tanh' = 1 - tanh², and the slope of softplus is the logistic function.
         let slope = x.mul(&x.sigmoid()?)?.mul(&t.square()?.neg()?.add(1)?)?;
         grad.mul(&t.add(&slope)?)
     };
     /// The logarithm of the logistic function.
-    logsigmoid = kernels::LOG_SIGMOID, by input |grad, x| grad.mul(&x.neg()?.sigmoid()?);
+    logsigmoid = activation::LOG_SIGMOID, by input |grad, x| grad.mul(&x.neg()?.sigmoid()?);
     /// (x + 3) / 6, from 0 to 1.
-    hardsigmoid = kernels::HARDSIGMOID, by input |grad, x| band_backward(grad, x, RAMP);
+    hardsigmoid = activation::HARDSIGMOID, by input |grad, x| band_backward(grad, x, RAMP);
     /// x·hardsigmoid(x).
-    hardswish = kernels::HARDSWISH, by input |grad, x| hardswish_backward(grad, x);
+    hardswish = activation::HARDSWISH, by input |grad, x| hardswish_backward(grad, x);
 }
 
 /// The slope of [`Tensor::hardsigmoid`].

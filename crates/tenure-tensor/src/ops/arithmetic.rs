@@ -6,23 +6,24 @@ use super::pointwise::{self, Binary, Pair, floating};
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::binary as kernels;
 use crate::cpu::binary::Scaled;
+use crate::cuda::binary as cuda;
 use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
 
-pub(super) static ADD: Binary = Kernel::new("add", &[kernels::ADD, kernels::ADD_BOOL]);
-pub(super) static SUB: Binary = Kernel::new("sub", &[kernels::SUB]);
-pub(super) static MUL: Binary = Kernel::new("mul", &[kernels::MUL, kernels::MUL_BOOL]);
-pub(super) static DIV: Binary = Kernel::new("div", &[kernels::DIV]);
-static DIV_FLOOR: Binary = Kernel::new("div_floor", &[kernels::DIV_FLOOR]);
-static DIV_TRUNC: Binary = Kernel::new("div_trunc", &[kernels::DIV_TRUNC]);
-static REMAINDER: Binary = Kernel::new("remainder", &[kernels::REMAINDER]);
-static FMOD: Binary = Kernel::new("fmod", &[kernels::FMOD]);
-static MAXIMUM: Binary = Kernel::new("maximum", &[kernels::MAXIMUM]);
-static MINIMUM: Binary = Kernel::new("minimum", &[kernels::MINIMUM]);
-static ATAN2: Binary = Kernel::new("atan2", &[kernels::ATAN2]);
-pub(super) static LERP: Binary = Kernel::new("lerp", &[kernels::LERP]);
-pub(super) static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kernels::ADD_SCALED]);
-pub(super) static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL]);
-pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV]);
+pub(super) static ADD: Binary = Kernel::new("add", &[kernels::ADD, kernels::ADD_BOOL, cuda::ADD, cuda::ADD_BOOL]);
+pub(super) static SUB: Binary = Kernel::new("sub", &[kernels::SUB, cuda::SUB]);
+pub(super) static MUL: Binary = Kernel::new("mul", &[kernels::MUL, kernels::MUL_BOOL, cuda::MUL, cuda::MUL_BOOL]);
+pub(super) static DIV: Binary = Kernel::new("div", &[kernels::DIV, cuda::DIV]);
+static DIV_FLOOR: Binary = Kernel::new("div_floor", &[kernels::DIV_FLOOR, cuda::DIV_FLOOR]);
+static DIV_TRUNC: Binary = Kernel::new("div_trunc", &[kernels::DIV_TRUNC, cuda::DIV_TRUNC]);
+static REMAINDER: Binary = Kernel::new("remainder", &[kernels::REMAINDER, cuda::REMAINDER]);
+static FMOD: Binary = Kernel::new("fmod", &[kernels::FMOD, cuda::FMOD]);
+static MAXIMUM: Binary = Kernel::new("maximum", &[kernels::MAXIMUM, cuda::MAXIMUM]);
+static MINIMUM: Binary = Kernel::new("minimum", &[kernels::MINIMUM, cuda::MINIMUM]);
+static ATAN2: Binary = Kernel::new("atan2", &[kernels::ATAN2, cuda::ATAN2]);
+pub(super) static LERP: Binary = Kernel::new("lerp", &[kernels::LERP, cuda::LERP]);
+pub(super) static ADD_SCALED: Kernel<Scaled> = Kernel::new("add_scaled", &[kernels::ADD_SCALED, cuda::ADD_SCALED]);
+pub(super) static ADDCMUL: Kernel<Scaled> = Kernel::new("addcmul", &[kernels::ADDCMUL, cuda::ADDCMUL]);
+pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::ADDCDIV, cuda::ADDCDIV]);
 
 /// Operands are broadcast, and promoted as PyTorch does. A number never makes a dtype wider within its kind.
 ///

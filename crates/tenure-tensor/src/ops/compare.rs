@@ -3,22 +3,21 @@
 use tenure_core::DType;
 
 use super::pointwise::{self, Binary, Pair, Unary};
-use crate::cpu::compare::{self as kernels, Closeness, IsClose};
-use crate::cpu::{binary, unary};
-use crate::{Kernel, Result, Tensor, TensorError, Value};
+use crate::cpu::compare::{Closeness, IsClose};
+use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
-static IS_CLOSE: Kernel<IsClose> = Kernel::new("isclose", &[kernels::IS_CLOSE]);
+static IS_CLOSE: Kernel<IsClose> = Kernel::new("isclose", &[cpu::compare::IS_CLOSE, cuda::compare::IS_CLOSE]);
 
 /// Operations on two operands, broadcast and promoted; `$result` is the dtype of the result by that of the operands.
 macro_rules! relations {
-    ($result:expr; $($(#[$doc:meta])* $name:ident = $kernel:path;)*) => {
+    ($result:expr; $($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident;)*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
             /// # Errors
             /// Sizes that do not broadcast, different devices, dtypes that it does not take.
             pub fn $name<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-                static KERNEL: Binary = Kernel::new(stringify!($name), &[$kernel]);
+                static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
                 let pair = Pair::new(self, other.into(), |dtype| dtype)?;
                 pair.compute(&KERNEL, ($result)(pair.dtype))
             }
@@ -29,23 +28,23 @@ macro_rules! relations {
 relations! {
     |_| DType::Bool;
     /// Where both are the same.
-    eq = kernels::EQ;
+    eq = compare::EQ;
     /// Where they differ. What is no number differs from itself.
-    ne = kernels::NE;
+    ne = compare::NE;
     /// Where it is less.
-    lt = kernels::LT;
+    lt = compare::LT;
     /// Where it is less or the same.
-    le = kernels::LE;
+    le = compare::LE;
     /// Where it is greater.
-    gt = kernels::GT;
+    gt = compare::GT;
     /// Where it is greater or the same.
-    ge = kernels::GE;
+    ge = compare::GE;
     /// Where both are not zero.
-    logical_and = kernels::LOGICAL_AND;
+    logical_and = compare::LOGICAL_AND;
     /// Where one of them or both are not zero.
-    logical_or = kernels::LOGICAL_OR;
+    logical_or = compare::LOGICAL_OR;
     /// Where exactly one of them is not zero.
-    logical_xor = kernels::LOGICAL_XOR;
+    logical_xor = compare::LOGICAL_XOR;
 }
 
 relations! {
@@ -64,14 +63,14 @@ relations! {
 
 /// Properties of each element.
 macro_rules! properties {
-    ($($(#[$doc:meta])* $name:ident = $kernel:path, $of_integers:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident, $of_integers:expr;)*) => {
         impl Tensor {$(
             $(#[$doc])*
             ///
             /// # Errors
             /// No memory.
             pub fn $name(&self) -> Result<Self> {
-                static KERNEL: Unary = Kernel::new(stringify!($name), &[$kernel]);
+                static KERNEL: Unary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
                 let of_integers: Option<bool> = $of_integers;
                 match of_integers {
                     Some(value) if !self.dtype().is_floating() => {
@@ -101,7 +100,7 @@ impl Tensor {
     /// # Errors
     /// Floats.
     pub fn bitwise_not(&self) -> Result<Self> {
-        static KERNEL: Unary = Kernel::new("bitwise_not", &[unary::BITWISE_NOT]);
+        static KERNEL: Unary = Kernel::new("bitwise_not", &[cpu::unary::BITWISE_NOT, cuda::unary::BITWISE_NOT]);
         pointwise::run(&KERNEL, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter))
     }
 

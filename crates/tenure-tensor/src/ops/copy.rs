@@ -3,12 +3,12 @@
 use tenure_core::{DType, Device, Layout, MemoryFormat};
 
 use super::pointwise::dense_like;
-use crate::autograd::{Context, attach};
-use crate::cpu;
+use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::copy::Copy;
-use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
+use crate::transfer;
+use crate::{Elementwise, Kernel, Result, Tensor, cpu, cuda};
 
-static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY]);
+static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY, cuda::copy::COPY]);
 
 impl Tensor {
     /// The same values as `dtype`: itself, if that is its own. Integers are cut off and wrap.
@@ -22,16 +22,20 @@ impl Tensor {
         self.copied("to_dtype", dense_like(self.sizes(), Some(self.layout()))?, dtype)
     }
 
-    /// The same values on `device`: itself, if it is there.
+    /// The same values on `device`: itself, if it is there. From and to pageable memory of the host it waits until the
+    /// copy is done.
     ///
     /// # Errors
-    /// Nothing copies between the two.
+    /// No memory; the device cannot be used, or met something in an operation before.
     pub fn to_device(&self, device: Device) -> Result<Self> {
         if device == self.device() {
             return Ok(self.clone());
         }
-        let reason = format!("nothing here copies from {} to {device}", self.device());
-        Err(TensorError::argument("to_device", reason))
+        let out = no_grad(|| transfer::to_device(self, device))?;
+        let back = self.device();
+        attach(out, "to_device", &[self], move |_| {
+            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.to_device(back)?)].into_iter().collect()))
+        })
     }
 
     /// The same values in the order of dimensions: itself, if they are.

@@ -9,11 +9,11 @@ use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
-use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError};
+use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO]);
-static POSITION: Kernel<Position> = Kernel::new("index", &[kernels::POSITION]);
-static COORDINATE: Kernel<Coordinate> = Kernel::new("nonzero", &[kernels::COORDINATE]);
+static POSITION: Kernel<Position> = Kernel::new("index", &[kernels::POSITION, cuda::index::POSITION]);
+static COORDINATE: Kernel<Coordinate> = Kernel::new("nonzero", &[kernels::COORDINATE, cuda::index::COORDINATE]);
 
 /// What is taken of a dimension. Numbers, ranges and tensors are ones by themselves.
 #[derive(Clone, Debug)]

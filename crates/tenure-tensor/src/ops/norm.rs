@@ -9,13 +9,14 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
-use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NORMALIZE_ROWS: Kernel<NormalizeRows> = Kernel::new("layer_norm", &[cpu::norm::NORMALIZE_ROWS]);
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD]);
-static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE]);
-static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD]);
+static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
+static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
+    Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD, cuda::norm::NORMALIZE_BACKWARD]);
 static NORMALIZE_SUMS: Kernel<NormalizeSums> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS]);
 
 impl Tensor {

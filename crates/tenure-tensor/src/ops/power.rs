@@ -3,15 +3,15 @@
 use super::pointwise::{self, Binary, Pair, Unary};
 use crate::autocast::raise;
 use crate::autograd::{Context, attach};
-use crate::cpu;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{cpu, cuda};
 
-static POW: Binary = Kernel::new("pow", &[cpu::binary::POW]);
-static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE]);
-static CUBE: Unary = Kernel::new("pow", &[cpu::unary::CUBE]);
-static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT]);
-static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT]);
-static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL]);
+static POW: Binary = Kernel::new("pow", &[cpu::binary::POW, cuda::binary::POW]);
+static SQUARE: Unary = Kernel::new("pow", &[cpu::unary::SQUARE, cuda::unary::SQUARE]);
+static CUBE: Unary = Kernel::new("pow", &[cpu::unary::CUBE, cuda::unary::CUBE]);
+static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT, cuda::unary::SQRT]);
+static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT, cuda::unary::RSQRT]);
+static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::unary::RECIPROCAL]);
 
 impl Tensor {
     /// The power, broadcast and promoted.

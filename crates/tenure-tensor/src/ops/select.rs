@@ -8,11 +8,11 @@ use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach, no_grad};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
-use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
-pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE]);
-pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP]);
-static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM]);
+pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
+pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP, cuda::select::CLAMP]);
+static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM, cuda::select::NAN_TO_NUM]);
 
 impl Tensor {
     /// `a` where this `bool` tensor is true, and `b` elsewhere. All are broadcast, `a` and `b` promoted. PyTorch's `where`.

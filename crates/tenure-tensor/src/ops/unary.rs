@@ -9,19 +9,20 @@ use super::pointwise::{self, Unary, floating};
 use crate::autocast::raise;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::unary as kernels;
+use crate::cuda::unary as cuda;
 use crate::{Kernel, Result, Tensor, TensorError};
 
 /// Functions of floats, with the gradient of the input by that of the output and what was saved: the input (`by input`),
 /// or the output, so that the input's memory can go; where a second name is given, in place too. Of integers they are PyTorch's default dtype.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $kernel:path, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $room:ident :: $kernel:ident, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
         impl $crate::Tensor {$(
             $(#[$doc])*
             ///
             /// # Errors
             /// No memory.
             pub fn $name(&self) -> $crate::Result<Self> {
-                static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$kernel]);
+                static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                 let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
                 $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
             }
@@ -32,7 +33,7 @@ macro_rules! functions {
                 /// # Errors
                 /// Those of [`add_`](Self::add_).
                 pub fn $in_place(&self) -> $crate::Result<()> {
-                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$kernel]);
+                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                     let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
                     $crate::ops::unary::of_floats_in_place(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
                 }
@@ -114,47 +115,47 @@ impl By {
 
 functions! {
     /// The square root.
-    sqrt / sqrt_ = kernels::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
+    sqrt / sqrt_ = unary::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
     /// One by the square root.
-    rsqrt / rsqrt_ = kernels::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
+    rsqrt / rsqrt_ = unary::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
     /// One by each element.
-    reciprocal / reciprocal_ = kernels::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
+    reciprocal / reciprocal_ = unary::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// e to the power of each element.
-    exp / exp_ = kernels::EXP, by output |grad, y| grad.mul(y);
+    exp / exp_ = unary::EXP, by output |grad, y| grad.mul(y);
     /// e to the power of each element, less 1: precise near 0.
-    expm1 = kernels::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
+    expm1 = unary::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
     /// The natural logarithm.
-    log / log_ = kernels::LOG, by input |grad, x| grad.div(x);
+    log / log_ = unary::LOG, by input |grad, x| grad.div(x);
     /// The natural logarithm of 1 and each element: precise near 0.
-    log1p = kernels::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
+    log1p = unary::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
     /// The logarithm to base 2.
-    log2 = kernels::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
+    log2 = unary::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
     /// The logarithm to base 10.
-    log10 = kernels::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
+    log10 = unary::LOG10, by input |grad, x| grad.div(&x.mul(LN_10)?);
     /// The sine of an angle in radians.
-    sin = kernels::SIN, by input |grad, x| grad.mul(&x.cos()?);
+    sin = unary::SIN, by input |grad, x| grad.mul(&x.cos()?);
     /// The cosine of an angle in radians.
-    cos = kernels::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
+    cos = unary::COS, by input |grad, x| grad.mul(&x.sin()?)?.neg();
     /// The tangent of an angle in radians.
-    tan = kernels::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
+    tan = unary::TAN, by output |grad, y| grad.mul(&y.square()?.add(1)?);
     /// The angle of a sine.
-    asin = kernels::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
+    asin = unary::ASIN, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?);
     /// The angle of a cosine.
-    acos = kernels::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
+    acos = unary::ACOS, by input |grad, x| grad.mul(&one_minus_square(x)?.rsqrt()?)?.neg();
     /// The angle of a tangent.
-    atan = kernels::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
+    atan = unary::ATAN, by input |grad, x| grad.div(&x.square()?.add(1)?);
     /// The hyperbolic sine.
-    sinh = kernels::SINH, by input |grad, x| grad.mul(&x.cosh()?);
+    sinh = unary::SINH, by input |grad, x| grad.mul(&x.cosh()?);
     /// The hyperbolic cosine.
-    cosh = kernels::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    cosh = unary::COSH, by input |grad, x| grad.mul(&x.sinh()?);
     /// The hyperbolic tangent.
-    tanh / tanh_ = kernels::TANH, by output |grad, y| activation::tanh_backward(grad, y);
+    tanh / tanh_ = unary::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// The error function.
-    erf = kernels::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
+    erf = unary::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
     /// 1 less the error function: precise where that is near 1.
-    erfc = kernels::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
+    erfc = unary::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
     /// What the error function is this of, from -1 to 1.
-    erfinv = kernels::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
+    erfinv = unary::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
 }
 
 /// exp(-x²)
@@ -166,15 +167,15 @@ fn one_minus_square(x: &Tensor) -> Result<Tensor> {
     x.square()?.neg()?.add(1)
 }
 
-static NEG: Unary = Kernel::new("neg", &[kernels::NEG]);
-static ABS: Unary = Kernel::new("abs", &[kernels::ABS, kernels::ABS_INTEGERS]);
-static SIGN: Unary = Kernel::new("sign", &[kernels::SIGN]);
-static SQUARE: Unary = Kernel::new("square", &[kernels::SQUARE]);
-static FRAC: Unary = Kernel::new("frac", &[kernels::FRAC]);
-static FLOOR: Unary = Kernel::new("floor", &[kernels::FLOOR]);
-static CEIL: Unary = Kernel::new("ceil", &[kernels::CEIL]);
-static ROUND: Unary = Kernel::new("round", &[kernels::ROUND]);
-static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC]);
+static NEG: Unary = Kernel::new("neg", &[kernels::NEG, cuda::NEG]);
+static ABS: Unary = Kernel::new("abs", &[kernels::ABS, kernels::ABS_INTEGERS, cuda::ABS, cuda::ABS_INTEGERS]);
+static SIGN: Unary = Kernel::new("sign", &[kernels::SIGN, cuda::SIGN]);
+static SQUARE: Unary = Kernel::new("square", &[kernels::SQUARE, cuda::SQUARE]);
+static FRAC: Unary = Kernel::new("frac", &[kernels::FRAC, cuda::FRAC]);
+static FLOOR: Unary = Kernel::new("floor", &[kernels::FLOOR, cuda::FLOOR]);
+static CEIL: Unary = Kernel::new("ceil", &[kernels::CEIL, cuda::CEIL]);
+static ROUND: Unary = Kernel::new("round", &[kernels::ROUND, cuda::ROUND]);
+static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC, cuda::TRUNC]);
 
 impl Tensor {
     /// With the other sign. Unsigned integers wrap.

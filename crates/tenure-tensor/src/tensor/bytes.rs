@@ -32,15 +32,9 @@ impl Tensor {
     /// The bytes of all elements, in the machine's order, the last dimension densest.
     ///
     /// # Errors
-    /// It is not on the CPU.
+    /// No memory; a device that cannot be used, or met something in an operation before.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        if !self.device().is_cpu() {
-            return Err(TensorError::argument(
-                "to_bytes",
-                format!("a tensor on the CPU is needed, not {}", self.device()),
-            ));
-        }
-        let dense = crate::autograd::no_grad(|| self.contiguous())?;
+        let dense = crate::autograd::no_grad(|| self.to_device(Device::CPU)?.contiguous())?;
         let access = Access::new("to_bytes", &[], &[&dense])?;
         let (data, length) = (access.read_ptr(0), dense.numel() * dense.dtype().size());
         let mut bytes = Vec::with_capacity(length);

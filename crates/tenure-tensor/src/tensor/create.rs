@@ -1,19 +1,30 @@
 //! Tensors from nothing.
 
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
-use tenure_core::{AllocatorRegistry, DType, DataPtr, Device, Layout, Storage};
+use tenure_core::{Allocator, AllocatorRegistry, DType, DataPtr, Device, Layout, Storage};
 
 use tenure_device::host::HostMemory;
+use tenure_device::memory;
 
 use super::Tensor;
-use crate::cpu::fill::{FILL, Fill};
+use crate::cpu::fill::Fill;
 use crate::element::with_element;
 use crate::ops::pointwise::dense_like;
-use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError};
+use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
 static HOST: Once = Once::new();
-static FILLS: Kernel<Fill> = Kernel::new("fill", &[FILL]);
+static FILLS: Kernel<Fill> = Kernel::new("fill", &[cpu::fill::FILL, cuda::fill::FILL]);
+
+/// Where tensors on a device get their memory.
+fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
+    if device.is_cpu() {
+        // Before the first tensor: its memory comes from there.
+        HOST.call_once(HostMemory::install);
+        return Ok(AllocatorRegistry::global().allocator(device.kind())?);
+    }
+    memory::allocator(device.index()).map_err(|error| TensorError::memory("empty", error))
+}
 
 impl Tensor {
     /// A tensor whose elements are not set. Of `bool` they are false.
@@ -29,15 +40,18 @@ impl Tensor {
     /// # Errors
     /// Too many elements, or no memory.
     pub fn empty_strided(layout: Layout, dtype: DType, device: Device) -> Result<Self> {
-        // Before the first tensor: its memory comes from there.
-        HOST.call_once(HostMemory::install);
-        let bytes = layout.required_bytes(dtype)?;
-        let storage = Storage::new(bytes, AllocatorRegistry::global().allocator(device.kind())?)?;
-        let tensor = Self::from_storage(storage, layout, dtype)?;
+        let tensor = Self::unset(layout, dtype, device)?;
         if dtype == DType::Bool {
             tensor.fill_raw("empty", Scalar::Bool(false))?;
         }
         Ok(tensor)
+    }
+
+    /// The same, whose elements may be no values of the dtype.
+    pub(crate) fn unset(layout: Layout, dtype: DType, device: Device) -> Result<Self> {
+        let bytes = layout.required_bytes(dtype)?;
+        let storage = Storage::new(bytes, allocator(device)?)?;
+        Self::from_storage(storage, layout, dtype)
     }
 
     /// A tensor with one value everywhere.

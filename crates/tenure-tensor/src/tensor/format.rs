@@ -5,7 +5,7 @@ use std::fmt;
 use super::Tensor;
 use crate::autograd::no_grad;
 use crate::element::with_element;
-use crate::{DType, Element, Result, Scalar};
+use crate::{DType, Device, Element, Result, Scalar};
 
 /// More elements than these are shown in part.
 const THRESHOLD: usize = 1000;
@@ -28,7 +28,7 @@ impl fmt::Display for Tensor {
     /// As PyTorch prints it, but that `grad_fn` is named as the operation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_whole = self.numel() <= THRESHOLD;
-        let shown = match no_grad(|| Shown::of(self, is_whole)) {
+        let shown = match no_grad(|| Shown::of(&self.to_device(Device::CPU)?, is_whole)) {
             Ok(shown) => shown,
             Err(error) => return write!(f, "{self:?}: {error}"),
         };

@@ -1,7 +1,7 @@
 //! Elements as Rust's values.
 
 use super::Tensor;
-use crate::{Access, Element, Result, Scalar, TensorError};
+use crate::{Access, Device, Element, Result, Scalar, TensorError};
 
 impl Tensor {
     /// All elements, the last dimension fastest.
@@ -33,7 +33,7 @@ impl Tensor {
     }
 
     fn elements<T: Element>(&self, op: &'static str) -> Result<Vec<T>> {
-        let dense = crate::autograd::no_grad(|| self.contiguous())?;
+        let dense = crate::autograd::no_grad(|| self.to_device(Device::CPU)?.contiguous())?;
         let access = Access::new(op, &[], &[&dense])?;
         Ok(access.slice::<T>(0)?.to_vec())
     }

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::{Arc, Once};
 
 use half::{bf16, f16};
 use safetensors::SafeTensors;
 use serde::Deserialize;
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_tensor::autograd::{self, Gradcheck, Options};
-use tenure_tensor::{DType, Layout, Result, Tensor};
+use tenure_tensor::{DType, Device, Layout, Result, Tensor};
 
 /// The name of a case, and the same function as the script's.
 pub(crate) type Case = (&'static str, Function);
@@ -19,8 +22,8 @@ pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 ///
 /// # Panics
 /// One differs, or a case of the file has no closure, or a closure no case.
-pub(crate) fn check(name: &str, cases: &[Case]) {
-    let family = Family::open(name);
+pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
+    let family = Family { device, ..Family::open(name) };
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
     assert_eq!(written, known, "the cases of {name}.py are not those of {name}.rs");
@@ -31,7 +34,7 @@ pub(crate) fn check(name: &str, cases: &[Case]) {
         failures.extend(family.compare(sample, function).err().map(named));
         // Of layouts one by one, differences would say no more than PyTorch does.
         let is_checked = !["transposed", "sliced", "expanded"].contains(&&sample.variant[..]);
-        if sample.gradcheck && is_checked {
+        if sample.gradcheck && is_checked && device.is_cpu() {
             failures.extend(family.check_gradients(sample, function).err().map(named));
         }
     }
@@ -87,6 +90,21 @@ pub(crate) struct Family {
     pub(crate) samples: Vec<Sample>,
     /// All elements of a dtype, by its name.
     elements: BTreeMap<String, Vec<u8>>,
+    /// Where inputs are.
+    device: Device,
+}
+
+/// A CUDA device: a simulated one, unless the environment asks for a real one.
+pub(crate) fn cuda() -> Device {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+            return;
+        }
+        let driver = Arc::new(SimDriver::new(SimConfig::default()));
+        memory::install(driver, MemoryConfig::default()).unwrap();
+    });
+    Device::cuda(0)
 }
 
 impl Family {
@@ -96,7 +114,8 @@ impl Family {
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
         let samples = serde_json::from_str(&header.metadata().as_ref().unwrap()["samples"]).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        Self { samples, elements: tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect() }
+        let elements = tensors.iter().map(|(name, view)| (name.to_owned(), view.data().to_vec())).collect();
+        Self { samples, elements, device: Device::CPU }
     }
 
     /// Forward and backward as PyTorch did.
@@ -117,7 +136,7 @@ impl Family {
             }
             if let Some(grad) = grad {
                 roots.push(output);
-                upstream.push(self.tensor(grad));
+                upstream.push(self.tensor(grad).to_device(self.device).unwrap());
             }
         }
         let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
@@ -171,6 +190,7 @@ impl Family {
         if let Some(dtype) = floating.filter(|_| base.dtype().is_floating()) {
             base = base.to_dtype(dtype).unwrap();
         }
+        base = base.to_device(self.device).unwrap();
         let layout = Layout::strided(&input.sizes, &input.strides, input.offset).unwrap();
         let tensor = Tensor::from_storage(base.storage().clone(), layout, base.dtype()).unwrap();
         tensor.requires_grad_(input.grad).unwrap()
@@ -277,7 +297,7 @@ fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
 }
 
 fn numbers(tensor: &Tensor) -> Vec<f64> {
-    tensor.detach().to_dtype(DType::F64).unwrap().to_vec().unwrap()
+    tensor.detach().to_device(Device::CPU).unwrap().to_dtype(DType::F64).unwrap().to_vec().unwrap()
 }
 
 /// The indices of an element.

@@ -35,7 +35,15 @@ macro_rules! families {
         mod families {
             $(#[test]
             fn $family() {
-                crate::harness::check(stringify!($family), crate::$family::CASES);
+                crate::harness::check(stringify!($family), crate::$family::CASES, tenure_tensor::Device::CPU);
+            })*
+        }
+
+        /// The same on a CUDA device, simulated or real.
+        mod on_cuda {
+            $(#[test]
+            fn $family() {
+                crate::harness::check(stringify!($family), crate::$family::CASES, crate::harness::cuda());
             })*
         }
     };

@@ -1,0 +1,149 @@
+//! Kernels by name: compiled when they are first needed, kept on disk, loaded once a device.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io, process};
+
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+use sha2::{Digest, Sha256};
+
+use super::CudaDriver;
+use super::kernel::Function;
+use super::nvrtc::{self, CompileError, Image};
+use crate::CallError;
+
+/// What a kernel is called in its source: it is the only one there, and `extern "C"`.
+pub const ENTRY: &str = "kernel";
+
+/// Bytes of a digest, which ends a file of the cache.
+const DIGEST: usize = 32;
+
+/// One kernel among all of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelName {
+    /// The operation, which errors name.
+    pub op: &'static str,
+    /// Which of the operation's kernels: dtypes, vector widths and the like.
+    pub variant: u64,
+}
+
+/// Why there is no kernel.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// It was not compiled.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// It was not loaded, or not launched.
+    #[error(transparent)]
+    Driver(#[from] CallError),
+}
+
+/// The kernels that a device has loaded.
+#[derive(Default)]
+pub(super) struct Kernels(RwLock<FxHashMap<KernelName, Function>>);
+
+impl CudaDriver {
+    /// The kernel called `name`, which [`ENTRY`] in `source()` is. That is asked for once in the life of the process: a
+    /// name stands for one source. What was compiled is kept in the user's cache (`$TENURE_CACHE`, or
+    /// `$XDG_CACHE_HOME/tenure`) under a digest of the source, the architecture and the compiler's version; a cache that
+    /// cannot be read or written is done without.
+    ///
+    /// # Errors
+    /// There is no NVRTC, the source is wrong, or the driver refuses.
+    pub fn kernel(&self, name: KernelName, source: impl FnOnce() -> String) -> Result<Function, KernelError> {
+        if let Some(function) = self.kernels.0.read().get(&name) {
+            return Ok(*function);
+        }
+        // With no lock held: two threads may compile the same at once, and one of them for nothing.
+        let image = compile_cached(&source(), self.properties().compute_capability)?;
+        let function = self.function(self.load_module(&image)?, ENTRY)?.called(name.op);
+        Ok(*self.kernels.0.write().entry(name).or_insert(function))
+    }
+}
+
+/// Compiles CUDA C++ for devices of a compute capability, or finds it in the cache.
+///
+/// # Errors
+/// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
+pub fn compile_cached(source: &str, compute_capability: (u32, u32)) -> Result<Image, CompileError> {
+    let Some(path) = folder().map(|folder| folder.join(file_name(source, compute_capability))) else {
+        return nvrtc::compile(source, compute_capability, OPTIONS);
+    };
+    if let Some(image) = read(&path) {
+        return Ok(image);
+    }
+    let image = nvrtc::compile(source, compute_capability, OPTIONS)?;
+    // Not kept is compiled again, the next time.
+    let _ = write(&path, &image);
+    Ok(image)
+}
+
+const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"];
+
+fn folder() -> Option<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
+    let folder = set("TENURE_CACHE").or_else(|| Some(user()?.join("tenure")))?;
+    folder.is_absolute().then(|| folder.join("kernels"))
+}
+
+/// All that the machine code depends on.
+fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
+    let mut digest = Sha256::new();
+    for part in [source, &format!("sm_{major}{minor}"), &nvrtc::version(), &OPTIONS.join(" ")] {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    let name: String = digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    name + ".cubin"
+}
+
+/// What was kept, unless it is not whole.
+fn read(path: &Path) -> Option<Image> {
+    let mut bytes = fs::read(path).ok()?;
+    let digest = bytes.split_off(bytes.len().checked_sub(DIGEST)?);
+    (Sha256::digest(&bytes)[..] == digest).then(|| Image::from_bytes(bytes))
+}
+
+/// Under another name first, so that nobody ever sees a part.
+fn write(path: &Path, image: &Image) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let thread = format!("{:?}", std::thread::current().id());
+    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
+    let draft = path.with_extension(format!("{}-{number}", process::id()));
+    let bytes = image.as_bytes();
+    let written = fs::write(&draft, [bytes, &Sha256::digest(bytes)].concat()).and_then(|()| fs::rename(&draft, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_whole_is_not_taken_from_the_cache() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kernels/some.cubin");
+        assert!(read(&path).is_none());
+        write(&path, &Image::from_bytes(vec![1, 2, 3])).unwrap();
+        assert_eq!(read(&path).unwrap().as_bytes(), [1, 2, 3]);
+        let whole = fs::read(&path).unwrap();
+        for cut in [&whole[..0], &whole[..2], &whole[..whole.len() - 1], &[&[9], &whole[1..]].concat()] {
+            fs::write(&path, cut).unwrap();
+            assert!(read(&path).is_none());
+        }
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a draft was left");
+    }
+
+    #[test]
+    fn another_source_or_device_is_another_file() {
+        let names = [file_name("a", (9, 0)), file_name("b", (9, 0)), file_name("a", (10, 0))];
+        assert!(names[0] != names[1] && names[0] != names[2]);
+        assert_eq!(names[0], file_name("a", (9, 0)));
+    }
+}

@@ -1,0 +1,34 @@
+//! Copies, and conversions from dtype to dtype.
+
+use super::elementwise::{self, Expression};
+use crate::cpu;
+use crate::cpu::copy::Copy;
+use crate::kernel::on_cuda;
+use crate::{Element, Elementwise, Entry, Result};
+
+pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy::<T>);
+
+/// Of the same dtype, bits are moved; of others, values are converted.
+fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
+    macro_rules! moved {
+        ($name:literal, $type:literal) => {{
+            static EXPRESSION: Expression =
+                Expression { name: $name, lanes: &[$type, $type], numbers: 0, value: "a", fault: None };
+            &EXPRESSION
+        }};
+    }
+    let [to, from] = [0, 1].map(|operand| iter.operands()[operand].dtype);
+    // What is computed in holds every value of the target; a source of more precision is rounded once.
+    static CONVERTED: Expression =
+        Expression { name: "convert", lanes: &["T", "T"], numbers: 0, value: "a", fault: None };
+    let is_here = iter.operands()[1].device.is_cpu();
+    let expression = match to.size() {
+        _ if from != to || is_here => &CONVERTED,
+        1 => moved!("copy_1", "u8"),
+        2 => moved!("copy_2", "u16"),
+        4 => moved!("copy_4", "u32"),
+        _ => moved!("copy_8", "u64"),
+    };
+    let host = elementwise::on_cpu(cpu::copy::COPY, E::DTYPE);
+    elementwise::run(iter, E::DTYPE, expression, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+}

@@ -1,0 +1,267 @@
+//! Expressions of elements, each compiled for the dtypes and strides that it meets.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::queue::{self, Queue};
+use super::{computed, stored};
+use crate::elementwise::Operand;
+use crate::{Element, Elementwise, Result, Scalar, Tensor};
+use tenure_core::DType;
+
+const TEMPLATE: &str = include_str!("source/elementwise.cu");
+const THREADS: u64 = 256;
+
+/// Elements that one thread has at most, and bytes that it moves at once.
+const WIDEST: usize = 8;
+const VECTOR_BYTES: usize = 16;
+
+/// Numbers of dimensions that kernels are compiled for.
+const RANKS: [usize; 4] = [1, 3, 8, 24];
+
+/// An expression in CUDA C++ of one element of each input, `a`, `b`, ..., and of numbers `n0`, `n1`, ...
+pub(super) struct Expression {
+    /// The kernel's name, one for each expression.
+    pub(super) name: &'static str,
+    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as they
+    /// are in memory.
+    pub(super) lanes: &'static [&'static str],
+    /// How many numbers there are.
+    pub(super) numbers: usize,
+    /// What is returned.
+    pub(super) value: &'static str,
+    /// The code of an error that it may `report`: through `report(fault, code, ...)`.
+    pub(super) fault: Option<u64>,
+}
+
+/// Writes the expression, computed in `compute`. A simulated device calls `host` instead.
+pub(super) fn run(
+    iter: &Elementwise<'_>,
+    compute: DType,
+    expression: &'static Expression,
+    numbers: &[Scalar],
+    host: impl Fn(&Elementwise<'_>) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if iter.numel() == 0 {
+        return Ok(());
+    }
+    let (op, outputs) = (iter.op(), iter.outputs().len());
+    let launch = |queue: &mut Queue| Shape::new(iter, expression).launch(queue, iter, compute, expression, numbers);
+    queue::submit(iter, launch, move |writes: &[Tensor], reads: &[Tensor]| {
+        debug_assert_eq!(writes.len(), outputs);
+        let (writes, reads): (Vec<&Tensor>, Vec<&Tensor>) = (writes.iter().collect(), reads.iter().collect());
+        host(&Elementwise::new(op, &writes, &reads)?)
+    })
+}
+
+/// How an operand is read.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Its elements are side by side along the first dimension.
+    Dense,
+    /// It has one element along the first dimension, or threads have one each.
+    One,
+    /// It is a number on the CPU.
+    Host,
+}
+
+/// What a kernel is compiled for, but the dtypes.
+struct Shape {
+    /// Elements of a thread.
+    width: usize,
+    dims: usize,
+    /// Numbers of 64 bits are needed for indices.
+    is_large: bool,
+    kinds: SmallVec<[Kind; 4]>,
+}
+
+impl Shape {
+    fn new(iter: &Elementwise<'_>, expression: &Expression) -> Self {
+        let (sizes, operands) = (iter.sizes(), iter.operands());
+        debug_assert_eq!(operands.len(), expression.lanes.len());
+        let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
+        let mut width = WIDEST;
+        for operand in operands {
+            let size = operand.dtype.size();
+            let inner = operand.strides.first().copied().unwrap_or(0);
+            let kind = match () {
+                () if operand.device.is_cpu() => Kind::Host,
+                () if inner == size && sizes.first().is_some_and(|size| *size > 1) => Kind::Dense,
+                () => Kind::One,
+            };
+            kinds.push(kind);
+            match kind {
+                Kind::Host => {}
+                Kind::One if inner == 0 => {}
+                Kind::One => width = 1,
+                Kind::Dense => {
+                    width = width.min(VECTOR_BYTES / size);
+                    let places = operand.strides[1..].iter().copied().chain([operand.data.addr()]);
+                    while places.clone().any(|place| !place.is_multiple_of(width * size)) {
+                        width /= 2;
+                    }
+                }
+            }
+        }
+        if kinds[0] != Kind::Dense {
+            width = 1;
+        }
+        // One dimension may end within a vector.
+        while sizes.len() > 1 && !sizes[0].is_multiple_of(width) {
+            width /= 2;
+        }
+        let extent =
+            |operand: &Operand| sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>();
+        let largest = operands.iter().map(extent).max().unwrap_or(0).max(iter.numel());
+        let dims = RANKS.into_iter().find(|rank| *rank >= sizes.len()).unwrap_or(sizes.len());
+        Self { width, dims, is_large: largest >= i32::MAX as usize, kinds }
+    }
+
+    fn launch(
+        &self,
+        queue: &Queue,
+        iter: &Elementwise<'_>,
+        compute: DType,
+        expression: &'static Expression,
+        numbers: &[Scalar],
+    ) -> Result<()> {
+        let (sizes, operands) = (iter.sizes(), iter.operands());
+        let first = sizes.first().copied().unwrap_or(1);
+        let vectors = first.div_ceil(self.width) * sizes.iter().skip(1).product::<usize>();
+        let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+        words.extend([vectors as u64, first as u64]);
+        let size =
+            |dim: usize| if dim == 0 { first.div_ceil(self.width) } else { sizes.get(dim).copied().unwrap_or(1) };
+        words.extend((0..self.dims).map(|dim| size(dim) as u64));
+        for (index, operand) in operands.iter().enumerate() {
+            words.push(match self.kinds[index] {
+                Kind::Host => bits(host_value(operand), &expression.lanes[index].replace('T', computed(compute))),
+                _ => operand.data.addr() as u64,
+            });
+            let stride =
+                |dim: usize| operand.strides.get(dim).copied().unwrap_or(0) * if dim == 0 { self.width } else { 1 };
+            words.extend((0..self.dims).map(|dim| stride(dim) as u64));
+        }
+        words.extend(numbers.iter().map(|number| bits(*number, computed(compute))));
+        if let Some(code) = expression.fault {
+            words.extend(queue.fault(code)?);
+        }
+        let name = KernelName { op: expression.name, variant: self.variant(operands, compute) };
+        let config = LaunchConfig {
+            grid: [vectors.div_ceil(THREADS as usize) as u32, 1, 1],
+            block: [THREADS as u32, 1, 1],
+            shared_bytes: 0,
+        };
+        queue.launch(name, || self.source(operands, compute, expression), config, &mut words)
+    }
+
+    /// All that the source depends on.
+    fn variant(&self, operands: &[Operand], compute: DType) -> u64 {
+        let mut variant = compute as u64;
+        let mut push = |value: u64, bits: u32| variant = variant << bits | value;
+        push(u64::from(self.width.trailing_zeros()), 2);
+        push(u64::from(self.is_large), 1);
+        push(self.dims as u64, 5);
+        for (operand, kind) in operands.iter().zip(&self.kinds) {
+            push(operand.dtype as u64, 4);
+            push(*kind as u64, 2);
+        }
+        variant
+    }
+
+    fn source(&self, operands: &[Operand], compute: DType, expression: &Expression) -> String {
+        let (width, dims, index) = (self.width, self.dims, if self.is_large { "u64" } else { "u32" });
+        let lane = |operand: usize| expression.lanes[operand];
+        let inputs: Vec<(usize, char)> = (1..operands.len()).zip('a'..).collect();
+        let mut text = format!(
+            "#define V {width}\n#define DIMS {dims}\ntypedef {index} Index;\ntypedef {} T;\n",
+            computed(compute)
+        );
+        text.push_str(MATH);
+        text.push_str(TEMPLATE);
+
+        let mut line = |words: std::fmt::Arguments<'_>| text.extend([&words.to_string()[..], "\n"]);
+        let arguments: String = inputs.iter().map(|(operand, name)| format!("{} {name}, ", lane(*operand))).collect();
+        let numbers: String = (0..expression.numbers).map(|number| format!("T n{number}, ")).collect();
+        line(format_args!(
+            "DEVICE {} apply({arguments}{numbers}u64 fault, u64 code) {{ return {}; }}",
+            lane(0),
+            expression.value
+        ));
+        let faults = if expression.fault.is_some() { "u64 fault; u64 code; " } else { "" };
+        let count = expression.numbers;
+        let stored_numbers = if count > 0 { format!("u64 numbers[{count}]; ") } else { String::new() };
+        line(format_args!(
+            "struct Params {{ u64 vectors; u64 first; u64 sizes[DIMS]; Operand operands[{}]; {stored_numbers}{faults}}};",
+            operands.len()
+        ));
+        line(format_args!(
+            "extern \"C\" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {{"
+        ));
+        line(format_args!("Index at = (Index)blockIdx.x * THREADS + threadIdx.x;"));
+        line(format_args!("if (at >= (Index)p.vectors) return;"));
+        line(format_args!("int count = V;"));
+        if dims == 1 {
+            line(format_args!("if (V > 1 && at == (Index)p.vectors - 1) count = (int)(p.first - (u64)at * V);"));
+        }
+        for operand in 0..operands.len() {
+            line(format_args!("Index o{operand} = 0;"));
+        }
+        line(format_args!("#pragma unroll\nfor (int dim = 0; dim < DIMS; dim++) {{"));
+        line(format_args!(
+            "const Index size = (Index)p.sizes[dim], rest = dim + 1 < DIMS ? at / size : 0, i = at - rest * size;"
+        ));
+        for operand in 0..operands.len() {
+            line(format_args!("o{operand} += i * (Index)p.operands[{operand}].strides[dim];"));
+        }
+        line(format_args!("at = rest; }}"));
+        for (operand, name) in &inputs {
+            let kind = match self.kinds[*operand] {
+                Kind::Dense => "DENSE",
+                Kind::One => "ONE",
+                Kind::Host => "HOST",
+            };
+            let lane = lane(*operand);
+            let from = in_memory(operands[*operand].dtype, lane);
+            line(format_args!(
+                "{lane} {name}[V]; load<{kind}, {from}>(p.operands[{operand}], o{operand}, count, {name});"
+            ));
+        }
+        let arguments: String = inputs.iter().map(|(_, name)| format!("{name}[i], ")).collect();
+        let numbers: String =
+            (0..expression.numbers).map(|number| format!("number<T>(p.numbers[{number}]), ")).collect();
+        let fault = if expression.fault.is_some() { "p.fault, p.code" } else { "0, 0" };
+        line(format_args!(
+            "{} y[V];\n#pragma unroll\nfor (int i = 0; i < V; i++) y[i] = apply({arguments}{numbers}{fault});",
+            lane(0)
+        ));
+        line(format_args!("store<{}>(p.operands[0], o0, count, y);\n}}", in_memory(operands[0].dtype, lane(0))));
+        text
+    }
+}
+
+/// What an operand's elements are to a kernel: bits, where that is what the expression takes.
+fn in_memory(dtype: DType, lane: &'static str) -> &'static str {
+    if lane.starts_with('u') { lane } else { stored(dtype) }
+}
+
+/// Functions of numbers that expressions use.
+const MATH: &str = include_str!("source/math.cu");
+
+/// The only element of an operand on the CPU.
+fn host_value(operand: &Operand) -> Scalar {
+    crate::element::with_element!(operand.dtype, E => {
+        // SAFETY: one element of this dtype, locked by the `Elementwise`.
+        unsafe { operand.data.cast::<E>().read() }.to_scalar()
+    })
+}
+
+/// A number as a kernel takes one of that type.
+fn bits(number: Scalar, lane: &str) -> u64 {
+    if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
+}
+
+/// The function of a list for the CPU that computes in `dtype`.
+pub(super) fn on_cpu<F: Copy>(list: &[crate::Entry<F>], dtype: DType) -> Option<F> {
+    list.iter().find(|entry| entry.1 == dtype).map(|entry| entry.2)
+}

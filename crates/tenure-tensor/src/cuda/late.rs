@@ -1,0 +1,117 @@
+//! Errors that a device finds while it computes, long after the call that they belong to has returned.
+//!
+//! A kernel that meets an index that is not there leaves it out, and writes what it met to a word of host memory. Whoever
+//! uses the device next, or waits for it, gets that as an error. Nothing else is lost, where PyTorch loses the context.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use parking_lot::Mutex;
+use tenure_device::memory::{DeviceMemory, MAX_DEVICES};
+use tenure_device::{Access, Executor};
+
+use crate::{Result, TensorError};
+
+/// What kernels write: `Fault` in prelude.cu. On pages of its own, which are registered with the driver.
+#[repr(C, align(4096))]
+struct Fault {
+    /// 0: nothing; 1: someone is writing; 2: written.
+    said: AtomicU64,
+    code: AtomicU64,
+    details: [AtomicU64; 3],
+    rest: [u64; 507],
+}
+
+/// Codes of what kernels say.
+pub(super) const DIVIDED_BY_ZERO: u64 = 1;
+pub(super) const INDEX: u64 = 2;
+
+#[derive(Default)]
+struct Late {
+    fault: OnceLock<&'static Fault>,
+    /// What a simulated device found.
+    is_simulated: AtomicBool,
+    simulated: Mutex<Option<TensorError>>,
+    /// Operations, by the number that kernels are told.
+    ops: Mutex<Vec<&'static str>>,
+}
+
+static LATE: [OnceLock<Late>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+
+fn late(memory: &DeviceMemory) -> &'static Late {
+    LATE[usize::from(memory.device().index())].get_or_init(Late::default)
+}
+
+/// What a kernel of `op` is given to say what it could not do: an address, and a code.
+pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Result<[u64; 2]> {
+    let late = late(memory);
+    let fault = match late.fault.get() {
+        Some(fault) => fault,
+        None => {
+            let zero = || AtomicU64::new(0);
+            let fault: &'static Fault = Box::leak(Box::new(Fault {
+                said: zero(),
+                code: zero(),
+                details: [zero(), zero(), zero()],
+                rest: [0; 507],
+            }));
+            if let Executor::Cuda(_) = memory.driver().executor() {
+                let (first, bytes) = (std::ptr::from_ref(fault).cast_mut().cast(), size_of::<Fault>() as u64);
+                // SAFETY: the memory is leaked, so it stays; only atomic accesses reach it from the host.
+                unsafe { memory.driver().register_host(first, bytes, Access::ReadWrite) }
+                    .map_err(|error| TensorError::device(op, error))?;
+            }
+            // Another thread's, if that was faster: this one stays registered for nothing, once.
+            late.fault.get_or_init(|| fault)
+        }
+    };
+    let mut ops = late.ops.lock();
+    let number = ops.iter().position(|known| *known == op).unwrap_or_else(|| {
+        ops.push(op);
+        ops.len() - 1
+    });
+    Ok([std::ptr::from_ref(*fault).addr() as u64, (number as u64) << 8 | code])
+}
+
+/// Notes what a simulated kernel found, unless there is something already.
+pub(super) fn report(memory: &DeviceMemory, error: TensorError) {
+    let late = late(memory);
+    late.simulated.lock().get_or_insert(error);
+    late.is_simulated.store(true, Ordering::Release);
+}
+
+/// The error of an earlier operation, once.
+#[inline]
+pub(super) fn check(memory: &DeviceMemory) -> Result<()> {
+    let Some(late) = LATE[usize::from(memory.device().index())].get() else { return Ok(()) };
+    if late.is_simulated.load(Ordering::Relaxed)
+        || late.fault.get().is_some_and(|fault| fault.said.load(Ordering::Relaxed) == 2)
+    {
+        return late.take();
+    }
+    Ok(())
+}
+
+impl Late {
+    #[cold]
+    fn take(&self) -> Result<()> {
+        if self.is_simulated.swap(false, Ordering::AcqRel)
+            && let Some(error) = self.simulated.lock().take()
+        {
+            return Err(TensorError::Late(Box::new(error)));
+        }
+        let Some(fault) = self.fault.get() else { return Ok(()) };
+        fence(Ordering::Acquire);
+        let code = fault.code.load(Ordering::Relaxed);
+        let [index, dim, size] = [0, 1, 2].map(|at| fault.details[at].load(Ordering::Relaxed));
+        if fault.said.compare_exchange(2, 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return Ok(());
+        }
+        let op = self.ops.lock().get((code >> 8) as usize).copied().unwrap_or("an operation");
+        let error = match code & 0xff {
+            INDEX => TensorError::Index { op, index: index as i64, dim: dim as usize, size: size as usize },
+            _ => TensorError::argument(op, "an integer was divided by zero"),
+        };
+        Err(TensorError::Late(Box::new(error)))
+    }
+}

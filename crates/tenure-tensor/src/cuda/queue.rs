@@ -1,0 +1,353 @@
+//! How work gets onto a device's stream.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+use tenure_core::{DType, Device, Layout, Purpose, StreamId, Tag};
+use tenure_device::cuda::{CudaDriver, KernelName, LaunchConfig};
+use tenure_device::memory::DeviceMemory;
+use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
+use tenure_device::{Executor, memory};
+
+use super::late;
+use crate::{Access, Elementwise, Result, Tensor, TensorError};
+
+/// More runs of elements than these are declared as one range.
+const MANY_RUNS: usize = 4096;
+
+/// The thread's current stream of a device, for one operation.
+pub(crate) struct Queue {
+    op: &'static str,
+    memory: &'static DeviceMemory,
+    stream: StreamId,
+    workspaces: SmallVec<[Tensor; 2]>,
+}
+
+/// What an operation reads and writes.
+pub(crate) trait Touched {
+    fn op(&self) -> &'static str;
+    fn device(&self) -> Device;
+    /// Of all that is written, and then of all that is read: (first element, how they lie from there).
+    fn for_each(&self, each: &mut dyn FnMut(Place<'_>));
+    /// The first bytes of all storages.
+    fn storages(&self) -> impl Iterator<Item = u64>;
+}
+
+/// Elements in memory.
+pub(crate) struct Place<'a> {
+    pub(crate) is_written: bool,
+    pub(crate) data: *mut u8,
+    pub(crate) sizes: &'a [usize],
+    /// In bytes.
+    pub(crate) strides: SmallVec<[usize; 5]>,
+    pub(crate) dtype: DType,
+    pub(crate) device: Device,
+}
+
+impl Touched for Access<'_> {
+    fn op(&self) -> &'static str {
+        Access::op(self)
+    }
+
+    fn device(&self) -> Device {
+        self.written(0).device()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+        for (tensor, data, is_written) in self.all() {
+            let strides = tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
+            let (dtype, device) = (tensor.dtype(), tensor.device());
+            each(Place { is_written, data, sizes: tensor.sizes(), strides, dtype, device });
+        }
+    }
+
+    fn storages(&self) -> impl Iterator<Item = u64> {
+        Access::storages(self)
+    }
+}
+
+impl Touched for Elementwise<'_> {
+    fn op(&self) -> &'static str {
+        Elementwise::op(self)
+    }
+
+    fn device(&self) -> Device {
+        Elementwise::device(self)
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+        for (index, operand) in self.operands().iter().enumerate() {
+            let (strides, dtype, device) = (operand.strides.clone(), operand.dtype, operand.device);
+            let is_written = index < self.outputs().len();
+            each(Place { is_written, data: operand.data, sizes: self.sizes(), strides, dtype, device });
+        }
+    }
+
+    fn storages(&self) -> impl Iterator<Item = u64> {
+        self.access().storages()
+    }
+}
+
+/// Puts an operation on the thread's current stream: what `device` launches; on a simulated device, `host`, which
+/// is given tensors on the CPU in place of those that are written and read, and where `device` only compiles, if
+/// there is a compiler, and takes its workspaces.
+///
+/// # Errors
+/// What an earlier operation met on the device; those of `device`. Errors of `host` come later.
+pub(crate) fn submit(
+    touched: &impl Touched,
+    device: impl FnOnce(&mut Queue) -> Result<()>,
+    host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let mut queue = Queue::new(touched.op(), touched.device())?;
+    queue.record(touched)?;
+    device(&mut queue)?;
+    if let Executor::Sim(sim) = queue.memory.driver().executor() {
+        queue.simulate(sim, touched, host)?;
+    }
+    Ok(())
+}
+
+/// What an operation met on the device so far, as an error.
+pub(crate) fn arrive(op: &'static str, device: Device) -> Result<()> {
+    Queue::new(op, device).map(drop)
+}
+
+impl Queue {
+    pub(crate) fn new(op: &'static str, device: Device) -> Result<Self> {
+        let memory = memory::device(device.index()).map_err(|error| TensorError::memory(op, error))?;
+        late::check(memory)?;
+        Ok(Self { op, memory, stream: memory.streams().current_id(), workspaces: SmallVec::new() })
+    }
+
+    pub(crate) fn memory(&self) -> &'static DeviceMemory {
+        self.memory
+    }
+
+    pub(crate) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The driver, unless it is simulated: for the device's libraries.
+    pub(crate) fn cuda(&self) -> Option<&'static CudaDriver> {
+        match self.memory.driver().executor() {
+            Executor::Cuda(driver) => Some(driver),
+            Executor::Sim(_) => None,
+        }
+    }
+
+    /// What a kernel is given to say what it could not do.
+    pub(crate) fn fault(&self, code: u64) -> Result<[u64; 2]> {
+        late::fault(self.memory, self.op, code)
+    }
+
+    /// Bytes for a kernel, until what is put on the stream now is done. Returns their address.
+    pub(crate) fn workspace(&mut self, bytes: usize) -> Result<u64> {
+        let (_, key) = Purpose::current();
+        let _purpose = Purpose::enter(Tag::Workspace, key);
+        let tensor = Tensor::empty(&[bytes], DType::U8, self.memory.device())?;
+        let address = tensor.storage().lock().as_ptr().addr() as u64;
+        self.workspaces.push(tensor);
+        Ok(address)
+    }
+
+    /// Launches the kernel that `source` says, after the prelude, with `words` as its only parameter.
+    pub(crate) fn launch(
+        &self,
+        name: KernelName,
+        source: impl FnOnce() -> String,
+        config: LaunchConfig,
+        words: &mut [u64],
+    ) -> Result<()> {
+        let source = || [super::PRELUDE, &source()].concat();
+        let Some(driver) = self.cuda() else { return self.compile(name, source) };
+        let function = driver.kernel(name, source).map_err(|error| TensorError::kernel(self.op, error))?;
+        // SAFETY: the kernel's parameter is a struct of as many words; what they point to is locked by the caller until
+        // this returns, and stays until the stream has passed the launch: the stream is recorded.
+        let launched = unsafe { driver.launch(function, config, self.stream, &mut [words.as_mut_ptr().cast()]) };
+        self.driver_result(launched).map(drop)
+    }
+
+    pub(crate) fn driver_result<T>(&self, result: Result<T, tenure_device::CallError>) -> Result<T> {
+        result.map_err(|error| TensorError::device(self.op, error))
+    }
+
+    /// Checks a kernel where none can run, if the environment asks for it.
+    fn compile(&self, name: KernelName, source: impl FnOnce() -> String) -> Result<()> {
+        use std::collections::HashSet;
+        use std::sync::LazyLock;
+
+        use parking_lot::Mutex;
+
+        static WANTED: LazyLock<bool> = LazyLock::new(|| std::env::var_os("TENURE_CHECK_KERNELS").is_some());
+        static CHECKED: Mutex<Option<HashSet<KernelName>>> = Mutex::new(None);
+        if !*WANTED || !CHECKED.lock().get_or_insert_default().insert(name) {
+            return Ok(());
+        }
+        let compiled = tenure_device::cuda::compile_cached(&source(), (9, 0));
+        compiled.map(drop).map_err(|error| TensorError::kernel(self.op, error.into()))
+    }
+
+    /// Keeps what is used here from being reused too early, if it was allocated for another stream.
+    fn record(&self, touched: &impl Touched) -> Result<()> {
+        if self.memory.streams().is_single() {
+            return Ok(());
+        }
+        for address in touched.storages().filter(|address| *address != 0) {
+            // Of a storage from outside, or on the CPU, who made it must know.
+            self.memory.record_use(address, self.stream).map_err(|error| TensorError::memory(self.op, error))?;
+        }
+        Ok(())
+    }
+
+    fn simulate(
+        &self,
+        sim: &SimDriver,
+        touched: &impl Touched,
+        host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let mut twins = Vec::new();
+        touched.for_each(&mut |place| twins.push(Twin::new(&place)));
+        let twins = twins.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut kernel = Kernel::new(self.op, self.stream);
+        for workspace in &self.workspaces {
+            let guard = workspace.storage().lock();
+            kernel = kernel.writes(guard.as_ptr().addr() as u64, guard.bytes() as u64);
+        }
+        for twin in twins.iter().filter(|twin| twin.here.is_none()) {
+            for run in &twin.runs {
+                let (first, bytes) = (twin.address + run.start, run.end - run.start);
+                kernel = if twin.is_written { kernel.writes(first, bytes) } else { kernel.reads(first, bytes) };
+            }
+        }
+        let memory = self.memory;
+        let kernel = kernel.body(move |device| {
+            let run = |device: &mut KernelMemory<'_>| -> Result<()> {
+                let tensors = twins.iter().map(|twin| twin.load(device)).collect::<Result<Vec<_>>>()?;
+                let writes = twins.iter().filter(|twin| twin.is_written).count();
+                host(&tensors[..writes], &tensors[writes..])?;
+                twins[..writes].iter().zip(&tensors).try_for_each(|(twin, tensor)| twin.store(tensor, device))
+            };
+            if let Err(error) = run(device) {
+                late::report(memory, error);
+            }
+        });
+        self.driver_result(sim.launch(kernel)).map(drop)
+    }
+}
+
+/// A tensor of the device as a simulated kernel has it: on the CPU.
+struct Twin {
+    is_written: bool,
+    address: u64,
+    layout: Layout,
+    dtype: DType,
+    /// Its elements in memory, in bytes from the first.
+    runs: Vec<Range<u64>>,
+    /// One that is on the CPU anyway.
+    here: Option<Tensor>,
+}
+
+impl Twin {
+    fn new(place: &Place<'_>) -> Result<Self> {
+        let width = place.dtype.size();
+        let strides: SmallVec<[usize; 5]> = place.strides.iter().map(|stride| stride / width).collect();
+        let layout = Layout::strided(place.sizes, &strides, 0)?;
+        let runs = runs(place.sizes, &place.strides, width);
+        let mut twin = Self {
+            is_written: place.is_written,
+            address: place.data.addr() as u64,
+            layout,
+            dtype: place.dtype,
+            runs,
+            here: None,
+        };
+        if place.device.is_cpu() {
+            let tensor = Tensor::unset(twin.layout.clone(), twin.dtype, Device::CPU)?;
+            for run in &twin.runs {
+                let (from, bytes) = (place.data.wrapping_add(run.start as usize), (run.end - run.start) as usize);
+                // SAFETY: elements of the place, which its guard keeps; the tensor has as many, laid out alike.
+                unsafe {
+                    Access::new("copy", &[&tensor], &[])?.write_ptr(0).add(run.start as usize).copy_from(from, bytes)
+                };
+            }
+            twin.here = Some(tensor);
+        }
+        Ok(twin)
+    }
+
+    fn load(&self, device: &mut KernelMemory<'_>) -> Result<Tensor> {
+        if let Some(tensor) = &self.here {
+            return Ok(tensor.clone());
+        }
+        let tensor = Tensor::unset(self.layout.clone(), self.dtype, Device::CPU)?;
+        let mut access = Access::new("copy", &[&tensor], &[])?;
+        for run in &self.runs {
+            let bytes = (run.end - run.start) as usize;
+            // SAFETY: the run lies within the tensor, which nobody else has.
+            let to = unsafe { std::slice::from_raw_parts_mut(access.write_ptr(0).add(run.start as usize), bytes) };
+            device.read(self.address + run.start, to);
+            if self.dtype == DType::Bool {
+                // Memory that was never written holds anything.
+                to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+            }
+        }
+        drop(access);
+        Ok(tensor)
+    }
+
+    fn store(&self, tensor: &Tensor, device: &mut KernelMemory<'_>) -> Result<()> {
+        let access = Access::new("copy", &[], &[tensor])?;
+        for run in &self.runs {
+            let bytes = (run.end - run.start) as usize;
+            // SAFETY: the run lies within the tensor, all of whose elements were loaded.
+            let from = unsafe { std::slice::from_raw_parts(access.read_ptr(0).add(run.start as usize), bytes) };
+            device.write(self.address + run.start, from);
+        }
+        Ok(())
+    }
+}
+
+/// The ranges of bytes that elements are in.
+fn runs(sizes: &[usize], strides: &[usize], width: usize) -> Vec<Range<u64>> {
+    if sizes.contains(&0) {
+        return Vec::new();
+    }
+    let mut dims: Vec<(usize, usize)> =
+        sizes.iter().copied().zip(strides.iter().copied()).filter(|(size, stride)| *size > 1 && *stride > 0).collect();
+    dims.sort_by_key(|(_, stride)| *stride);
+    let extent = dims.iter().map(|(size, stride)| (size - 1) * stride).sum::<usize>() + width;
+    let mut length = width;
+    let mut outer = &dims[..];
+    while let [(size, stride), rest @ ..] = outer
+        && *stride <= length
+    {
+        length += (size - 1) * stride;
+        outer = rest;
+    }
+    if outer.iter().map(|(size, _)| *size).product::<usize>() > MANY_RUNS {
+        return std::iter::once(0..extent as u64).collect();
+    }
+    let mut starts = vec![0];
+    for (size, stride) in outer.iter().rev() {
+        starts = starts.iter().flat_map(|start| (0..*size).map(move |at| start + at * stride)).collect();
+    }
+    starts.sort_unstable();
+    starts.dedup();
+    starts.into_iter().map(|start| start as u64..(start + length) as u64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn runs_are_what_a_layout_covers() {
+        assert_eq!(runs(&[2, 3], &[12, 4], 4), [0..24]);
+        assert_eq!(runs(&[2, 3], &[4, 8], 4), [0..24]);
+        assert_eq!(runs(&[2, 2], &[16, 4], 4), [0..8, 16..24]);
+        assert_eq!(runs(&[5, 2], &[0, 8], 4), [0..4, 8..12]);
+        assert_eq!(runs(&[], &[], 8), [0..8]);
+        assert!(runs(&[3, 0], &[4, 4], 4).is_empty());
+    }
+}

@@ -1,0 +1,103 @@
+// What every kernel begins with: elements and their conversions. No header is included, so that the compiler alone
+// is needed.
+
+typedef signed char i8;
+typedef unsigned char u8;
+typedef short i16;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+// Floats of 16 bits are computed in `float`.
+struct f16 { u16 bits; };
+struct bf16 { u16 bits; };
+
+#define DEVICE __device__ __forceinline__
+#define INFINITE(T) ((T)__longlong_as_double(0x7ff0000000000000ll))
+
+// A value as the widest of its kind that holds it.
+DEVICE i32 widen(bool x) { return x; }
+DEVICE i32 widen(u8 x) { return x; }
+DEVICE i32 widen(i8 x) { return x; }
+DEVICE i32 widen(i16 x) { return x; }
+DEVICE i32 widen(i32 x) { return x; }
+DEVICE i64 widen(i64 x) { return x; }
+DEVICE float widen(float x) { return x; }
+DEVICE double widen(double x) { return x; }
+DEVICE float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+// Cut off, and what is no number is 0, as Rust's `as`.
+DEVICE i64 whole(i32 x) { return x; }
+DEVICE i64 whole(i64 x) { return x; }
+DEVICE i64 whole(float x) { return x == x ? (i64)x : 0; }
+DEVICE i64 whole(double x) { return x == x ? (i64)x : 0; }
+
+template <typename To> struct Narrow {
+    template <typename From> static DEVICE To of(From x) { return (To)whole(x); }
+};
+template <> struct Narrow<bool> {
+    template <typename From> static DEVICE bool of(From x) { return x != 0; }
+};
+template <> struct Narrow<float> {
+    template <typename From> static DEVICE float of(From x) { return (float)x; }
+};
+template <> struct Narrow<double> {
+    template <typename From> static DEVICE double of(From x) { return (double)x; }
+};
+template <> struct Narrow<f16> {
+    template <typename From> static DEVICE f16 of(From x) {
+        f16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"((float)x));
+        return y;
+    }
+};
+template <> struct Narrow<bf16> {
+    template <typename From> static DEVICE bf16 of(From x) {
+        bf16 y;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"((float)x));
+        return y;
+    }
+};
+
+// A value as another type: floats are cut off to integers, which wrap.
+template <typename To, typename From> struct Cast {
+    static DEVICE To of(From x) { return Narrow<To>::of(widen(x)); }
+};
+template <typename T> struct Cast<T, T> {
+    static DEVICE T of(T x) { return x; }
+};
+template <typename To, typename From> DEVICE To cast(From x) { return Cast<To, From>::of(x); }
+
+// A number that the host gave: as bits of a double for floats, as an integer for the others.
+template <typename T> DEVICE T number(u64 bits) { return Narrow<T>::of((i64)bits); }
+template <> DEVICE float number<float>(u64 bits) { return (float)__longlong_as_double(bits); }
+template <> DEVICE double number<double>(u64 bits) { return __longlong_as_double(bits); }
+
+// Elements side by side, which are read and written at once.
+template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
+
+// Where a kernel says what it could not do. See late.rs.
+struct Fault {
+    u64 said;
+    u64 code;
+    i64 details[3];
+};
+
+// Says it, unless something was said before.
+DEVICE void report(u64 fault, u64 code, i64 a, i64 b, i64 c) {
+    Fault* to = (Fault*)fault;
+    if (atomicCAS_system(&to->said, 0ull, 1ull) != 0) return;
+    to->code = code;
+    to->details[0] = a;
+    to->details[1] = b;
+    to->details[2] = c;
+    __threadfence_system();
+    atomicExch_system(&to->said, 2ull);
+}

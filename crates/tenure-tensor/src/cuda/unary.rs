@@ -1,0 +1,69 @@
+//! Functions of one number.
+
+use super::elementwise::{self, Expression};
+use crate::cpu::unary::Unary;
+use crate::kernel::on_cuda;
+use crate::{Element, Elementwise, Entry, Result};
+
+/// Kernels that write an expression of one element, named as those on the CPU that stand for them.
+macro_rules! unary {
+    (of $module:ident: $($name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr;)*) => {$(
+        pub(crate) const $name: &[Entry<Unary>] = {
+            static EXPRESSION: Expression = Expression {
+                name: concat!(module_path!(), "::", stringify!($name)),
+                lanes: &$lanes,
+                numbers: 0,
+                value: $value,
+                fault: None,
+            };
+            fn kernel<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
+                let host = elementwise::on_cpu(crate::cpu::$module::$name, E::DTYPE);
+                elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+            }
+            on_cuda!($($dtypes)*: kernel::<T>)
+        };
+    )*};
+}
+pub(super) use unary;
+
+unary! {
+    of unary:
+    NEG: ["T", "T"] (lanes of numbers), "(T)((T)0 - a)";
+    ABS: ["T", "T"] (lanes of floats), "absolute(a)";
+    ABS_INTEGERS: ["T", "T"] (whole numbers), "absolute(a)";
+    SIGN: ["T", "T"] (lanes of numbers), "sign(a)";
+    SQUARE: ["T", "T"] (lanes of numbers), "(T)(a * a)";
+    CUBE: ["T", "T"] (lanes of numbers), "(T)(a * a * a)";
+    SQRT: ["T", "T"] (lanes of floats), "sqrt(a)";
+    RSQRT: ["T", "T"] (lanes of floats), "(T)1 / sqrt(a)";
+    RECIPROCAL: ["T", "T"] (lanes of floats), "(T)1 / a";
+    EXP: ["T", "T"] (lanes of floats), "exp(a)";
+    EXPM1: ["T", "T"] (lanes of floats), "expm1(a)";
+    LOG: ["T", "T"] (lanes of floats), "log(a)";
+    LOG1P: ["T", "T"] (lanes of floats), "log1p(a)";
+    LOG2: ["T", "T"] (lanes of floats), "log2(a)";
+    LOG10: ["T", "T"] (lanes of floats), "log10(a)";
+    SIN: ["T", "T"] (lanes of floats), "sin(a)";
+    COS: ["T", "T"] (lanes of floats), "cos(a)";
+    TAN: ["T", "T"] (lanes of floats), "tan(a)";
+    ASIN: ["T", "T"] (lanes of floats), "asin(a)";
+    ACOS: ["T", "T"] (lanes of floats), "acos(a)";
+    ATAN: ["T", "T"] (lanes of floats), "atan(a)";
+    SINH: ["T", "T"] (lanes of floats), "sinh(a)";
+    COSH: ["T", "T"] (lanes of floats), "cosh(a)";
+    TANH: ["T", "T"] (lanes of floats), "tanh(a)";
+    SIGMOID: ["T", "T"] (lanes of floats), "sigmoid(a)";
+    ERF: ["T", "T"] (lanes of floats), "erf(a)";
+    ERFC: ["T", "T"] (lanes of floats), "erfc(a)";
+    ERFINV: ["T", "T"] (lanes of floats), "erfinv(a)";
+    FLOOR: ["T", "T"] (lanes of floats), "floor(a)";
+    CEIL: ["T", "T"] (lanes of floats), "ceil(a)";
+    ROUND: ["T", "T"] (lanes of floats), "rint(a)";
+    TRUNC: ["T", "T"] (lanes of floats), "trunc(a)";
+    FRAC: ["T", "T"] (lanes of floats), "a - trunc(a)";
+    BITWISE_NOT: ["T", "T"] (integers), "sizeof(T) == 1 && (T)2 == (T)1 ? (T)!a : (T)~(i64)a";
+    IS_NAN: ["bool", "T"] (lanes of floats), "is_nan(a)";
+    IS_INF: ["bool", "T"] (lanes of floats), "absolute(a) == INFINITE(T)";
+    IS_FINITE: ["bool", "T"] (lanes of floats), "absolute(a) < INFINITE(T)";
+    LOGICAL_NOT: ["bool", "T"] (lanes of all), "a == (T)0";
+}
