@@ -12,6 +12,10 @@ use crate::sim::SimDriver;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId(pub u64);
 
+/// Work of a driver that was put together to be launched at once, any number of times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GraphId(pub u64);
+
 /// What an event is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EventKind {
@@ -238,6 +242,28 @@ pub trait Driver: Send + Sync {
     /// Puts a fill of `bytes` bytes with `value` on `stream`.
     fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError>;
 
-    /// Puts a function of the host on `stream`.
+    /// Puts a function of the host on `stream`, which must not be captured.
     fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError>;
+
+    /// Puts what comes on `stream` into a graph, and runs none of it, until [`end_capture`](Self::end_capture). A stream
+    /// that waits for an event recorded on a captured one is captured too, and must be waited for by the first in the
+    /// end. Until then the thread that began it must ask and wait for nothing on the device; other threads may, as long
+    /// as no captured stream is meant. The null stream cannot be captured.
+    fn begin_capture(&self, stream: StreamId) -> Result<(), CallError>;
+
+    /// Ends the capture that began on `stream`. If it fails, there is no graph, and the capture is over.
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId, CallError>;
+
+    /// Whether what is put on `stream` is captured. Harms no capture.
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError>;
+
+    /// Makes later work of a captured stream wait, in each launch of the graph, for the last record of `event` before
+    /// that launch; on other streams it is [`wait_event`](Self::wait_event). The event must outlive the graph.
+    fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
+
+    /// Puts all of a graph on `stream`. Launches of one graph run one after the other, on whichever streams.
+    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), CallError>;
+
+    /// Ends a graph's name. Launches already made still run.
+    fn destroy_graph(&self, graph: GraphId) -> Result<(), CallError>;
 }

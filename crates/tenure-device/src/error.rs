@@ -163,7 +163,7 @@ pub enum ErrorKind {
     /// Freed or destroyed before, or never made by this driver.
     #[error("{what} {handle:#x} does not exist: it was given back before, or came from elsewhere")]
     UnknownHandle {
-        /// What kind of thing: `chunk`, `segment`, `reservation`, `stream` or `event`.
+        /// What kind of thing: `chunk`, `segment`, `reservation`, `stream`, `event` or `graph`.
         what: &'static str,
         /// Its handle or address.
         handle: u64,
@@ -255,6 +255,12 @@ pub enum ErrorKind {
     /// Time was asked of an event that was not recorded, or not passed.
     #[error("event {0:#x} was not passed yet")]
     NotPassed(u64),
+    /// A capture of a stream was begun, used or ended in a way that it cannot be. A real driver has its own words for it.
+    #[error("stream capture: {reason}")]
+    Capture {
+        /// What was wrong.
+        reason: &'static str,
+    },
     /// The driver was called from work that runs on a stream.
     #[error("called from a host function or kernel, which must not call the driver")]
     CalledFromWork,
@@ -337,6 +343,7 @@ impl ErrorKind {
             Self::HostNotRegistered(_) => 713,
             Self::Undeclared { .. } | Self::Race { .. } => 719,
             Self::CalledFromWork => 800,
+            Self::Capture { .. } => 900,
             Self::Injected => 999,
             Self::ContextLost(first) => first.kind.code(),
             _ => 1,

@@ -114,6 +114,12 @@ impl Event {
         Ok(self.driver.export_event(id)?)
     }
 
+    /// Makes the driver's event now, for who knows events by its name.
+    #[track_caller]
+    pub(crate) fn prepare(&mut self) -> Result<(), DriverError> {
+        self.create().map(drop)
+    }
+
     #[track_caller]
     fn create(&mut self) -> Result<EventId, DriverError> {
         match self.id {

@@ -20,6 +20,7 @@ mod driver;
 mod error;
 mod event;
 pub mod functions;
+pub mod graph;
 pub mod host;
 mod launches;
 pub mod memory;
@@ -36,7 +37,9 @@ pub use backing::DeviceBacking;
 pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
-pub use driver::{Access, Driver, EventHandle, EventId, EventKind, Executor, HostFunction, Priority, ProcessMemory};
+pub use driver::{
+    Access, Driver, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction, Priority, ProcessMemory,
+};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};

@@ -262,6 +262,13 @@ pub enum AutogradError {
     },
 }
 
+/// For what surrounds operations, such as a capture.
+impl From<MemoryError> for TensorError {
+    fn from(error: MemoryError) -> Self {
+        Self::memory("device", error)
+    }
+}
+
 impl TensorError {
     #[track_caller]
     pub(crate) fn device(op: &'static str, error: CallError) -> Self {

@@ -3,7 +3,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    self, CUevent, CUevent_flags, CUipcEventHandle, CUmemAllocationHandleType, CUresult, CUstream, CUstream_flags,
+    self, CUevent, CUevent_flags, CUevent_wait_flags, CUgraphExec, CUipcEventHandle, CUmemAllocationHandleType,
+    CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
@@ -15,8 +16,8 @@ use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::deferred::InHostFunction;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, HostFunction, Priority,
-    ProcessMemory,
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
+    Priority, ProcessMemory,
 };
 
 impl Driver for CudaDriver {
@@ -430,6 +431,10 @@ impl Driver for CudaDriver {
     fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError> {
         self.in_context(Call::HostFunction, || {
             let stream = self.stream(stream)?;
+            if is_captured(stream)? {
+                // A graph would call it with each launch, and it is there for one.
+                return Err(ErrorKind::Capture { reason: "a function of the host was put on a captured stream" });
+            }
             let function = Box::into_raw(Box::new(function));
             // SAFETY: the driver calls `run_host_function` once, with this pointer.
             check(unsafe { sys::cuLaunchHostFunc(stream, Some(run_host_function), function.cast()) }).inspect_err(
@@ -438,6 +443,66 @@ impl Driver for CudaDriver {
                     drop(unsafe { Box::from_raw(function) });
                 },
             )
+        })
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::BeginCapture, || {
+            let stream = self.stream(stream)?;
+            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: the stream is known.
+            check(unsafe { sys::cuStreamBeginCapture_v2(stream, mode) })
+        })
+    }
+
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId, CallError> {
+        self.in_context(Call::EndCapture, || {
+            let stream = self.stream(stream)?;
+            let mut graph = ptr::null_mut();
+            // SAFETY: the stream is known, and `graph` is writable.
+            check(unsafe { sys::cuStreamEndCapture(stream, &mut graph) })?;
+            let mut executable = ptr::null_mut();
+            // SAFETY: `executable` is writable, and the graph was just made.
+            let made = check(unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
+            // SAFETY: the graph was just made; what was made of it does not need it.
+            check(unsafe { sys::cuGraphDestroy(graph) }).and(made)?;
+            self.graphs.insert(executable as u64, ());
+            Ok(GraphId(executable as u64))
+        })
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError> {
+        self.call(Call::IsCapturing, || is_captured(self.stream(stream)?))
+    }
+
+    fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {
+        self.in_context(Call::WaitEvent, || {
+            let (stream, (event, _)) = (self.stream(stream)?, self.event(event)?);
+            let flags = match is_captured(stream)? {
+                true => CUevent_wait_flags::CU_EVENT_WAIT_EXTERNAL as c_uint,
+                false => 0,
+            };
+            // SAFETY: both are known.
+            check(unsafe { sys::cuStreamWaitEvent(stream, event, flags) })
+        })
+    }
+
+    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), CallError> {
+        self.in_context(Call::LaunchGraph, || {
+            let unknown = ErrorKind::UnknownHandle { what: "graph", handle: graph.0 };
+            let stream = self.stream(stream)?;
+            self.graphs.get(graph.0).ok_or(unknown)?;
+            // SAFETY: both are known.
+            check(unsafe { sys::cuGraphLaunch(graph.0 as CUgraphExec, stream) })
+        })
+    }
+
+    fn destroy_graph(&self, graph: GraphId) -> Result<(), CallError> {
+        self.in_context(Call::DestroyGraph, || {
+            let unknown = ErrorKind::UnknownHandle { what: "graph", handle: graph.0 };
+            self.graphs.remove(graph.0).ok_or(unknown)?;
+            // SAFETY: the graph was known, and no other thread destroys it.
+            check(unsafe { sys::cuGraphExecDestroy(graph.0 as CUgraphExec) })
         })
     }
 }

@@ -40,6 +40,7 @@ pub struct CudaDriver {
     /// Sizes of what was allocated with an address of its own.
     pub(super) segments: Handles<u64>,
     pub(super) streams: Handles<StreamOwner>,
+    pub(super) graphs: Handles<()>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     pub(super) kernels: Kernels,
@@ -82,6 +83,7 @@ impl CudaDriver {
             space: Mutex::new(AddressSpace::new(granularity)),
             segments: Handles::new(),
             streams: Handles::new(),
+            graphs: Handles::new(),
             timings: Timings::default(),
             launches: LaunchRegistry::new(),
             kernels: Kernels::default(),

@@ -11,8 +11,8 @@ use super::memory::Memory;
 use super::platform::uuid;
 use super::state::State;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, HostFunction, Launch,
-    Priority, ProcessMemory, cost,
+    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, Executor, GraphId, HostFunction,
+    Launch, Priority, ProcessMemory, cost,
 };
 
 impl Driver for SimDriver {
@@ -167,6 +167,7 @@ impl Driver for SimDriver {
     fn query_stream(&self, stream: StreamId) -> Result<bool, CallError> {
         self.call(Call::QueryStream, |state| {
             let stream = state.timeline.stream(stream)?;
+            state.forbid_in_capture_of(stream)?;
             state.query(state.timeline.tail(stream), &state.order.stamp(stream))
         })
     }
@@ -180,7 +181,10 @@ impl Driver for SimDriver {
     }
 
     fn synchronize(&self) -> Result<(), CallError> {
-        self.synchronize_with(Call::Synchronize, |state| Ok(state.device_goal()))
+        self.synchronize_with(Call::Synchronize, |state| {
+            state.forbid_while_capturing()?;
+            Ok(state.device_goal())
+        })
     }
 
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
@@ -312,11 +316,46 @@ impl Driver for SimDriver {
 
     fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError> {
         self.call(Call::HostFunction, |state| {
+            let index = state.timeline.stream(stream)?;
+            if let Some(capture) = state.capture_of(index) {
+                return capture.break_by("a function of the host was put on a captured stream");
+            }
+            let function = Mutex::new(Some(function));
             state.submit_call(Call::HostFunction, stream, Touches::default(), move |_, _| {
-                function();
-                Ok(())
+                let function = function.lock().take();
+                function.map_or(Ok(()), |function| {
+                    function();
+                    Ok(())
+                })
             })
         })
+    }
+
+    fn begin_capture(&self, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::BeginCapture, |state| state.begin_capture(stream))
+    }
+
+    fn end_capture(&self, stream: StreamId) -> Result<GraphId, CallError> {
+        self.call(Call::EndCapture, |state| state.end_capture(stream))
+    }
+
+    fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError> {
+        self.call(Call::IsCapturing, |state| {
+            let stream = state.timeline.stream(stream)?;
+            Ok(state.capture_of(stream).is_some())
+        })
+    }
+
+    fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {
+        self.call(Call::WaitEvent, |state| state.wait_event_outside(stream, event))
+    }
+
+    fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), CallError> {
+        self.call(Call::LaunchGraph, |state| state.launch_graph(graph, stream))
+    }
+
+    fn destroy_graph(&self, graph: GraphId) -> Result<(), CallError> {
+        self.call(Call::DestroyGraph, |state| state.destroy_graph(graph))
     }
 }
 
@@ -333,11 +372,13 @@ struct HostSource(*const u8, usize);
 
 // SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
 unsafe impl Send for HostSource {}
+// SAFETY: the same.
+unsafe impl Sync for HostSource {}
 
 impl HostSource {
     /// # Safety
     /// The memory is readable, and nobody writes it, until the slice is dropped.
-    unsafe fn bytes<'a>(self) -> &'a [u8] {
+    unsafe fn bytes(&self) -> &[u8] {
         // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
         if self.1 == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.0, self.1) } }
     }
@@ -348,11 +389,14 @@ struct HostTarget(*mut u8, usize);
 
 // SAFETY: whoever gave it leaves it to the copy, on whichever thread that runs.
 unsafe impl Send for HostTarget {}
+// SAFETY: the same.
+unsafe impl Sync for HostTarget {}
 
 impl HostTarget {
     /// # Safety
     /// The memory is writable, and nobody else touches it, until the slice is dropped.
-    unsafe fn bytes<'a>(self) -> &'a mut [u8] {
+    #[expect(clippy::mut_from_ref, reason = "it stands for memory that is not its own")]
+    unsafe fn bytes(&self) -> &mut [u8] {
         // SAFETY: as the caller promises. An empty copy may have been given a null pointer.
         if self.1 == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(self.0, self.1) } }
     }

@@ -20,6 +20,7 @@ struct Registration {
 }
 
 /// Memory of the host that an asynchronous copy uses.
+#[derive(Clone)]
 pub(super) struct HostUse {
     pub(super) range: Range<u64>,
     pub(super) write: bool,

@@ -9,7 +9,7 @@ use super::host::HostUse;
 use super::memory::Memory;
 use crate::{ErrorKind, Launch};
 
-pub(super) type Body = Box<dyn FnOnce(&mut KernelMemory<'_>) + Send>;
+pub(super) type Body = Arc<dyn Fn(&mut KernelMemory<'_>) + Send + Sync>;
 
 /// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
 pub struct Kernel {
@@ -21,7 +21,7 @@ pub struct Kernel {
 }
 
 /// Address ranges that work reads and writes.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Touches {
     pub(super) reads: Vec<Range<Address>>,
     pub(super) writes: Vec<Range<Address>>,
@@ -61,9 +61,10 @@ impl Kernel {
         self
     }
 
-    /// The same kernel, doing `body`. Without one it only counts as having touched what it declares.
-    pub fn body(mut self, body: impl FnOnce(&mut KernelMemory<'_>) + Send + 'static) -> Self {
-        self.body = Some(Box::new(body));
+    /// The same kernel, doing `body`, once for each launch of a graph that it was captured in. Without one it only counts as
+    /// having touched what it declares.
+    pub fn body(mut self, body: impl Fn(&mut KernelMemory<'_>) + Send + Sync + 'static) -> Self {
+        self.body = Some(Arc::new(body));
         self
     }
 }
@@ -85,7 +86,7 @@ impl<'a> KernelMemory<'a> {
         memory: &'a mut Memory,
         launch: &'a Arc<Launch>,
         touches: &'a Touches,
-        body: Body,
+        body: &Body,
     ) -> Result<(), ErrorKind> {
         let mut view = Self { memory, launch, touches, fault: None };
         body(&mut view);

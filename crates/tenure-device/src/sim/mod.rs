@@ -39,6 +39,7 @@
 //! host count as one. [`SimDriver::busy_until`] declares nothing, so it is not checked, and costs
 //! next to nothing: a replay that only tells the time needs no more.
 
+mod capture;
 mod driver;
 mod events;
 mod fault;

@@ -4,8 +4,10 @@ use std::time::Duration;
 use std::{slice, thread};
 
 use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
+use super::capture::{Action, Capture, Graph, capture_error};
 use super::events::Recorded;
 use super::fault::Failures;
 use super::host::HostMemory;
@@ -14,11 +16,11 @@ use super::memory::Memory;
 use super::physical::PhysicalMemory;
 use super::race::{Order, Stamp};
 use super::signal::Signal;
-use super::timeline::{Point, Timeline, Work};
+use super::timeline::{Point, Timeline};
 use super::{SimConfig, SimDriver};
 use crate::cost::HOST_SYNC_US;
 use crate::deferred::{InHostFunction, in_host_function};
-use crate::{Call, CallError, Counters, ErrorKind, EventId, Launch, ProcessMemory};
+use crate::{Call, CallError, Counters, ErrorKind, EventId, GraphId, Launch, ProcessMemory};
 
 /// How often the host looks whether another process has passed an event that it waits for.
 const POLL: Duration = Duration::from_micros(50);
@@ -43,8 +45,11 @@ pub(super) struct State {
     pub(super) counters: Counters,
     /// What to say about processes, if that was scripted.
     pub(super) processes: Option<Option<Vec<ProcessMemory>>>,
+    pub(super) captures: Vec<Capture>,
+    pub(super) graphs: FxHashMap<GraphId, Arc<Graph>>,
+    pub(super) last_graph: u64,
     context_bytes: u64,
-    launches: u64,
+    pub(super) launches: u64,
     lost: Option<Arc<CallError>>,
 }
 
@@ -59,6 +64,9 @@ impl State {
             failures: Failures::default(),
             counters: Counters::default(),
             processes: None,
+            captures: Vec::new(),
+            graphs: FxHashMap::default(),
+            last_graph: 0,
             context_bytes: config.context_bytes,
             launches: 0,
             lost: None,
@@ -80,12 +88,11 @@ impl State {
     pub(super) fn launch(&mut self, kernel: Kernel) -> Result<Launch, ErrorKind> {
         let Kernel { name, stream, at, touches, body } = kernel;
         let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
-        self.submit(launch, touches, |launch, touches| {
-            Box::new(move |memory| match body {
-                Some(body) => KernelMemory::run(memory, &launch, &touches, body),
-                None => Ok(()),
-            })
-        })?;
+        let action = move |memory: &mut Memory, launch: &Arc<Launch>, touches: &Touches| match &body {
+            Some(body) => KernelMemory::run(memory, launch, touches, body),
+            None => Ok(()),
+        };
+        self.submit(launch, touches, Arc::new(action))?;
         Ok(launch)
     }
 
@@ -95,19 +102,19 @@ impl State {
         call: Call,
         stream: StreamId,
         touches: Touches,
-        work: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + 'static,
+        work: impl Fn(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + Sync + 'static,
     ) -> Result<(), ErrorKind> {
         let launch = Launch { name: call.name(), stream, number: self.launches, grid: None, block: None, at: None };
-        self.submit(launch, touches, |launch, _| Box::new(move |memory| work(memory, &launch)))
+        self.submit(launch, touches, Arc::new(move |memory, launch, _| work(memory, launch)))
     }
 
-    fn submit(
-        &mut self,
-        launch: Launch,
-        mut touches: Touches,
-        work: impl FnOnce(Arc<Launch>, Touches) -> Work,
-    ) -> Result<(), ErrorKind> {
+    pub(super) fn submit(&mut self, launch: Launch, mut touches: Touches, action: Action) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(launch.stream)?;
+        if let Some(capture) = self.capture_of(stream) {
+            capture.work(stream, launch, touches, action);
+            self.launches += 1;
+            return Ok(());
+        }
         let launch = Arc::new(launch);
         touches.reads.retain(|range| !range.is_empty());
         touches.writes.retain(|range| !range.is_empty());
@@ -120,7 +127,7 @@ impl State {
             self.host.note(used, &access);
         }
         self.launches += 1;
-        self.timeline.push_work(stream, work(launch, touches));
+        self.timeline.push_work(stream, Box::new(move |memory| action(memory, &launch, &touches)));
         Ok(())
     }
 
@@ -152,6 +159,12 @@ impl State {
     /// it while this process waits for them.
     pub(super) fn record_event(&mut self, event: EventId, stream: StreamId) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(stream)?;
+        self.timeline.events.get(event)?;
+        if let Some(capture) = self.capture_of(stream) {
+            capture.record(stream, event);
+            return Ok(());
+        }
+        self.captures.iter_mut().for_each(|capture| capture.forget(event));
         if let Some(point) = self.timeline.record_event(event, stream, self.order.stamp(stream))? {
             while !self.timeline.passed(point) && self.step()? {}
         }
@@ -159,6 +172,7 @@ impl State {
     }
 
     pub(super) fn query_event(&mut self, event: EventId) -> Result<bool, ErrorKind> {
+        self.forbid_while_capturing()?;
         match self.timeline.events.recorded(event)? {
             Recorded::Nowhere => Ok(true),
             Recorded::Here(point, stamp) => {
@@ -172,6 +186,12 @@ impl State {
     pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(stream)?;
         self.timeline.events.check_device(event)?;
+        if self.captures.iter_mut().any(|capture| capture.wait(stream, event)) {
+            return Ok(());
+        }
+        if self.capture_of(stream).is_some() {
+            return Err(capture_error("a captured stream waits for work that is not captured"));
+        }
         match self.timeline.events.recorded(event)? {
             Recorded::Nowhere => return Ok(()),
             Recorded::Here(point, _) if point.stream() == stream => return Ok(()),
@@ -185,14 +205,29 @@ impl State {
         Ok(())
     }
 
+    /// Makes `stream` wait for an event that no capture knows of, whether it is captured or not.
+    pub(super) fn wait_event_outside(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
+        let index = self.timeline.stream(stream)?;
+        self.timeline.events.get(event)?;
+        match self.capture_of(index) {
+            Some(capture) => {
+                capture.wait_outside(index, event);
+                Ok(())
+            }
+            None => self.wait_event(stream, event),
+        }
+    }
+
     /// Everything on `stream`.
-    pub(super) fn stream_goal(&self, stream: StreamId) -> Result<Goal, ErrorKind> {
+    pub(super) fn stream_goal(&mut self, stream: StreamId) -> Result<Goal, ErrorKind> {
         let stream = self.timeline.stream(stream)?;
+        self.forbid_in_capture_of(stream)?;
         Ok(Goal::Point(self.timeline.tail(stream), self.order.stamp(stream)))
     }
 
     /// The last record of `event`.
-    pub(super) fn event_goal(&self, event: EventId) -> Result<Goal, ErrorKind> {
+    pub(super) fn event_goal(&mut self, event: EventId) -> Result<Goal, ErrorKind> {
+        self.forbid_while_capturing()?;
         Ok(match self.timeline.events.recorded(event)? {
             Recorded::Nowhere => Goal::Nothing,
             Recorded::Here(point, stamp) => Goal::Point(point, stamp.clone()),

@@ -10,6 +10,7 @@ mod drivers;
 mod events;
 mod functions;
 mod gone_streams;
+mod graphs;
 mod host;
 mod launches;
 mod memory;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::accumulate::add_to;
+use super::lane::Lane;
 use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
 use crate::autocast::Autocast;
@@ -144,33 +145,38 @@ impl Pass {
         let mut captured: Vec<Option<Tensor>> = vec![None; self.wanted.as_ref().map_or(0, Vec::len)];
         for (edge, grad) in std::mem::take(&mut self.roots) {
             let id = Arc::as_ptr(&edge.node);
-            self.add(&edge, grad)?;
+            let given_on = Lane::current(grad.device());
+            self.add(&edge, grad, &given_on)?;
             if self.awaited.get(&id).copied().unwrap_or(0) == 0 {
                 self.make_ready(edge.node);
             }
         }
+        let mut leading = Vec::new();
         while let Some((_, node)) = self.ready.pop_last() {
             let id = Arc::as_ptr(&node);
             let mut grads = self.arrived.remove(&id).unwrap_or_default();
             grads.resize(node.outputs(), None);
-            node.run_hooks(&mut grads)?;
+            let lane = lane(&node);
+            lane.run(|| node.run_hooks(&mut grads))?;
             if let Some(wanted) = &self.wanted {
                 for (edge, found) in wanted.iter().zip(&mut captured) {
                     if Arc::as_ptr(&edge.node) == id {
                         found.clone_from(&grads[edge.output]);
+                        leading.push(lane.clone());
                     }
                 }
             }
-            self.step(&node, grads)?;
+            self.step(&node, grads, &lane)?;
         }
+        leading.iter().try_for_each(Lane::lead_here)?;
         Ok(captured)
     }
 
     /// Runs a node and sends on what it gives.
-    fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>) -> Result<()> {
+    fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &Lane) -> Result<()> {
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
-                Some(grad) if self.wanted.is_none() => leaf.accumulate_grad(grad),
+                Some(grad) if self.wanted.is_none() => lane.run(|| leaf.accumulate_grad(grad)),
                 _ => Ok(()),
             };
         }
@@ -182,7 +188,7 @@ impl Pass {
         let has_grad = grads.iter().any(Option::is_some);
         let given = if has_grad && needs.contains(&true) {
             let keeps = self.options.retain_graph || self.options.create_graph;
-            node.run(&grads, &needs, keeps)?
+            lane.run(|| node.run(&grads, &needs, keeps))?
         } else {
             Grads::from_elem(None, node.edges().len())
         };
@@ -190,7 +196,7 @@ impl Pass {
         for (edge, grad) in node.edges().iter().zip(given) {
             let Some(edge) = edge else { continue };
             if let Some(grad) = grad {
-                self.add(edge, grad)?;
+                self.add(edge, grad, lane)?;
             }
             let awaited = self.awaited.entry(Arc::as_ptr(&edge.node)).or_default();
             *awaited -= 1;
@@ -205,17 +211,29 @@ impl Pass {
         self.ready.insert((node.sequence(), Arc::as_ptr(&node).addr()), node);
     }
 
-    fn add(&mut self, edge: &Edge, grad: Tensor) -> Result<()> {
+    /// Brings a gradient, computed on a lane, to where it is used.
+    fn add(&mut self, edge: &Edge, grad: Tensor, from: &Lane) -> Result<()> {
+        let lane = lane(&edge.node);
+        from.lead_to(&lane)?;
         let arrived = self.arrived.entry(Arc::as_ptr(&edge.node)).or_default();
         if arrived.len() <= edge.output {
             arrived.resize(edge.output + 1, None);
         }
         match &mut arrived[edge.output] {
-            Some(sum) => add_to(sum, grad),
+            Some(sum) => lane.run(|| add_to(sum, grad)),
             empty => {
                 *empty = Some(grad);
                 Ok(())
             }
         }
+    }
+}
+
+/// Where a node's gradients are needed: where its operation ran. Leaves' are added up where the pass was asked for, and
+/// so nothing is left to wait for after it.
+fn lane(node: &Node) -> Lane {
+    match node.leaf() {
+        Some(leaf) => Lane::current(leaf.device()),
+        None => node.lane().clone(),
     }
 }

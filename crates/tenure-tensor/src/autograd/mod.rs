@@ -7,7 +7,9 @@
 //! Formulas are written with the same operations, so that they have gradients themselves if the graph is kept
 //! ([`Options::create_graph`]). Nothing here is `unsafe`.
 //!
-//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`.
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`. On a device, a
+//! node's formula runs on the stream that its operation ran on; gradients that go from stream to stream are waited for
+//! there, on the device, and leaves are added to on the stream that is current where `backward` is called.
 
 mod accumulate;
 mod attach;
@@ -15,6 +17,7 @@ mod checkpoint;
 mod engine;
 mod gradcheck;
 mod hooks;
+mod lane;
 mod meta;
 mod mode;
 mod node;

@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 
 use super::attach::Saved;
 use super::hooks::Hooks;
+use super::lane::Lane;
 use super::meta::Kind;
 use super::mode::Anomaly;
 use super::saved::SavedTensor;
 use crate::error::AutogradError;
-use crate::{Result, Tensor, TensorError};
+use crate::{Device, Result, Tensor, TensorError};
 
 /// The gradients of a node's inputs, in their order; none where it is not needed, or nothing depends on the input.
 pub type Grads = SmallVec<[Option<Tensor>; 3]>;
@@ -27,6 +28,8 @@ pub struct Node {
     edges: Edges,
     inputs: SmallVec<[Kind; 2]>,
     outputs: SmallVec<[Kind; 1]>,
+    /// Where it was computed.
+    lane: Lane,
     work: Work,
     /// (output, hooks of the tensor that it is).
     hooks: Mutex<OutputHooks>,
@@ -140,6 +143,7 @@ impl Node {
             edges: SmallVec::new(),
             inputs: SmallVec::new(),
             outputs: std::iter::once(Kind::of(leaf)).collect(),
+            lane: Lane::current(leaf.device()),
             work: Work::Accumulate(leaf.clone()),
             hooks: Mutex::default(),
             forward: None,
@@ -162,6 +166,7 @@ impl Node {
             edges,
             inputs,
             outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
+            lane: Lane::current(outputs.first().map_or(Device::CPU, |output| output.device())),
             work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(Box::new(formula)) },
             hooks: Mutex::default(),
             forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
@@ -178,6 +183,11 @@ impl Node {
 
     pub(super) fn sequence(&self) -> u64 {
         self.sequence
+    }
+
+    /// Where its operation ran; for a leaf, where its node was made.
+    pub(super) fn lane(&self) -> &Lane {
+        &self.lane
     }
 
     /// The leaf, if it is the node of one.

@@ -232,7 +232,7 @@ impl Shape {
             (0..expression.numbers).map(|number| format!("number<T>(p.numbers[{number}]), ")).collect();
         let fault = if expression.fault.is_some() { "p.fault, p.code" } else { "0, 0" };
         line(format_args!(
-            "{} y[V];\n#pragma unroll\nfor (int i = 0; i < V; i++) y[i] = apply({arguments}{numbers}{fault});",
+            "{} y[V];\n#pragma unroll\nfor (int i = 0; i < V; i++) if (i < count) y[i] = apply({arguments}{numbers}{fault});",
             lane(0)
         ));
         line(format_args!("store<{}>(p.operands[0], o0, count, y);\n}}", in_memory(operands[0].dtype, lane(0))));

@@ -1,0 +1,163 @@
+//! Work of a stream, put together once and launched as one. PyTorch's `CUDAGraph`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenure_alloc::{PoolId, PoolUse};
+
+use crate::memory::{DeviceMemory, MemoryError};
+use crate::{Event, EventKind, GraphId, Priority, Stream, StreamGuard};
+
+/// Work that was captured, with the memory that it uses.
+///
+/// What was allocated in the capture lives in a pool of the graph's own: addresses stay, and each launch writes the same
+/// ones. So results are read, or copied, before the next launch, and inputs are written to where the capture read them.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tenure_device::graph::Graph;
+/// use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
+/// use tenure_device::sim::{SimConfig, SimDriver};
+///
+/// let driver = Arc::new(SimDriver::new(SimConfig::default()));
+/// let memory: &'static DeviceMemory = Box::leak(Box::new(DeviceMemory::new(driver, MemoryConfig::default())?));
+/// let target = memory.driver().malloc(4)?;
+/// let fill = |stream: &tenure_device::Stream| {
+///     memory.driver().memset(target, 7, 4, stream.id()).map_err(MemoryError::from)
+/// };
+/// let (graph, ()) = Graph::capture(memory, fill)?;
+/// graph.launch()?;
+/// let mut bytes = [0; 4];
+/// memory.driver().copy_from_device(&mut bytes, target, memory.streams().current_id())?;
+/// assert_eq!(bytes, [7; 4]);
+/// # Ok::<(), MemoryError>(())
+/// ```
+pub struct Graph {
+    id: GraphId,
+    pool: Pool,
+}
+
+impl Graph {
+    /// Captures what `work` puts on the stream that it is given, which is the thread's current one meanwhile, and runs none
+    /// of it. Whatever prepares itself when it is first used, such as a kernel that is compiled, must have been used
+    /// before: so do the same work once, outside.
+    ///
+    /// `work` must not wait for the device, nor read from it: that would fail, and end the capture.
+    ///
+    /// # Errors
+    /// Those of `work`; failures of the driver. Then nothing is left of the capture.
+    pub fn capture<T, E: From<MemoryError>>(
+        memory: &'static DeviceMemory,
+        work: impl FnOnce(&Stream) -> Result<T, E>,
+    ) -> Result<(Self, T), E> {
+        let stream = memory.streams().pooled(Priority::Default).map_err(MemoryError::from)?;
+        let (driver, allocator) = (memory.driver(), memory.allocator());
+        let pool = next_pool();
+        let asked = Arc::clone(driver);
+        // A side stream that joined the capture allocates from the pool too.
+        let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
+        allocator.begin_pool(pool, PoolUse::Capture, Box::new(is_captured)).map_err(MemoryError::from)?;
+        let mut pool = Pool { memory, id: pool, is_open: true };
+        driver.begin_capture(stream.id()).map_err(MemoryError::from)?;
+        let made = {
+            let _current = StreamGuard::new(&stream);
+            work(&stream)
+        };
+        // In any case, since the stream is captured until then.
+        let ended = driver.end_capture(stream.id()).map_err(MemoryError::from);
+        pool.close();
+        let made = made?;
+        Ok((Self { id: ended?, pool }, made))
+    }
+
+    /// Puts all of it on the thread's current stream. Launches come one after the other, on whichever streams.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn launch(&self) -> Result<(), MemoryError> {
+        let memory = self.memory();
+        Ok(memory.driver().launch_graph(self.id, memory.streams().current_id())?)
+    }
+
+    /// The device's memory.
+    pub fn memory(&self) -> &'static DeviceMemory {
+        self.pool.memory
+    }
+
+    /// Where the memory that was allocated in the capture lies.
+    pub fn pool(&self) -> PoolId {
+        self.pool.id
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // Launches that were made go on. A lost context took the graph along.
+        let _ = self.memory().driver().destroy_graph(self.id);
+    }
+}
+
+/// A private pool of the allocator.
+struct Pool {
+    memory: &'static DeviceMemory,
+    id: PoolId,
+    /// Whether allocations go to it.
+    is_open: bool,
+}
+
+impl Pool {
+    fn close(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            // It is open, which is all that this can fail for.
+            let _ = self.memory.allocator().end_pool(self.id);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.close();
+        // Its memory is given back when every stream has passed what is on it now.
+        let _ = self.memory.allocator().release_pool(self.id);
+    }
+}
+
+/// A point that a graph waits for from outside: each launch waits for the last [`record`](Gate::record) before it.
+pub struct Gate {
+    event: Event,
+}
+
+impl Gate {
+    /// A gate of a device, open until it is first recorded.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn new(memory: &DeviceMemory) -> Result<Self, MemoryError> {
+        let mut event = Event::new(Arc::clone(memory.driver()), EventKind::Order);
+        event.prepare()?;
+        Ok(Self { event })
+    }
+
+    /// Makes graphs that are launched from now on wait until `stream` has passed what is on it now.
+    ///
+    /// # Errors
+    /// The stream is of another device, or a driver call failed.
+    pub fn record(&mut self, stream: &Stream) -> Result<(), MemoryError> {
+        Ok(self.event.record(stream)?)
+    }
+
+    /// Makes later work of a stream that is captured wait at the gate, in each launch; and of another stream, now.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn wait(&self, stream: &Stream) -> Result<(), MemoryError> {
+        let event = self.event.id().expect("it was prepared");
+        Ok(stream.driver().wait_event_outside(stream.id(), event)?)
+    }
+}
+
+/// A pool that no other graph has, and no program's own.
+fn next_pool() -> PoolId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    PoolId(NEXT.fetch_add(1, Ordering::Relaxed), u64::MAX)
+}

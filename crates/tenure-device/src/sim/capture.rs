@@ -1,0 +1,223 @@
+//! Streams whose work is put together to graphs, and the graphs.
+
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use rustc_hash::FxHashMap;
+use tenure_core::StreamId;
+
+use super::kernel::Touches;
+use super::memory::Memory;
+use super::state::State;
+use crate::{ErrorKind, EventId, EventKind, GraphId, Launch, Priority};
+
+/// What a piece of work does, each time it runs.
+pub(super) type Action = Arc<dyn Fn(&mut Memory, &Arc<Launch>, &Touches) -> Result<(), ErrorKind> + Send + Sync>;
+
+/// What a capture heard. Streams are meant by their index, events by the number of their record in the capture.
+enum Step {
+    Work {
+        stream: usize,
+        launch: Launch,
+        touches: Touches,
+        action: Action,
+    },
+    Record {
+        stream: usize,
+        record: usize,
+    },
+    Wait {
+        stream: usize,
+        record: usize,
+    },
+    /// For the last record of an event before the graph's launch.
+    WaitOutside {
+        stream: usize,
+        event: EventId,
+    },
+}
+
+/// How many steps of each stream are known to come before.
+type Known = FxHashMap<usize, usize>;
+
+/// A capture that goes on.
+pub(super) struct Capture {
+    origin: usize,
+    thread: ThreadId,
+    steps: Vec<Step>,
+    /// The streams that take part.
+    streams: FxHashMap<usize, Known>,
+    /// The last record of each event, and what comes before each record.
+    events: FxHashMap<EventId, usize>,
+    records: Vec<Known>,
+    /// Why it cannot become a graph any more.
+    broken: Option<&'static str>,
+}
+
+/// What a capture became.
+pub(super) struct Graph {
+    steps: Vec<Step>,
+    /// The streams that its steps run on; none for the one that it is launched on.
+    streams: FxHashMap<usize, Option<StreamId>>,
+    /// For its records.
+    events: Vec<EventId>,
+    /// Passed when it begins, and when it ends.
+    ends: [EventId; 2],
+}
+
+impl Capture {
+    fn step(&mut self, stream: usize, step: Step) {
+        self.steps.push(step);
+        *self.streams.entry(stream).or_default().entry(stream).or_default() += 1;
+    }
+
+    pub(super) fn work(&mut self, stream: usize, launch: Launch, touches: Touches, action: Action) {
+        self.step(stream, Step::Work { stream, launch, touches, action });
+    }
+
+    pub(super) fn record(&mut self, stream: usize, event: EventId) {
+        let record = self.records.len();
+        self.events.insert(event, record);
+        self.records.push(self.streams[&stream].clone());
+        self.steps.push(Step::Record { stream, record });
+    }
+
+    /// Makes a stream wait for an event, and part of the capture. Whether the event was recorded in it.
+    pub(super) fn wait(&mut self, stream: usize, event: EventId) -> bool {
+        let Some(&record) = self.events.get(&event) else { return false };
+        let known = self.streams.entry(stream).or_default();
+        for (other, steps) in &self.records[record] {
+            let knows = known.entry(*other).or_default();
+            *knows = (*knows).max(*steps);
+        }
+        self.steps.push(Step::Wait { stream, record });
+        true
+    }
+
+    /// An event was recorded elsewhere.
+    pub(super) fn forget(&mut self, event: EventId) {
+        self.events.remove(&event);
+    }
+
+    pub(super) fn wait_outside(&mut self, stream: usize, event: EventId) {
+        self.step(stream, Step::WaitOutside { stream, event });
+    }
+
+    /// Whether all streams lead back to the first.
+    fn is_joined(&self) -> bool {
+        let known = &self.streams[&self.origin];
+        self.streams.iter().all(|(stream, own)| known.get(stream) >= own.get(stream))
+    }
+}
+
+impl State {
+    pub(super) fn begin_capture(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
+        let origin = self.timeline.stream(stream)?;
+        if stream == StreamId::NULL {
+            return Err(capture_error("the null stream cannot be captured: make another one current"));
+        }
+        if self.captures.iter().any(|capture| capture.streams.contains_key(&origin)) {
+            return Err(capture_error("the stream is captured already"));
+        }
+        self.captures.push(Capture {
+            origin,
+            thread: thread::current().id(),
+            steps: Vec::new(),
+            streams: FxHashMap::from_iter([(origin, Known::default())]),
+            events: FxHashMap::default(),
+            records: Vec::new(),
+            broken: None,
+        });
+        Ok(())
+    }
+
+    pub(super) fn end_capture(&mut self, stream: StreamId) -> Result<GraphId, ErrorKind> {
+        let origin = self.timeline.stream(stream)?;
+        let place = self.captures.iter().position(|capture| capture.origin == origin);
+        let capture = self.captures.remove(place.ok_or(capture_error("no capture began on the stream"))?);
+        if let Some(reason) = capture.broken {
+            return Err(capture_error(reason));
+        }
+        if !capture.is_joined() {
+            return Err(capture_error(
+                "a stream that takes part is not waited for by the one that the capture began on",
+            ));
+        }
+        let mut streams = FxHashMap::default();
+        for &stream in capture.streams.keys() {
+            let own = (stream != origin).then(|| self.timeline.create_stream(Priority::Default));
+            streams.insert(stream, own);
+        }
+        let events = &mut self.timeline.events;
+        let ends = [events.create(EventKind::Order)?, events.create(EventKind::Order)?];
+        let events = capture.records.iter().map(|_| events.create(EventKind::Order)).collect::<Result<_, _>>()?;
+        self.last_graph += 1;
+        let id = GraphId(self.last_graph);
+        self.graphs.insert(id, Arc::new(Graph { steps: capture.steps, streams, events, ends }));
+        Ok(id)
+    }
+
+    pub(super) fn launch_graph(&mut self, graph: GraphId, stream: StreamId) -> Result<(), ErrorKind> {
+        let graph = Arc::clone(self.graph(graph)?);
+        let [begin, end] = graph.ends;
+        // One launch of a graph comes after the other.
+        self.wait_event(stream, end)?;
+        self.record_event(begin, stream)?;
+        for side in graph.streams.values().flatten() {
+            self.wait_event(*side, begin)?;
+        }
+        let at = |index: &usize| graph.streams[index].unwrap_or(stream);
+        for step in &graph.steps {
+            match step {
+                Step::Work { stream, launch, touches, action } => {
+                    let launch = Launch { stream: at(stream), number: self.launches, ..*launch };
+                    self.submit(launch, touches.clone(), Arc::clone(action))?;
+                }
+                Step::Record { stream, record } => self.record_event(graph.events[*record], at(stream))?,
+                Step::Wait { stream, record } => self.wait_event(at(stream), graph.events[*record])?,
+                Step::WaitOutside { stream, event } => self.wait_event(at(stream), *event)?,
+            }
+        }
+        self.record_event(end, stream)
+    }
+
+    pub(super) fn destroy_graph(&mut self, graph: GraphId) -> Result<(), ErrorKind> {
+        self.graph(graph)?;
+        let Some(graph) = self.graphs.remove(&graph) else { return Ok(()) };
+        graph.streams.values().flatten().try_for_each(|side| self.timeline.destroy_stream(*side))?;
+        graph.events.iter().chain(&graph.ends).try_for_each(|event| self.timeline.events.destroy(*event))
+    }
+
+    fn graph(&self, graph: GraphId) -> Result<&Arc<Graph>, ErrorKind> {
+        self.graphs.get(&graph).ok_or(ErrorKind::UnknownHandle { what: "graph", handle: graph.0 })
+    }
+
+    /// The capture that a stream takes part in.
+    pub(super) fn capture_of(&mut self, stream: usize) -> Option<&mut Capture> {
+        self.captures.iter_mut().find(|capture| capture.streams.contains_key(&stream))
+    }
+
+    /// Refuses what waits for a captured stream, or asks about it; that ends the capture.
+    pub(super) fn forbid_in_capture_of(&mut self, stream: usize) -> Result<(), ErrorKind> {
+        let capture = self.capture_of(stream);
+        capture.map_or(Ok(()), |capture| capture.break_by("a captured stream was waited for, or asked about"))
+    }
+
+    /// Refuses what a thread must not do while it captures; that ends the capture.
+    pub(super) fn forbid_while_capturing(&mut self) -> Result<(), ErrorKind> {
+        let thread = thread::current().id();
+        let capture = self.captures.iter_mut().find(|capture| capture.thread == thread);
+        capture.map_or(Ok(()), |capture| capture.break_by("the device was waited for, or asked about, in a capture"))
+    }
+}
+
+impl Capture {
+    pub(super) fn break_by(&mut self, reason: &'static str) -> Result<(), ErrorKind> {
+        self.broken.get_or_insert(reason);
+        Err(capture_error(reason))
+    }
+}
+
+pub(super) fn capture_error(reason: &'static str) -> ErrorKind {
+    ErrorKind::Capture { reason }
+}

@@ -1,0 +1,156 @@
+//! Tensors on several streams of a simulated device, which finds what is not ordered.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::LazyLock;
+
+use tenure_device::graph::Graph;
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Event, EventKind, Platform, Priority, Stream, StreamGuard};
+use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::{DType, Device, Tensor, TensorError};
+
+/// Devices that differ in the order in which they run what may run. Each test has its own.
+const SEEDS: u8 = 6;
+const TESTS: u8 = 6;
+
+fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
+    static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
+        let config = |number: u8| SimConfig { seed: u64::from(number % SEEDS), ..SimConfig::default() };
+        SimPlatform::new((0..TESTS * SEEDS).map(config).collect())
+    });
+    (test * SEEDS..(test + 1) * SEEDS).map(|number| {
+        let memory = memory::install(PLATFORM.driver(number).unwrap(), MemoryConfig::default()).unwrap();
+        (Device::cuda(number), memory)
+    })
+}
+
+/// Goes back from a tensor whose gradient is ones.
+fn backward(tensor: &Tensor) -> Result<(), TensorError> {
+    autograd::backward(&[tensor], &[Some(&tensor.ones_like()?)], Options::default())
+}
+
+fn lead(from: &Stream, to: &Stream) {
+    let mut event = Event::new(from.driver().clone(), EventKind::Order);
+    event.record(from).unwrap();
+    event.wait(to).unwrap();
+}
+
+fn numbers(count: usize, device: Device) -> Tensor {
+    Tensor::arange(0, count as i64, 1, DType::F32, Device::CPU).unwrap().to_device(device).unwrap()
+}
+
+#[test]
+fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
+    for (device, memory) in devices(0) {
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let main = memory.streams().current();
+        let x = numbers(100, device).requires_grad_(true).unwrap();
+        lead(&main, &side);
+        let y = {
+            let _side = StreamGuard::new(&side);
+            x.mul(&x).unwrap()
+        };
+        lead(&side, &main);
+        // Both parts of the gradient meet at `x`, one of each stream.
+        let z = y.mul(&x).unwrap().add(&y.relu().unwrap()).unwrap();
+        backward(&z).unwrap();
+        let found = x.grad().unwrap().to_vec::<f32>().unwrap();
+        let expected: Vec<f32> = (0..100).map(|x| (3 * x * x + 2 * x) as f32).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn what_another_stream_uses_is_not_reused_before_it_is_done() {
+    for (device, memory) in devices(1) {
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let main = memory.streams().current();
+        let mut results = Vec::new();
+        for round in 0..8 {
+            let x = Tensor::full(&[64], round, DType::F32, device).unwrap();
+            lead(&main, &side);
+            {
+                let _side = StreamGuard::new(&side);
+                results.push(x.add(1).unwrap());
+            }
+            // Its memory is free here, and asked for again at once; the other stream may still read it.
+            drop(x);
+            let other = Tensor::full(&[64], -1, DType::F32, device).unwrap();
+            drop(other);
+        }
+        lead(&side, &main);
+        for (round, result) in results.iter().enumerate() {
+            assert_eq!(result.to_vec::<f32>().unwrap(), [round as f32 + 1.0; 64]);
+        }
+    }
+}
+
+#[test]
+fn a_missing_wait_is_found() {
+    let (device, memory) = devices(2).next().unwrap();
+    let side = memory.streams().pooled(Priority::Default).unwrap();
+    let x = Tensor::full(&[64], 1, DType::F32, device).unwrap();
+    let _side = StreamGuard::new(&side);
+    let error = x.add(1).map(drop).unwrap_err().to_string();
+    assert!(error.contains("race: `full`") && error.contains("`add`"), "{error}");
+}
+
+#[test]
+fn threads_have_streams_of_their_own() {
+    for (device, memory) in devices(3) {
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                scope.spawn(move || {
+                    let stream = memory.streams().pooled(Priority::Default).unwrap();
+                    let _current = StreamGuard::new(&stream);
+                    let x = Tensor::full(&[1000], thread, DType::F32, device).unwrap().requires_grad_(true).unwrap();
+                    for _ in 0..5 {
+                        let y = x.square().unwrap().add(&x).unwrap();
+                        backward(&y).unwrap();
+                    }
+                    let expected = 5.0 * (2.0 * thread as f32 + 1.0);
+                    assert_eq!(x.grad().unwrap().to_vec::<f32>().unwrap(), [expected; 1000]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_captured_step_is_launched_with_new_inputs() {
+    for (device, memory) in devices(4) {
+        let input = Tensor::zeros(&[10], DType::F32, device).unwrap();
+        let weight = numbers(10, device).requires_grad_(true).unwrap();
+        let step = |_: &Stream| {
+            let loss = input.mul(&weight)?.square()?;
+            backward(&loss)?;
+            let grad = weight.set_grad(None)?.expect("it requires one");
+            Ok::<_, TensorError>((loss, grad))
+        };
+        let (graph, (loss, grad)) = Graph::capture(memory, step).unwrap();
+        for round in 1..4_i16 {
+            input.fill_(i32::from(round)).unwrap();
+            graph.launch().unwrap();
+            let at = |value: fn(f32, f32) -> f32| -> Vec<f32> {
+                (0..10).map(|w| value(f32::from(round), w as f32)).collect()
+            };
+            assert_eq!(loss.to_vec::<f32>().unwrap(), at(|x, w| x * x * w * w));
+            assert_eq!(grad.to_vec::<f32>().unwrap(), at(|x, w| 2.0 * x * x * w));
+        }
+    }
+}
+
+#[test]
+fn what_a_device_meets_comes_as_an_error_of_a_later_call_and_ends_nothing() {
+    let (device, _) = devices(5).next().unwrap();
+    let x = Tensor::from_slice(&[1, 2, 3], &[3]).unwrap().to_device(device).unwrap();
+    let zero = Tensor::zeros(&[3], DType::I32, device).unwrap();
+    let quotient = x.div_floor(&zero).unwrap();
+    let error = quotient.to_vec::<i32>().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "div_floor: an integer was divided by zero (found by the device, after the operation had returned)"
+    );
+    assert_eq!(x.add(1).unwrap().to_vec::<i32>().unwrap(), [2, 3, 4]);
+}
