@@ -41,6 +41,7 @@ mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;
 mod transfer;
+mod upload;
 #[forbid(unsafe_code)]
 mod vectors;
 
@@ -53,4 +54,5 @@ pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
 pub use tensor::{Nested, Tensor};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};
+pub use upload::{Upload, Uploader};
 pub use vectors::vectorized;

@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 use tenure_device::graph::Graph;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{Event, EventKind, Platform, Priority, Stream, StreamGuard};
+use tenure_device::{Event, EventKind, Executor, Platform, Priority, Stream, StreamGuard};
 use tenure_tensor::autograd::{self, Options};
-use tenure_tensor::{DType, Device, Tensor, TensorError};
+use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
 /// Devices that differ in the order in which they run what may run. Each test has its own.
 const SEEDS: u8 = 6;
-const TESTS: u8 = 6;
+const TESTS: u8 = 7;
 
 fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
@@ -153,4 +153,26 @@ fn what_a_device_meets_comes_as_an_error_of_a_later_call_and_ends_nothing() {
         "div_floor: an integer was divided by zero (found by the device, after the operation had returned)"
     );
     assert_eq!(x.add(1).unwrap().to_vec::<i32>().unwrap(), [2, 3, 4]);
+}
+
+#[test]
+fn uploads_arrive_while_the_host_goes_on_and_their_memory_is_not_reused_early() {
+    for (device, memory) in devices(6) {
+        let uploader = Uploader::new(device, 16 << 20).unwrap();
+        let waits = || match memory.driver().executor() {
+            Executor::Sim(sim) => sim.counters().host_syncs,
+            Executor::Cuda(_) => unreachable!("devices are simulated"),
+        };
+        let before = waits();
+        let mut sum = Tensor::zeros(&[3, 2], DType::F32, device).unwrap();
+        for round in 0..8 {
+            let batch = Tensor::full(&[2, 3], round, DType::F32, Device::CPU).unwrap().transpose(0, 1).unwrap();
+            let upload = uploader.upload(&batch).unwrap();
+            // The host's own elements may change at once.
+            batch.fill_(-1).unwrap();
+            sum = sum.add(&upload.take().unwrap()).unwrap();
+        }
+        assert_eq!(waits(), before);
+        assert_eq!(sum.to_vec::<f32>().unwrap(), [28.0; 6]);
+    }
 }

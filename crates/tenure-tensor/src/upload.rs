@@ -1,0 +1,102 @@
+//! Copies to a device that nobody waits for.
+
+use tenure_device::memory::{self, DeviceMemory};
+use tenure_device::pinned::{PinnedConfig, PinnedPool};
+use tenure_device::{Event, EventKind, Priority, Stream, StreamGuard};
+
+use crate::autograd::no_grad;
+use crate::ops::pointwise::dense_like;
+use crate::{Access, Device, Result, Tensor, TensorError};
+
+const OP: &str = "upload";
+
+/// Brings tensors of the CPU to a device through pinned memory, on a stream of its own: beside what the device computes,
+/// and while the host goes on.
+///
+/// ```no_run
+/// use tenure_tensor::{Device, Tensor, Uploader};
+///
+/// let uploader = Uploader::new(Device::cuda(0), 1 << 30)?;
+/// let batch = uploader.upload(&Tensor::from_slice(&[1.0_f32, 2.0], &[2])?)?;
+/// // ... work on the batch before ...
+/// let batch = batch.take()?;
+/// # Ok::<(), tenure_tensor::TensorError>(())
+/// ```
+pub struct Uploader {
+    memory: &'static DeviceMemory,
+    stream: Stream,
+    pool: PinnedPool,
+}
+
+/// A tensor on its way.
+pub struct Upload {
+    tensor: Tensor,
+    memory: &'static DeviceMemory,
+    arrived: Event,
+}
+
+impl Uploader {
+    /// To a CUDA device, with at most so many bytes pinned.
+    ///
+    /// # Errors
+    /// There is no such device; a driver call failed.
+    pub fn new(device: Device, limit_bytes: u64) -> Result<Self> {
+        if device.is_cpu() {
+            return Err(TensorError::argument(OP, "tensors are brought to a CUDA device, got the CPU"));
+        }
+        let memory = memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))?;
+        let stream = memory.streams().pooled(Priority::Default);
+        let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
+        let pool = PinnedPool::new(memory.driver().clone(), PinnedConfig::new(limit_bytes));
+        let pool = pool.map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        Ok(Self { memory, stream, pool })
+    }
+
+    /// Copies a tensor, dense and in the same order in memory. Returns when its elements have been read: what the host
+    /// does with them then is its own affair.
+    ///
+    /// # Errors
+    /// It is not on the CPU; no memory, on the device or to pin; a driver call failed.
+    pub fn upload(&self, tensor: &Tensor) -> Result<Upload> {
+        if !tensor.device().is_cpu() {
+            return Err(TensorError::argument(OP, format!("a tensor on the CPU is needed, not {}", tensor.device())));
+        }
+        let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
+        let dense = no_grad(|| match *tensor.layout() == layout {
+            true => Ok(tensor.detach()),
+            false => tensor.copied(OP, layout.clone(), tensor.dtype()),
+        })?;
+        let _stream = StreamGuard::new(&self.stream);
+        let out = Tensor::unset(layout, tensor.dtype(), self.memory.device())?;
+        let bytes = out.numel() * out.dtype().size();
+        let mut buffer = self.pool.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let mut access = Access::new(OP, &[&out], &[&dense])?;
+        if bytes > 0 {
+            // SAFETY: the tensor is dense, so it is this many bytes from its first element, locked by `access`.
+            buffer.copy_from_slice(unsafe { std::slice::from_raw_parts(access.read_ptr(0), bytes) });
+            let target = access.write_ptr(0).addr() as u64;
+            // SAFETY: the buffer is dropped untouched, and not used again before the stream has passed the copy.
+            let copied = unsafe {
+                self.memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, self.stream.id())
+            };
+            copied.map_err(|error| TensorError::device(OP, error))?;
+            buffer.record_stream(self.stream.id()).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        }
+        drop(access);
+        let mut arrived = Event::new(self.memory.driver().clone(), EventKind::Order);
+        arrived.record(&self.stream).map_err(|error| TensorError::memory(OP, error.into()))?;
+        Ok(Upload { tensor: out, memory: self.memory, arrived })
+    }
+}
+
+impl Upload {
+    /// The tensor, for the thread's current stream, which waits for it on the device.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn take(self) -> Result<Tensor> {
+        let current = self.memory.streams().current();
+        self.arrived.wait(&current).map_err(|error| TensorError::memory(OP, error.into()))?;
+        Ok(self.tensor)
+    }
+}
