@@ -13,6 +13,7 @@
 mod backing;
 mod call;
 mod check;
+pub mod collective;
 pub mod cost;
 pub mod cuda;
 mod deferred;

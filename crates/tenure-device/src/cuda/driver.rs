@@ -128,6 +128,26 @@ impl CudaDriver {
         })
     }
 
+    /// The driver's number for the device.
+    pub(crate) fn ordinal(&self) -> CUdevice {
+        self.ordinal
+    }
+
+    /// Calls a library of the device, with its context.
+    pub(crate) fn library_call<T>(&self, call: Call, action: impl FnOnce() -> T) -> Result<T, CallError> {
+        self.in_context(call, || Ok(action()))
+    }
+
+    /// The same for what is put on a known stream.
+    pub(crate) fn library_call_on<T>(
+        &self,
+        call: Call,
+        stream: StreamId,
+        action: impl FnOnce(CUstream) -> T,
+    ) -> Result<T, CallError> {
+        self.in_context(call, || self.stream(stream).map(action))
+    }
+
     /// Makes a driver call: refused when the context is lost, or within a host function, where it could wait for itself.
     pub(super) fn call<T>(&self, call: Call, action: impl FnOnce() -> Result<T, ErrorKind>) -> Result<T, CallError> {
         if in_host_function() {

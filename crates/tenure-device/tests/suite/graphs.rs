@@ -17,7 +17,7 @@ fn memory(driver: &Tested) -> &'static DeviceMemory {
 fn captured_work_runs_with_each_launch_and_not_before() {
     for driver in drivers() {
         let stream = driver.create_stream(Priority::Default).unwrap();
-        let [from, to] = [0, 1].into_iter().for_each(|_| driver.malloc(16).unwrap());
+        let [from, to] = [0, 1].map(|_| driver.malloc(16).unwrap());
         driver.copy_to_device(from, &[1; 16], stream).unwrap();
         driver.copy_to_device(to, &[0; 16], stream).unwrap();
 

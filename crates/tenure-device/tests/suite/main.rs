@@ -4,6 +4,7 @@
 
 mod backing;
 mod checks;
+mod collectives;
 mod common;
 mod costs;
 mod drivers;

@@ -1,0 +1,123 @@
+//! Collectives of NVIDIA devices, through NCCL.
+
+use std::ffi::{CStr, c_int};
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::nccl::sys::{self, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use tenure_alloc::Address;
+use tenure_core::{DType, StreamId};
+
+use super::{CollectiveError, Reduction};
+use crate::cuda::CudaDriver;
+use crate::{Call, Driver, Executor};
+
+/// NCCL's name for a device's part in a group.
+pub(super) struct Handle(ncclComm_t);
+
+// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread, and
+// NCCL locks what is shared.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// Of CUDA devices.
+    pub(super) fn group(drivers: &[Arc<dyn Driver>]) -> Result<Vec<Self>, CollectiveError> {
+        // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CollectiveError::NoLibrary);
+        }
+        let cuda = drivers.iter().filter_map(|driver| match driver.executor() {
+            Executor::Cuda(driver) => Some(driver),
+            Executor::Sim(_) => None,
+        });
+        let cuda: Vec<&CudaDriver> = cuda.collect();
+        let numbers: Vec<c_int> = cuda.iter().map(|driver| driver.ordinal()).collect();
+        let mut handles = vec![ptr::null_mut(); numbers.len()];
+        // It goes from device to device; the thread has afterwards what it had before.
+        let first = cuda.first().ok_or(CollectiveError::NoGroup { devices: Vec::new() })?;
+        let made = first.library_call(Call::Collective, || {
+            // SAFETY: as many communicators as devices, whose list outlives the call.
+            unsafe { sys::ncclCommInitAll(handles.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
+        })?;
+        check("ncclCommInitAll", made)?;
+        Ok(handles.into_iter().map(Self).collect())
+    }
+
+    pub(super) fn all_reduce(
+        &self,
+        driver: &CudaDriver,
+        address: Address,
+        count: usize,
+        dtype: DType,
+        reduction: Reduction,
+        stream: StreamId,
+    ) -> Result<(), CollectiveError> {
+        let (data, number) = (address as *mut _, number(dtype)?);
+        let operation = match reduction {
+            Reduction::Sum => ncclRedOp_t::ncclSum,
+            Reduction::Average => ncclRedOp_t::ncclAvg,
+            Reduction::Max => ncclRedOp_t::ncclMax,
+        };
+        let put = driver.library_call_on(Call::Collective, stream, |stream| {
+            // SAFETY: the communicator is alive, and the stream known; the device checks the addresses.
+            unsafe { sys::ncclAllReduce(data, data, count, number, operation, self.0, stream.cast()) }
+        })?;
+        check("ncclAllReduce", put)
+    }
+
+    pub(super) fn broadcast(
+        &self,
+        driver: &CudaDriver,
+        address: Address,
+        bytes: usize,
+        root: usize,
+        stream: StreamId,
+    ) -> Result<(), CollectiveError> {
+        let data = address as *mut _;
+        let put = driver.library_call_on(Call::Collective, stream, |stream| {
+            // SAFETY: as for `all_reduce`.
+            unsafe {
+                sys::ncclBroadcast(data, data, bytes, ncclDataType_t::ncclUint8, root as c_int, self.0, stream.cast())
+            }
+        })?;
+        check("ncclBroadcast", put)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the communicator is alive, and nobody uses it after this. What it is in the midst of is given up.
+        let _ = unsafe { sys::ncclCommAbort(self.0) };
+    }
+}
+
+fn number(dtype: DType) -> Result<ncclDataType_t, CollectiveError> {
+    Ok(match dtype {
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::Bool | DType::I16 => return Err(CollectiveError::DType(dtype)),
+    })
+}
+
+fn check(call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError> {
+    if result == ncclResult_t::ncclSuccess {
+        return Ok(());
+    }
+    // SAFETY: both give texts that end with a zero, and stay; the second none, or one of the last error.
+    let words = |text: *const std::ffi::c_char| {
+        if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
+    };
+    // SAFETY: any result may be asked for, and any communicator left out.
+    let (what, detail) =
+        unsafe { (words(sys::ncclGetErrorString(result)), words(sys::ncclGetLastError(ptr::null_mut()))) };
+    let reason = if detail.is_empty() { what } else { format!("{what} ({detail})") };
+    Err(CollectiveError::Failed { call, reason })
+}

@@ -1,0 +1,90 @@
+//! Devices that work together: simulated ones, and real ones where there are two.
+
+use std::sync::Arc;
+use std::{env, thread};
+
+use tenure_core::{DType, StreamId};
+use tenure_device::collective::{CollectiveError, Communicator, Reduction};
+use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Driver, Platform, cuda};
+
+/// Pairs of devices.
+fn groups() -> Vec<Vec<Arc<dyn Driver>>> {
+    let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
+    let mut groups = Vec::new();
+    if chosen != "cuda" {
+        for seed in 0..4 {
+            let platform = SimPlatform::new(vec![SimConfig { seed, ..SimConfig::default() }; 3]);
+            groups.push((0..3).map(|device| platform.driver(device).unwrap()).collect());
+        }
+    }
+    if chosen != "sim" && cuda::platform().device_count().is_ok_and(|count| count > 1) {
+        groups.push((0..2).map(|device| cuda::platform().driver(device).unwrap()).collect());
+    }
+    groups
+}
+
+/// Runs `rank` on a thread for each device of a group.
+fn each(drivers: &[Arc<dyn Driver>], rank: impl Fn(&dyn Driver, &Communicator) + Sync) {
+    let group = Communicator::group(drivers).unwrap();
+    thread::scope(|scope| {
+        for (driver, communicator) in drivers.iter().zip(&group) {
+            scope.spawn(|| rank(&**driver, communicator));
+        }
+    });
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn all_devices_have_the_sum_the_average_or_the_largest() {
+    for drivers in groups() {
+        let size = drivers.len() as f32;
+        each(&drivers, |driver, communicator| {
+            assert_eq!(communicator.device(), driver.device());
+            let rank = communicator.rank() as f32;
+            let address = driver.malloc(4000).unwrap();
+            let all: f32 = (0..communicator.size()).map(|rank| rank as f32).sum();
+            let expected = [(Reduction::Sum, all), (Reduction::Average, all / size), (Reduction::Max, size - 1.0)];
+            for (reduction, expected) in expected {
+                let own: Vec<u8> = (0..1000).flat_map(|i| (rank + i as f32).to_le_bytes()).collect();
+                driver.copy_to_device(address, &own, StreamId::NULL).unwrap();
+                communicator.all_reduce(address, 1000, DType::F32, reduction, StreamId::NULL).unwrap();
+                let mut bytes = vec![0; 4000];
+                driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
+                let weight = if reduction == Reduction::Sum { size } else { 1.0 };
+                let expected: Vec<f32> = (0..1000).map(|i| expected + weight * i as f32).collect();
+                assert_eq!(floats(&bytes), expected, "{reduction:?}");
+            }
+            driver.free(address).unwrap();
+        });
+    }
+}
+
+#[test]
+fn all_devices_have_what_one_of_them_had() {
+    for drivers in groups() {
+        each(&drivers, |driver, communicator| {
+            let address = driver.malloc(100).unwrap();
+            for root in 0..communicator.size() {
+                driver.memset(address, communicator.rank() as u8, 100, StreamId::NULL).unwrap();
+                communicator.broadcast(address, 100, root, StreamId::NULL).unwrap();
+                let mut bytes = [9; 100];
+                driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
+                assert_eq!(bytes, [root as u8; 100]);
+            }
+            driver.free(address).unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_makes_no_group_is_refused() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
+    let driver = platform.driver(0).unwrap();
+    assert!(matches!(Communicator::group(&[]), Err(CollectiveError::NoGroup { .. })));
+    let twice = [Arc::clone(&driver), driver];
+    assert!(matches!(Communicator::group(&twice), Err(CollectiveError::NoGroup { .. })));
+}
