@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tenure_core::Tag;
-use tenure_tensor::{DType, Tensor, TensorError, autograd};
+use tenure_tensor::{DType, Device, MemoryFormat, Tensor, TensorError, autograd};
 
 use crate::{Result, StateError, purpose};
 
@@ -88,10 +88,43 @@ pub trait Module: Part {
             let reason = format!("a module is converted to a floating dtype, got {dtype}");
             return Err(TensorError::argument("Module::to_dtype", reason).into());
         }
-        let (mut result, mut converted) = (Ok(()), HashMap::new());
+        self.change(&|tensor| match tensor.dtype().is_floating() {
+            true => tensor.to_dtype(dtype),
+            false => Ok(tensor.clone()),
+        })
+    }
+
+    /// Brings all parameters and buffers to a device. An optimizer made before has the old parameters: make it afterwards.
+    ///
+    /// # Errors
+    /// The device cannot be used; no memory.
+    fn to_device(&mut self, device: Device) -> Result<()> {
+        self.change(&|tensor| tensor.to_device(device))
+    }
+
+    /// Lays out all parameters that a memory format is for in its order, such as the weights of convolutions with their
+    /// channels last. An optimizer made before has the old parameters: make it afterwards.
+    ///
+    /// # Errors
+    /// No memory.
+    fn to_format(&mut self, format: MemoryFormat) -> Result<()> {
+        let rank = match format {
+            MemoryFormat::ChannelsLast2d => 4,
+            MemoryFormat::ChannelsLast3d => 5,
+            MemoryFormat::Contiguous => return self.change(&Tensor::contiguous),
+        };
+        self.change(&|tensor| if tensor.rank() == rank { tensor.contiguous_in(format) } else { Ok(tensor.clone()) })
+    }
+
+    /// Replaces every parameter and buffer by what `of` makes of it, which may be itself.
+    ///
+    /// # Errors
+    /// Those of `of`; what was replaced before stays so.
+    fn change(&mut self, of: &dyn Fn(&Tensor) -> tenure_tensor::Result<Tensor>) -> Result<()> {
+        let (mut result, mut changed) = (Ok(()), HashMap::new());
         self.visit_mut(&mut |member| {
             if result.is_ok() {
-                result = member.convert(dtype, &mut converted);
+                result = member.change(of, &mut changed);
             }
         });
         Ok(result?)
@@ -342,23 +375,28 @@ impl MemberMut<'_> {
         }
     }
 
-    /// `converted` has tensors by their identity, and what became of them, since one may stand in several places.
-    fn convert(self, dtype: DType, converted: &mut HashMap<usize, [Tensor; 2]>) -> tenure_tensor::Result<()> {
+    /// `changed` has tensors by their identity, and what became of them, since one may stand in several places.
+    fn change(
+        self,
+        of: &dyn Fn(&Tensor) -> tenure_tensor::Result<Tensor>,
+        changed: &mut HashMap<usize, [Tensor; 2]>,
+    ) -> tenure_tensor::Result<()> {
         let (name, tensor) = match self {
             Self::Parameter(Parameter { name, tensor }) | Self::Buffer(Buffer { name, tensor }) => (name, tensor),
             Self::Mode(_) => return Ok(()),
         };
-        if !tensor.dtype().is_floating() {
-            return Ok(());
-        }
-        if let Some([_, known]) = converted.get(&tensor.id()) {
+        if let Some([_, known]) = changed.get(&tensor.id()) {
             *tensor = known.clone();
             return Ok(());
         }
         let _purpose = purpose::enter(Tag::Weight, name, "convert");
-        let after = autograd::no_grad(|| tensor.to_dtype(dtype))?.requires_grad_(tensor.requires_grad())?;
+        let after = autograd::no_grad(|| of(tensor))?;
+        if after.is_same(tensor) {
+            return Ok(());
+        }
+        let after = after.requires_grad_(tensor.requires_grad())?;
         let before = std::mem::replace(tensor, after.clone());
-        converted.insert(before.id(), [before, after]);
+        changed.insert(before.id(), [before, after]);
         Ok(())
     }
 }

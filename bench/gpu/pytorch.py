@@ -1,0 +1,209 @@
+"""One workload on PyTorch, as its users write it; prints what `main.rs` does."""
+
+import argparse
+import json
+import time
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import nn
+from transformers import BertConfig, BertModel
+
+DEVICE = torch.device("cuda")
+
+
+class Attention(nn.Module):
+    """Causal attention, with fewer heads of keys and values perhaps."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.size, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: torch.Tensor, waves: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = [self.heads * self.size, self.kv_heads * self.size, self.kv_heads * self.size]
+        q, k, v = (part.view(batch, length, -1, self.size).transpose(1, 2) for part in self.qkv(x).split(parts, dim=-1))
+        if waves is not None:
+            q, k = rotated(q, *waves), rotated(k, *waves)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-right, left], dim=-1) * sin
+
+
+class Gpt2Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, heads, bias=True)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.ln1(x))
+        return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
+
+
+class Gpt2(nn.Module):
+    def __init__(self, vocabulary=50257, length=1024, width=1024, layers=12, heads=16) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Gpt2Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, inner: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+        self.attention = Attention(width, heads, kv_heads, bias=False)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor, waves: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), waves)
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    def __init__(self, vocabulary=32000, length=2048, width=2048, layers=22, heads=32, kv_heads=4, inner=5632) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, inner) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, vocabulary, bias=False)
+        size = width // heads
+        angles = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens)
+        for block in self.blocks:
+            x = block(x, (self.cos, self.sin))
+        return self.head(self.norm(x))
+
+
+def ids(batch: int, length: int, vocabulary: int) -> torch.Tensor:
+    return (torch.arange(batch * length, device=DEVICE) * 7919 % vocabulary).view(batch, length)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor):
+    def step() -> torch.Tensor:
+        logits = model(inputs)
+        loss = F.cross_entropy(logits.flatten(0, -2), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def resnet50():
+    model = torchvision.models.resnet50().to(DEVICE, torch.bfloat16, memory_format=torch.channels_last)
+    images = torch.randn(128, 3, 224, 224, device=DEVICE, dtype=torch.bfloat16)
+    images = images.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    return train(model, optimizer, images, torch.arange(128, device=DEVICE))
+
+
+def language_model(model: nn.Module, batch: int, length: int, vocabulary: int):
+    model = model.to(DEVICE, torch.bfloat16)
+    tokens = ids(batch, length, vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return train(model, optimizer, tokens, tokens.flatten())
+
+
+def gpt2():
+    return language_model(Gpt2(), 8, 1024, 50257)
+
+
+def llama():
+    return language_model(Llama(), 4, 2048, 32000)
+
+
+def infer(model: nn.Module, inputs: torch.Tensor):
+    model = model.eval().to(DEVICE)
+    return torch.inference_mode()(lambda: model(inputs))
+
+
+def resnet152():
+    return infer(torchvision.models.resnet152(), torch.randn(8, 3, 224, 224, device=DEVICE))
+
+
+def inception():
+    model = torchvision.models.inception_v3(weights=None, init_weights=False)
+    return infer(model, torch.randn(8, 3, 299, 299, device=DEVICE))
+
+
+def bert():
+    return infer(BertModel(BertConfig()), ids(8, 128, 30522))
+
+
+WORKLOADS = {work.__name__: work for work in [resnet50, gpt2, llama, resnet152, inception, bert]}
+
+
+def captured(step):
+    """The step as a graph, after the warm-up that PyTorch asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--graph", action="store_true", help="captured")
+    parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")
+    args = parser.parse_args()
+
+    torch.manual_seed(0)
+    step = WORKLOADS[args.workload]()
+    first = step()
+    loss = first.item() if isinstance(first, torch.Tensor) and first.numel() == 1 else None
+    for _ in range(4):
+        step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    if args.graph:
+        step = captured(step)
+    milliseconds = []
+    for _ in range(args.repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(args.steps):
+            step()
+        torch.cuda.synchronize()
+        milliseconds.append((time.perf_counter() - start) * 1e3 / args.steps)
+    figures = {
+        "ms": milliseconds,
+        "loss": loss,
+        "allocated_bytes": peak,
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
