@@ -246,7 +246,7 @@ fn in_memory(dtype: DType, lane: &'static str) -> &'static str {
 }
 
 /// Functions of numbers that expressions use.
-const MATH: &str = include_str!("source/math.cu");
+pub(super) const MATH: &str = include_str!("source/math.cu");
 
 /// The only element of an operand on the CPU.
 fn host_value(operand: &Operand) -> Scalar {

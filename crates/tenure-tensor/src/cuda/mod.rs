@@ -2,6 +2,7 @@
 
 mod elementwise;
 mod late;
+mod lines;
 mod queue;
 
 pub(crate) mod activation;
@@ -10,8 +11,11 @@ pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod index;
+pub(crate) mod loss;
 pub(crate) mod norm;
+pub(crate) mod reduce;
 pub(crate) mod select;
+pub(crate) mod softmax;
 pub(crate) mod unary;
 
 pub(crate) use queue::arrive;

@@ -1,11 +1,25 @@
 //! Means and deviations taken out.
 
-use super::elementwise::{self, Expression};
-use crate::cpu;
-use crate::cpu::norm::{Normalize, NormalizeBackward};
-use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result};
+use tenure_device::cuda::{KernelName, LaunchConfig};
 
+use super::elementwise::{self, Expression, on_cpu};
+use super::lines::{self, Edges, Lines};
+use super::queue::{self, Queue};
+use super::reduce::{Fold, fold};
+use crate::cpu;
+use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::kernel::on_cuda;
+use crate::{Access, Element, Elementwise, Entry, Result, Tensor};
+
+const TEMPLATE: &str = include_str!("source/norm.cu");
+
+/// Blocks that [`NORMALIZE_ROWS_BACKWARD`] keeps a device busy with: it makes a part of the sums in each.
+pub(crate) const PARTS: usize = 264;
+
+pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cuda!(floats: normalize_rows::<T>);
+pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
+    on_cuda!(floats: normalize_rows_backward::<T>);
+pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cuda!(floats: normalize_sums::<T>);
 pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(lanes of floats: normalize::<T>);
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cuda!(lanes of floats: normalize_backward::<T>);
 
@@ -31,4 +45,91 @@ fn normalize_backward<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
     };
     let host = elementwise::on_cpu(cpu::norm::NORMALIZE_BACKWARD, E::DTYPE);
     elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+}
+
+fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
+    let count = rows.rstd.numel();
+    if out.numel() == 0 && count == 0 {
+        return Ok(());
+    }
+    let writes: Vec<&Tensor> = [out, rows.rstd].into_iter().chain(rows.mean).collect();
+    let reads: Vec<&Tensor> = [rows.input].into_iter().chain(rows.weight).chain(rows.bias).collect();
+    let mut access = Access::new("layer_norm", &writes, &reads)?;
+    let n = out.numel() / count;
+    let (out, rstd) = (access.write_ptr(0).addr() as u64, access.write_ptr(1).addr() as u64);
+    let mean = rows.mean.map_or(0, |_| access.write_ptr(2).addr() as u64);
+    let read = |index: usize| access.read_ptr(index).addr() as u64;
+    let input = read(0);
+    let (weight, bias) = (rows.weight.map_or(0, |_| read(1)), rows.bias.map_or(0, |_| read(reads.len() - 1)));
+    let launch = |queue: &mut Queue| {
+        let lines = Lines::new(T::DTYPE, &[out, input, weight, bias], 1, count, n, Edges::None);
+        let places = [out, input, weight, bias, mean, rstd, 0, eps.to_bits()];
+        let name = KernelName { op: "layer_norm", variant: lines.variant() };
+        let source = || lines.source(&[("BACKWARD", 0)], TEMPLATE);
+        queue.launch(name, source, lines.config(count), &mut lines::words(&places, [n, count, 1, lines.lanes]))
+    };
+    let host = on_cpu(cpu::norm::NORMALIZE_ROWS, T::DTYPE);
+    let [has_mean, has_weight, has_bias] = [rows.mean, rows.weight, rows.bias].map(|tensor| tensor.is_some());
+    queue::submit(&access, launch, move |writes, reads| {
+        let Some(host) = host else { return Ok(()) };
+        let rows = Rows {
+            input: &reads[0],
+            weight: has_weight.then(|| &reads[1]),
+            bias: has_bias.then(|| &reads[1 + usize::from(has_weight)]),
+            mean: has_mean.then(|| &writes[2]),
+            rstd: &writes[1],
+        };
+        host(&writes[0], rows, eps)
+    })
+}
+
+fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tensor, rows: Rows<'_>) -> Result<()> {
+    /// A thread has sums of its elements beside them, and registers for both.
+    const MOST_THREADS: usize = 512;
+    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
+    let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
+    let (count, n, blocks) = (rows.rstd.numel(), parts.sizes()[2], parts.sizes()[0]);
+    if n == 0 {
+        return Ok(());
+    }
+    let [out, parts] = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
+    let read = |index: usize| access.read_ptr(index).addr() as u64;
+    let [grad, input, rstd] = [0, 1, 2].map(read);
+    let (mean, weight) = (rows.mean.map_or(0, |_| read(3)), rows.weight.map_or(0, |_| read(reads.len() - 1)));
+    let launch = |queue: &mut Queue| {
+        let lines =
+            Lines::new(T::DTYPE, &[out, grad, input, weight], 2, count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
+        let length = count.div_ceil(blocks);
+        let places = [out, grad, input, weight, 0, mean, rstd, parts, 0];
+        let name = KernelName { op: "layer_norm_backward", variant: lines.variant() };
+        let source = || lines.source(&[("BACKWARD", 1)], TEMPLATE);
+        let sums = if lines.items > 0 && lines.threads > lines.lanes { 2 * n * rows.rstd.dtype().size() } else { 0 };
+        let config = LaunchConfig {
+            grid: [blocks as u32, 1, 1],
+            block: [lines.threads as u32, 1, 1],
+            shared_bytes: sums as u32,
+        };
+        queue.launch(name, source, config, &mut lines::words(&places, [n, count, length, lines.lanes]))
+    };
+    let host = on_cpu(cpu::norm::NORMALIZE_ROWS_BACKWARD, T::DTYPE);
+    let [has_mean, has_weight] = [rows.mean, rows.weight].map(|tensor| tensor.is_some());
+    queue::submit(&access, launch, move |writes, reads| {
+        let Some(host) = host else { return Ok(()) };
+        let rows = Rows {
+            input: &reads[1],
+            weight: has_weight.then(|| &reads[3 + usize::from(has_mean)]),
+            bias: None,
+            mean: has_mean.then(|| &reads[3]),
+            rstd: &reads[2],
+        };
+        host(&writes[0], &writes[1], &reads[0], rows)
+    })
+}
+
+fn normalize_sums<T: Element>(out: [&Tensor; 2], grad: &Tensor, input: &Tensor, mean: &Tensor) -> Result<()> {
+    static PRODUCTS: Fold = Fold { name: "norm_sums", fold: "typedef Products Fold;", part_bytes: [8, 16] };
+    let host = on_cpu(cpu::norm::NORMALIZE_SUMS, T::DTYPE);
+    fold(&PRODUCTS, out, [grad, input], Some(mean), move |writes, reads| {
+        host.map_or(Ok(()), |host| host([&writes[0], &writes[1]], &reads[0], &reads[1], &reads[2]))
+    })
 }

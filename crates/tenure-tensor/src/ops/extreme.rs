@@ -7,10 +7,16 @@ use super::view::signed;
 use crate::autograd::{Context, attach, attach_all};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, Given};
-use crate::{Kernel, Result, Tensor, TensorError};
+use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
-static EXTREME: Kernel<Extreme> = Kernel::new("amax", &cpu::reduce::EXTREME);
-static POSITION: Kernel<Given> = Kernel::new("argmax", &cpu::reduce::POSITION);
+static EXTREME: Kernel<Extreme> = Kernel::new(
+    "amax",
+    &[cpu::reduce::EXTREME[0], cpu::reduce::EXTREME[1], cuda::reduce::EXTREME[0], cuda::reduce::EXTREME[1]],
+);
+static POSITION: Kernel<Given> = Kernel::new(
+    "argmax",
+    &[cpu::reduce::POSITION[0], cpu::reduce::POSITION[1], cuda::reduce::POSITION[0], cuda::reduce::POSITION[1]],
+);
 
 impl Tensor {
     /// The largest elements over dimensions, all if there are none, which are left with size 1 if `keep`. What is no

@@ -10,11 +10,12 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
 use crate::element::with_element;
-use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, vectorized};
+use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
-static CROSS_ENTROPY: Kernel<Forward> = Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY]);
+static CROSS_ENTROPY: Kernel<Forward> =
+    Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY, cuda::loss::CROSS_ENTROPY]);
 static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
-    Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD]);
+    Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD, cuda::loss::CROSS_ENTROPY_BACKWARD]);
 
 /// What the losses of elements are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

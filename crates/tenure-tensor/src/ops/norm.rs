@@ -1,6 +1,6 @@
 //! Normalisation: means taken out, deviations made one.
 
-use tenure_core::DType;
+use tenure_core::{DType, DeviceKind};
 
 use super::pointwise::{output, wide};
 use super::reduce::floating;
@@ -11,13 +11,15 @@ use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
-static NORMALIZE_ROWS: Kernel<NormalizeRows> = Kernel::new("layer_norm", &[cpu::norm::NORMALIZE_ROWS]);
+static NORMALIZE_ROWS: Kernel<NormalizeRows> =
+    Kernel::new("layer_norm", &[cpu::norm::NORMALIZE_ROWS, cuda::norm::NORMALIZE_ROWS]);
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
-    Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD]);
+    Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD, cuda::norm::NORMALIZE_ROWS_BACKWARD]);
 static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
 static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD, cuda::norm::NORMALIZE_BACKWARD]);
-static NORMALIZE_SUMS: Kernel<NormalizeSums> = Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS]);
+static NORMALIZE_SUMS: Kernel<NormalizeSums> =
+    Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS, cuda::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
     /// Elements of the last dimensions, whose sizes are `normalized`, less their mean, over their standard deviation
@@ -180,8 +182,12 @@ impl Tensor {
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
                 let normalized = &x.sizes()[x.rank() - dims.len()..];
                 let n = normalized.iter().product();
-                // As many sums as are worth a thread, and small beside the input.
-                let parts = Self::empty(&[(rstd.numel() / 16).clamp(1, 32), 2, n], rstd.dtype(), x.device())?;
+                // As many sums as are worth a thread, or a block, and small beside the input.
+                let parts = match x.device().kind() {
+                    DeviceKind::Cpu => (rstd.numel() / 16).clamp(1, 32),
+                    DeviceKind::Cuda => (rstd.numel() / 4).clamp(1, cuda::norm::PARTS),
+                };
+                let parts = Self::empty(&[parts, 2, n], rstd.dtype(), x.device())?;
                 NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows)?;
                 let sums = if has_weight || has_bias { Some(parts.sum(&[0], false)?) } else { None };
                 let sum = |number: usize| -> Result<Option<Self>> {

@@ -9,16 +9,18 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, attach_all, no_grad};
 use crate::cpu;
 use crate::cpu::reduce::{Given, Moments, Reduce};
-use crate::{Kernel, Result, Tensor, TensorError};
+use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
-static SUM: Kernel<Reduce> = Kernel::new("sum", &cpu::reduce::SUM);
-static MEAN: Kernel<Reduce> = Kernel::new("mean", &[cpu::reduce::MEAN]);
-static PROD: Kernel<Reduce> = Kernel::new("prod", &cpu::reduce::PROD);
-static LOGSUMEXP: Kernel<Given> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP]);
+static SUM: Kernel<Reduce> =
+    Kernel::new("sum", &[cpu::reduce::SUM[0], cpu::reduce::SUM[1], cuda::reduce::SUM[0], cuda::reduce::SUM[1]]);
+static MEAN: Kernel<Reduce> = Kernel::new("mean", &[cpu::reduce::MEAN, cuda::reduce::MEAN]);
+static PROD: Kernel<Reduce> =
+    Kernel::new("prod", &[cpu::reduce::PROD[0], cpu::reduce::PROD[1], cuda::reduce::PROD[0], cuda::reduce::PROD[1]]);
+static LOGSUMEXP: Kernel<Given> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP, cuda::reduce::LOGSUMEXP]);
 
-static MOMENTS: Kernel<Moments> = Kernel::new("var", &[cpu::reduce::MOMENTS]);
-static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1]);
-static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2]);
+static MOMENTS: Kernel<Moments> = Kernel::new("var", &[cpu::reduce::MOMENTS, cuda::reduce::MOMENTS]);
+static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1, cuda::reduce::NORM_1]);
+static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2, cuda::reduce::NORM_2]);
 
 impl Tensor {
     /// Sums over dimensions, all if there are none, which are left with size 1 if `keep`. Of integers and `bool` as

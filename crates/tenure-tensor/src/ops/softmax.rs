@@ -6,10 +6,11 @@ use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
-use crate::{Kernel, Result, Tensor};
+use crate::{Kernel, Result, Tensor, cuda};
 
-static SOFTMAX: Kernel<Softmax> = Kernel::new("softmax", &[cpu::softmax::SOFTMAX]);
-static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> = Kernel::new("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD]);
+static SOFTMAX: Kernel<Softmax> = Kernel::new("softmax", &[cpu::softmax::SOFTMAX, cuda::softmax::SOFTMAX]);
+static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> =
+    Kernel::new("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD, cuda::softmax::SOFTMAX_BACKWARD]);
 
 impl Tensor {
     /// Exponentials over their sum along a dimension.

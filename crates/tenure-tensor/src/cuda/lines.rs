@@ -1,0 +1,133 @@
+//! Rows of elements that threads go through together: `Line` in lines.cu.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::LaunchConfig;
+
+use super::{computed, stored};
+use crate::DType;
+
+const LINES: &str = include_str!("source/lines.cu");
+const WARP: usize = 32;
+/// Bytes that are read at once at most.
+const VECTOR_BYTES: usize = 16;
+/// Values of 32 bits that a thread keeps at most.
+const KEPT: usize = 32;
+/// Threads of a block where rows are short, of a row that is kept, of one that is not, and threads that keep a device busy.
+const THREADS: usize = 256;
+const MOST_THREADS: usize = 1024;
+const LONG: usize = 512;
+const BUSY: usize = 1 << 17;
+
+/// How rows are divided among threads.
+pub(super) struct Lines {
+    dtype: DType,
+    /// Elements that are read at once.
+    width: usize,
+    arrays: usize,
+    /// Vectors of each array that a thread keeps; 0 if it keeps none.
+    pub(super) items: usize,
+    /// Threads of a row.
+    pub(super) lanes: usize,
+    /// Threads of a block.
+    pub(super) threads: usize,
+}
+
+/// How rows begin.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Edges {
+    /// Anywhere.
+    Any,
+    /// With a vector, because something else is read by the same vectors in all rows.
+    None,
+}
+
+impl Lines {
+    /// For `rows` of `n` elements of arrays that begin at `places`, the first `arrays` of which are read.
+    pub(super) fn new(dtype: DType, places: &[u64], arrays: usize, rows: usize, n: usize, edges: Edges) -> Self {
+        let size = dtype.size();
+        let mut width = VECTOR_BYTES / size;
+        while places.iter().any(|place| !place.is_multiple_of((width * size) as u64)) {
+            width /= 2;
+        }
+        // Each of at least a warp's threads has an edge at most.
+        while !n.is_multiple_of(width) && (edges == Edges::None || n < WARP * width * 2) {
+            width /= 2;
+        }
+        let vectors = n.div_ceil(width);
+        let most = (KEPT * 4 / (size.max(4) * width * arrays)).clamp(1, 4);
+        let lanes = |items: usize| match vectors.div_ceil(items) {
+            lanes if lanes <= WARP => lanes.max(1).next_power_of_two(),
+            lanes => lanes.next_multiple_of(WARP),
+        };
+        // Few threads of a row need to talk less; many are needed where rows are few.
+        let mut items = most;
+        while items > 1 && (lanes(items) < WARP || rows * lanes(items) < BUSY && lanes(items / 2) <= LONG) {
+            items /= 2;
+        }
+        let mut lanes = lanes(items);
+        if !n.is_multiple_of(width) {
+            lanes = lanes.max(WARP);
+        }
+        if lanes > MOST_THREADS {
+            (items, lanes) = (0, LONG);
+        }
+        let threads = lanes * (THREADS / lanes).max(1);
+        Self { dtype, width, arrays, items, lanes, threads }
+    }
+
+    /// For blocks that go through many rows of `n` elements.
+    pub(super) fn in_blocks_of(self, threads: usize, n: usize) -> Self {
+        let most = (KEPT * 4 / (self.dtype.size().max(4) * self.width * self.arrays)).clamp(1, 4);
+        let vectors = n / self.width;
+        let items = [1, 2, 4].into_iter().find(|items| *items <= most && vectors.div_ceil(*items) <= threads);
+        let lanes = match items.map(|items| vectors.div_ceil(items)) {
+            Some(lanes) if lanes <= WARP => lanes.next_power_of_two(),
+            Some(lanes) => lanes.next_multiple_of(WARP),
+            None => threads,
+        };
+        Self { items: items.unwrap_or(0), lanes, threads: threads / lanes * lanes, ..self }
+    }
+
+    /// Where rows are side by side, `lanes` of them to a block.
+    pub(super) fn in_columns(dtype: DType, arrays: usize, lanes: usize) -> Self {
+        Self { dtype, width: 1, arrays, items: 1, lanes, threads: THREADS }
+    }
+
+    /// One block for as many rows as it has threads for.
+    pub(super) fn config(&self, rows: usize) -> LaunchConfig {
+        let blocks = rows.div_ceil(self.threads / self.lanes) as u32;
+        LaunchConfig { grid: [blocks, 1, 1], block: [self.threads as u32, 1, 1], shared_bytes: 0 }
+    }
+
+    /// All that the source depends on.
+    pub(super) fn variant(&self) -> u64 {
+        let parts = [(self.dtype as u64, 4), (self.width.trailing_zeros().into(), 2), (self.items as u64, 3)];
+        let bounds = u64::from(self.threads > THREADS);
+        parts.into_iter().fold(bounds, |variant, (part, bits)| variant << bits | part)
+    }
+
+    pub(super) fn source(&self, defines: &[(&str, u64)], template: &str) -> String {
+        let bounds = if self.threads > THREADS { MOST_THREADS } else { THREADS };
+        let mut text: String = defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
+        text += &format!(
+            "#define V {}\n#define ITEMS {}\n#define ARRAYS {}\n#define THREADS {bounds}\ntypedef {} T;\ntypedef {} C;\n",
+            self.width,
+            self.items,
+            self.arrays,
+            stored(self.dtype),
+            computed(self.dtype)
+        );
+        [&text, LINES, template].concat()
+    }
+}
+
+/// The sizes before a dimension, and behind it, as one each.
+pub(super) fn around(sizes: &[usize], dim: usize) -> (usize, usize) {
+    let product = |sizes: &[usize]| sizes.iter().product::<usize>();
+    (product(&sizes[..dim.min(sizes.len())]), product(sizes.get(dim + 1..).unwrap_or_default()))
+}
+
+/// Words of places, and numbers behind them.
+pub(super) fn words<const N: usize>(places: &[u64], numbers: [usize; N]) -> SmallVec<[u64; 16]> {
+    places.iter().copied().chain(numbers.map(|number| number as u64)).collect()
+}

@@ -1,0 +1,94 @@
+//! How unlikely the right classes are.
+
+use tenure_device::cuda::KernelName;
+
+use super::elementwise::on_cpu;
+use super::late;
+use super::lines::{self, Edges, Lines};
+use super::queue::{self, Queue};
+use super::softmax::EXPONENTIALS;
+use crate::cpu;
+use crate::cpu::loss::{CrossEntropy, CrossEntropyBackward, Targets};
+use crate::kernel::on_cuda;
+use crate::{Access, Element, Entry, Result, Tensor, TensorError};
+
+const TEMPLATE: &str = include_str!("source/loss.cu");
+
+pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cuda!(floats: cross_entropy::<T>);
+pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cuda!(floats: cross_entropy_backward::<T>);
+
+/// A class that is not there is an error that comes late, and its row counts for nothing.
+fn cross_entropy<T: Element>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
+    let reads: Vec<&Tensor> = [targets.scores, targets.classes].into_iter().chain(targets.weight).collect();
+    let mut access = Access::new("cross_entropy", &out, &reads)?;
+    let [losses, logs, weights] = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
+    let read = |index: usize| access.read_ptr(index).addr() as u64;
+    let weight = targets.weight.map_or(0, |_| read(2));
+    let places = [losses, read(0), read(1), weight, logs, weights, 0];
+    let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy", &targets, places, &[places[1]]);
+    let host = on_cpu(cpu::loss::CROSS_ENTROPY, T::DTYPE);
+    let Targets { ignored, smoothing, .. } = targets;
+    queue::submit(&access, launch, move |writes, reads| {
+        let targets = Targets { scores: &reads[0], classes: &reads[1], weight: reads.get(2), ignored, smoothing };
+        expect_classes(&targets)?;
+        host.map_or(Ok(()), |host| host([&writes[0], &writes[1], &writes[2]], targets))
+    })
+}
+
+fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: Targets<'_>) -> Result<()> {
+    let reads: Vec<&Tensor> = [targets.scores, targets.classes, grad, logs].into_iter().chain(targets.weight).collect();
+    let mut access = Access::new("cross_entropy_backward", &[out], &reads)?;
+    let out = access.write_ptr(0).addr() as u64;
+    let read = |index: usize| access.read_ptr(index).addr() as u64;
+    let weight = targets.weight.map_or(0, |_| read(4));
+    let places = [out, read(0), read(1), weight, read(3), 0, read(2)];
+    let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]);
+    let host = on_cpu(cpu::loss::CROSS_ENTROPY_BACKWARD, T::DTYPE);
+    let Targets { ignored, smoothing, .. } = targets;
+    queue::submit(&access, launch, move |writes, reads| {
+        let targets = Targets { scores: &reads[0], classes: &reads[1], weight: reads.get(4), ignored, smoothing };
+        // What is wrong was said by the forward pass.
+        if expect_classes(&targets).is_err() {
+            return Ok(());
+        }
+        host.map_or(Ok(()), |host| host(&writes[0], &reads[2], &reads[3], targets))
+    })
+}
+
+/// `aligned` are the places of what is read and written by vectors.
+fn launch<T: Element>(
+    queue: &Queue,
+    op: &'static str,
+    targets: &Targets<'_>,
+    places: [u64; 7],
+    aligned: &[u64],
+) -> Result<()> {
+    let (rows, n) = (targets.classes.numel(), targets.scores.sizes()[1]);
+    if rows == 0 {
+        return Ok(());
+    }
+    let lines = Lines::new(T::DTYPE, aligned, 1, rows, n, Edges::Any);
+    let flags = [aligned.len() == 2, targets.weight.is_some(), targets.smoothing != 0.0].map(u64::from);
+    let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
+    let source = || {
+        let defines = [("BACKWARD", flags[0]), ("WEIGHTED", flags[1]), ("SMOOTH", flags[2])];
+        lines.source(&defines, &[EXPONENTIALS, TEMPLATE].concat())
+    };
+    let mut words = lines::words(&places, []);
+    words.extend([targets.smoothing / n as f64, 1.0 - targets.smoothing].map(f64::to_bits));
+    words.push(targets.ignored as u64);
+    words.extend([n, rows, lines.lanes].map(|number| number as u64));
+    words.extend(queue.fault(late::INDEX)?);
+    queue.launch(KernelName { op, variant }, source, lines.config(rows), &mut words)
+}
+
+/// Checks that all classes are there.
+fn expect_classes(targets: &Targets<'_>) -> Result<()> {
+    let (op, size) = ("cross_entropy", targets.scores.sizes()[1]);
+    let access = Access::new(op, &[], &[targets.classes])?;
+    let is_wrong = |class: &&i64| **class != targets.ignored && !(0..size as i64).contains(*class);
+    match access.slice::<i64>(0)?.iter().find(is_wrong) {
+        Some(&index) => Err(TensorError::Index { op, index, dim: 1, size }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,391 @@
+//! Dimensions made one.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::elementwise::{MATH, on_cpu};
+use super::queue::{self, Queue};
+use super::{computed, stored};
+use crate::cpu;
+use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
+use crate::kernel::on_cuda;
+use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+
+const FOLDS: &str = include_str!("source/folds.cu");
+const TEMPLATE: &str = include_str!("source/reduce.cu");
+const THREADS: usize = 256;
+const WARP: usize = 32;
+
+/// Elements that are read at once at most, and their bytes.
+const WIDEST: usize = 8;
+const VECTOR_BYTES: usize = 16;
+
+/// Blocks that keep a device busy: with fewer, outputs are divided. Never the number that a device has, so that results do
+/// not depend on it.
+const BLOCKS: usize = 512;
+/// Outputs that the last step of divided ones is worth a block for.
+const OUTPUTS_PER_BLOCK: usize = 128;
+
+/// Numbers of dimensions that kernels are compiled for.
+const RANKS: [usize; 3] = [2, 6, 24];
+
+/// How values are made one.
+pub(super) struct Fold {
+    /// The kernel's name, one for each.
+    pub(super) name: &'static str,
+    /// `Fold` in CUDA C++: by `EACH`, or one of those in folds.cu.
+    pub(super) fold: &'static str,
+    /// What a part of an output takes, in bytes, computed in 32 and in 64 bits.
+    pub(super) part_bytes: [usize; 2],
+}
+
+/// A fold of each value for itself, to what values are computed in.
+macro_rules! each {
+    ($name:literal, $fold:literal) => {{
+        static FOLD: Fold = Fold { name: $name, fold: $fold, part_bytes: [4, 8] };
+        &FOLD
+    }};
+}
+
+pub(crate) const SUM: [&[Entry<Reduce>]; 2] = [
+    on_cuda!(floats: sum::<T>),
+    &[(DeviceKind::Cuda, DType::Bool, sum::<bool>), (DeviceKind::Cuda, DType::I64, sum::<i64>)],
+];
+pub(crate) const MEAN: &[Entry<Reduce>] = on_cuda!(floats: mean::<T>);
+pub(crate) const PROD: [&[Entry<Reduce>]; 2] =
+    [on_cuda!(floats: prod::<T>), &[(DeviceKind::Cuda, DType::I64, prod::<i64>)]];
+pub(crate) const NORM_1: &[Entry<Reduce>] = on_cuda!(floats: norm_1::<T>);
+pub(crate) const NORM_2: &[Entry<Reduce>] = on_cuda!(floats: norm_2::<T>);
+pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
+    on_cuda!(floats: extreme::<T>),
+    &[(DeviceKind::Cuda, DType::Bool, extreme::<bool>), (DeviceKind::Cuda, DType::I64, extreme::<i64>)],
+];
+pub(crate) const POSITION: [&[Entry<Given>]; 2] =
+    [on_cuda!(floats: position::<T>), &[(DeviceKind::Cuda, DType::I64, position::<i64>)]];
+pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cuda!(floats: logsumexp::<T>);
+pub(crate) const MOMENTS: &[Entry<Moments>] = on_cuda!(floats: moments::<T>);
+
+fn sum<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("sum", "EACH(C, (C)0, x, a + b, s)"), T::DTYPE, &cpu::reduce::SUM, out, input)
+}
+
+fn mean<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("mean", "EACH(C, (C)0, x, a + b, s / (C)count)"), T::DTYPE, &[cpu::reduce::MEAN], out, input)
+}
+
+fn prod<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("prod", "EACH(C, (C)1, x, a * b, s)"), T::DTYPE, &cpu::reduce::PROD, out, input)
+}
+
+fn norm_1<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("norm_1", "EACH(C, (C)0, absolute(x), a + b, s)"), T::DTYPE, &[cpu::reduce::NORM_1], out, input)
+}
+
+fn norm_2<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
+    reduce(each!("norm_2", "EACH(C, (C)0, x * x, a + b, sqrt(s))"), T::DTYPE, &[cpu::reduce::NORM_2], out, input)
+}
+
+fn reduce(how: &'static Fold, dtype: DType, host: &[&[Entry<Reduce>]], out: &Tensor, input: &Tensor) -> Result<()> {
+    let host = host.iter().find_map(|list| on_cpu(list, dtype));
+    let host = move |writes: &[Tensor], reads: &[Tensor]| host.map_or(Ok(()), |host| host(&writes[0], &reads[0]));
+    fold(how, [out], [input], None, host)
+}
+
+fn extreme<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
+    let how = match largest {
+        true => each!("amax", "EACH(C, lowest<C>(), x, maximum(a, b), s)"),
+        false => each!("amin", "EACH(C, highest<C>(), x, minimum(a, b), s)"),
+    };
+    let host = cpu::reduce::EXTREME.iter().find_map(|list| on_cpu(list, T::DTYPE));
+    fold(how, [out], [input], None, move |writes, reads| {
+        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], largest))
+    })
+}
+
+fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
+    static POSITION: Fold = Fold {
+        name: "argmax",
+        // What is no number does not equal itself, and is there only if it is given.
+        fold: "EACH(i64, highest<i64>(), x == given || x != x ? at : highest<i64>(), a < b ? a : b, s)",
+        part_bytes: [8, 8],
+    };
+    let host = cpu::reduce::POSITION.iter().find_map(|list| on_cpu(list, T::DTYPE));
+    fold(&POSITION, [out], [input], Some(given), move |writes, reads| {
+        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1]))
+    })
+}
+
+fn logsumexp<T: Element>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
+    let how = each!("logsumexp", "EACH(C, (C)0, exp(x - finite(given)), a + b, log(s) + finite(given))");
+    let host = on_cpu(cpu::reduce::LOGSUMEXP, T::DTYPE);
+    fold(how, [out], [input], Some(largest), move |writes, reads| {
+        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1]))
+    })
+}
+
+fn moments<T: Element>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
+    static MOMENTS: Fold = Fold { name: "moments", fold: "typedef Moments Fold;", part_bytes: [12, 24] };
+    let host = on_cpu(cpu::reduce::MOMENTS, T::DTYPE);
+    fold(&MOMENTS, [mean, squares], [input], None, move |writes, reads| {
+        host.map_or(Ok(()), |host| host(&writes[0], &writes[1], &reads[0]))
+    })
+}
+
+/// Folds `inputs`, all of the same sizes and dtype, to `outputs`, which are contiguous and have size 1 where dimensions are
+/// reduced. So has `given`. A simulated device calls `host` instead.
+pub(super) fn fold<const N: usize, const K: usize>(
+    how: &'static Fold,
+    outputs: [&Tensor; K],
+    inputs: [&Tensor; N],
+    given: Option<&Tensor>,
+    host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let total = outputs[0].numel();
+    if total == 0 {
+        return Ok(());
+    }
+    let reads: SmallVec<[&Tensor; 3]> = inputs.into_iter().chain(given).collect();
+    let mut access = Access::new(how.name, &outputs, &reads)?;
+    let (mut kept, mut reduced) = dimensions(outputs[0], inputs);
+    let pointers = Pointers {
+        inputs: std::array::from_fn::<u64, N, _>(|input| access.read_ptr(input).addr() as u64).into_iter().collect(),
+        outputs: std::array::from_fn::<u64, K, _>(|output| access.write_ptr(output).addr() as u64)
+            .into_iter()
+            .collect(),
+        given: given.map_or(0, |_| access.read_ptr(N).addr() as u64),
+    };
+    let [from, to] = [inputs[0].dtype(), outputs[0].dtype()];
+    let types = Types { from, to, given: given.map_or(from, Tensor::dtype) };
+    let plan = Plan::new(types, &pointers, &mut kept, &mut reduced);
+    queue::submit(&access, |queue| plan.launch(queue, how, &pointers, total), host)
+}
+
+struct Pointers {
+    inputs: SmallVec<[u64; 2]>,
+    outputs: SmallVec<[u64; 2]>,
+    given: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Types {
+    from: DType,
+    to: DType,
+    given: DType,
+}
+
+impl Types {
+    /// What is computed in.
+    fn compute(self) -> &'static str {
+        if self.from.is_floating() { computed(self.from) } else { "i64" }
+    }
+}
+
+/// A dimension of all inputs, or more of them that can be gone through as one.
+struct Dim {
+    size: usize,
+    /// Distances of neighbours in bytes.
+    steps: SmallVec<[usize; 2]>,
+    /// Distance of outputs in elements.
+    output: usize,
+}
+
+type Dims = SmallVec<[Dim; 4]>;
+
+/// The dimensions that are kept and those that are reduced, densest first.
+fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims, Dims) {
+    let sizes = inputs[0].sizes();
+    let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
+    let dim = |dim: usize| Dim {
+        size: sizes[dim],
+        steps: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
+        output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
+    };
+    // The last first, so that among equals it counts as the densest.
+    let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
+    (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
+}
+
+fn coalesce(dims: impl Iterator<Item = Dim>) -> Dims {
+    let mut dims: Dims = dims.collect();
+    dims.sort_by(|left, right| (&left.steps, left.output).cmp(&(&right.steps, right.output)));
+    let mut merged = Dims::new();
+    for dim in dims {
+        match merged.last_mut() {
+            Some(last)
+                if last.output * last.size == dim.output
+                    && last.steps.iter().zip(&dim.steps).all(|(step, next)| step * last.size == *next) =>
+            {
+                last.size *= dim.size;
+            }
+            _ => merged.push(dim),
+        }
+    }
+    merged
+}
+
+/// How a fold is divided among threads.
+struct Plan<'a> {
+    types: Types,
+    is_columns: bool,
+    /// Neighbours that are read at once.
+    width: usize,
+    is_large: bool,
+    rank: usize,
+    /// Elements that an output is made of.
+    count: usize,
+    /// Vectors along one of both, elements along the other.
+    kept_size: usize,
+    reduced_size: usize,
+    /// Threads side by side.
+    lanes: usize,
+    blocks: usize,
+    /// Blocks that share outputs, and what each has of the reduced size.
+    parts: usize,
+    length: usize,
+    kept: &'a Dims,
+    reduced: &'a Dims,
+}
+
+impl<'a> Plan<'a> {
+    /// Makes `kept` or `reduced` a dimension of vectors.
+    fn new(types: Types, pointers: &Pointers, kept: &'a mut Dims, reduced: &'a mut Dims) -> Self {
+        let product = |dims: &Dims| dims.iter().map(|dim| dim.size).product::<usize>();
+        let (total, count) = (product(kept), product(reduced));
+        let extent = |input: usize| {
+            let reach = |dim: &Dim| dim.size.saturating_sub(1) * dim.steps[input];
+            kept.iter().chain(reduced.iter()).map(reach).sum::<usize>()
+        };
+        let largest = (0..pointers.inputs.len()).map(extent).max().unwrap_or(0).max(total * count);
+        let is_columns = match (kept.first(), reduced.first()) {
+            // Rows of few elements are read by one thread each.
+            (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < WIDEST,
+            (kept, _) => kept.is_some(),
+        };
+        let width = width(types.from.size(), pointers, kept, reduced, is_columns);
+        if let Some(dim) = if is_columns { kept.first_mut() } else { reduced.first_mut() }
+            && width > 1
+        {
+            dim.size /= width;
+            dim.output *= width;
+            dim.steps.iter_mut().for_each(|step| *step *= width);
+        }
+        let (kept_size, reduced_size) = (product(kept), product(reduced));
+        // Loads of a thread that are under way at once.
+        let unroll = if width * types.from.size() < 8 { 8 } else { 4 };
+        let floor = |size: usize| 1 << size.max(1).ilog2();
+        let (lanes, blocks, threads) = if is_columns {
+            let side_by_side = kept_size.next_power_of_two().min(WARP);
+            let below = floor(reduced_size / unroll).min(THREADS / side_by_side);
+            let lanes = THREADS / below;
+            (lanes, kept_size.div_ceil(lanes), below)
+        } else {
+            let mut lanes = reduced_size.div_ceil(unroll).next_power_of_two().min(THREADS);
+            while lanes < THREADS && 2 * lanes <= reduced_size && kept_size * lanes < BLOCKS * THREADS {
+                lanes *= 2;
+            }
+            (lanes, kept_size.div_ceil(THREADS / lanes), lanes)
+        };
+        let parts = (BLOCKS / blocks).min(reduced_size / (2 * unroll * threads)).max(1);
+        let length = reduced_size.div_ceil(parts);
+        let rank = kept.len() + reduced.len();
+        Self {
+            types,
+            is_columns,
+            width,
+            is_large: largest >= i32::MAX as usize,
+            rank: RANKS.into_iter().find(|most| *most >= rank).unwrap_or(rank),
+            count,
+            kept_size,
+            reduced_size,
+            lanes,
+            blocks,
+            parts: if parts > 1 { reduced_size.div_ceil(length) } else { 1 },
+            length,
+            kept,
+            reduced,
+        }
+    }
+
+    fn launch(&self, queue: &mut Queue, how: &'static Fold, pointers: &Pointers, total: usize) -> Result<()> {
+        let part_bytes = how.part_bytes[usize::from(matches!(self.types.compute(), "double" | "i64"))];
+        let workspace = if self.parts > 1 { queue.workspace(self.parts * total * part_bytes)? } else { 0 };
+        let run = |kind: Kind, [reduced_size, lanes]: [usize; 2], grid: [u32; 3]| {
+            let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+            words.extend(pointers.inputs.iter().chain(&pointers.outputs).copied());
+            words.extend([pointers.given, workspace]);
+            let sizes = [total, self.count, self.kept_size, reduced_size, self.length, lanes];
+            words.extend(sizes.into_iter().chain([self.kept.len(), self.reduced.len()]).map(|size| size as u64));
+            for dim in self.kept.iter().chain(self.reduced) {
+                words.push(dim.size as u64);
+                words.extend(dim.steps.iter().map(|step| *step as u64));
+                words.push(dim.output as u64);
+            }
+            let missing = self.rank - self.kept.len() - self.reduced.len();
+            words.extend(std::iter::repeat_n(0, missing * (2 + pointers.inputs.len())));
+            let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+            let name = KernelName { op: how.name, variant: self.variant(kind) };
+            queue.launch(name, || self.source(kind, how, pointers), config, &mut words)
+        };
+        let kind = if self.is_columns { Kind::Columns } else { Kind::Rows };
+        run(kind, [self.reduced_size, self.lanes], [self.blocks as u32, self.parts as u32, 1])?;
+        if self.parts > 1 {
+            // Parts are many, where outputs are few.
+            let lanes = (total / OUTPUTS_PER_BLOCK).clamp(1, WARP).next_power_of_two();
+            run(Kind::Parts, [self.parts, lanes], [total.div_ceil(lanes) as u32, 1, 1])?;
+        }
+        Ok(())
+    }
+
+    /// All that the source depends on.
+    fn variant(&self, kind: Kind) -> u64 {
+        let Types { from, to, given } = self.types;
+        let mut variant = kind as u64;
+        let mut push = |value: u64, bits: u32| variant = variant << bits | value;
+        [from, to, given].into_iter().for_each(|dtype| push(dtype as u64, 4));
+        push(u64::from(self.width.trailing_zeros()), 2);
+        push(u64::from(self.is_large), 1);
+        push(self.rank as u64, 8);
+        variant
+    }
+
+    fn source(&self, kind: Kind, how: &Fold, pointers: &Pointers) -> String {
+        let Types { from, to, given } = self.types;
+        let (inputs, outputs) = (pointers.inputs.len(), pointers.outputs.len());
+        let (width, rank, index) = (self.width, self.rank, if self.is_large { "u64" } else { "u32" });
+        let kind = match kind {
+            Kind::Rows => "ROWS",
+            Kind::Columns => "COLUMNS",
+            Kind::Parts => "PARTS",
+        };
+        let compute = self.types.compute();
+        let [from, to, given] = [from, to, given].map(stored);
+        let head = format!(
+            "#define {kind}\n#define INPUTS {inputs}\n#define OUTPUTS {outputs}\n#define V {width}\n#define RANK {rank}\n\
+             typedef {index} Index;\ntypedef {compute} C;\ntypedef {from} From;\ntypedef {to} To;\ntypedef {given} Given;\n"
+        );
+        [&head, MATH, FOLDS, how.fold, "\n", TEMPLATE].concat()
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Rows,
+    Columns,
+    Parts,
+}
+
+/// How many neighbours are side by side for all inputs, wherever a row of them begins.
+fn width(size: usize, pointers: &Pointers, kept: &Dims, reduced: &Dims, is_columns: bool) -> usize {
+    let (along, across) = if is_columns { (kept, reduced) } else { (reduced, kept) };
+    let Some((dense, others)) = along.split_first() else { return 1 };
+    if dense.steps.iter().any(|step| *step != size) {
+        return 1;
+    }
+    let mut width = WIDEST.min(VECTOR_BYTES / size);
+    let others = others.iter().chain(across).flat_map(|dim| dim.steps.iter().copied());
+    let places: SmallVec<[usize; 16]> = others.chain(pointers.inputs.iter().map(|first| *first as usize)).collect();
+    while !dense.size.is_multiple_of(width) || places.iter().any(|place| !place.is_multiple_of(width * size)) {
+        width /= 2;
+    }
+    width
+}

@@ -1,0 +1,69 @@
+// How values are made one. The host has defined `INPUTS`, the inputs; `OUTPUTS`, the outputs; `C`, what is computed in; `To`.
+
+template <typename T> DEVICE T lowest() { return -INFINITE(T); }
+template <> DEVICE i64 lowest<i64>() { return (i64)0x8000000000000000ll; }
+template <typename T> DEVICE T highest() { return INFINITE(T); }
+template <> DEVICE i64 highest<i64>() { return 0x7fffffffffffffffll; }
+
+// What one sum of values makes: `MAP` of `x`, of what is `given`, and of the number `at`; `MERGE` of `a` and `b`; `FINISH` of
+// `s`, of what is given, and of the `count`.
+#define EACH(SUM, START, MAP, MERGE, FINISH)                                                                       \
+    struct Fold {                                                                                                  \
+        struct Sum { SUM of; };                                                                                    \
+        static DEVICE Sum start() { return Sum{START}; }                                                           \
+        static DEVICE SUM merged(SUM a, SUM b) { return MERGE; }                                                   \
+        static DEVICE SUM mapped(C x, C given, i64 at) { return MAP; }                                             \
+        static DEVICE Sum merge(Sum a, Sum b) { return Sum{merged(a.of, b.of)}; }                                  \
+        template <int G> static DEVICE void step(Sum& sum, const C (&x)[INPUTS][G], C given, i64 at, i64 stride) {      \
+            SUM part = mapped(x[0][0], given, at);                                                                 \
+            for (int i = 1; i < G; i++) part = merged(part, mapped(x[0][i], given, at + i * stride));              \
+            sum.of = merged(sum.of, part);                                                                         \
+        }                                                                                                          \
+        static DEVICE void finish(Sum sum, C given, i64 count, To (&out)[OUTPUTS]) {                                     \
+            const SUM s = sum.of;                                                                                  \
+            out[0] = cast<To>(FINISH);                                                                             \
+        }                                                                                                          \
+    };
+
+// Means, and sums of squared deviations, of groups that are merged (Chan, Golub and LeVeque, 1983).
+struct Moments {
+    struct Sum { C count, mean, squares; };
+    static DEVICE Sum start() { return Sum{(C)0, (C)0, (C)0}; }
+    static DEVICE Sum merge(Sum a, Sum b) {
+        const C count = a.count + b.count, share = count > (C)0 ? b.count / count : (C)0, by = b.mean - a.mean;
+        return Sum{count, a.mean + by * share, a.squares + b.squares + by * (a.count * share) * by};
+    }
+    template <int G> static DEVICE void step(Sum& sum, const C (&x)[INPUTS][G], C, i64, i64) {
+        C mean = x[0][0], squares = (C)0;
+        for (int i = 1; i < G; i++) mean += x[0][i];
+        mean *= (C)1 / (C)G;
+        for (int i = 0; i < G; i++) squares += (x[0][i] - mean) * (x[0][i] - mean);
+        sum = merge(sum, Sum{(C)G, mean, squares});
+    }
+    static DEVICE void finish(Sum sum, C, i64 count, To (&out)[OUTPUTS]) {
+        out[0] = cast<To>(count > 0 ? sum.mean : (C)0 / (C)count);
+        out[OUTPUTS - 1] = cast<To>(sum.squares);
+    }
+};
+
+// Sums of a gradient, and of its products with deviations from what is given.
+struct Products {
+    struct Sum { C grads, products; };
+    static DEVICE Sum start() { return Sum{(C)0, (C)0}; }
+    static DEVICE Sum merge(Sum a, Sum b) { return Sum{a.grads + b.grads, a.products + b.products}; }
+    template <int G> static DEVICE void step(Sum& sum, const C (&x)[INPUTS][G], C given, i64, i64) {
+        Sum part = start();
+        for (int i = 0; i < G; i++) {
+            part.grads += x[0][i];
+            part.products += x[0][i] * (x[INPUTS - 1][i] - given);
+        }
+        sum = merge(sum, part);
+    }
+    static DEVICE void finish(Sum sum, C, i64, To (&out)[OUTPUTS]) {
+        out[0] = cast<To>(sum.grads);
+        out[OUTPUTS - 1] = cast<To>(sum.products);
+    }
+};
+
+// What is subtracted before exponentials are taken: infinities less themselves would be no number.
+DEVICE C finite(C x) { return x == INFINITE(C) || x == -INFINITE(C) ? (C)0 : x; }

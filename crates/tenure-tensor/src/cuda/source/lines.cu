@@ -1,0 +1,113 @@
+// Rows of elements, side by side, each of which some threads go through together: lanes of a warp, or whole warps. The host
+// has defined `T`, what is in memory; `C`, what is computed in; `V`, the elements that are read at once; `ARRAYS`, the arrays
+// whose rows are gone through together; and `ITEMS`, the vectors of each that a thread keeps, or 0 if rows are too long to be
+// kept and are read again each time.
+//
+// The vectors of a row begin at the first element that is aligned; those before it and after the last are its edges. Where
+// fewer than `WARP` threads have a row, there are none.
+
+#define WARP 32
+#define KEPT (ITEMS > 0 ? ITEMS : 1)
+// Loads of a thread that are under way at once, where nothing is kept.
+#define U 4
+
+// Merges what the threads of a row have: all get the result. Every thread of the block calls it.
+template <typename S, typename Merge> DEVICE S merged(S x, u32 lanes, S none, Merge merge) {
+    const u32 side_by_side = lanes < WARP ? lanes : WARP;
+    for (u32 by = side_by_side / 2; by > 0; by /= 2) {
+        S other;
+        for (int w = 0; w < sizeof(S) / 4; w++)
+            ((u32*)&other)[w] = __shfl_xor_sync(0xffffffffu, ((const u32*)&x)[w], by, WARP);
+        x = merge(x, other);
+    }
+    if (lanes <= WARP) return x;
+    __shared__ S slots[WARP];
+    const u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = lanes / WARP, first = warp / warps * warps;
+    if (lane == 0) slots[warp] = x;
+    __syncthreads();
+    x = lane < warps ? slots[first + lane] : none;
+    __syncthreads();
+    for (u32 by = WARP / 2; by > 0; by /= 2) {
+        S other;
+        for (int w = 0; w < sizeof(S) / 4; w++)
+            ((u32*)&other)[w] = __shfl_xor_sync(0xffffffffu, ((const u32*)&x)[w], by, WARP);
+        x = merge(x, other);
+    }
+    return x;
+}
+
+DEVICE C sum_of(C x, u32 lanes) {
+    return merged(x, lanes, (C)0, [](C a, C b) { return a + b; });
+}
+
+// A thread's part of a row.
+struct Line {
+    // Elements, those before the vectors, and vectors.
+    u64 n, head, vectors;
+    u32 lane, lanes;
+    const T* from[ARRAYS];
+    C kept[KEPT][ARRAYS][V];
+    C edge[ARRAYS][1];
+
+    // Of row number `row`, if it is there; all arrays are aligned alike.
+    DEVICE Line(const u64 (&arrays)[ARRAYS], u64 row, bool is_there, u64 size, u32 lanes) : lanes(lanes) {
+        lane = threadIdx.x % lanes;
+        n = is_there ? size : 0;
+        for (int a = 0; a < ARRAYS; a++) from[a] = (const T*)arrays[a] + (is_there ? row * size : 0);
+        head = (V - (u64)from[0] / sizeof(T) % V) % V;
+        if (head > n) head = n;
+        vectors = (n - head) / V;
+        for (int k = 0; k < ITEMS; k++) {
+            const u64 at = lane + (u64)k * lanes;
+            if (at < vectors) read(head + at * V, kept[k]);
+        }
+        if (ITEMS > 0 && lane < edges()) read(edge_at(lane), edge);
+    }
+
+    DEVICE u64 edges() const { return n - vectors * V; }
+    DEVICE u64 edge_at(u64 number) const { return number < head ? number : number + vectors * V; }
+
+    template <int W> DEVICE void read(u64 first, C (&x)[ARRAYS][W]) const {
+        for (int a = 0; a < ARRAYS; a++) {
+            const Pack<T, W> pack = *(const Pack<T, W>*)(from[a] + first);
+            for (int i = 0; i < W; i++) x[a][i] = cast<C>(pack.of[i]);
+        }
+    }
+
+    // Calls `each(x, first, k)` for all vectors and edges of this thread: `x[array]` are elements from number `first` on, and
+    // vectors that are kept have a number `k`. What is kept can be changed.
+    template <typename F> DEVICE void for_each(F each) {
+        if (ITEMS > 0) {
+#pragma unroll
+            for (int k = 0; k < KEPT; k++) {
+                const u64 at = lane + (u64)k * lanes;
+                if (at < vectors) each(kept[k], head + at * V, k);
+            }
+            if (lane < edges()) each(edge, edge_at(lane), 0);
+            return;
+        }
+        for (u64 at = lane; at < vectors; at += U * lanes) {
+            C x[U][ARRAYS][V];
+#pragma unroll
+            for (u32 u = 0; u < U; u++)
+                if (at + u * lanes < vectors) read(head + (at + u * lanes) * V, x[u]);
+#pragma unroll
+            for (u32 u = 0; u < U; u++)
+                if (at + u * lanes < vectors) each(x[u], head + (at + u * lanes) * V, 0);
+        }
+        for (u64 number = lane; number < edges(); number += lanes) {
+            C x[ARRAYS][1];
+            read(edge_at(number), x);
+            each(x, edge_at(number), 0);
+        }
+    }
+};
+
+template <int W> DEVICE void store(u64 array, u64 first, const C (&x)[W]) {
+    Pack<T, W> pack;
+    for (int i = 0; i < W; i++) pack.of[i] = cast<T>(x[i]);
+    *(Pack<T, W>*)((T*)array + first) = pack;
+}
+
+// The row that the thread has a part of. There may be none.
+DEVICE u64 row_of(u32 lanes) { return (u64)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes; }
