@@ -3,14 +3,19 @@
 mod elementwise;
 mod late;
 mod queue;
+mod space;
 
 pub(crate) mod activation;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod fill;
+pub(crate) mod flip;
+pub(crate) mod gather;
 pub(crate) mod index;
 pub(crate) mod norm;
+pub(crate) mod random;
+pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod unary;
 
