@@ -14,6 +14,7 @@ pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod index;
 pub(crate) mod norm;
+pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod scatter;
 pub(crate) mod select;
