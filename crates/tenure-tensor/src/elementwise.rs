@@ -6,7 +6,7 @@ use tenure_core::{DType, Device, Overlap};
 use crate::access::{Access, overlap};
 use crate::{Result, Tensor, TensorError};
 
-type Dims = SmallVec<[usize; 5]>;
+pub(crate) type Dims = SmallVec<[usize; 5]>;
 
 /// Some tensors of the same sizes, one or more of them written, to be gone through element by element in any order.
 /// Inputs are broadcast to the outputs' sizes. Dimensions are in the order that suits the memory of the first output,
@@ -79,7 +79,13 @@ impl<'a> Elementwise<'a> {
         }
         let sizes = match is_one_run {
             true => Dims::from_elem(first.numel(), sizes.len().min(1)),
-            false => coalesce(sizes, &mut operands),
+            false => {
+                let mut strides: SmallVec<[Dims; 4]> =
+                    operands.iter_mut().map(|operand| std::mem::take(&mut operand.strides)).collect();
+                let sizes = coalesce(sizes, &mut strides);
+                operands.iter_mut().zip(strides).for_each(|(operand, strides)| operand.strides = strides);
+                sizes
+            }
         };
         Ok(Self { op, sizes, operands, outputs: outputs.len(), device: first.device(), access })
     }
@@ -136,30 +142,27 @@ fn check_written(op: &'static str, output: &Tensor, inputs: &[&Tensor]) -> Resul
     Ok(())
 }
 
-/// Brings dimensions in order, and makes one of those that are one for all operands.
-fn coalesce(sizes: &[usize], operands: &mut [Operand]) -> Dims {
+/// Brings dimensions, of which each operand has its strides, in order, and makes one of those that are one for all.
+pub(crate) fn coalesce(sizes: &[usize], operands: &mut [Dims]) -> Dims {
     let mut order: Dims = (0..sizes.len()).filter(|dim| sizes[*dim] != 1).collect();
     // By the first operand that tells; among equals, the last dimension is the densest.
     order.sort_by(|left, right| {
-        let by_strides = operands.iter().map(|operand| operand.strides[*left].cmp(&operand.strides[*right]));
+        let by_strides = operands.iter().map(|strides| strides[*left].cmp(&strides[*right]));
         by_strides.reduce(std::cmp::Ordering::then).unwrap_or(std::cmp::Ordering::Equal).then(right.cmp(left))
     });
     let mut merged: Dims = Dims::new();
-    let mut strides: SmallVec<[Dims; 4]> = operands.iter().map(|_| Dims::new()).collect();
+    let mut after: SmallVec<[Dims; 4]> = operands.iter().map(|_| Dims::new()).collect();
     for dim in order {
         let continues = merged.last().is_some_and(|size| {
-            operands
-                .iter()
-                .zip(&strides)
-                .all(|(operand, so_far)| operand.strides[dim] == so_far[so_far.len() - 1] * size)
+            operands.iter().zip(&after).all(|(strides, so_far)| strides[dim] == so_far[so_far.len() - 1] * size)
         });
         if continues {
             *merged.last_mut().expect("it continues one") *= sizes[dim];
         } else {
             merged.push(sizes[dim]);
-            operands.iter().zip(&mut strides).for_each(|(operand, so_far)| so_far.push(operand.strides[dim]));
+            operands.iter().zip(&mut after).for_each(|(strides, so_far)| so_far.push(strides[dim]));
         }
     }
-    operands.iter_mut().zip(strides).for_each(|(operand, strides)| operand.strides = strides);
+    operands.iter_mut().zip(after).for_each(|(strides, after)| *strides = after);
     merged
 }

@@ -152,10 +152,11 @@ fn put<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Res
 }
 
 fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
+    let [large, pixels] = windows.pixels();
     for_each_plane(
         "avg_pool",
-        [(out, windows.target()), (input, windows.source())],
-        windows.source(),
+        [(out, pixels), (input, large)],
+        large,
         #[inline(always)]
         |_, out: &mut [T], source: &[T]| {
             windows.for_each(|pixel, window, count| {
@@ -170,10 +171,11 @@ fn avg_pool<T: Float>(out: &Tensor, input: &Tensor, windows: &Windows) -> Result
 }
 
 fn spread<T: Float>(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
+    let [large, pixels] = windows.pixels();
     for_each_plane(
         "avg_pool",
-        [(out, windows.source()), (image, windows.target())],
-        windows.source(),
+        [(out, large), (image, pixels)],
+        large,
         #[inline(always)]
         |_, out: &mut [T], source: &[T]| {
             out.fill(T::ZERO);

@@ -242,7 +242,7 @@ fn below(bits: u64, count: u64) -> u64 {
 
 /// How many of the 2³² words are below a probability.
 #[inline(always)]
-fn limit(probability: f64) -> u64 {
+pub(crate) fn limit(probability: f64) -> u64 {
     (probability * (1_u64 << 32) as f64).round() as u64
 }
 

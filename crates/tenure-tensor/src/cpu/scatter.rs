@@ -262,7 +262,7 @@ fn merged(sizes: &[usize], left: &[usize], right: &[usize]) -> Vec<(usize, [usiz
 }
 
 /// Checks that every element that is written is at a place of its own, apart from what is read.
-fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor]) -> Result<()> {
+pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor]) -> Result<()> {
     let reason = if target.layout().overlap() == Overlap::Yes {
         format!("more than one element of sizes {:?}, which are written, is at one place", target.sizes())
     } else if let Some(input) = inputs.iter().find(|input| overlap(target, input)) {

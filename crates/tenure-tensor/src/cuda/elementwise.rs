@@ -17,7 +17,7 @@ const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
 /// Numbers of dimensions that kernels are compiled for.
-const RANKS: [usize; 4] = [1, 3, 8, 24];
+pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
 /// An expression in CUDA C++ of one element of each input, `a`, `b`, ..., and of numbers `n0`, `n1`, ...
 pub(super) struct Expression {

@@ -1,13 +1,23 @@
-//! Positions among elements.
+//! Places of elements: what is set, what indices mean, and what is on one side of a diagonal.
 
-use super::elementwise::{self, Expression};
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::elementwise::{self, Expression, on_cpu};
 use super::late;
+use super::queue::{self, Queue};
+use super::space::{linear, unit, unit_type};
 use crate::cpu;
-use crate::cpu::index::{Coordinate, Position};
-use crate::{DType, DeviceKind, Elementwise, Entry, Result, Scalar};
+use crate::cpu::index::{Coordinate, Nonzero, Position, Triangle};
+use crate::kernel::on_cuda;
+use crate::{Access, DType, DeviceKind, Elementwise, Entry, Result, Scalar, Tensor};
 
+pub(crate) const NONZERO: &[Entry<Nonzero>] = &[(DeviceKind::Cuda, DType::Bool, nonzero)];
 pub(crate) const POSITION: &[Entry<Position>] = &[(DeviceKind::Cuda, DType::I64, position)];
 pub(crate) const COORDINATE: &[Entry<Coordinate>] = &[(DeviceKind::Cuda, DType::I64, coordinate)];
+pub(crate) const TRIANGLE: &[Entry<Triangle>] = on_cuda!(all: triangle);
+
+const TRIANGLE_SOURCE: &str = include_str!("source/triangle.cu");
+const NONZERO_SOURCE: &str = include_str!("source/nonzero.cu");
 
 fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     static EXPRESSION: Expression = Expression {
@@ -30,4 +40,82 @@ fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> 
     let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, stride, size));
     let numbers = [stride, size].map(|number| Scalar::Int(number as i64));
     elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, host)
+}
+
+/// Bytes of a mask that a block looks at.
+const SHARE: usize = 4096;
+
+/// Waits for the device once: for the number of what is found, which the output's size is.
+fn nonzero(mask: &Tensor) -> Result<Tensor> {
+    let (device, count) = (mask.device(), mask.numel());
+    if count == 0 {
+        return Tensor::empty(&[0], DType::I64, device);
+    }
+    let blocks = count.div_ceil(SHARE);
+    let found = Tensor::empty(&[blocks + 1], DType::I64, device)?;
+    let launch = |queue: &Queue, name: &'static str, grid: usize, threads: u32, words: [u64; 5]| {
+        let source = || format!("#define {}\n{NONZERO_SOURCE}", name.to_uppercase());
+        let config = LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+        queue.launch(KernelName { op: name, variant: 0 }, source, config, &mut words.clone())
+    };
+
+    let mut access = Access::new("nonzero", &[&found], &[mask])?;
+    let words = [access.read_ptr(0).addr(), count, access.write_ptr(0).addr(), blocks, 0].map(|word| word as u64);
+    let counted = |queue: &mut Queue| {
+        launch(queue, "count_true", blocks, 256, words)?;
+        launch(queue, "scan", 1, 1024, words)
+    };
+    queue::submit(&access, counted, |writes, reads| {
+        let mut access = Access::new("nonzero", &[&writes[0]], &[&reads[0]])?;
+        let (mask, found) = access.slices::<bool, i64>(0, 0)?;
+        let mut sum = 0;
+        for (block, found) in found.iter_mut().enumerate() {
+            *found = sum;
+            sum += mask.iter().skip(block * SHARE).take(SHARE).filter(|is_set| **is_set).count() as i64;
+        }
+        Ok(())
+    })?;
+    drop(access);
+    let total = found.narrow(0, blocks, 1)?.item::<i64>()?;
+
+    let out = Tensor::empty(&[total as usize], DType::I64, device)?;
+    if total == 0 {
+        return Ok(out);
+    }
+    let mut access = Access::new("nonzero", &[&out], &[mask, &found])?;
+    let words = [access.read_ptr(0).addr(), count, access.read_ptr(1).addr(), blocks, access.write_ptr(0).addr()];
+    let written = |queue: &mut Queue| launch(queue, "nonzero", blocks, 256, words.map(|word| word as u64));
+    queue::submit(&access, written, |writes, reads| {
+        let numbers = on_cpu(cpu::index::NONZERO, DType::Bool).map(|host| host(&reads[0]));
+        numbers.map_or(Ok(()), |numbers| writes[0].copy_raw(&numbers?))
+    })?;
+    drop(access);
+    Ok(out)
+}
+
+fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Result<()> {
+    let [.., rows, columns] = out.sizes()[..] else { return Ok(()) };
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("triangle", &[out], &[input])?;
+    let (to, from, dtype) = (access.write_ptr(0).addr(), access.read_ptr(0).addr(), out.dtype());
+    let width = unit([to, from, columns * dtype.size()]) / dtype.size();
+    let count = out.numel() / width;
+    // Past the corners, all is on one side.
+    let edge = diagonal.clamp(-(rows as isize) - 1, columns as isize + 1);
+    let launch = |queue: &mut Queue| {
+        let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);
+        let [to, from, count, rows, columns] = sizes;
+        let mut words = [to, from, count, rows, columns, edge as u64, u64::from(is_lower)];
+        let source = || {
+            let unit = unit_type(dtype.size());
+            format!("#define V {width}\ntypedef {unit} Unit;\n{TRIANGLE_SOURCE}")
+        };
+        let variant = (width << 8 | dtype.size()) as u64;
+        queue.launch(KernelName { op: "triangle", variant }, source, linear(count as usize), &mut words)
+    };
+    queue::submit(&access, launch, move |writes, reads| {
+        on_cpu(cpu::index::TRIANGLE, dtype).map_or(Ok(()), |host| host(&writes[0], &reads[0], diagonal, is_lower))
+    })
 }

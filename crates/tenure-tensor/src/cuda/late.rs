@@ -25,6 +25,7 @@ struct Fault {
 /// Codes of what kernels say.
 pub(super) const DIVIDED_BY_ZERO: u64 = 1;
 pub(super) const INDEX: u64 = 2;
+pub(super) const PROBABILITY: u64 = 3;
 
 #[derive(Default)]
 struct Late {
@@ -110,6 +111,10 @@ impl Late {
         let op = self.ops.lock().get((code >> 8) as usize).copied().unwrap_or("an operation");
         let error = match code & 0xff {
             INDEX => TensorError::Index { op, index: index as i64, dim: dim as usize, size: size as usize },
+            PROBABILITY => {
+                let reason = format!("probabilities are between 0 and 1, got {}", f64::from_bits(index));
+                TensorError::argument(op, reason)
+            }
             _ => TensorError::argument(op, "an integer was divided by zero"),
         };
         Err(TensorError::Late(Box::new(error)))

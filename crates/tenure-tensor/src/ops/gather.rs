@@ -7,10 +7,10 @@ use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::flip::Flip;
 use crate::cpu::gather::Gather;
-use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError};
+use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cuda};
 
-static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::flip::FLIP]);
-static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER]);
+static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::flip::FLIP, cuda::flip::FLIP]);
+static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER, cuda::gather::GATHER]);
 
 type Dims = SmallVec<[usize; 5]>;
 

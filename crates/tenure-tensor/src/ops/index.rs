@@ -11,7 +11,7 @@ use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
-static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO]);
+static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cuda::index::NONZERO]);
 static POSITION: Kernel<Position> = Kernel::new("index", &[kernels::POSITION, cuda::index::POSITION]);
 static COORDINATE: Kernel<Coordinate> = Kernel::new("nonzero", &[kernels::COORDINATE, cuda::index::COORDINATE]);
 

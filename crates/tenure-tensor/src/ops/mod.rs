@@ -41,4 +41,4 @@ pub use join::{cat, meshgrid, stack};
 pub use loss::{CrossEntropy, Reduction};
 pub use pad::PadMode;
 pub use pool::Pool;
-pub(crate) use pool::{Taps, Windows};
+pub(crate) use pool::{Rule, Taps, Windows};

@@ -4,15 +4,18 @@ use std::ops::Range;
 
 use super::conv::for_each_dim;
 use crate::autograd::{Context, attach};
-use crate::cpu;
-use crate::cpu::pool::{AvgPool, Chosen, MaxPool};
-use crate::{DType, Kernel, Result, Tensor, TensorError};
+use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
+use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
-static MAX_POOL: Kernel<MaxPool> = Kernel::new("max_pool", &[cpu::pool::MAX_POOL, cpu::pool::MAX_POOL_HALVES]);
-static PICK: Kernel<Chosen> = Kernel::new("max_pool_pick", &[cpu::pool::PICK, cpu::pool::PICK_HALVES]);
-static PUT: Kernel<Chosen> = Kernel::new("max_pool_put", &[cpu::pool::PUT, cpu::pool::PUT_HALVES]);
-static AVG_POOL: Kernel<AvgPool> = Kernel::new("avg_pool", &[cpu::pool::AVG_POOL, cpu::pool::AVG_POOL_HALVES]);
-static SPREAD: Kernel<AvgPool> = Kernel::new("avg_pool_spread", &[cpu::pool::SPREAD, cpu::pool::SPREAD_HALVES]);
+static MAX_POOL: Kernel<MaxPool> =
+    Kernel::new("max_pool", &[kernels::MAX_POOL, kernels::MAX_POOL_HALVES, cuda::pool::MAX_POOL]);
+static PICK: Kernel<Chosen> =
+    Kernel::new("max_pool_pick", &[kernels::PICK, kernels::PICK_HALVES, cuda::pool::PICK]);
+static PUT: Kernel<Chosen> = Kernel::new("max_pool_put", &[kernels::PUT, kernels::PUT_HALVES, cuda::pool::PUT]);
+static AVG_POOL: Kernel<AvgPool> =
+    Kernel::new("avg_pool", &[kernels::AVG_POOL, kernels::AVG_POOL_HALVES, cuda::pool::AVG_POOL]);
+static SPREAD: Kernel<AvgPool> =
+    Kernel::new("avg_pool_spread", &[kernels::SPREAD, kernels::SPREAD_HALVES, cuda::pool::SPREAD]);
 
 /// Windows over images. A list has a number for each spatial dimension; all but `kernel` may have one for all.
 #[derive(Clone, Copy, Debug)]
@@ -42,17 +45,17 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together; padding of more than half a window.
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
-        let input = self.contiguous()?;
-        let (taps, sizes) = Taps::new("max_pool", &input, how)?;
-        let out = Self::empty(&sizes, input.dtype(), input.device())?;
+        let (taps, sizes) = Taps::new("max_pool", self, how)?;
+        let input = self.contiguous_in(taps.format)?;
+        let out = image(&sizes, taps.format, &input, input.dtype())?;
         let dtype = if taps.numel() < usize::from(u8::MAX) { DType::U8 } else { DType::I32 };
-        let numbers = Self::empty(&sizes, dtype, input.device())?;
+        let numbers = image(&sizes, taps.format, &input, dtype)?;
         MAX_POOL.find(out.device().kind(), out.dtype())?(&out, &numbers, &input, &taps)?;
         let sizes = input.sizes().to_vec();
         attach(out, "max_pool", &[&input], |saver| {
             let numbers = saver.save(&numbers)?;
             Ok(move |context: &Context<'_>| {
-                let grad = put(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+                let grad = put(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
                 Ok([Some(grad)].into_iter().collect())
             })
         })
@@ -68,16 +71,9 @@ impl Tensor {
             let reason = format!("windows of a mean have no dilation, got {:?}", how.dilation);
             return Err(TensorError::argument("avg_pool", reason));
         }
-        let (taps, sizes) = Taps::new("avg_pool", self, how)?;
-        let windows = Windows::new("avg_pool", taps.source, taps.target, |dim, index| {
-            let (size, padding) = (taps.source[dim], taps.padding[dim]);
-            let first = index * taps.stride[dim];
-            let end = (first + taps.kernel[dim]).min(size + 2 * padding);
-            let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
-            let count = if count_include_pad { end - first } else { inside.len() };
-            (inside, count)
-        })?;
-        averaged(&self.contiguous()?, windows, &sizes)
+        let (Taps { source, target, kernel, stride, padding, format, .. }, sizes) = Taps::new("avg_pool", self, how)?;
+        let rule = Rule::Strided { kernel, stride, padding, counts_padding: count_include_pad };
+        averaged(self, Windows::new("avg_pool", source, target, rule, format)?, &sizes)
     }
 
     /// The mean of windows that are as many as `sizes` and cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
@@ -89,67 +85,83 @@ impl Tensor {
         const OP: &str = "adaptive_avg_pool";
         let source = spatial(OP, self, sizes.len())?;
         let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;
-        let windows = Windows::new(OP, source, target, |dim, index| {
-            let first = index * source[dim] / target[dim];
-            let inside = first..((index + 1) * source[dim]).div_ceil(target[dim]);
-            let count = inside.len();
-            (inside, count)
-        })?;
+        let windows = Windows::new(OP, source, target, Rule::Even, format(self, sizes.len()))?;
         let leading = &self.sizes()[..self.rank() - sizes.len()];
-        averaged(&self.contiguous()?, windows, &[leading, sizes].concat())
+        averaged(self, windows, &[leading, sizes].concat())
     }
 }
 
 /// The image of `sizes` that has the pixels of another at the chosen places.
-fn put(image: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
-    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
-    PUT.find(out.device().kind(), out.dtype())?(&out, image, numbers, taps)?;
-    let (taps, sizes) = (taps.clone(), image.sizes().to_vec());
-    attach(out, "max_pool_put", &[image], |saver| {
+fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
+    let from = from.contiguous_in(taps.format)?;
+    let out = image(sizes, taps.format, &from, from.dtype())?;
+    PUT.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
+    let (taps, sizes) = (taps.clone(), from.sizes().to_vec());
+    attach(out, "max_pool_put", &[&from], |saver| {
         let numbers = saver.save(numbers)?;
         Ok(move |context: &Context<'_>| {
-            let grad = pick(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+            let grad = pick(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
             Ok([Some(grad)].into_iter().collect())
         })
     })
 }
 
 /// The image of `sizes` of what another has at the chosen places.
-fn pick(image: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
-    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
-    PICK.find(out.device().kind(), out.dtype())?(&out, image, numbers, taps)?;
-    let (taps, sizes) = (taps.clone(), image.sizes().to_vec());
-    attach(out, "max_pool_pick", &[image], |saver| {
+fn pick(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
+    let from = from.contiguous_in(taps.format)?;
+    let out = image(sizes, taps.format, &from, from.dtype())?;
+    PICK.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
+    let (taps, sizes) = (taps.clone(), from.sizes().to_vec());
+    attach(out, "max_pool_pick", &[&from], |saver| {
         let numbers = saver.save(numbers)?;
         Ok(move |context: &Context<'_>| {
-            let grad = put(&context.grad(0)?.contiguous()?, &context.unpack(numbers)?, &taps, &sizes)?;
+            let grad = put(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
             Ok([Some(grad)].into_iter().collect())
         })
     })
 }
 
 fn averaged(input: &Tensor, windows: Windows, sizes: &[usize]) -> Result<Tensor> {
-    let out = Tensor::empty(sizes, input.dtype(), input.device())?;
-    AVG_POOL.find(out.device().kind(), out.dtype())?(&out, input, &windows)?;
+    let input = input.contiguous_in(windows.format)?;
+    let out = image(sizes, windows.format, &input, input.dtype())?;
+    AVG_POOL.find(out.device().kind(), out.dtype())?(&out, &input, &windows)?;
     let sizes = input.sizes().to_vec();
-    attach(out, "avg_pool", &[input], |_| {
+    attach(out, "avg_pool", &[&input], |_| {
         Ok(move |context: &Context<'_>| {
-            let grad = spread(&context.grad(0)?.contiguous()?, &windows, &sizes)?;
+            let grad = spread(&context.grad(0)?, &windows, &sizes)?;
             Ok([Some(grad)].into_iter().collect())
         })
     })
 }
 
-fn spread(image: &Tensor, windows: &Windows, sizes: &[usize]) -> Result<Tensor> {
-    let out = Tensor::empty(sizes, image.dtype(), image.device())?;
-    SPREAD.find(out.device().kind(), out.dtype())?(&out, image, windows)?;
-    let (windows, sizes) = (windows.clone(), image.sizes().to_vec());
-    attach(out, "avg_pool_spread", &[image], |_| {
+fn spread(from: &Tensor, windows: &Windows, sizes: &[usize]) -> Result<Tensor> {
+    let from = from.contiguous_in(windows.format)?;
+    let out = image(sizes, windows.format, &from, from.dtype())?;
+    SPREAD.find(out.device().kind(), out.dtype())?(&out, &from, windows)?;
+    let (windows, sizes) = (windows.clone(), from.sizes().to_vec());
+    attach(out, "avg_pool_spread", &[&from], |_| {
         Ok(move |context: &Context<'_>| {
-            let grad = averaged(&context.grad(0)?.contiguous()?, windows.clone(), &sizes)?;
+            let grad = averaged(&context.grad(0)?, windows.clone(), &sizes)?;
             Ok([Some(grad)].into_iter().collect())
         })
     })
+}
+
+/// A fresh image in this format, beside another.
+fn image(sizes: &[usize], format: MemoryFormat, beside: &Tensor, dtype: DType) -> Result<Tensor> {
+    Tensor::empty_strided(Layout::with_format(sizes, format)?, dtype, beside.device())
+}
+
+/// How images with so many spatial dimensions lie for kernels, results as inputs: contiguous, or on CUDA with their
+/// channels densest if they are so.
+fn format(input: &Tensor, dims: usize) -> MemoryFormat {
+    let format = match (input.rank(), dims) {
+        (4, 2) => MemoryFormat::ChannelsLast2d,
+        (5, 3) => MemoryFormat::ChannelsLast3d,
+        _ => MemoryFormat::Contiguous,
+    };
+    let is_so = || !input.is_contiguous() && input.layout().is_contiguous_in(format);
+    if !input.device().is_cpu() && is_so() { format } else { MemoryFormat::Contiguous }
 }
 
 /// Windows whose elements are told apart by number.
@@ -159,10 +171,12 @@ pub(crate) struct Taps {
     pub(crate) source: [usize; 3],
     /// How many windows there are.
     pub(crate) target: [usize; 3],
-    kernel: [usize; 3],
-    stride: [usize; 3],
-    padding: [usize; 3],
-    dilation: [usize; 3],
+    pub(crate) kernel: [usize; 3],
+    pub(crate) stride: [usize; 3],
+    pub(crate) padding: [usize; 3],
+    pub(crate) dilation: [usize; 3],
+    /// How all images lie.
+    pub(crate) format: MemoryFormat,
 }
 
 impl Taps {
@@ -213,7 +227,7 @@ impl Taps {
             target[dim] = count;
             sizes.push(count);
         }
-        Ok((Self { source, target, kernel, stride, padding, dilation }, sizes))
+        Ok((Self { source, target, kernel, stride, padding, dilation, format: format(input, dims) }, sizes))
     }
 
     /// Pixels of an image, and of the result.
@@ -287,39 +301,68 @@ impl Taps {
     }
 }
 
+/// Which pixels windows are of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rule {
+    /// One window after the other, as [`Pool`] says.
+    Strided { kernel: [usize; 3], stride: [usize; 3], padding: [usize; 3], counts_padding: bool },
+    /// They cover the image evenly.
+    Even,
+}
+
+impl Rule {
+    /// The pixels of a window along a dimension of the image of this size, and how many they count as.
+    fn window(self, dim: usize, index: usize, size: usize, windows: usize) -> (Range<usize>, usize) {
+        match self {
+            Self::Strided { kernel, stride, padding, counts_padding } => {
+                let (first, padding) = (index * stride[dim], padding[dim]);
+                let end = (first + kernel[dim]).min(size + 2 * padding);
+                let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
+                let count = if counts_padding { end - first } else { inside.len() };
+                (inside, count)
+            }
+            Self::Even => {
+                let inside = index * size / windows..((index + 1) * size).div_ceil(windows);
+                let count = inside.len();
+                (inside, count)
+            }
+        }
+    }
+}
+
 /// Windows whose elements are all alike: along each dimension, the pixels of each and how many they count as.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    source: [usize; 3],
+    /// Sizes of the images, and how many windows there are.
+    pub(crate) source: [usize; 3],
+    pub(crate) target: [usize; 3],
+    pub(crate) rule: Rule,
+    /// How all images lie.
+    pub(crate) format: MemoryFormat,
     windows: [Vec<(Range<usize>, usize)>; 3],
 }
 
 impl Windows {
-    /// As many along each dimension as `target` says, each what `window` says of its dimension and number.
     fn new(
         op: &'static str,
         source: [usize; 3],
         target: [usize; 3],
-        window: impl Fn(usize, usize) -> (Range<usize>, usize),
+        rule: Rule,
+        format: MemoryFormat,
     ) -> Result<Self> {
         let mut windows: [Vec<_>; 3] = Default::default();
         for (dim, list) in windows.iter_mut().enumerate() {
             if list.try_reserve_exact(target[dim]).is_err() {
                 return Err(TensorError::shape(op, format!("there is no memory for {} windows", target[dim])));
             }
-            list.extend((0..target[dim]).map(|index| window(dim, index)));
+            list.extend((0..target[dim]).map(|index| rule.window(dim, index, source[dim], target[dim])));
         }
-        Ok(Self { source, windows })
+        Ok(Self { source, target, rule, format, windows })
     }
 
-    /// Pixels of an image.
-    pub(crate) fn source(&self) -> usize {
-        self.source.iter().product()
-    }
-
-    /// Windows of an image.
-    pub(crate) fn target(&self) -> usize {
-        self.windows.iter().map(Vec::len).product()
+    /// Pixels of an image, and windows.
+    pub(crate) fn pixels(&self) -> [usize; 2] {
+        [self.source, self.target].map(|sizes| sizes.iter().product())
     }
 
     /// For each window: its place, its pixels along each dimension, and how many pixels it counts as.

@@ -5,15 +5,15 @@ use crate::autograd::{Context, attach, attach_in_place};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::random::{Generator, State, default_generator};
 use crate::scalar::integers;
-use crate::{DType, Device, Kernel, Result, Tensor, TensorError};
+use crate::{DType, Device, Kernel, Result, Tensor, TensorError, cuda};
 
-static UNIFORM: Kernel<Reals> = Kernel::new("uniform", &[kernels::UNIFORM]);
-static NORMAL: Kernel<Reals> = Kernel::new("normal", &[kernels::NORMAL]);
-static INTEGERS: Kernel<Integers> = Kernel::new("randint", &[kernels::INTEGERS]);
-static BERNOULLI: Kernel<Bernoulli> = Kernel::new("bernoulli", &[kernels::BERNOULLI]);
-static BERNOULLI_EACH: Kernel<BernoulliEach> = Kernel::new("bernoulli", &[kernels::BERNOULLI_EACH]);
-static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT]);
-static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION]);
+static UNIFORM: Kernel<Reals> = Kernel::new("uniform", &[kernels::UNIFORM, cuda::random::UNIFORM]);
+static NORMAL: Kernel<Reals> = Kernel::new("normal", &[kernels::NORMAL, cuda::random::NORMAL]);
+static INTEGERS: Kernel<Integers> = Kernel::new("randint", &[kernels::INTEGERS, cuda::random::INTEGERS]);
+static BERNOULLI: Kernel<Bernoulli> = Kernel::new("bernoulli", &[kernels::BERNOULLI, cuda::random::BERNOULLI]);
+static BERNOULLI_EACH: Kernel<BernoulliEach> = Kernel::new("bernoulli", &[kernels::BERNOULLI_EACH, cuda::random::BERNOULLI_EACH]);
+static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT, cuda::random::DROPOUT]);
+static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION, cuda::random::PERMUTATION]);
 
 impl Tensor {
     /// Numbers from 0 to below 1, each as likely.

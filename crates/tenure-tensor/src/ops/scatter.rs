@@ -6,12 +6,12 @@ use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::scatter::{self as kernels, Put, Scatter};
-use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
-static SCATTER: Kernel<Scatter> = Kernel::new("scatter", &[kernels::SCATTER]);
-static SCATTER_ADD: Kernel<Scatter> = Kernel::new("scatter_add", &[kernels::SCATTER_ADD]);
-static PUT: Kernel<Put> = Kernel::new("index_put", &[kernels::PUT]);
-static PUT_ADD: Kernel<Put> = Kernel::new("index_add", &[kernels::PUT_ADD]);
+static SCATTER: Kernel<Scatter> = Kernel::new("scatter", &[kernels::SCATTER, cuda::scatter::SCATTER]);
+static SCATTER_ADD: Kernel<Scatter> = Kernel::new("scatter_add", &[kernels::SCATTER_ADD, cuda::scatter::SCATTER_ADD]);
+static PUT: Kernel<Put> = Kernel::new("index_put", &[kernels::PUT, cuda::scatter::PUT]);
+static PUT_ADD: Kernel<Put> = Kernel::new("index_add", &[kernels::PUT_ADD, cuda::scatter::PUT_ADD]);
 
 type Dims = SmallVec<[usize; 5]>;
 

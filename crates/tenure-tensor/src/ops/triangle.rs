@@ -3,9 +3,9 @@
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::index::Triangle;
-use crate::{Kernel, Result, Tensor, TensorError};
+use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
-static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANGLE]);
+static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANGLE, cuda::index::TRIANGLE]);
 
 impl Tensor {
     /// The last two dimensions' matrices with zeros above a diagonal: `diagonal` above the main one, or below it if it is

@@ -1,0 +1,36 @@
+//! Elements in reverse.
+
+use tenure_device::cuda::KernelName;
+
+use super::elementwise::on_cpu;
+use super::queue::{self, Queue};
+use super::space::{linear, unit, unit_type};
+use crate::cpu;
+use crate::cpu::flip::Flip;
+use crate::kernel::on_cuda;
+use crate::{Access, Entry, Result, Tensor};
+
+pub(crate) const FLIP: &[Entry<Flip>] = on_cuda!(all: flip);
+
+const TEMPLATE: &str = include_str!("source/flip.cu");
+
+fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("flip", &[out], &[input])?;
+    let (to, from) = (access.write_ptr(0).addr(), access.read_ptr(0).addr());
+    let (dtype, length) = (out.dtype(), out.sizes()[dim]);
+    // Blocks keep their order inside.
+    let block = out.sizes()[dim + 1..].iter().product::<usize>() * dtype.size();
+    let unit = unit([to, from, block]);
+    let count = out.numel() * dtype.size() / unit;
+    let launch = |queue: &mut Queue| {
+        let mut words = [to, from, count, length, block / unit].map(|word| word as u64);
+        let source = || format!("typedef {} Unit;\n{TEMPLATE}", unit_type(unit));
+        queue.launch(KernelName { op: "flip", variant: unit as u64 }, source, linear(count), &mut words)
+    };
+    queue::submit(&access, launch, move |writes, reads| {
+        on_cpu(cpu::flip::FLIP, dtype).map_or(Ok(()), |host| host(&writes[0], &reads[0], dim))
+    })
+}

@@ -1,0 +1,141 @@
+//! Elements read by index.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::KernelName;
+
+use super::elementwise::{RANKS, on_cpu};
+use super::late;
+use super::queue::{self, Place, Queue, Touched};
+use super::space::{Space, unit_type};
+use crate::cpu;
+use crate::cpu::gather::Gather;
+use crate::elementwise::Dims;
+use crate::kernel::on_cuda;
+use crate::{Device, Elementwise, Entry, Layout, Result, Tensor};
+
+pub(crate) const GATHER: &[Entry<Gather>] = on_cuda!(all: gather);
+
+const TEMPLATE: &str = include_str!("source/gather.cu");
+
+fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()> {
+    source.layout().check_bounds(source.dtype(), source.storage().bytes())?;
+    if iter.numel() == 0 {
+        return Ok(());
+    }
+    let width = source.dtype().size();
+    let places = Places::new(source.layout(), dims, width);
+    let [out, index, base] = iter.operands() else { unreachable!("one output, an index and what is read") };
+    let mut space = Space::new(iter.sizes(), &[&out.strides, &base.strides, &index.strides]);
+    let starts = [out.data.addr(), base.data.addr()].into_iter().chain(places.strides.iter().copied());
+    let unit = space.widen(width, 0..2, starts);
+    let is_large = space.is_large(places.extent());
+    let launch = |queue: &mut Queue| {
+        let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words()).collect();
+        words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
+        words.extend(queue.fault(late::INDEX)?);
+        let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+        let source = || {
+            let unit = unit_type(unit);
+            [&format!("typedef {unit} Unit;\n"), &space.source(is_large), &places.source(), TEMPLATE].concat()
+        };
+        queue.launch(KernelName { op: "gather", variant }, source, space.config(), &mut words)
+    };
+    let (op, dtype, strides, dims) = (iter.op(), source.dtype(), base.strides.clone(), Dims::from_slice(dims));
+    let strides: Dims = strides.iter().map(|stride| stride / width).collect();
+    let host = move |writes: &[Tensor], reads: &[Tensor]| {
+        let [index, source] = reads else { return Ok(()) };
+        let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
+        let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
+        on_cpu(cpu::gather::GATHER, dtype).map_or(Ok(()), |host| host(&iter, source, &dims))
+    };
+    queue::submit(&Gathered { iter, source }, launch, host)
+}
+
+/// The output and the index of an iterator, and all that may be read.
+struct Gathered<'a, 'b> {
+    iter: &'a Elementwise<'b>,
+    source: &'a Tensor,
+}
+
+impl Touched for Gathered<'_, '_> {
+    fn op(&self) -> &'static str {
+        self.iter.op()
+    }
+
+    fn device(&self) -> Device {
+        self.iter.device()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+        // The last operand begins where the source does.
+        let mut count = 0;
+        self.iter.for_each(&mut |place| {
+            count += 1;
+            if count < 3 {
+                each(place);
+                return;
+            }
+            let width = place.dtype.size();
+            let strides = self.source.strides().iter().map(|stride| stride * width).collect();
+            each(Place { sizes: self.source.sizes(), strides, ..place });
+        });
+    }
+
+    fn storages(&self) -> impl Iterator<Item = u64> {
+        self.iter.storages()
+    }
+}
+
+/// The elements of some dimensions, counted by one index, the last dimension fastest: `source/places.cu`.
+pub(super) struct Places {
+    pub(super) count: usize,
+    /// The first of the dimensions.
+    first: usize,
+    /// The last dimension first; those that are one are one.
+    sizes: Dims,
+    /// In bytes.
+    pub(super) strides: Dims,
+}
+
+impl Places {
+    pub(super) fn new(layout: &Layout, dims: &[usize], width: usize) -> Self {
+        let (mut sizes, mut strides) = (Dims::new(), Dims::new());
+        for dim in dims.iter().rev() {
+            let (size, stride) = (layout.sizes()[*dim], layout.strides()[*dim] * width);
+            match (sizes.last_mut(), strides.last()) {
+                (Some(inner), Some(apart)) if stride == *inner * apart => *inner *= size,
+                _ => {
+                    sizes.push(size);
+                    strides.push(stride);
+                }
+            }
+        }
+        Self { count: sizes.iter().product(), first: dims.first().copied().unwrap_or(0), sizes, strides }
+    }
+
+    /// Bytes from the first element to the last, about.
+    pub(super) fn extent(&self) -> usize {
+        self.sizes.iter().zip(&self.strides).map(|(size, stride)| size * stride).sum()
+    }
+
+    fn dims(&self) -> usize {
+        RANKS.into_iter().find(|rank| *rank >= self.sizes.len()).unwrap_or(self.sizes.len())
+    }
+
+    /// All that the source depends on, in 5 bits.
+    pub(super) fn variant(&self) -> u64 {
+        self.dims() as u64
+    }
+
+    pub(super) fn source(&self) -> String {
+        format!("#define PLACES {}\n{}", self.dims(), include_str!("source/places.cu"))
+    }
+
+    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+        let padded = |numbers: &Dims, rest: usize| {
+            let numbers = numbers.clone();
+            (0..self.dims()).map(move |dim| numbers.get(dim).copied().unwrap_or(rest) as u64)
+        };
+        [self.count as u64, self.first as u64].into_iter().chain(padded(&self.sizes, 1)).chain(padded(&self.strides, 0))
+    }
+}

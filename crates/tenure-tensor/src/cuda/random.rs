@@ -1,0 +1,138 @@
+//! Random numbers, as [`crate::random`] says: the bits of each element are those that the CPU draws.
+
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::elementwise::on_cpu;
+use super::{computed, late, queue, stored};
+use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
+use crate::kernel::on_cuda;
+use crate::random::State;
+use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+
+pub(crate) const UNIFORM: &[Entry<Reals>] = on_cuda!(floats: uniform::<T>);
+pub(crate) const NORMAL: &[Entry<Reals>] = on_cuda!(floats: normal::<T>);
+pub(crate) const INTEGERS: &[Entry<Integers>] = on_cuda!(all: integers::<T>);
+pub(crate) const BERNOULLI: &[Entry<Bernoulli>] = on_cuda!(all: bernoulli::<T>);
+pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cuda!(floats: bernoulli_each::<T>);
+pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cuda!(floats: dropout::<T>);
+pub(crate) const PERMUTATION: &[Entry<Permutation>] = &[(DeviceKind::Cuda, DType::I64, permutation)];
+
+const PHILOX: &str = include_str!("source/philox.cu");
+const TEMPLATE: &str = include_str!("source/random.cu");
+const SHUFFLE: &str = include_str!("source/permutation.cu");
+const THREADS: usize = 256;
+
+/// What is drawn: a kernel's name, in capitals in the source, and the numbers that say how.
+struct Draw {
+    name: &'static str,
+    numbers: [u64; 2],
+    /// The code of an error that it may report.
+    fault: Option<u64>,
+}
+
+fn uniform<T: Element>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
+    let draw = Draw { name: "uniform", numbers: [low, high - low].map(f64::to_bits), fault: None };
+    let host = on_cpu(cpu::UNIFORM, T::DTYPE);
+    run("uniform", [out, out], state, &draw, move |[out, _]| host.map_or(Ok(()), |host| host(out, state, low, high)))
+}
+
+fn normal<T: Element>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
+    let draw = Draw { name: "normal", numbers: [mean, deviation].map(f64::to_bits), fault: None };
+    let host = on_cpu(cpu::NORMAL, T::DTYPE);
+    let host = move |[out, _]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, state, mean, deviation));
+    run("normal", [out, out], state, &draw, host)
+}
+
+fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
+    let draw = Draw { name: "randint", numbers: [first as u64, count], fault: None };
+    let host = on_cpu(cpu::INTEGERS, T::DTYPE);
+    run("randint", [out, out], state, &draw, move |[out, _]| host.map_or(Ok(()), |host| host(out, state, first, count)))
+}
+
+fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
+    let draw = Draw { name: "bernoulli", numbers: [cpu::limit(probability), 0], fault: None };
+    let host = on_cpu(cpu::BERNOULLI, T::DTYPE);
+    run("bernoulli", [out, out], state, &draw, move |[out, _]| {
+        host.map_or(Ok(()), |host| host(out, state, probability))
+    })
+}
+
+fn bernoulli_each<T: Element>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
+    let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(late::PROBABILITY) };
+    let host = on_cpu(cpu::BERNOULLI_EACH, T::DTYPE);
+    let host = move |[out, input]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, input, state));
+    run("bernoulli", [out, probabilities], state, &draw, host)
+}
+
+fn dropout<T: Element>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
+    let kept = 1.0 - probability;
+    let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
+    let host = on_cpu(cpu::DROPOUT, T::DTYPE);
+    let host = move |[out, input]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, input, state, probability));
+    run("dropout", [out, input], state, &draw, host)
+}
+
+/// Draws the first tensor, of which the second is the input unless it is the same. A simulated device calls `host`.
+fn run(
+    op: &'static str,
+    [out, input]: [&Tensor; 2],
+    state: State,
+    draw: &Draw,
+    host: impl Fn([&Tensor; 2]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let count = out.numel();
+    if count == 0 {
+        return Ok(());
+    }
+    let (dtype, has_input) = (out.dtype(), !std::ptr::eq(out, input));
+    let mut access = Access::new(op, &[out], if has_input { std::slice::from_ref(&input) } else { &[] })?;
+    let to = access.write_ptr(0).addr() as u64;
+    let from = if has_input { access.read_ptr(0).addr() as u64 } else { 0 };
+    // Numbers of 64 bits take two words each, others one.
+    let block = if draw.name == "randint" || (dtype == DType::F64 && matches!(draw.name, "uniform" | "normal")) {
+        2
+    } else {
+        4
+    };
+    let width = block.max(16 / dtype.size());
+    let digits = match dtype {
+        DType::BF16 => 8,
+        DType::F16 => 11,
+        _ => 24,
+    };
+    let source = || {
+        let (stored, computed) = (stored(dtype), computed(dtype));
+        format!(
+            "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\ntypedef {stored} T;\n\
+             typedef {computed} C;\n{PHILOX}{TEMPLATE}",
+            draw.name.to_uppercase()
+        )
+    };
+    let launch = |queue: &mut queue::Queue| {
+        let [fault, code] = draw.fault.map_or(Ok([0; 2]), |code| queue.fault(code))?;
+        let [first, second] = draw.numbers;
+        let mut words = [to, from, count as u64, state.seed, state.offset, first, second, fault, code];
+        let grid = [count.div_ceil(width * THREADS) as u32, 1, 1];
+        let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+        queue.launch(KernelName { op: draw.name, variant: dtype as u64 }, source, config, &mut words)
+    };
+    queue::submit(&access, launch, move |writes, reads| host([&writes[0], reads.first().unwrap_or(&writes[0])]))
+}
+
+fn permutation(out: &Tensor, state: State) -> Result<()> {
+    let count = out.numel();
+    if count == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("randperm", &[out], &[])?;
+    let to = access.write_ptr(0).addr() as u64;
+    let launch = |queue: &mut queue::Queue| {
+        let owners = queue.workspace(count * size_of::<u64>())?;
+        let config = LaunchConfig { grid: [1; 3], block: [1024, 1, 1], shared_bytes: 0 };
+        let mut words = [to, owners, count as u64, state.seed, state.offset];
+        queue.launch(KernelName { op: "randperm", variant: 0 }, || [PHILOX, SHUFFLE].concat(), config, &mut words)
+    };
+    queue::submit(&access, launch, move |writes, _| {
+        on_cpu(cpu::PERMUTATION, DType::I64).map_or(Ok(()), |host| host(&writes[0], state))
+    })
+}

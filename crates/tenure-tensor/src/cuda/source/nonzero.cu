@@ -1,0 +1,78 @@
+// The numbers of what is true. A block has `SHARE` bytes of the mask; what the blocks before it found says where it
+// begins to write.
+
+#define THREADS 256
+#define BYTES 16
+#define SHARE (THREADS * BYTES)
+
+struct Params {
+    u64 mask;
+    u64 count;
+    // Of each block, what it finds; then, what those before it find; after the last, what all find.
+    u64 found;
+    u64 blocks;
+    u64 out;
+};
+
+// The sum over the threads before this one, and over all.
+template <int COUNT> DEVICE u64 before(u64 own, u64* all) {
+    __shared__ u64 warps[COUNT / 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u64 sum = own;
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const u64 other = __shfl_up_sync(~0u, sum, apart);
+        if (lane >= apart) sum += other;
+    }
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads();
+    u64 start = 0, total = 0;
+    for (int i = 0; i < COUNT / 32; i++) {
+        if (i < warp) start += warps[i];
+        total += warps[i];
+    }
+    __syncthreads();
+    *all = total;
+    return start + sum - own;
+}
+
+// The bits of this thread's bytes that are true.
+DEVICE u32 bits(const Params& p, u64 first) {
+    const u8* mask = (const u8*)p.mask + first;
+    u32 bits = 0;
+    if (first + BYTES <= p.count && (u64)mask % BYTES == 0) {
+        const Pack<u8, BYTES> bytes = *(const Pack<u8, BYTES>*)mask;
+        for (int i = 0; i < BYTES; i++) bits |= (u32)(bytes.of[i] != 0) << i;
+    } else {
+        for (int i = 0; i < BYTES; i++)
+            if (first + i < p.count) bits |= (u32)(mask[i] != 0) << i;
+    }
+    return bits;
+}
+
+#if defined(SCAN)
+extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant__ Params p) {
+    u64* found = (u64*)p.found;
+    u64 sum = 0;
+    for (u64 first = 0; first < p.blocks; first += 1024) {
+        const u64 at = first + threadIdx.x;
+        u64 all;
+        const u64 start = before<1024>(at < p.blocks ? found[at] : 0, &all);
+        if (at < p.blocks) found[at] = sum + start;
+        sum += all;
+    }
+    if (threadIdx.x == 0) found[p.blocks] = sum;
+}
+#else
+extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+    const u64 first = (u64)blockIdx.x * SHARE + threadIdx.x * BYTES;
+    u32 left = bits(p, first);
+    u64 all;
+    const u64 start = before<THREADS>(__popc(left), &all);
+#if defined(COUNT_TRUE)
+    if (threadIdx.x == 0) ((u64*)p.found)[blockIdx.x] = all;
+#else
+    i64* out = (i64*)p.out + ((const u64*)p.found)[blockIdx.x] + start;
+    for (; left != 0; left &= left - 1) *out++ = first + __ffs(left) - 1;
+#endif
+}
+#endif
