@@ -10,6 +10,7 @@ pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod index;
+pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod select;
 pub(crate) mod unary;
