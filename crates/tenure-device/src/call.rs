@@ -1,7 +1,7 @@
 use std::fmt;
 
 /// A call of a [`Driver`](crate::Driver) or [`Platform`](crate::Platform), named after the CUDA driver function it
-/// stands for.
+/// stands for, or the function of one of CUDA's libraries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[expect(missing_docs, reason = "each variant is the driver function that `name` gives")]
@@ -57,10 +57,12 @@ pub enum Call {
     LoadModule,
     Function,
     Launch,
+    PlanProduct,
+    Multiply,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = Self::Launch as usize + 1;
+    pub(crate) const COUNT: usize = Self::Multiply as usize + 1;
 
     /// The driver function's name.
     pub fn name(self) -> &'static str {
@@ -116,6 +118,8 @@ impl Call {
             Self::LoadModule => "cuModuleLoadData",
             Self::Function => "cuModuleGetFunction",
             Self::Launch => "cuLaunchKernel",
+            Self::PlanProduct => "cublasLtMatmulAlgoGetHeuristic",
+            Self::Multiply => "cublasLtMatmul",
         }
     }
 }

@@ -142,6 +142,22 @@ pub enum ErrorKind {
         /// Kernels launched last, the newest first, if it came from work launched before.
         in_flight: Vec<Launch>,
     },
+    /// A library of CUDA's is not there.
+    #[error(
+        "{library} was not found: put its folder into LD_LIBRARY_PATH; the CUDA toolkit and PyTorch's packages have it"
+    )]
+    NoLibrary {
+        /// Its file, such as `libcublasLt.so`.
+        library: &'static str,
+    },
+    /// A library of CUDA's failed, or does not do what it was asked for.
+    #[error("{name}")]
+    Library {
+        /// The library's number for it.
+        code: u32,
+        /// The library's name for it, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
+        name: String,
+    },
     /// Not enough physical memory.
     #[error("out of device memory: asked for {requested} bytes, {free} are free")]
     OutOfMemory {
@@ -322,7 +338,7 @@ impl ErrorKind {
     /// The CUDA driver's number for it.
     pub fn code(&self) -> u32 {
         match self {
-            Self::Device { code, .. } => *code,
+            Self::Device { code, .. } | Self::Library { code, .. } => *code,
             Self::OutOfMemory { .. } => 2,
             Self::NoDriver { .. } | Self::StartFailed { .. } => 3,
             Self::DriverTooOld { .. } => 35,

@@ -32,6 +32,8 @@ pub mod mapped;
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]
+pub mod precision;
+#[forbid(unsafe_code)]
 pub mod random;
 #[forbid(unsafe_code)]
 mod scalar;

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tenure_alloc::MemoryInfo;
 use tenure_core::{Device, StreamId};
 
+use super::blas::Blas;
 use super::context::PrimaryContext;
 use super::error::check;
 use super::handles::Handles;
@@ -44,6 +45,7 @@ pub struct CudaDriver {
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     pub(super) kernels: Kernels,
+    pub(super) blas: OnceLock<Blas>,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
@@ -87,6 +89,7 @@ impl CudaDriver {
             timings: Timings::default(),
             launches: LaunchRegistry::new(),
             kernels: Kernels::default(),
+            blas: OnceLock::new(),
             lost: OnceLock::new(),
         })
     }

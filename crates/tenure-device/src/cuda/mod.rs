@@ -21,6 +21,7 @@
 //! **Errors.** The first error that ends the context is given once as it is, with the kernels that were launched last;
 //! every later call is a [`ContextLost`](crate::ErrorKind::ContextLost).
 
+mod blas;
 mod calls;
 mod capture;
 mod context;
@@ -36,6 +37,7 @@ mod platform;
 mod space;
 mod timing;
 
+pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
 pub use self::kernels::{ENTRY, KernelError, KernelName, compile_cached};

@@ -9,9 +9,9 @@ use super::loops::vectorized;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 
-/// Makes the output `beta` times what it is plus `alpha` times the product of two (batches of) matrices. All three have
-/// the same batch sizes, the output's elements are its own; with `beta` 0 the output is not read.
-pub(crate) type Product = fn(&Tensor, &Tensor, &Tensor, Scalar, Scalar) -> Result<()>;
+/// Writes the product of two (batches of) matrices times a number, plus a base, broadcast, times a number of its own. All
+/// have the same batch sizes, and the output's elements are its own.
+pub(crate) type Product = fn(&Tensor, [&Tensor; 2], Option<(&Tensor, Scalar)>, Scalar) -> Result<()>;
 
 pub(crate) const PRODUCT: &[Entry<Product>] =
     on_cpu!(@ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64));
@@ -131,7 +131,24 @@ unsafe fn add_rows<T: Number>([m, k, n]: [usize; 3], out: Matrix<T>, a: Matrix<T
     }
 }
 
-fn product<T: Multiply>(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
+fn product<T: Multiply>(
+    out: &Tensor,
+    factors: [&Tensor; 2],
+    base: Option<(&Tensor, Scalar)>,
+    alpha: Scalar,
+) -> Result<()> {
+    let beta = begin(out, base)?;
+    add_product::<T>(out, factors, alpha, beta)
+}
+
+/// Makes the output the base. Returns what it is to be multiplied with.
+fn begin(out: &Tensor, base: Option<(&Tensor, Scalar)>) -> Result<Scalar> {
+    let Some((base, beta)) = base else { return Ok(Scalar::Int(0)) };
+    out.copy_raw(base)?;
+    Ok(beta)
+}
+
+fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, beta: Scalar) -> Result<()> {
     let mut access = Access::new("matmul", &[out], &[a, b])?;
     let rank = out.rank();
     let (m, k, n) = (out.sizes()[rank - 2], a.sizes()[rank - 1], out.sizes()[rank - 1]);
@@ -208,7 +225,8 @@ pub(super) fn matrix_of_batch<T>(data: *const u8, tensor: &Tensor, batch: usize)
     Matrix::new(data.cast::<T>().wrapping_add(place), strides[last - 1], strides[last])
 }
 
-fn product_of_halves(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
+fn product_of_halves(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, alpha: Scalar) -> Result<()> {
+    let beta = begin(out, base)?;
     if out.dtype() == DType::BF16 && gemm_bf16::is_there() {
         return gemm_bf16::product(out, a, b, alpha, beta);
     }
@@ -216,6 +234,6 @@ fn product_of_halves(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: 
         if beta.to_bool() {
             wide.copy_raw(out)?;
         }
-        product::<f32>(wide, &widened(a)?, &widened(b)?, alpha, beta)
+        add_product::<f32>(wide, [&widened(a)?, &widened(b)?], alpha, beta)
     })
 }

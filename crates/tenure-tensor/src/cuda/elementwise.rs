@@ -257,7 +257,7 @@ fn host_value(operand: &Operand) -> Scalar {
 }
 
 /// A number as a kernel takes one of that type.
-fn bits(number: Scalar, lane: &str) -> u64 {
+pub(super) fn bits(number: Scalar, lane: &str) -> u64 {
     if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
 }
 

@@ -85,9 +85,7 @@ impl Shape {
                 let how = [kernel, stride, padding, [1; 3]];
                 Self { source, target, how, counts_padding, is_even: false, format }
             }
-            Rule::Even => {
-                Self { source, target, how: [[1; 3]; 4], counts_padding: false, is_even: true, format }
-            }
+            Rule::Even => Self { source, target, how: [[1; 3]; 4], counts_padding: false, is_even: true, format },
         }
     }
 }

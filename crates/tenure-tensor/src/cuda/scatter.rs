@@ -89,7 +89,19 @@ impl<'a> Written<'a> {
             lines *= sizes[other];
         }
         let strides = [bytes(index.strides(), size_of::<i64>()), to, bytes(values.strides(), width)];
-        Self { op, target, index, values, places, along: dim, indexed: sizes.len(), sizes, strides, lines, line_strides }
+        Self {
+            op,
+            target,
+            index,
+            values,
+            places,
+            along: dim,
+            indexed: sizes.len(),
+            sizes,
+            strides,
+            lines,
+            line_strides,
+        }
     }
 
     fn rows(op: &'static str, target: &'a Tensor, positions: &'a Tensor, values: &'a Tensor, dims: &[usize]) -> Self {
@@ -103,7 +115,19 @@ impl<'a> Written<'a> {
         let from = values.strides().iter().map(|stride| stride * width).collect();
         let line_strides = Dims::from_elem(0, sizes.len());
         let strides = [index, to, from];
-        Self { op, target, index: positions, values, places, sizes, along: 0, indexed: 1, strides, lines: 1, line_strides }
+        Self {
+            op,
+            target,
+            index: positions,
+            values,
+            places,
+            sizes,
+            along: 0,
+            indexed: 1,
+            strides,
+            lines: 1,
+            line_strides,
+        }
     }
 
     /// All that is written, and its place in the index, the target, the values and `more`.

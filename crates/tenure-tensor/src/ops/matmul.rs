@@ -4,11 +4,11 @@ use super::pointwise::broadcast;
 use super::view::signed;
 use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach};
-use crate::cpu;
 use crate::cpu::gemm::Product;
-use crate::{Kernel, Result, Scalar, Tensor, TensorError};
+use crate::{Kernel, Result, Scalar, Tensor, TensorError, cpu, cuda};
 
-static PRODUCT: Kernel<Product> = Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES]);
+static PRODUCT: Kernel<Product> =
+    Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES, cuda::matmul::PRODUCT]);
 
 impl Tensor {
     /// The product of two matrices, or of batches of them, whose leading dimensions are broadcast. A vector counts as a
@@ -247,12 +247,10 @@ fn multiply(
     let batch = broadcast(op, &a.sizes()[..a.rank() - 2], &b.sizes()[..b.rank() - 2])?;
     let sized = |rows, columns| batch.iter().copied().chain([rows, columns]).collect::<Vec<usize>>();
     let out = Tensor::empty(&sized(rows, columns), a.dtype(), a.device())?;
-    if let Some(base) = base.filter(|_| beta.to_bool()) {
-        out.copy_raw(base)?;
-    }
     let a = a.alias(a.layout().expand(&sized(rows, inner))?);
     let b = b.alias(b.layout().expand(&sized(inner, columns))?);
-    PRODUCT.find(out.device().kind(), out.dtype())?(&out, &a, &b, alpha, beta)?;
+    let base = base.filter(|_| beta.to_bool()).map(|base| (base, beta));
+    PRODUCT.find(out.device().kind(), out.dtype())?(&out, [&a, &b], base, alpha)?;
     Ok(out)
 }
 

@@ -1,0 +1,463 @@
+//! Products of matrices, through cuBLASLt.
+//!
+//! A product is described once, and cuBLASLt asked for an algorithm; both are kept by the description. cuBLASLt counts
+//! rows first, so what it is given is the transpose of everything: `d' = b' a'`, where no element moves.
+
+use std::panic::Location;
+use std::ptr;
+use std::sync::{Arc, LazyLock};
+
+use cudarc::cublaslt::result::CublasError;
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as ComputeType, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t as Algorithm,
+    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
+    cublasLtMatmulHeuristicResult_t as Heuristic, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cublasLtMatrixLayout_t,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction, cublasStatus_t,
+    cudaDataType_t,
+};
+use parking_lot::{Mutex, RwLock};
+use rustc_hash::FxHashMap;
+use tenure_alloc::Address;
+use tenure_core::{DType, StreamId};
+
+use super::CudaDriver;
+use crate::{Call, CallError, Driver, ErrorKind, EventKind};
+
+/// Bytes that any algorithm for a product takes at most, as NVIDIA advises for its devices since Hopper.
+pub const TUNING_WORKSPACE: usize = 32 << 20;
+
+/// `d = alpha * a * b + beta * c`, or so many of them: `a` has `m` rows and `k` columns, `b` has `k` and `n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Product {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// What is summed up.
+    pub k: usize,
+    /// How many products.
+    pub batch: usize,
+    /// The dtype of all matrices.
+    pub dtype: DType,
+    /// What it is computed in.
+    pub compute: Compute,
+    /// How the left factor lies.
+    pub a: Matrix,
+    /// How the right factor lies.
+    pub b: Matrix,
+    /// How what is added lies, if that is not the result's place.
+    pub c: Option<Matrix>,
+    /// How the result lies: not transposed.
+    pub d: Matrix,
+    /// What is done with the result before it is written.
+    pub epilogue: Epilogue,
+}
+
+/// How a matrix lies in memory, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Matrix {
+    /// From one row to the next; from one column to the next, if it is transposed.
+    pub leading: usize,
+    /// From one matrix of the batch to the next.
+    pub stride: usize,
+    /// Elements of a column are side by side, not those of a row.
+    pub is_transposed: bool,
+    /// A power of two that divides the address of each, in bytes, 16 at most.
+    pub alignment: usize,
+}
+
+/// What products are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// `f32`, or `f64` for `f64`.
+    Full,
+    /// Of `f32`, 10 bits of each factor's mantissa: TF32.
+    Tf32,
+}
+
+/// What is done with a result before it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Epilogue {
+    /// Nothing.
+    None,
+    /// A number for each column is added.
+    Bias,
+}
+
+/// Where a product's matrices are.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands {
+    /// The left factor.
+    pub a: Address,
+    /// The right factor.
+    pub b: Address,
+    /// What is added: the result itself, unless the description says how else it lies. Not read if `beta` is 0.
+    pub c: Address,
+    /// The result.
+    pub d: Address,
+    /// A number for each column, if the epilogue wants one.
+    pub bias: Address,
+    /// What the product is multiplied with.
+    pub alpha: f64,
+    /// What is added is multiplied with this.
+    pub beta: f64,
+    /// [`ProductPlan::workspace_bytes`] bytes, aligned to 256.
+    pub workspace: Address,
+}
+
+/// How a product is computed on a device. It is for good.
+#[derive(Clone)]
+pub struct ProductPlan(Arc<Plan>);
+
+impl ProductPlan {
+    /// Bytes that [`Operands::workspace`] must have.
+    pub fn workspace_bytes(&self) -> usize {
+        self.0.chosen.workspaceSize
+    }
+}
+
+/// The library on a device, and the products that were asked for.
+pub(super) struct Blas {
+    handle: cublasLtHandle_t,
+    plans: RwLock<FxHashMap<Product, ProductPlan>>,
+}
+
+// SAFETY: cuBLASLt's handle may be used from any thread.
+unsafe impl Send for Blas {}
+// SAFETY: the same, and by several at once.
+unsafe impl Sync for Blas {}
+
+struct Plan {
+    product: Product,
+    a: Layout,
+    b: Layout,
+    c: Option<Layout>,
+    d: Layout,
+    /// Changed before each use: where the bias is.
+    description: Mutex<Description>,
+    chosen: Heuristic,
+}
+
+impl CudaDriver {
+    /// How a product is computed: what the library thinks best, the same every time.
+    ///
+    /// # Errors
+    /// There is no cuBLASLt, or it does not compute that.
+    pub fn product_plan(&self, product: &Product) -> Result<ProductPlan, CallError> {
+        if let Some(plan) = self.blas.get().and_then(|blas| blas.plans.read().get(product).cloned()) {
+            return Ok(plan);
+        }
+        self.in_context(Call::PlanProduct, || {
+            let blas = self.blas()?;
+            let plan = ProductPlan(Arc::new(Plan::new(blas, product)?));
+            Ok(blas.plans.write().entry(*product).or_insert(plan).clone())
+        })
+    }
+
+    /// Puts a product on `stream`.
+    ///
+    /// # Errors
+    /// The stream does not exist, or the library refuses.
+    ///
+    /// # Safety
+    /// The operands are as the plan's product says, and stay there until the stream has passed it; nothing else touches
+    /// what is written unordered, nor writes what is read.
+    #[track_caller]
+    pub unsafe fn multiply(&self, plan: &ProductPlan, operands: &Operands, stream: StreamId) -> Result<(), CallError> {
+        let at = Location::caller();
+        self.in_context(Call::Multiply, || {
+            let number = self.launches.record("cublasLtMatmul", stream, [1; 3], [1; 3], at);
+            // SAFETY: the caller's promise.
+            let launched = unsafe { self.run_product(&plan.0, &plan.0.chosen, operands, stream) };
+            launched.inspect_err(|_| self.launches.withdraw(number))
+        })
+    }
+
+    /// Computes a product by each of up to `candidates` algorithms, and takes the fastest from now on. It waits for the
+    /// device, and must not be called while anything is captured. The workspace has [`TUNING_WORKSPACE`] bytes.
+    ///
+    /// # Errors
+    /// Those of [`multiply`](Self::multiply).
+    ///
+    /// # Safety
+    /// As there. What is added is not the result itself.
+    pub unsafe fn tune_product(
+        &self,
+        product: &Product,
+        operands: &Operands,
+        stream: StreamId,
+        candidates: usize,
+    ) -> Result<ProductPlan, CallError> {
+        const ROUNDS: usize = 5;
+        let plan = self.product_plan(product)?;
+        let found = self.in_context(Call::PlanProduct, || plan.0.candidates(self.blas()?, candidates))?;
+        let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
+        let mut best: Option<(f64, Heuristic)> = None;
+        for candidate in found {
+            let run = || {
+                // SAFETY: the caller's promise.
+                let run = || unsafe { self.run_product(&plan.0, &candidate, operands, stream) };
+                self.in_context(Call::Multiply, run)
+            };
+            // One that does not run is none.
+            if run().is_err() {
+                continue;
+            }
+            self.record_event(events[0], stream)?;
+            (0..ROUNDS).try_for_each(|_| run())?;
+            self.record_event(events[1], stream)?;
+            self.synchronize_stream(stream)?;
+            let elapsed_us = self.elapsed_us(events[0], events[1])?;
+            if best.is_none_or(|(fastest_us, _)| elapsed_us < fastest_us) {
+                best = Some((elapsed_us, candidate));
+            }
+        }
+        events.into_iter().try_for_each(|event| self.destroy_event(event))?;
+        let Some((_, chosen)) = best else { return Ok(plan) };
+        self.in_context(Call::PlanProduct, || {
+            let plan = ProductPlan(Arc::new(Plan { chosen, ..Plan::without_algorithm(product)? }));
+            self.blas()?.plans.write().insert(*product, plan.clone());
+            Ok(plan)
+        })
+    }
+
+    fn blas(&self) -> Result<&Blas, ErrorKind> {
+        static IS_THERE: LazyLock<bool> = LazyLock::new(|| {
+            // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
+            unsafe { sys::is_culib_present() }
+        });
+        if let Some(blas) = self.blas.get() {
+            return Ok(blas);
+        }
+        if !*IS_THERE {
+            return Err(ErrorKind::NoLibrary { library: "libcublasLt.so" });
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is writable, and the thread has the context.
+        check(unsafe { sys::cublasLtCreate(&mut handle) })?;
+        // Another thread's, if that was faster: this one stays for nothing, once.
+        Ok(self.blas.get_or_init(|| Blas { handle, plans: RwLock::default() }))
+    }
+
+    /// # Safety
+    /// As of [`multiply`](Self::multiply).
+    unsafe fn run_product(
+        &self,
+        plan: &Plan,
+        chosen: &Heuristic,
+        operands: &Operands,
+        stream: StreamId,
+    ) -> Result<(), ErrorKind> {
+        let (raw, handle) = (self.stream(stream)?, self.blas()?.handle);
+        let Operands { a, b, c, d, bias, alpha, beta, workspace } = *operands;
+        let is_double = plan.product.dtype == DType::F64;
+        let (narrow, wide) = ([alpha as f32, beta as f32], [alpha, beta]);
+        let factor = |index: usize| match is_double {
+            true => ptr::from_ref(&wide[index]).cast(),
+            false => ptr::from_ref(&narrow[index]).cast(),
+        };
+        let description = plan.description.lock();
+        if plan.product.epilogue == Epilogue::Bias {
+            description.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        let c_layout = plan.c.as_ref().unwrap_or(&plan.d);
+        // SAFETY: descriptions and layouts are alive, the factors too and of the scale's type, and the caller answers for
+        // the addresses.
+        check(unsafe {
+            sys::cublasLtMatmul(
+                handle,
+                description.0,
+                factor(0),
+                b as *const _,
+                plan.b.0,
+                a as *const _,
+                plan.a.0,
+                factor(1),
+                c as *const _,
+                c_layout.0,
+                d as *mut _,
+                plan.d.0,
+                &chosen.algo,
+                workspace as *mut _,
+                chosen.workspaceSize,
+                raw.cast(),
+            )
+        })
+    }
+}
+
+impl Plan {
+    fn new(blas: &Blas, product: &Product) -> Result<Self, ErrorKind> {
+        let plan = Self::without_algorithm(product)?;
+        let best = plan.candidates(blas, 1)?.into_iter().next();
+        Ok(Self { chosen: best.ok_or_else(|| failure(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))?, ..plan })
+    }
+
+    fn without_algorithm(product: &Product) -> Result<Self, ErrorKind> {
+        let Product { m, n, k, batch, dtype, compute, a, b, c, d, epilogue } = *product;
+        let (data, scale) = (data_type(dtype)?, if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+        let compute = match (dtype, compute) {
+            (DType::F64, _) => ComputeType::CUBLAS_COMPUTE_64F,
+            (DType::F32, Compute::Tf32) => ComputeType::CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => ComputeType::CUBLAS_COMPUTE_32F,
+        };
+        let description = Description::new(compute, data_type(scale)?)?;
+        // `CUBLAS_OP_N` and `CUBLAS_OP_T`.
+        description.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(b.is_transposed))?;
+        description.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(a.is_transposed))?;
+        let epilogue = match epilogue {
+            Epilogue::None => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+            Epilogue::Bias => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        };
+        description.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        let layout = |matrix: Matrix, rows: usize, columns: usize| Layout::new(data, matrix, rows, columns, batch);
+        Ok(Self {
+            product: *product,
+            a: layout(a, m, k)?,
+            b: layout(b, k, n)?,
+            c: c.map(|c| layout(c, m, n)).transpose()?,
+            d: layout(d, m, n)?,
+            description: Mutex::new(description),
+            chosen: none(),
+        })
+    }
+
+    /// Algorithms, the best first as the library thinks.
+    fn candidates(&self, blas: &Blas, count: usize) -> Result<Vec<Heuristic>, ErrorKind> {
+        let preference = Preference::new()?;
+        preference.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &TUNING_WORKSPACE)?;
+        // Parts of a sum are rounded once, and added in their order.
+        let reduction = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        preference.set(PreferenceAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction)?;
+        let Product { a, b, c, d, .. } = self.product;
+        for (attribute, matrix) in [
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.unwrap_or(d)),
+            (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d),
+        ] {
+            preference.set(attribute, &(matrix.alignment as u32))?;
+        }
+        let mut found = vec![none(); count];
+        let mut returned = 0;
+        let description = self.description.lock();
+        // SAFETY: all descriptors are alive, and there is room for as many results.
+        check(unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                blas.handle,
+                description.0,
+                self.b.0,
+                self.a.0,
+                self.c.as_ref().unwrap_or(&self.d).0,
+                self.d.0,
+                preference.0,
+                count as i32,
+                found.as_mut_ptr(),
+                &mut returned,
+            )
+        })?;
+        found.truncate(returned.max(0) as usize);
+        found.retain(|candidate| candidate.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(found)
+    }
+}
+
+fn none() -> Heuristic {
+    Heuristic {
+        algo: Algorithm { data: [0; 8] },
+        workspaceSize: 0,
+        state: cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED,
+        wavesCount: 0.0,
+        reserved: [0; 4],
+    }
+}
+
+/// A descriptor of cuBLASLt's.
+macro_rules! descriptor {
+    ($(#[$doc:meta])* $name:ident($raw:ty), $attribute:ty: $set:ident, $destroy:ident) => {
+        $(#[$doc])*
+        struct $name($raw);
+
+        // SAFETY: a descriptor is memory that only its owner reaches.
+        unsafe impl Send for $name {}
+        // SAFETY: what is shared is only read.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            fn set<T>(&self, attribute: $attribute, value: &T) -> Result<(), ErrorKind> {
+                // SAFETY: the descriptor is alive, and the library reads so many bytes of the value.
+                check(unsafe { sys::$set(self.0, attribute, ptr::from_ref(value).cast(), size_of::<T>()) })
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // SAFETY: the descriptor is alive, and nobody uses it after this.
+                let _ = unsafe { sys::$destroy(self.0) };
+            }
+        }
+    };
+}
+
+descriptor! {
+    Description(cublasLtMatmulDesc_t), DescAttribute: cublasLtMatmulDescSetAttribute, cublasLtMatmulDescDestroy
+}
+descriptor! {
+    Layout(cublasLtMatrixLayout_t), LayoutAttribute: cublasLtMatrixLayoutSetAttribute, cublasLtMatrixLayoutDestroy
+}
+descriptor! {
+    Preference(cublasLtMatmulPreference_t), PreferenceAttribute:
+    cublasLtMatmulPreferenceSetAttribute, cublasLtMatmulPreferenceDestroy
+}
+
+impl Description {
+    fn new(compute: ComputeType, scale: cudaDataType_t) -> Result<Self, ErrorKind> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is writable.
+        check(unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, scale) })?;
+        Ok(Self(raw))
+    }
+}
+
+impl Layout {
+    /// The transpose, whose columns are the rows.
+    fn new(data: cudaDataType_t, matrix: Matrix, rows: usize, columns: usize, batch: usize) -> Result<Self, ErrorKind> {
+        let (rows, columns) = if matrix.is_transposed { (columns, rows) } else { (rows, columns) };
+        let mut raw = ptr::null_mut();
+        let leading = matrix.leading as i64;
+        // SAFETY: `raw` is writable.
+        check(unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, data, columns as u64, rows as u64, leading) })?;
+        let layout = Self(raw);
+        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(batch as i32))?;
+        layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &(matrix.stride as i64))?;
+        Ok(layout)
+    }
+}
+
+impl Preference {
+    fn new() -> Result<Self, ErrorKind> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is writable.
+        check(unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) })?;
+        Ok(Self(raw))
+    }
+}
+
+fn data_type(dtype: DType) -> Result<cudaDataType_t, ErrorKind> {
+    match dtype {
+        DType::F16 => Ok(cudaDataType_t::CUDA_R_16F),
+        DType::BF16 => Ok(cudaDataType_t::CUDA_R_16BF),
+        DType::F32 => Ok(cudaDataType_t::CUDA_R_32F),
+        DType::F64 => Ok(cudaDataType_t::CUDA_R_64F),
+        _ => Err(failure(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)),
+    }
+}
+
+fn check(status: cublasStatus_t) -> Result<(), ErrorKind> {
+    status.result().map_err(|CublasError(status)| failure(status))
+}
+
+fn failure(status: cublasStatus_t) -> ErrorKind {
+    ErrorKind::Library { code: status as u32, name: format!("{status:?}") }
+}

@@ -1,0 +1,240 @@
+//! Products of matrices: floats by cuBLASLt, and what that does not compute by a kernel of tiles.
+
+use smallvec::SmallVec;
+use tenure_device::ErrorKind;
+use tenure_device::cuda::{
+    Compute, CudaDriver, Epilogue, KernelName, LaunchConfig, Matrix, Operands, Product as Description,
+};
+
+use super::elementwise::{bits, on_cpu};
+use super::queue::{self, Queue};
+use super::stored;
+use crate::cpu::gemm::{self, Product};
+use crate::kernel::on_cuda;
+use crate::{Access, DType, Entry, Result, Scalar, Tensor, precision};
+
+pub(crate) const PRODUCT: &[Entry<Product>] = on_cuda!(numbers: product);
+
+const TEMPLATE: &str = include_str!("source/matmul.cu");
+
+/// Rows and columns that a block computes, and its threads.
+const TILE: usize = 64;
+const THREADS: u32 = 256;
+
+/// Operands of a product: the result, its factors, and what is added.
+const OPERANDS: usize = 4;
+
+/// Bytes that the library's fastest accesses are aligned to.
+const ALIGNMENT: usize = 16;
+
+fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, alpha: Scalar) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let (dtype, beta) = (out.dtype(), base.map_or(Scalar::Int(0), |(_, beta)| beta));
+    let expanded =
+        |(base, _): (&Tensor, Scalar)| -> Result<Tensor> { Ok(base.alias(base.layout().expand(out.sizes())?)) };
+    let base = base.map(expanded).transpose()?;
+    // The kernel of tiles takes any strides.
+    let is_for_library = dtype.is_floating() && a.sizes()[a.rank() - 1] > 0;
+    let taken = |tensor: &Tensor| match is_for_library && lie(tensor).is_none() {
+        true => tensor.contiguous(),
+        false => Ok(tensor.clone()),
+    };
+    let (a, b) = (taken(a)?, taken(b)?);
+    let is_bias = base.as_ref().is_some_and(|base| beta.to_f64() == 1.0 && is_row(base));
+    let base = match base {
+        Some(base) if is_for_library && !is_bias && lie(&base).is_none_or(|lies| lies.is_transposed) => {
+            Some(base.contiguous()?)
+        }
+        base => base,
+    };
+    let reads: SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(&base).collect();
+    let mut access = Access::new("matmul", &[out], &reads)?;
+    let mut data = [access.write_ptr(0).addr(), access.read_ptr(0).addr(), access.read_ptr(1).addr(), 0];
+    if base.is_some() {
+        data[3] = access.read_ptr(2).addr();
+    }
+    let tensors = [out, &a, &b, base.as_ref().unwrap_or(out)];
+    let work = Work { tensors, data, alpha, beta, is_bias };
+    let host = on_cpu(gemm::PRODUCT, dtype).or(on_cpu(gemm::PRODUCT_OF_HALVES, dtype));
+    queue::submit(
+        &access,
+        |queue| {
+            for (batch, offsets) in Batches::new(&tensors).split() {
+                match queue.cuda().filter(|_| is_for_library) {
+                    Some(driver) if work.multiply(queue, driver, batch, offsets)? => {}
+                    _ => work.multiply_tiles(queue, batch, offsets)?,
+                }
+            }
+            Ok(())
+        },
+        move |writes, reads| {
+            let base = reads.get(2).map(|base| (base, beta));
+            host.map_or(Ok(()), |host| host(&writes[0], [&reads[0], &reads[1]], base, alpha))
+        },
+    )
+}
+
+struct Work<'a> {
+    tensors: [&'a Tensor; OPERANDS],
+    /// The first element of each; 0 where nothing is added.
+    data: [usize; OPERANDS],
+    alpha: Scalar,
+    beta: Scalar,
+    /// What is added is a number for each column.
+    is_bias: bool,
+}
+
+impl Work<'_> {
+    /// Rows, columns, and what is summed up.
+    fn sizes(&self) -> [usize; 3] {
+        let size = |tensor: &Tensor, from_end: usize| tensor.sizes()[tensor.rank() - from_end];
+        [size(self.tensors[0], 2), size(self.tensors[0], 1), size(self.tensors[1], 1)]
+    }
+
+    /// Where matrices of the operands are.
+    fn addresses(&self, offsets: [usize; OPERANDS]) -> [u64; OPERANDS] {
+        let width = self.tensors[0].dtype().size();
+        std::array::from_fn(|i| if self.data[i] == 0 { 0 } else { (self.data[i] + offsets[i] * width) as u64 })
+    }
+
+    /// By the library. `false` if it is not there, or does not compute that.
+    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, offsets: [usize; OPERANDS]) -> Result<bool> {
+        let ([m, n, k], [d, a, b, base]) = (self.sizes(), self.addresses(offsets));
+        let matrix = |operand: usize, address: u64| {
+            let lies = lie(self.tensors[operand])?;
+            let alignment = 1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros());
+            Some(Matrix { stride: batch.strides[operand], alignment, ..lies })
+        };
+        let dtype = self.tensors[0].dtype();
+        let (has_c, is_bias) = (base != 0 && !self.is_bias, base != 0 && self.is_bias);
+        let (Some(to), Some(left), Some(right)) = (matrix(0, d), matrix(1, a), matrix(2, b)) else { return Ok(false) };
+        let description = Description {
+            m,
+            n,
+            k,
+            batch: batch.size,
+            dtype,
+            compute: if precision::tf32_in_products() { Compute::Tf32 } else { Compute::Full },
+            a: left,
+            b: right,
+            c: if has_c { matrix(3, base) } else { None },
+            d: to,
+            epilogue: if is_bias { Epilogue::Bias } else { Epilogue::None },
+        };
+        let plan = match driver.product_plan(&description) {
+            Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => {
+                return Ok(false);
+            }
+            plan => queue.driver_result(plan)?,
+        };
+        let bytes = plan.workspace_bytes();
+        let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
+        let operands = Operands {
+            a,
+            b,
+            c: if has_c { base } else { d },
+            d,
+            bias: if is_bias { base } else { 0 },
+            alpha: self.alpha.to_f64(),
+            beta: if has_c { self.beta.to_f64() } else { 0.0 },
+            workspace,
+        };
+        // SAFETY: the operands are tensors of these layouts, which the caller has locked and the queue recorded on the
+        // stream; the workspace is as large as the plan says.
+        queue.driver_result(unsafe { driver.multiply(&plan, &operands, queue.stream()) })?;
+        Ok(true)
+    }
+
+    /// By the kernel of tiles.
+    fn multiply_tiles(&self, queue: &Queue, batch: Dim, offsets: [usize; OPERANDS]) -> Result<()> {
+        let ([m, n, k], dtype) = (self.sizes(), self.tensors[0].dtype());
+        let mut words: SmallVec<[u64; 24]> = [m, n, k, batch.size].into_iter().map(|size| size as u64).collect();
+        for (operand, address) in self.addresses(offsets).into_iter().enumerate() {
+            let [row, column] = strides(self.tensors[operand]);
+            words.extend([address, batch.strides[operand] as u64, row as u64, column as u64]);
+        }
+        let compute = match dtype {
+            DType::F16 | DType::BF16 | DType::F32 => "float",
+            DType::F64 => "double",
+            _ => "i64",
+        };
+        words.extend([bits(self.alpha, compute), bits(self.beta, compute)]);
+        let blocks = m.div_ceil(TILE) * n.div_ceil(TILE) * batch.size;
+        let config = LaunchConfig {
+            grid: [blocks.min(i32::MAX as usize) as u32, 1, 1],
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+        };
+        let source = || format!("typedef {} Stored;\ntypedef {compute} T;\n{TEMPLATE}", stored(dtype));
+        queue.launch(KernelName { op: "matmul", variant: dtype as u64 }, source, config, &mut words)
+    }
+}
+
+/// Distances of neighbours in a column and in a row.
+fn strides(tensor: &Tensor) -> [usize; 2] {
+    let strides = tensor.strides();
+    [strides[strides.len() - 2], strides[strides.len() - 1]]
+}
+
+/// How the library has a tensor's matrices, if it can: neighbours in rows, or in columns, must be side by side. The stride
+/// of the batch and the alignment are left to the caller.
+fn lie(tensor: &Tensor) -> Option<Matrix> {
+    let sizes = tensor.sizes();
+    let (rows, columns, [row, column]) = (sizes[sizes.len() - 2], sizes[sizes.len() - 1], strides(tensor));
+    let leading = |[outer, inner]: [usize; 2], [far, near]: [usize; 2]| {
+        let fits = (inner <= 1 || near == 1) && (outer <= 1 || far >= inner);
+        fits.then_some(if outer <= 1 { inner } else { far })
+    };
+    let lies = |leading, is_transposed| Matrix { leading, stride: 0, is_transposed, alignment: 1 };
+    leading([rows, columns], [row, column])
+        .map(|leading| lies(leading, false))
+        .or_else(|| leading([columns, rows], [column, row]).map(|leading| lies(leading, true)))
+}
+
+/// Whether all rows are the same in memory, dense, and aligned.
+fn is_row(base: &Tensor) -> bool {
+    let (sizes, strides, last) = (base.sizes(), base.strides(), base.rank() - 1);
+    let offset = base.layout().offset() * base.dtype().size();
+    offset.is_multiple_of(ALIGNMENT)
+        && (sizes[last] <= 1 || strides[last] == 1)
+        && sizes[..last].iter().zip(strides).all(|(size, stride)| *size <= 1 || *stride == 0)
+}
+
+/// The leading dimensions of all operands, those that follow one another in memory as one.
+struct Batches(SmallVec<[Dim; 3]>);
+
+#[derive(Clone, Copy)]
+struct Dim {
+    size: usize,
+    strides: [usize; OPERANDS],
+}
+
+impl Batches {
+    fn new(tensors: &[&Tensor; OPERANDS]) -> Self {
+        let mut dims: SmallVec<[Dim; 3]> = SmallVec::new();
+        for (dim, &size) in tensors[0].sizes()[..tensors[0].rank() - 2].iter().enumerate().rev() {
+            let strides = tensors.map(|tensor| tensor.strides()[dim]);
+            match dims.last_mut() {
+                _ if size == 1 => {}
+                Some(inner) if (0..OPERANDS).all(|i| strides[i] == inner.size * inner.strides[i]) => inner.size *= size,
+                _ => dims.push(Dim { size, strides }),
+            }
+        }
+        Self(dims)
+    }
+
+    /// The largest, and where each index into the others begins.
+    fn split(mut self) -> SmallVec<[(Dim, [usize; OPERANDS]); 1]> {
+        let largest = (0..self.0.len()).max_by_key(|dim| self.0[*dim].size);
+        let batch = largest.map_or(Dim { size: 1, strides: [0; OPERANDS] }, |dim| self.0.remove(dim));
+        let mut starts: SmallVec<[(Dim, [usize; OPERANDS]); 1]> = SmallVec::from_elem((batch, [0; OPERANDS]), 1);
+        for dim in self.0 {
+            let moved = |start: [usize; OPERANDS], at: usize| std::array::from_fn(|i| start[i] + at * dim.strides[i]);
+            let all = starts.iter().flat_map(|(batch, start)| (0..dim.size).map(move |at| (*batch, moved(*start, at))));
+            starts = all.collect();
+        }
+        starts
+    }
+}

@@ -1,0 +1,59 @@
+use std::sync::{Arc, Once};
+
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Device, Tensor};
+
+/// Whether the device is a real one.
+pub(crate) fn is_real() -> bool {
+    std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda")
+}
+
+pub(crate) fn cuda() -> Device {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        if !is_real() {
+            let driver = Arc::new(SimDriver::new(SimConfig::default()));
+            memory::install(driver, MemoryConfig::default()).unwrap();
+        }
+    });
+    Device::cuda(0)
+}
+
+/// Numbers on the CPU, of both signs and near one; whole ones of integers.
+pub(crate) fn numbers(sizes: &[usize], dtype: DType, seed: u64) -> Tensor {
+    let generator = Generator::new(seed);
+    if dtype.is_floating() {
+        return Tensor::randn(sizes, DType::F32, Device::CPU, &generator).unwrap().to_dtype(dtype).unwrap();
+    }
+    let low = if dtype == DType::U8 { 0 } else { -50 };
+    Tensor::randint(low, 50, sizes, dtype, Device::CPU, &generator).unwrap()
+}
+
+pub(crate) fn wide(tensor: &Tensor) -> Tensor {
+    tensor.to_dtype(DType::F64).unwrap()
+}
+
+/// The part that a result of a dtype may be off by, of the largest there is.
+pub(crate) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-13,
+        DType::F32 => 2e-6,
+        DType::F16 => 1e-3,
+        DType::BF16 => 8e-3,
+        _ => 0.0,
+    }
+}
+
+/// Compares a tensor of the device with what it should be, in `f64`.
+#[track_caller]
+pub(crate) fn assert_near(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
+    assert_eq!(found.sizes(), expected.sizes(), "{what}");
+    let found = wide(&found.to_device(Device::CPU).unwrap()).to_vec::<f64>().unwrap();
+    let expected = expected.to_vec::<f64>().unwrap();
+    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    let worst = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs());
+    let worst = worst.fold(0.0_f64, |worst, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) });
+    assert!(worst <= tolerance * largest, "{what}: off by {worst:e} of {largest:e}");
+}
