@@ -472,7 +472,7 @@ impl Driver for CudaDriver {
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError> {
-        self.call(Call::IsCapturing, || is_captured(self.stream(stream)?))
+        self.in_context(Call::IsCapturing, || is_captured(self.stream(stream)?))
     }
 
     fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError> {

@@ -31,13 +31,6 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
-impl Function {
-    /// The same kernel under another name, in errors.
-    pub(super) fn called(self, name: &'static str) -> Self {
-        Self { name, ..self }
-    }
-}
-
 /// How many threads a kernel runs in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {
@@ -83,9 +76,19 @@ impl CudaDriver {
     /// # Errors
     /// The module has no kernel of that name.
     pub fn function(&self, module: Module, name: &'static str) -> Result<Function, CallError> {
+        self.function_called(module, name, name)
+    }
+
+    /// The kernel of that symbol, under another name in errors.
+    pub(super) fn function_called(
+        &self,
+        module: Module,
+        symbol: &str,
+        name: &'static str,
+    ) -> Result<Function, CallError> {
         self.in_context(Call::Function, || {
             let unknown = ErrorKind::UnknownHandle { what: "kernel", handle: 0 };
-            let text = CString::new(name).map_err(|_| unknown)?;
+            let text = CString::new(symbol).map_err(|_| unknown)?;
             let mut raw = ptr::null_mut();
             // SAFETY: `raw` is writable, the module is loaded for good, and `text` ends with a zero.
             check(unsafe { sys::cuModuleGetFunction(&mut raw, module.0, text.as_ptr()) })?;

@@ -12,8 +12,9 @@ use super::kernel::Function;
 use super::nvrtc::{self, CompileError, Image};
 use crate::CallError;
 
-/// What a kernel is called in its source: it is the only one there, and `extern "C"`.
-pub const ENTRY: &str = "kernel";
+/// What a kernel is called in its source: it is the only one there, and `extern "C"`. Compiled it has the operation's name,
+/// which profilers show.
+const ENTRY: &str = "kernel";
 
 /// Bytes of a digest, which ends a file of the cache.
 const DIGEST: usize = 32;
@@ -44,7 +45,7 @@ pub enum KernelError {
 pub(super) struct Kernels(RwLock<FxHashMap<KernelName, Function>>);
 
 impl CudaDriver {
-    /// The kernel called `name`, which [`ENTRY`] in `source()` is. That is asked for once in the life of the process: a
+    /// The kernel called `name`, which `extern "C" __global__ void kernel(...)` in `source()` is. That is asked for once in the life of the process: a
     /// name stands for one source. What was compiled is kept in the user's cache (`$TENURE_CACHE`, or
     /// `$XDG_CACHE_HOME/tenure`) under a digest of the source, the architecture and the compiler's version; a cache that
     /// cannot be read or written is done without.
@@ -56,17 +57,18 @@ impl CudaDriver {
             return Ok(*function);
         }
         // With no lock held: two threads may compile the same at once, and one of them for nothing.
-        let image = compile_cached(&source(), self.properties().compute_capability)?;
-        let function = self.function(self.load_module(&image)?, ENTRY)?.called(name.op);
+        let image = compile_cached(name, &source(), self.properties().compute_capability)?;
+        let function = self.function_called(self.load_module(&image)?, &symbol(name), name.op)?;
         Ok(*self.kernels.0.write().entry(name).or_insert(function))
     }
 }
 
-/// Compiles CUDA C++ for devices of a compute capability, or finds it in the cache.
+/// Compiles a kernel for devices of a compute capability, or finds it in the cache.
 ///
 /// # Errors
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
-pub fn compile_cached(source: &str, compute_capability: (u32, u32)) -> Result<Image, CompileError> {
+pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<Image, CompileError> {
+    let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
     let Some(path) = folder().map(|folder| folder.join(file_name(source, compute_capability))) else {
         return nvrtc::compile(source, compute_capability, OPTIONS);
     };
@@ -77,6 +79,11 @@ pub fn compile_cached(source: &str, compute_capability: (u32, u32)) -> Result<Im
     // Not kept is compiled again, the next time.
     let _ = write(&path, &image);
     Ok(image)
+}
+
+/// The operation, as C++ may call a function.
+fn symbol(name: KernelName) -> String {
+    name.op.replace(|letter: char| !letter.is_ascii_alphanumeric(), "_")
 }
 
 const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"];

@@ -40,7 +40,7 @@ mod timing;
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
-pub use self::kernels::{ENTRY, KernelError, KernelName, compile_cached};
+pub use self::kernels::{KernelError, KernelName, compile_cached};
 pub use self::nvrtc::{CompileError, Image};
 pub use self::platform::{CudaPlatform, platform};
 pub use self::timing::Timing;

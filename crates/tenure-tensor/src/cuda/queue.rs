@@ -184,7 +184,7 @@ impl Queue {
         if !*WANTED || !CHECKED.lock().get_or_insert_default().insert(name) {
             return Ok(());
         }
-        let compiled = tenure_device::cuda::compile_cached(&source(), (9, 0));
+        let compiled = tenure_device::cuda::compile_cached(name, &source(), (9, 0));
         compiled.map(drop).map_err(|error| TensorError::kernel(self.op, error.into()))
     }
 
