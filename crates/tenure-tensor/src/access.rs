@@ -54,8 +54,19 @@ impl<'a> Access<'a> {
     /// Waits until all of them can be had.
     ///
     /// # Errors
-    /// A storage was made smaller than a tensor on it needs.
+    /// Different devices; a storage was made smaller than a tensor on it needs.
     pub fn new(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
+        let mut devices = writes.iter().chain(reads).map(|tensor| tensor.device());
+        if let Some(left) = devices.next()
+            && let Some(right) = devices.find(|device| *device != left)
+        {
+            return Err(TensorError::Device { op, left, right });
+        }
+        Self::on_any(op, writes, reads)
+    }
+
+    /// The same, of whichever devices.
+    pub(crate) fn on_any(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
         let all = writes.iter().map(|tensor| (*tensor, true)).chain(reads.iter().map(|tensor| (*tensor, false)));
         let mut wanted: SmallVec<[(&'a Storage, bool); 4]> =
             all.clone().map(|(tensor, is_written)| (tensor.storage(), is_written)).collect();

@@ -60,7 +60,7 @@ impl<'a> Elementwise<'a> {
                 return Err(TensorError::Device { op, left: first.device(), right: tensor.device() });
             }
         }
-        let mut access = Access::new(op, outputs, inputs)?;
+        let mut access = Access::on_any(op, outputs, inputs)?;
         let mut operands: SmallVec<[Operand; 4]> = SmallVec::new();
         let is_flat = |tensor: &&Tensor| tensor.rank() == 0 || (tensor.is_contiguous() && tensor.sizes() == sizes);
         let is_one_run = outputs.iter().chain(inputs).all(is_flat);

@@ -20,7 +20,7 @@ pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
     if !tensor.device().is_cpu() && !device.is_cpu() {
         return to_device(&to_device(&dense, Device::CPU)?, device);
     }
-    let mut access = Access::new(OP, &[&out], &[&dense])?;
+    let mut access = Access::on_any(OP, &[&out], &[&dense])?;
     let (to, from) = (access.write_ptr(0), access.read_ptr(0));
     let there = if device.is_cpu() { tensor.device() } else { device };
     let memory = memory::device(there.index()).map_err(|error| TensorError::memory(OP, error))?;

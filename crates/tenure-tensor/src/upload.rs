@@ -70,7 +70,7 @@ impl Uploader {
         let out = Tensor::unset(layout, tensor.dtype(), self.memory.device())?;
         let bytes = out.numel() * out.dtype().size();
         let mut buffer = self.pool.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
-        let mut access = Access::new(OP, &[&out], &[&dense])?;
+        let mut access = Access::on_any(OP, &[&out], &[&dense])?;
         if bytes > 0 {
             // SAFETY: the tensor is dense, so it is this many bytes from its first element, locked by `access`.
             buffer.copy_from_slice(unsafe { std::slice::from_raw_parts(access.read_ptr(0), bytes) });
