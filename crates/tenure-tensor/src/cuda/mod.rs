@@ -18,6 +18,7 @@ pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod scatter;
 pub(crate) mod select;
+pub(crate) mod series;
 pub(crate) mod unary;
 
 pub(crate) use queue::arrive;
