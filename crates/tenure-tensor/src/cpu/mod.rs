@@ -31,6 +31,7 @@ pub(crate) mod reduce;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 pub(crate) mod select;
+pub(crate) mod series;
 pub(crate) mod softmax;
 pub(crate) mod sort;
 mod sweep;

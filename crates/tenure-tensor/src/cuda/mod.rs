@@ -22,6 +22,7 @@ pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod scatter;
 pub(crate) mod select;
+pub(crate) mod series;
 pub(crate) mod softmax;
 pub(crate) mod unary;
 

@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::cpu::scatter::{Put, Scatter, check_apart};
 use crate::elementwise::Dims;
 use crate::kernel::on_cuda;
-use crate::{Access, Entry, Result, Tensor};
+use crate::{Access, Entry, Result, Tensor, TensorError};
 
 pub(crate) const SCATTER: &[Entry<Scatter>] = on_cuda!(all: scatter);
 pub(crate) const SCATTER_ADD: &[Entry<Scatter>] = on_cuda!(numbers: scatter_add);
@@ -146,6 +146,10 @@ impl<'a> Written<'a> {
 
     /// Where the index, the target and the values begin.
     fn access(&self) -> Result<(Access<'a>, [usize; 3])> {
+        let device = self.target.device();
+        if let Some(other) = [self.index, self.values].iter().find(|other| other.device() != device) {
+            return Err(TensorError::Device { op: self.op, left: device, right: other.device() });
+        }
         check_apart(self.op, self.target, &[self.index, self.values])?;
         let mut access = Access::new(self.op, &[self.target], &[self.index, self.values])?;
         let starts = [access.read_ptr(0).addr(), access.write_ptr(0).addr(), access.read_ptr(1).addr()];

@@ -110,7 +110,7 @@ impl Tensor {
         self.fill_(0)
     }
 
-    /// Makes the elements those of another tensor, broadcast and converted.
+    /// Makes the elements those of another tensor, broadcast and converted, from whatever device.
     ///
     /// ```
     /// use tenure_tensor::{DType, Device, Tensor};
@@ -129,6 +129,9 @@ impl Tensor {
     pub fn copy_(&self, source: &Self) -> Result<()> {
         if self.is_same(source) {
             return Ok(());
+        }
+        if source.device() != self.device() {
+            return self.copy_(&source.to_device(self.device())?);
         }
         pointwise::check_writes("copy_", self, source.sizes())?;
         let formula = |context: &Context<'_>| Ok([context.zeros(0)?, Some(context.grad(0)?)].into_iter().collect());

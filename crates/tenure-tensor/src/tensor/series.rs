@@ -1,8 +1,10 @@
 //! Tensors of numbers that follow a rule.
 
 use super::Tensor;
-use crate::element::with_element;
-use crate::{Access, DType, Device, Element, Result, Scalar, TensorError};
+use crate::cpu::series::{Rule, Series};
+use crate::{DType, Device, Kernel, Result, Scalar, TensorError, cpu, cuda};
+
+static SERIES: Kernel<Series> = Kernel::new("arange", &[cpu::series::SERIES, cuda::series::SERIES]);
 
 impl Tensor {
     /// Numbers from `start` to below `end`, `step` apart.
@@ -40,10 +42,11 @@ impl Tensor {
             let reason = format!("steps of {step} do not lead from {start} to {end}: {reason}");
             return Err(TensorError::argument("arange", reason));
         }
-        Self::series("arange", count as usize, dtype, device, move |i| match (start, step) {
-            (Scalar::Int(start), Scalar::Int(step)) => Scalar::Int(start.wrapping_add(step.wrapping_mul(i as i64))),
-            _ => Scalar::Float(start.to_f64() + step.to_f64() * i as f64),
-        })
+        let rule = match (start, step) {
+            (Scalar::Int(start), Scalar::Int(step)) => Rule::Integers(start, step),
+            _ => Rule::Floats(start.to_f64(), step.to_f64()),
+        };
+        Self::series("arange", count as usize, dtype, device, rule)
     }
 
     /// `count` numbers from `start` to `end`, both included, as far apart.
@@ -51,7 +54,7 @@ impl Tensor {
     /// # Errors
     /// `bool`; no memory.
     pub fn linspace(start: f64, end: f64, count: usize, dtype: DType, device: Device) -> Result<Self> {
-        Self::series("linspace", count, dtype, device, move |i| Scalar::Float(between(start, end, i, count)))
+        Self::series("linspace", count, dtype, device, Rule::Between(start, end))
     }
 
     /// `base` to the power of `count` numbers from `start` to `end`, both included, as far apart.
@@ -59,8 +62,7 @@ impl Tensor {
     /// # Errors
     /// `bool`; no memory.
     pub fn logspace(start: f64, end: f64, count: usize, base: f64, dtype: DType, device: Device) -> Result<Self> {
-        let number = move |i| Scalar::Float(base.powf(between(start, end, i, count)));
-        Self::series("logspace", count, dtype, device, number)
+        Self::series("logspace", count, dtype, device, Rule::Powers(base, start, end))
     }
 
     /// A matrix with ones on the main diagonal, and zeros elsewhere.
@@ -73,30 +75,13 @@ impl Tensor {
         Ok(matrix)
     }
 
-    /// `count` numbers, each as its index says.
-    fn series(
-        op: &'static str,
-        count: usize,
-        dtype: DType,
-        device: Device,
-        number: impl Fn(usize) -> Scalar,
-    ) -> Result<Self> {
+    fn series(op: &'static str, count: usize, dtype: DType, device: Device, rule: Rule) -> Result<Self> {
         if dtype == DType::Bool {
             let expected = "numbers are needed".to_owned();
             return Err(TensorError::DType { op, found: dtype, expected });
         }
         let tensor = Self::empty(&[count], dtype, device)?;
-        let mut access = Access::new(op, &[&tensor], &[])?;
-        with_element!(dtype, T => {
-            access.slice_mut::<T>(0)?.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_scalar(number(i)));
-        });
-        drop(access);
+        SERIES.find(device.kind(), dtype)?(op, &tensor, rule)?;
         Ok(tensor)
     }
-}
-
-/// Number `i` of `count` from `start` to `end`, exact at both.
-fn between(start: f64, end: f64, i: usize, count: usize) -> f64 {
-    let step = (end - start) / (count.max(2) - 1) as f64;
-    if i < count / 2 || count == 1 { start + step * i as f64 } else { end - step * (count - 1 - i) as f64 }
 }

@@ -13,14 +13,14 @@ fn once(index: &Tensor) -> Result<Tensor> {
         order.sort_by_key(|place| row[*place]);
         places.extend(order.into_iter().map(|place| (place as i64 + 1) % 4));
     }
-    Tensor::from_slice(&places, index.sizes())
+    Tensor::from_slice(&places, index.sizes())?.to_device(index.device())
 }
 
 fn order_of(index: &Tensor) -> Result<Tensor> {
     let values = index.to_vec::<i64>()?;
     let mut order: Vec<i64> = (0..values.len() as i64).collect();
     order.sort_by_key(|place| values[*place as usize]);
-    Tensor::from_slice(&order, index.sizes())
+    Tensor::from_slice(&order, index.sizes())?.to_device(index.device())
 }
 
 pub(crate) const CASES: &[Case] = &[

@@ -1,5 +1,6 @@
 //! Compares operations with what PyTorch computed: see `tests/goldens/README.md`.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -23,6 +24,7 @@ pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 /// # Panics
 /// One differs, or a case of the file has no closure, or a closure no case.
 pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
+    DEVICE.set(device);
     let family = Family { device, ..Family::open(name) };
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
@@ -40,6 +42,15 @@ pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
     }
     let shown = failures[..failures.len().min(20)].join("\n");
     assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), family.samples.len());
+}
+
+thread_local! {
+    static DEVICE: Cell<Device> = const { Cell::new(Device::CPU) };
+}
+
+/// Where the tensors are of cases that have no inputs.
+pub(crate) fn device() -> Device {
+    DEVICE.get()
 }
 
 /// A case in one dtype and layout.

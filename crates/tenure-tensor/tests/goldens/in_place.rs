@@ -1,6 +1,6 @@
 //! Writes in place beside PyTorch.
 
-use tenure_tensor::{Device, Result, Tensor, autograd};
+use tenure_tensor::{Result, Tensor, autograd};
 
 use crate::harness::Case;
 
@@ -69,7 +69,7 @@ fn filled(x: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn rows(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let table = Tensor::zeros(&[3, 4], x[0].dtype(), Device::CPU)?;
+    let table = Tensor::zeros(&[3, 4], x[0].dtype(), x[0].device())?;
     table.select(0, 1)?.copy_(&x[1].mul(2)?)?;
     table.select(0, 2)?.copy_(&x[0].select(0, 0)?)?;
     Ok(vec![table.mul(&x[0])?, table.select(0, 1)?.mul(&x[1])?])

@@ -29,8 +29,8 @@ pub(crate) const CASES: &[Case] = &[
     ("mask_of_last", |x| Ok(vec![x[0].index((ELLIPSIS, &x[1]))?])),
     ("mask_and_index", |x| Ok(vec![x[0].index((&x[1], &x[2]))?])),
     ("put", |x| {
-        let (i, j) = (Tensor::from_slice(&[1_i64, 0], &[2])?, Tensor::from_slice(&[2_i64, 0], &[2])?);
-        Ok(vec![x[0].index_put((i, j), &x[1], false)?])
+        let index = |places: [i64; 2]| Tensor::from_slice(&places, &[2])?.to_device(x[0].device());
+        Ok(vec![x[0].index_put((index([1, 0])?, index([2, 0])?), &x[1], false)?])
     }),
     ("put_added", |x| Ok(vec![x[0].index_put((&x[1], &x[2]), &x[3], true)?])),
     ("put_masked", |x| Ok(vec![x[0].index_put(&x[1], &x[2], false)?])),

@@ -1,0 +1,48 @@
+//! Numbers that follow a rule.
+
+use crate::kernel::on_cpu;
+use crate::{Access, Element, Entry, Result, Scalar, Tensor};
+
+/// Writes numbers to a contiguous tensor, each as its index says.
+pub(crate) type Series = fn(&'static str, &Tensor, Rule) -> Result<()>;
+
+pub(crate) const SERIES: &[Entry<Series>] = on_cpu!(numbers: series::<T>);
+
+/// What numbers follow.
+#[derive(Clone, Copy)]
+pub(crate) enum Rule {
+    /// From the first on, as far apart as the second.
+    Integers(i64, i64),
+    /// The same of floats.
+    Floats(f64, f64),
+    /// From the first to the second, both included, as far apart.
+    Between(f64, f64),
+    /// The first to the powers from the second to the third.
+    Powers(f64, f64, f64),
+}
+
+impl Rule {
+    /// Number `i` of `count`.
+    fn number(self, i: usize, count: usize) -> Scalar {
+        match self {
+            Self::Integers(start, step) => Scalar::Int(start.wrapping_add(step.wrapping_mul(i as i64))),
+            Self::Floats(start, step) => Scalar::Float(start + step * i as f64),
+            Self::Between(start, end) => Scalar::Float(between(start, end, i, count)),
+            Self::Powers(base, start, end) => Scalar::Float(base.powf(between(start, end, i, count))),
+        }
+    }
+}
+
+/// Number `i` of `count` from `start` to `end`, exact at both.
+fn between(start: f64, end: f64, i: usize, count: usize) -> f64 {
+    let step = (end - start) / (count.max(2) - 1) as f64;
+    if i < count / 2 || count == 1 { start + step * i as f64 } else { end - step * (count - 1 - i) as f64 }
+}
+
+fn series<T: Element>(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
+    let mut access = Access::new(op, &[out], &[])?;
+    let numbers = access.slice_mut::<T>(0)?;
+    let count = numbers.len();
+    numbers.iter_mut().enumerate().for_each(|(i, to)| *to = T::from_scalar(rule.number(i, count)));
+    Ok(())
+}

@@ -1,0 +1,33 @@
+// Numbers that follow a rule, computed as on the CPU: each product and sum is rounded. The host has defined `T`, whether
+// that is floating, and the rule.
+
+struct Params {
+    u64 out;
+    u64 count;
+    u64 numbers[3];
+};
+
+DEVICE double along(double start, double step, u64 i) { return __dadd_rn(start, __dmul_rn(step, (double)i)); }
+
+// Number `i` of `count` from `start` to `end`, exact at both.
+DEVICE double between(double start, double end, u64 i, u64 count) {
+    const double step = (end - start) / (double)(max(count, 2ull) - 1);
+    return i < count / 2 || count == 1 ? along(start, step, i) : along(end, -step, count - 1 - i);
+}
+
+extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= p.count) return;
+    const double first = number<double>(p.numbers[0]), second = number<double>(p.numbers[1]);
+#if defined(INTEGERS)
+    const i64 integer = p.numbers[0] + p.numbers[1] * i;
+    const T value = IS_FLOATING ? cast<T>((double)integer) : cast<T>(integer);
+#elif defined(FLOATS)
+    const T value = cast<T>(along(first, second, i));
+#elif defined(BETWEEN)
+    const T value = cast<T>(between(first, second, i, p.count));
+#else
+    const T value = cast<T>(pow(number<double>(p.numbers[2]), between(first, second, i, p.count)));
+#endif
+    ((T*)p.out)[i] = value;
+}
