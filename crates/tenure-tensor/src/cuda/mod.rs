@@ -7,6 +7,7 @@ mod queue;
 pub(crate) mod activation;
 pub(crate) mod binary;
 pub(crate) mod compare;
+pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod index;
