@@ -59,10 +59,12 @@ pub enum Call {
     Launch,
     PlanProduct,
     Multiply,
+    PlanGraph,
+    RunGraph,
 }
 
 impl Call {
-    pub(crate) const COUNT: usize = Self::Multiply as usize + 1;
+    pub(crate) const COUNT: usize = Self::RunGraph as usize + 1;
 
     /// The driver function's name.
     pub fn name(self) -> &'static str {
@@ -120,6 +122,8 @@ impl Call {
             Self::Launch => "cuLaunchKernel",
             Self::PlanProduct => "cublasLtMatmulAlgoGetHeuristic",
             Self::Multiply => "cublasLtMatmul",
+            Self::PlanGraph => "cudnnBackendFinalize",
+            Self::RunGraph => "cudnnBackendExecute",
         }
     }
 }

@@ -13,6 +13,7 @@ use tenure_core::{Device, StreamId};
 
 use super::blas::Blas;
 use super::context::PrimaryContext;
+use super::dnn::Dnn;
 use super::error::check;
 use super::handles::Handles;
 use super::kernels::Kernels;
@@ -46,6 +47,7 @@ pub struct CudaDriver {
     pub(super) launches: LaunchRegistry,
     pub(super) kernels: Kernels,
     pub(super) blas: OnceLock<Blas>,
+    pub(super) dnn: OnceLock<Dnn>,
     /// The error that lost the context.
     lost: OnceLock<Arc<CallError>>,
 }
@@ -90,6 +92,7 @@ impl CudaDriver {
             launches: LaunchRegistry::new(),
             kernels: Kernels::default(),
             blas: OnceLock::new(),
+            dnn: OnceLock::new(),
             lost: OnceLock::new(),
         })
     }

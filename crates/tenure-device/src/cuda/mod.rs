@@ -25,6 +25,7 @@ mod blas;
 mod calls;
 mod capture;
 mod context;
+mod dnn;
 mod driver;
 mod error;
 mod handles;
@@ -38,6 +39,7 @@ mod space;
 mod timing;
 
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
+pub use self::dnn::{Convolution, ConvolutionPass, DnnPlan};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
 pub use self::kernels::{KernelError, KernelName, compile_cached};

@@ -13,10 +13,10 @@ use crate::ops::Geometry;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
 
 /// Writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each channel. All are
-/// contiguous.
+/// contiguous, or the channels of all are last: on the CPU they are contiguous.
 pub(crate) type Convolve = fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>, &Geometry) -> Result<()>;
 
-/// Writes the gradient of a convolution's weights, of its input and the gradient of its output. All are contiguous.
+/// Writes the gradient of a convolution's weights, of its input and the gradient of its output. All lie as above.
 pub(crate) type WeightGradient = fn(&Tensor, &Tensor, &Tensor, &Geometry) -> Result<()>;
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cpu!(@ convolve: (F32 f32) (F64 f64));

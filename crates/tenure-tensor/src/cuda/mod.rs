@@ -9,6 +9,7 @@ mod space;
 pub(crate) mod activation;
 pub(crate) mod binary;
 pub(crate) mod compare;
+pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod flip;

@@ -4,15 +4,17 @@ use super::matmul::check_operands;
 use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach};
-use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
-use crate::{Kernel, Result, Tensor, TensorError};
+use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
-static CONVOLVE: Kernel<Convolve> = Kernel::new("conv", &[cpu::conv::CONVOLVE, cpu::conv::CONVOLVE_HALVES]);
+static CONVOLVE: Kernel<Convolve> =
+    Kernel::new("conv", &[cpu::conv::CONVOLVE, cpu::conv::CONVOLVE_HALVES, cuda::conv::CONVOLVE]);
 static TRANSPOSED: Kernel<Convolve> =
-    Kernel::new("conv_transpose", &[cpu::conv::TRANSPOSED, cpu::conv::TRANSPOSED_HALVES]);
-static WEIGHT_GRADIENT: Kernel<WeightGradient> =
-    Kernel::new("conv_weight_gradient", &[cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES]);
+    Kernel::new("conv_transpose", &[cpu::conv::TRANSPOSED, cpu::conv::TRANSPOSED_HALVES, cuda::conv::TRANSPOSED]);
+static WEIGHT_GRADIENT: Kernel<WeightGradient> = Kernel::new(
+    "conv_weight_gradient",
+    &[cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES, cuda::conv::WEIGHT_GRADIENT],
+);
 
 /// How a kernel goes over images. A list has a number for each spatial dimension, or one for all.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +96,7 @@ impl Tensor {
             );
             return Err(TensorError::shape("conv", reason));
         };
-        convolve(&self.contiguous()?, &weight.contiguous()?, bias, geometry, &sizes)
+        convolve(self, weight, bias, geometry, &sizes)
     }
 
     /// The transpose of a convolution, which takes its output's sizes to its input's: each element is multiplied with the
@@ -172,7 +174,7 @@ impl Tensor {
         let sizes = sizes.into_iter().map(|size| isize::try_from(size).map(isize::unsigned_abs));
         let sizes: Vec<usize> =
             sizes.collect::<Result<_, _>>().map_err(|_| error("make more pixels than there can be"))?;
-        transposed(&self.contiguous()?, &weight.contiguous()?, bias, geometry, &sizes)
+        transposed(self, weight, bias, geometry, &sizes)
     }
 
     fn one_image(&self) -> Result<Self> {
@@ -182,7 +184,7 @@ impl Tensor {
     }
 }
 
-/// The convolution of contiguous tensors, as images of these sizes.
+/// The convolution, as images of these sizes.
 fn convolve(
     input: &Tensor,
     weight: &Tensor,
@@ -190,7 +192,9 @@ fn convolve(
     geometry: Geometry,
     sizes: &[usize],
 ) -> Result<Tensor> {
-    let out = Tensor::empty(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), input.dtype(), input.device())?;
+    let (format, [input, weight]) = ordered([input, weight])?;
+    let (input, weight) = (&input, &weight);
+    let out = output(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
     CONVOLVE.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
     let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
@@ -200,7 +204,7 @@ fn convolve(
         let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
         let has_bias = bias.is_some();
         Ok(move |context: &Context<'_>| {
-            let grad = context.grad(0)?.contiguous()?;
+            let grad = context.grad(0)?.contiguous_in(format)?;
             let to_input = context.give(0, || transposed(&grad, &context.unpack(right)?, None, geometry, &images))?;
             let to_weight = context.give(1, || weight_gradient(&context.unpack(left)?, &grad, geometry, &kernel))?;
             let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
@@ -209,7 +213,7 @@ fn convolve(
     })
 }
 
-/// The transpose of the convolution of contiguous tensors, as images of these sizes.
+/// The transpose of the convolution, as images of these sizes.
 fn transposed(
     input: &Tensor,
     weight: &Tensor,
@@ -217,8 +221,10 @@ fn transposed(
     geometry: Geometry,
     sizes: &[usize],
 ) -> Result<Tensor> {
+    let (format, [input, weight]) = ordered([input, weight])?;
+    let (input, weight) = (&input, &weight);
     let channels = weight.sizes()[1] * geometry.groups;
-    let out = Tensor::empty(&[&[input.sizes()[0], channels], sizes].concat(), input.dtype(), input.device())?;
+    let out = output(&[&[input.sizes()[0], channels], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
     TRANSPOSED.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
     let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
@@ -228,7 +234,7 @@ fn transposed(
         let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
         let has_bias = bias.is_some();
         Ok(move |context: &Context<'_>| {
-            let grad = context.grad(0)?.contiguous()?;
+            let grad = context.grad(0)?.contiguous_in(format)?;
             let to_input = context.give(0, || convolve(&grad, &context.unpack(right)?, None, geometry, &images))?;
             let to_weight = context.give(1, || weight_gradient(&grad, &context.unpack(left)?, geometry, &kernel))?;
             let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
@@ -239,18 +245,38 @@ fn transposed(
 
 /// The gradient of the weight, of sizes `kernel`, of a convolution of `input` whose output has the gradient `grad`.
 fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[usize]) -> Result<Tensor> {
-    let out = Tensor::empty(kernel, input.dtype(), input.device())?;
+    let (format, [input, grad]) = ordered([input, grad])?;
+    let (input, grad) = (&input, &grad);
+    let out = output(kernel, format, input)?;
     WEIGHT_GRADIENT.find(out.device().kind(), out.dtype())?(&out, input, grad, &geometry)?;
     let (images, result) = (input.sizes()[2..].to_vec(), grad.sizes()[2..].to_vec());
     attach(out, "conv_weight_gradient", &[input, grad], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), grad)?);
         Ok(move |context: &Context<'_>| {
-            let weight = context.grad(0)?.contiguous()?;
+            let weight = context.grad(0)?.contiguous_in(format)?;
             let to_input = context.give(0, || transposed(&context.unpack(right)?, &weight, None, geometry, &images))?;
             let to_grad = context.give(1, || convolve(&context.unpack(left)?, &weight, None, geometry, &result))?;
             Ok([to_input, to_grad].into_iter().collect())
         })
     })
+}
+
+/// The order in memory that tensors are convolved in, and the same values in that order. On the CPU, one that is
+/// contiguous; elsewhere, channels come last if they do in any of them, as in PyTorch.
+fn ordered(tensors: [&Tensor; 2]) -> Result<(MemoryFormat, [Tensor; 2])> {
+    let last = match tensors[0].rank() {
+        4 => MemoryFormat::ChannelsLast2d,
+        5 => MemoryFormat::ChannelsLast3d,
+        _ => MemoryFormat::Contiguous,
+    };
+    let is_last = |tensor: &&Tensor| !tensor.is_contiguous() && tensor.layout().is_contiguous_in(last);
+    let has_last = !tensors[0].device().is_cpu() && tensors.iter().any(is_last);
+    let format = if has_last { last } else { MemoryFormat::Contiguous };
+    Ok((format, [tensors[0].contiguous_in(format)?, tensors[1].contiguous_in(format)?]))
+}
+
+fn output(sizes: &[usize], format: MemoryFormat, input: &Tensor) -> Result<Tensor> {
+    Tensor::empty_strided(Layout::with_format(sizes, format)?, input.dtype(), input.device())
 }
 
 fn sum_of_channels(grad: &Tensor) -> Result<Tensor> {

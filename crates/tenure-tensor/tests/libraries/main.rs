@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;
+mod conv;
 mod matmul;
 mod speed;

@@ -1,0 +1,87 @@
+//! Plans for an H200, which the library makes without one.
+
+use std::ffi::c_char;
+
+use cudarc::cudnn::sys::{cudnnBackendAttributeName_t as Name, cudnnBackendDescriptorType_t as Kind};
+use tenure_core::DType;
+
+use super::descriptor::Descriptor;
+use super::graph::Properties;
+use super::{Convolution, ConvolutionPass, graph, is_there};
+use crate::cuda::Compute;
+
+const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 150754820096, "regsPerBlock": 65536,
+"multiProcessorCount": 132, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "l2CacheSize": 62914560,
+"cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000, "maxGridSize": [2147483647, 65535, 65535],
+"maxBlockSize": [1024, 1024, 64], "warpSize": 32, "maxSharedMemoryPerBlock": 49152,
+"maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "maxRegistersPerSM": 65536,
+"maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0, "isTccDriver": 0,
+"supportCoopLaunch": 1}"#;
+
+/// `None` on a machine without the library.
+fn h200() -> Option<Properties> {
+    if !is_there() {
+        eprintln!("skipped: there is no cuDNN");
+        return None;
+    }
+    let json: Vec<c_char> = H200.bytes().map(|byte| byte as c_char).collect();
+    let properties = Descriptor::new(Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).unwrap();
+    let properties = properties.set(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, &json).unwrap();
+    Some(Properties(properties.finish().unwrap()))
+}
+
+fn convolution(dtype: DType, compute: Compute, pass: ConvolutionPass, is_channels_last: bool) -> Convolution {
+    Convolution {
+        pass,
+        dtype,
+        compute,
+        spatial: 2,
+        input: [32, 64, 56, 56, 0],
+        weight: [128, 64, 3, 3, 0],
+        output: [32, 128, 28, 28, 0],
+        is_channels_last,
+        stride: [1, 2, 2],
+        padding: [0, 1, 1],
+        dilation: [1; 3],
+        alignment: 16,
+    }
+}
+
+#[test]
+fn every_pass_has_a_plan_in_every_dtype_and_order() {
+    let Some(h200) = h200() else { return };
+    let dtypes = [
+        (DType::F16, Compute::Full),
+        (DType::BF16, Compute::Full),
+        (DType::F32, Compute::Full),
+        (DType::F32, Compute::Tf32),
+        (DType::F64, Compute::Full),
+    ];
+    for (dtype, compute) in dtypes {
+        for pass in [ConvolutionPass::Forward, ConvolutionPass::DataGradient, ConvolutionPass::WeightGradient] {
+            for is_channels_last in [false, true] {
+                let plain = convolution(dtype, compute, pass, is_channels_last);
+                let grouped = Convolution { weight: [128, 16, 3, 3, 0], ..plain };
+                let deep = Convolution {
+                    spatial: 3,
+                    input: [4, 16, 9, 20, 20],
+                    weight: [32, 16, 3, 3, 3],
+                    output: [4, 32, 7, 18, 18],
+                    stride: [1; 3],
+                    padding: [0; 3],
+                    ..plain
+                };
+                for (name, convolution) in [("plain", plain), ("grouped", grouped), ("deep", deep)] {
+                    let plans = convolution
+                        .operations()
+                        .and_then(|operations| graph::plans(&h200, &operations, convolution.precision(), 8));
+                    let found: Vec<usize> = plans.iter().flatten().map(|plan| plan.workspace_bytes).collect();
+                    println!(
+                        "{dtype} {compute:?} {pass:?}, channels last {is_channels_last}, {name}: {found:?} {:?}",
+                        plans.err()
+                    );
+                }
+            }
+        }
+    }
+}

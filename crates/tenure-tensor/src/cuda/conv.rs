@@ -1,0 +1,201 @@
+//! Convolutions, by cuDNN; what it does not compute, by a kernel that goes from element to element.
+
+use smallvec::SmallVec;
+use tenure_core::Layout;
+use tenure_device::ErrorKind;
+use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
+
+use super::binary::ADD;
+use super::elementwise::on_cpu;
+use super::queue::{self, Queue};
+use super::{computed, stored};
+use crate::cpu;
+use crate::cpu::conv::{Convolve, WeightGradient};
+use crate::kernel::on_cuda;
+use crate::ops::Geometry;
+use crate::{Access, Elementwise, Entry, Result, Tensor, precision};
+
+pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cuda!(floats: convolve);
+pub(crate) const TRANSPOSED: &[Entry<Convolve>] = on_cuda!(floats: transposed);
+pub(crate) const WEIGHT_GRADIENT: &[Entry<WeightGradient>] = on_cuda!(floats: weight_gradient);
+
+const TEMPLATE: &str = include_str!("source/conv.cu");
+const THREADS: u64 = 256;
+
+fn convolve(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
+    let host = on_cpu(cpu::conv::CONVOLVE, out.dtype()).or(on_cpu(cpu::conv::CONVOLVE_HALVES, out.dtype()));
+    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let work = Work { pass: Pass::Forward, operands: [input, weight, out], geometry };
+    work.submit("conv", bias, move |out, [a, b], bias| host(out, a, b, bias, &geometry_there))
+}
+
+fn transposed(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
+    let host = on_cpu(cpu::conv::TRANSPOSED, out.dtype()).or(on_cpu(cpu::conv::TRANSPOSED_HALVES, out.dtype()));
+    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let work = Work { pass: Pass::DataGradient, operands: [out, weight, input], geometry };
+    work.submit("conv_transpose", bias, move |out, [a, b], bias| host(out, b, a, bias, &geometry_there))
+}
+
+fn weight_gradient(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
+    let list = (cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES);
+    let host = on_cpu(list.0, out.dtype()).or(on_cpu(list.1, out.dtype()));
+    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let work = Work { pass: Pass::WeightGradient, operands: [input, out, grad], geometry };
+    work.submit("conv_weight_gradient", None, move |out, [a, b], _| host(out, a, b, &geometry_there))
+}
+
+/// A convolution of images with a weight, and its result, of which one is computed of the others. All three are
+/// contiguous, or their channels are last.
+struct Work<'a> {
+    pass: Pass,
+    operands: [&'a Tensor; 3],
+    geometry: &'a Geometry,
+}
+
+impl Work<'_> {
+    /// Computes, and adds the bias. `host` does both with contiguous tensors: what is written, and the others in order.
+    fn submit(
+        &self,
+        op: &'static str,
+        bias: Option<&Tensor>,
+        host: impl Fn(&Tensor, [&Tensor; 2], Option<&Tensor>) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<()> {
+        let written = match self.pass {
+            Pass::DataGradient => 0,
+            Pass::WeightGradient => 1,
+            Pass::Forward => 2,
+        };
+        let out = self.operands[written];
+        if out.numel() == 0 {
+            return Ok(());
+        }
+        let others: SmallVec<[&Tensor; 3]> =
+            (0..3).filter(|index| *index != written).map(|i| self.operands[i]).collect();
+        let reads: SmallVec<[&Tensor; 3]> = others.into_iter().chain(bias).collect();
+        let mut access = Access::new(op, &[out], &reads)?;
+        let mut data = [access.read_ptr(0).addr() as u64, access.read_ptr(1).addr() as u64, 0];
+        data[written..].rotate_right(1);
+        data[written] = access.write_ptr(0).addr() as u64;
+        let bias_data = bias.map_or(0, |_| access.read_ptr(2).addr() as u64);
+        let mut is_biased = true;
+        queue::submit(
+            &access,
+            |queue| match queue.cuda() {
+                Some(driver) if self.convolve(queue, driver, data)? => {
+                    is_biased = bias.is_none();
+                    Ok(())
+                }
+                _ => self.convolve_directly(queue, op, data, bias_data),
+            },
+            move |writes, reads| {
+                let dense = Tensor::empty(writes[0].sizes(), writes[0].dtype(), writes[0].device())?;
+                host(&dense, [&reads[0].contiguous()?, &reads[1].contiguous()?], reads.get(2))?;
+                writes[0].copy_raw(&dense)
+            },
+        )?;
+        drop(access);
+        match bias {
+            Some(bias) if !is_biased => add_to_channels(op, out, bias),
+            _ => Ok(()),
+        }
+    }
+
+    /// By the library. `false` if it is not there, or does not compute that.
+    fn convolve(&self, queue: &mut Queue, driver: &CudaDriver, data: [u64; 3]) -> Result<bool> {
+        if self.operands.iter().any(|operand| operand.numel() == 0) {
+            return Ok(false);
+        }
+        let rank = self.operands[0].rank().max(4);
+        // One dimension counts as a width.
+        let sizes = |tensor: &Tensor| {
+            let (sizes, mut padded) = (tensor.sizes(), [1; 5]);
+            padded[..2].copy_from_slice(&sizes[..2]);
+            padded[rank + 2 - sizes.len()..rank].copy_from_slice(&sizes[2..]);
+            padded
+        };
+        let Geometry { stride, padding, dilation, .. } = *self.geometry;
+        let alignment = data.iter().map(|address| address.trailing_zeros()).min().unwrap_or(0);
+        let convolution = Convolution {
+            pass: self.pass,
+            dtype: self.operands[0].dtype(),
+            compute: if precision::tf32_in_convolutions() { Compute::Tf32 } else { Compute::Full },
+            spatial: rank - 2,
+            input: sizes(self.operands[0]),
+            weight: sizes(self.operands[1]),
+            output: sizes(self.operands[2]),
+            is_channels_last: !self.operands.iter().all(|operand| operand.is_contiguous()),
+            stride,
+            padding,
+            dilation,
+            alignment: 1 << alignment.min(4),
+        };
+        let plan = match driver.convolution_plan(&convolution) {
+            Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => {
+                return Ok(false);
+            }
+            plan => queue.driver_result(plan)?,
+        };
+        let bytes = plan.workspace_bytes();
+        let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
+        // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream; the workspace
+        // is as large as the plan says.
+        queue.driver_result(unsafe { driver.convolve(&plan, data, workspace, queue.stream()) })?;
+        Ok(true)
+    }
+
+    /// By the kernel.
+    fn convolve_directly(&self, queue: &Queue, op: &'static str, data: [u64; 3], bias: u64) -> Result<()> {
+        let [input, weight, output] = self.operands;
+        let Geometry { stride, padding, dilation, groups } = *self.geometry;
+        let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+        let count = |number: usize| number as u64;
+        words.extend([input.sizes()[0], groups, weight.sizes()[1], weight.sizes()[0] / groups].map(count));
+        for sizes in
+            [spatial(input, input.sizes(), 1), spatial(weight, weight.sizes(), 1), spatial(output, output.sizes(), 1)]
+        {
+            words.extend(sizes.map(count));
+        }
+        for numbers in [stride, padding, dilation] {
+            words.extend(numbers.map(count));
+        }
+        for (operand, address) in self.operands.into_iter().zip(data) {
+            words.push(address);
+            words.extend(operand.strides()[..2].iter().map(|stride| count(*stride)));
+            words.extend(spatial(operand, operand.strides(), 0).map(count));
+        }
+        words.push(bias);
+        let dtype = input.dtype();
+        let (pass, blocks) = match self.pass {
+            Pass::Forward => ("FORWARD", count(output.numel()).div_ceil(THREADS)),
+            Pass::DataGradient => ("DATA_GRADIENT", count(input.numel()).div_ceil(THREADS)),
+            Pass::WeightGradient => ("WEIGHT_GRADIENT", count(weight.numel())),
+        };
+        let grid = [blocks.min(i32::MAX as u64) as u32, 1, 1];
+        let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+        let source = || {
+            let (stored, computed) = (stored(dtype), computed(dtype));
+            format!("typedef {stored} Stored;\ntypedef {computed} T;\n#define {pass}\n{TEMPLATE}")
+        };
+        queue.launch(KernelName { op, variant: dtype as u64 }, source, config, &mut words)
+    }
+}
+
+/// What `all` has for depth, height and width, and `none` for those that are not there.
+fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
+    std::array::from_fn(|dim| (dim + tensor.rank()).checked_sub(5).filter(|at| *at >= 2).map_or(none, |at| all[at]))
+}
+
+/// Adds a number to every pixel of each channel.
+fn add_to_channels(op: &'static str, out: &Tensor, bias: &Tensor) -> Result<()> {
+    let mut sizes: SmallVec<[usize; 5]> = SmallVec::from_elem(1, out.rank() - 1);
+    sizes[0] = bias.numel();
+    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
+    strides[0] = bias.strides()[0];
+    let bias = bias.alias(Layout::strided(&sizes, &strides, bias.layout().offset())?);
+    let add = on_cpu(ADD, out.dtype()).ok_or_else(|| no_kernel(out))?;
+    add(&Elementwise::new(op, &[out], &[out, &bias])?)
+}
+
+fn no_kernel(tensor: &Tensor) -> crate::TensorError {
+    crate::TensorError::NoKernel { op: "conv", device: tensor.device().kind(), dtype: tensor.dtype() }
+}
