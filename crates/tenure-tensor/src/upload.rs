@@ -90,6 +90,11 @@ impl Uploader {
 }
 
 impl Upload {
+    /// The tensor, not to be used before [`take`](Self::take).
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
     /// The tensor, for the thread's current stream, which waits for it on the device.
     ///
     /// # Errors

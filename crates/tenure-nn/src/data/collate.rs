@@ -6,13 +6,42 @@ use tenure_tensor::{Tensor, TensorError};
 /// What examples are, and a batch of them is. PyTorch's `default_collate`.
 pub trait Collate: Send + Sized {
     /// Several of them.
-    type Batch: Send + 'static;
+    type Batch: Tensors + Send + 'static;
 
     /// Makes a batch of examples, which are at least one.
     ///
     /// # Errors
     /// They do not go together; no memory.
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Self::Batch>;
+}
+
+/// A batch, as the tensors that it is made of.
+pub trait Tensors {
+    /// Calls `change` with each.
+    ///
+    /// # Errors
+    /// Those of `change`, of which the first ends it.
+    fn change(&mut self, change: &mut dyn FnMut(&mut Tensor) -> tenure_tensor::Result<()>)
+    -> tenure_tensor::Result<()>;
+}
+
+impl Tensors for Tensor {
+    fn change(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tensor) -> tenure_tensor::Result<()>,
+    ) -> tenure_tensor::Result<()> {
+        change(self)
+    }
+}
+
+impl<A: Tensors, B: Tensors> Tensors for (A, B) {
+    fn change(
+        &mut self,
+        change: &mut dyn FnMut(&mut Tensor) -> tenure_tensor::Result<()>,
+    ) -> tenure_tensor::Result<()> {
+        self.0.change(change)?;
+        self.1.change(change)
+    }
 }
 
 /// Tensors of the same sizes, along a new first dimension.

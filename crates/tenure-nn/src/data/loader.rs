@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
 use tenure_tensor::random::Generator;
+use tenure_tensor::{Device, Upload, Uploader};
 
-use super::{Collate, DataError, Dataset, Result};
+use super::{Collate, DataError, Dataset, Result, Tensors};
 
 /// How a [`DataLoader`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +24,13 @@ pub struct LoaderOptions {
     pub workers: usize,
     /// Batches that each thread may be ahead.
     pub prefetch: usize,
+    /// Where batches are: a CUDA device gets them through pinned memory, while it computes.
+    pub device: Device,
 }
 
 impl Default for LoaderOptions {
     fn default() -> Self {
-        Self { batch_size: 1, shuffle: None, drop_last: false, workers: 1, prefetch: 2 }
+        Self { batch_size: 1, shuffle: None, drop_last: false, workers: 1, prefetch: 2, device: Device::CPU }
     }
 }
 
@@ -59,7 +62,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
 
     /// The batches of epoch number `epoch`, from batch `first` on. Workers stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
-        let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
+        let LoaderOptions { batch_size, shuffle, workers, prefetch, device, .. } = self.options;
         // Nobody reads more than there is.
         let left = self.batches().saturating_sub(first);
         let (workers, prefetch) = (workers.min(left), prefetch.min(left));
@@ -70,6 +73,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
             order,
             batch_size: batch_size.max(1),
             batches: self.batches(),
+            bridge: Bridge { device, uploader: OnceLock::new() },
         };
         let state =
             State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
@@ -100,7 +104,8 @@ impl<D: Dataset> Iterator for Epoch<D> {
         }
         let batch = self.next;
         self.next += 1;
-        if self.workers.is_empty() { Some(self.shared.work.read(batch)) } else { Some(self.shared.take(batch)) }
+        let read = if self.workers.is_empty() { self.shared.work.read(batch) } else { self.shared.take(batch) };
+        Some(read.and_then(Ready::arrive))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -125,19 +130,61 @@ struct Work<D> {
     order: Vec<usize>,
     batch_size: usize,
     batches: usize,
+    bridge: Bridge,
+}
+
+/// The way to where batches are wanted.
+struct Bridge {
+    device: Device,
+    /// Made with the first batch.
+    uploader: OnceLock<tenure_tensor::Result<Uploader>>,
+}
+
+/// Bytes that batches on their way may pin.
+const PINNED_BYTES: u64 = 4 << 30;
+
+impl Bridge {
+    fn send<B: Tensors>(&self, mut batch: B) -> Result<Ready<B>> {
+        let mut uploads = Vec::new();
+        if !self.device.is_cpu() {
+            let uploader = self.uploader.get_or_init(|| Uploader::new(self.device, PINNED_BYTES));
+            let uploader = uploader.as_ref().map_err(Clone::clone)?;
+            batch.change(&mut |tensor| {
+                let upload = uploader.upload(tensor)?;
+                *tensor = upload.tensor().clone();
+                uploads.push(upload);
+                Ok(())
+            })?;
+        }
+        Ok(Ready { batch, uploads })
+    }
+}
+
+/// A batch that was read, and is on its way.
+struct Ready<B> {
+    batch: B,
+    uploads: Vec<Upload>,
+}
+
+impl<B> Ready<B> {
+    /// For the calling thread's stream, which waits for it.
+    fn arrive(self) -> Result<B> {
+        self.uploads.into_iter().try_for_each(|upload| upload.take().map(drop))?;
+        Ok(self.batch)
+    }
 }
 
 impl<D: Dataset> Work<D> {
-    fn read(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+    fn read(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
         let end = self.order.len().min((batch + 1) * self.batch_size);
         let indices = &self.order[batch * self.batch_size..end];
         let examples = indices.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
         let examples = examples.collect::<Result<Vec<_>>>()?;
-        Ok(D::Item::collate(examples)?)
+        self.bridge.send(D::Item::collate(examples)?)
     }
 
     /// The same by a worker, which goes on after a panic.
-    fn read_caught(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+    fn read_caught(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
         catch_unwind(AssertUnwindSafe(|| self.read(batch))).unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
             Err(DataError::Panicked { batch, message: text.unwrap_or("no message").to_owned() })
@@ -159,7 +206,7 @@ struct State<B> {
     taken: usize,
     /// The first batch that none may begin yet.
     ahead: usize,
-    ready: BTreeMap<usize, Result<B>>,
+    ready: BTreeMap<usize, Result<Ready<B>>>,
     is_over: bool,
 }
 
@@ -183,7 +230,7 @@ impl<D: Dataset> Shared<D> {
     }
 
     /// Waits for a batch that a worker reads.
-    fn take(&self, batch: usize) -> Result<<D::Item as Collate>::Batch> {
+    fn take(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
         let mut state = self.state.lock();
         loop {
             if let Some(result) = state.ready.remove(&batch) {

@@ -9,7 +9,7 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
-pub use collate::Collate;
+pub use collate::{Collate, Tensors};
 pub use idx::{FashionMnist, Idx};
 pub use images::{ImageFolder, ImageOptions};
 pub use loader::{DataLoader, Epoch, LoaderOptions};

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use tenure_core::Tag;
+use tenure_core::{Device, Tag};
 use tenure_device::host::HostMemory;
+use tenure_device::memory;
 
-/// Bytes that tensors on the CPU hold, by what they are for.
+/// Bytes that tensors on a device hold, by what they are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TagBytes(pub(super) [u64; Tag::ALL.len()]);
 
@@ -25,9 +26,8 @@ pub struct StepMemory {
 
 impl TagBytes {
     /// Of this moment.
-    pub fn now() -> Self {
-        let statistics = HostMemory::installed().map(|memory| memory.statistics()).unwrap_or_default();
-        Self(statistics.tags.map(|tag| tag.allocated_bytes.current))
+    pub fn now(device: Device) -> Self {
+        StepMemory::of(device).tags
     }
 
     /// What is for `tag`.
@@ -61,11 +61,11 @@ pub struct Recorder {
 
 impl Recorder {
     /// Looks every `interval`, or as often as the system lets it.
-    pub fn begin(interval: Duration) -> Self {
+    pub fn begin(interval: Duration, device: Device) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&is_over);
         let began = Instant::now();
-        let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now() };
+        let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now(device) };
         // The thread may begin late.
         let mut recording = vec![look()];
         let record = move || {
@@ -90,29 +90,43 @@ impl Recorder {
 
 /// Looks at memory while a step is made. The allocator is the process's: what others hold meanwhile is counted too.
 pub(super) struct Meter {
+    device: Device,
     fullest: TagBytes,
 }
 
 impl Meter {
-    pub(super) fn begin() -> Self {
-        if let Some(memory) = HostMemory::installed() {
-            memory.reset_peak_statistics();
+    pub(super) fn begin(device: Device) -> Self {
+        match (HostMemory::installed(), memory::installed(device.index().into())) {
+            (Some(memory), _) if device.is_cpu() => memory.reset_peak_statistics(),
+            (_, Some(memory)) if !device.is_cpu() => memory.allocator().reset_peak_statistics(),
+            _ => {}
         }
-        Self { fullest: TagBytes::default() }
+        Self { device, fullest: TagBytes::default() }
     }
 
     pub(super) fn look(&mut self) {
-        let now = TagBytes::now();
+        let now = TagBytes::now(self.device);
         if now.total() > self.fullest.total() {
             self.fullest = now;
         }
     }
 
     pub(super) fn finish(self) -> StepMemory {
-        let statistics = HostMemory::installed().map(|memory| memory.statistics()).unwrap_or_default();
-        StepMemory {
+        StepMemory { tags: self.fullest, ..StepMemory::of(self.device) }
+    }
+}
+
+impl StepMemory {
+    /// Of this moment and its allocator's peaks; zeros if nothing was ever on the device.
+    fn of(device: Device) -> Self {
+        let statistics = match device.is_cpu() {
+            true => HostMemory::installed().map(|memory| memory.statistics()),
+            false => memory::installed(device.index().into()).map(|memory| memory.allocator().statistics()),
+        };
+        let statistics = statistics.unwrap_or_default();
+        Self {
             peak_bytes: statistics.all.allocated_bytes.peak,
-            tags: self.fullest,
+            tags: TagBytes(statistics.tags.map(|tag| tag.allocated_bytes.current)),
             tag_peaks: TagBytes(statistics.tags.map(|tag| tag.allocated_bytes.peak)),
         }
     }

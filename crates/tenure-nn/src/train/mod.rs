@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tenure_tensor::autograd::no_grad;
-use tenure_tensor::random;
+use tenure_tensor::{Device, Tensor, random};
 
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
@@ -276,8 +276,13 @@ where
         Ok(())
     }
 
+    /// Where the model is.
+    fn device(&self) -> Device {
+        self.optimizer.parameters().next().map_or(Device::CPU, |parameter| parameter.device())
+    }
+
     fn make_step(&mut self) -> Result<Step> {
-        let (began, meter) = (Instant::now(), Meter::begin());
+        let (began, meter) = (Instant::now(), Meter::begin(self.device()));
         let batch = self.next_batch()?;
         let (loss, memory) = self.learn(&batch, meter)?;
         self.step += 1;
@@ -314,12 +319,10 @@ where
     fn learn(&mut self, batch: &T::Batch, mut meter: Meter) -> Result<(f32, StepMemory)> {
         let loss = purpose::forward(|| self.task.loss(batch))?;
         meter.look();
-        let value = loss.item_scalar()?.to_f64() as f32;
-        if !value.is_finite() {
-            return Err(TrainError::Diverged { step: self.step + 1, loss: value }.into());
-        }
+        // Of a device it is read when all is put on its stream: the one time that a step waits.
+        let known = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
         purpose::backward(&loss)?;
-        drop(loss);
+        let loss = loss.detach();
         meter.look();
         if let Some(norm) = self.plan.clip_norm {
             clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
@@ -328,7 +331,14 @@ where
         self.optimizer.step()?;
         meter.look();
         self.optimizer.zero_grad();
+        let value = known.map_or_else(|| self.value(&loss), Ok)?;
         Ok((value, meter.finish()))
+    }
+
+    /// A loss as a number, which must be finite.
+    fn value(&self, loss: &Tensor) -> Result<f32> {
+        let loss = loss.item_scalar()?.to_f64() as f32;
+        if loss.is_finite() { Ok(loss) } else { Err(TrainError::Diverged { step: self.step + 1, loss }.into()) }
     }
 
     fn score<E: Dataset + 'static>(

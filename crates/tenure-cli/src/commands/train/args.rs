@@ -4,6 +4,8 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use tenure::tensor::Device;
+
 use super::data::DataSpec;
 use super::models::ModelKind;
 use crate::output;
@@ -47,9 +49,9 @@ pub(crate) struct TrainArgs {
     /// What to learn from: fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE
     #[arg(long, value_name = "DATA")]
     pub(super) data: DataSpec,
-    /// Where to compute
-    #[arg(long, value_enum, default_value_t = ComputeDevice::Cpu, value_name = "DEVICE")]
-    pub(super) device: ComputeDevice,
+    /// Where to compute: cpu, cuda, or cuda:N
+    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
+    pub(super) device: Device,
     /// Examples of one step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,
@@ -85,13 +87,6 @@ pub(crate) struct TrainArgs {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
-}
-
-/// Where to compute.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ComputeDevice {
-    Cpu,
-    Cuda,
 }
 
 impl TrainArgs {

@@ -12,6 +12,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
+use tenure_device::memory;
+
 use tenure::nn::data::{Collate, DataLoader, Dataset, LoaderOptions};
 use tenure::nn::train::{Plan, TrainError, Trainer};
 use tenure::nn::{self, Scope, checkpoint};
@@ -21,7 +23,6 @@ use tenure::tensor::{TensorError, threads};
 pub(crate) use args::TrainArgs;
 
 use crate::{files, output};
-use args::ComputeDevice;
 use data::{Data, Parts};
 use models::{AnyTask, Batch};
 use outcome::Outcome;
@@ -38,10 +39,6 @@ pub(crate) fn run(args: &TrainArgs) -> ExitCode {
 }
 
 fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
-    anyhow::ensure!(
-        args.device == ComputeDevice::Cpu,
-        "--device cuda: there is no training on a GPU yet; leave --device out to train on the CPU"
-    );
     args.model.check(&args.data)?;
     args.check_files()?;
     // That a file cannot be written at the end is said at the beginning.
@@ -51,7 +48,10 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         threads::set_threads(threads.get())?;
     }
     random::manual_seed(args.seed);
-    let scope = Scope::new(&Generator::new(args.seed));
+    if !args.device.is_cpu() {
+        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
+    }
+    let scope = Scope::new(&Generator::new(args.seed)).with_device(args.device);
     match args.data.open(args.model, args.seed)? {
         Data::Images(parts, kind) => train_on(args, args.model.for_images(&scope, kind)?, parts),
         Data::Text(parts) => train_on(args, args.model.for_text(&scope)?, parts),
@@ -61,7 +61,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
 fn train_on<D: Examples>(args: &TrainArgs, task: AnyTask, parts: Parts<D>) -> anyhow::Result<ExitCode> {
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
-    let options = LoaderOptions { batch_size, ..LoaderOptions::default() };
+    let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
     let examples = parts.training.len();
     // Over one image there is nothing to normalise.
     let drop_last = !args.model.is_for_text() && examples > batch_size && examples % batch_size == 1;

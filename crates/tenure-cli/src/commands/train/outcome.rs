@@ -18,7 +18,7 @@ const LAST: usize = 20;
 #[derive(Serialize)]
 pub(super) struct Outcome {
     model: String,
-    device: &'static str,
+    device: String,
     steps: usize,
     losses: Vec<f32>,
     step_ms_median: f64,
@@ -45,7 +45,10 @@ impl Outcome {
             ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
             (
                 "Computed on",
-                format!("cpu, {threads} thread{}, seed {}", if threads == 1 { "" } else { "s" }, args.seed),
+                match args.device.is_cpu() {
+                    true => format!("cpu, {threads} thread{}, seed {}", if threads == 1 { "" } else { "s" }, args.seed),
+                    false => format!("{}, seed {}", args.device, args.seed),
+                },
             ),
             ("Steps", format!("{steps}, of {each}{batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
         ];
@@ -63,7 +66,16 @@ impl Outcome {
         }
         facts.push(("Peak memory", Bytes(peak_bytes).to_string()));
         let model = args.model.name();
-        Self { model, device: "cpu", steps: losses.len(), losses, step_ms_median, peak_bytes, accuracy, facts }
+        Self {
+            model,
+            device: args.device.to_string(),
+            steps: losses.len(),
+            losses,
+            step_ms_median,
+            peak_bytes,
+            accuracy,
+            facts,
+        }
     }
 
     pub(super) fn title(&self) -> &str {

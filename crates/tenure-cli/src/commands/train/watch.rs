@@ -7,6 +7,7 @@ use indicatif::ProgressBar;
 use tenure::nn::train::{Recorder, Recording, Step, Trainer};
 use tenure::prelude::Tag;
 use tenure::report::TrainingReport;
+use tenure::tensor::Device;
 use tenure::tensorboard::EventWriter;
 use tenure::units::Bytes;
 
@@ -30,6 +31,7 @@ pub(super) struct Watch {
     smooth_loss: Option<f64>,
     events: Option<EventWriter>,
     report: Option<PathBuf>,
+    device: Device,
     recorder: Option<Recorder>,
     recording: Option<(u64, Recording)>,
     /// The step of the last checkpoint that was written.
@@ -47,6 +49,7 @@ impl Watch {
             smooth_loss: None,
             events: args.tensorboard.as_ref().map(create).transpose()?,
             report: args.report.clone(),
+            device: args.device,
             recorder: None,
             recording: None,
             saved: None,
@@ -69,7 +72,7 @@ impl Watch {
             self.recording = Some((step.number, recorder.finish()));
         }
         if self.report.is_some() && self.steps + 1 == RECORDED {
-            self.recorder = Some(Recorder::begin(Duration::from_secs_f64(step.elapsed_ms / 1e3 / LOOKS)));
+            self.recorder = Some(Recorder::begin(Duration::from_secs_f64(step.elapsed_ms / 1e3 / LOOKS), self.device));
         }
     }
 
