@@ -2,8 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Once};
 
 use serde_json::Value;
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_nn::optim::{
     Adagrad, Adam, GradScaler, Optimizer, Rule, ScalerState, Schedule, Sgd, clip_grad_norm, clip_grad_value,
 };
@@ -17,12 +20,29 @@ fn goldens() -> Value {
     serde_json::from_str(include_str!("goldens/optimizers.json")).unwrap()
 }
 
+/// A CUDA device: a simulated one, unless the environment asks for a real one.
+fn cuda() -> Device {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+            return;
+        }
+        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap();
+    });
+    Device::cuda(0)
+}
+
 fn parameters() -> Vec<Parameter> {
+    parameters_on(Device::CPU)
+}
+
+fn parameters_on(device: Device) -> Vec<Parameter> {
     let make = |(number, sizes): (usize, &&[usize])| {
         let count: usize = sizes.iter().product();
         let value = |i: usize| if count == 1 { -1.0 } else { -1.0 + 2.5 * i as f64 / (count - 1) as f64 };
         let values: Vec<f32> = (0..count).map(|i| value(i) as f32).collect();
-        Parameter::new(format!("p{number}"), Tensor::from_slice(&values, sizes).unwrap()).unwrap()
+        let values = Tensor::from_slice(&values, sizes).unwrap().to_device(device).unwrap();
+        Parameter::new(format!("p{number}"), values).unwrap()
     };
     SIZES.iter().enumerate().map(make).collect()
 }
@@ -35,12 +55,18 @@ fn set_gradients(parameters: &[Parameter], step: usize) {
             .enumerate()
             .map(|(place, value)| ((7 * place + 3 * step + number) as f64).sin() + 0.1 * f64::from(*value));
         let grad: Vec<f32> = grad.map(|grad| grad as f32).collect();
-        parameter.set_grad(Some(Tensor::from_slice(&grad, parameter.sizes()).unwrap())).unwrap();
+        let grad = Tensor::from_slice(&grad, parameter.sizes()).unwrap().to_device(parameter.device()).unwrap();
+        parameter.set_grad(Some(grad)).unwrap();
     }
 }
 
-fn check(name: &str, lr: f64, rule: impl Rule + 'static) {
-    let parameters = parameters();
+fn check(name: &str, lr: f64, rule: impl Rule + Clone + 'static) {
+    check_on(Device::CPU, name, lr, rule.clone());
+    check_on(cuda(), name, lr, rule);
+}
+
+fn check_on(device: Device, name: &str, lr: f64, rule: impl Rule + 'static) {
+    let parameters = parameters_on(device);
     let mut optimizer = Optimizer::new(parameters.clone(), lr, rule);
     let steps = &goldens()["rules"][name];
     for step in 0..STEPS {
@@ -109,6 +135,53 @@ fn parameters_are_stepped_whatever_their_layout() {
     assert_ne!(stepped[0], values);
     assert!(stepped.iter().all(|found| *found == stepped[0]), "{stepped:?}");
     assert!(wide.slice(1, 1, 6, 2).unwrap().to_vec::<f32>().unwrap().iter().all(|other| *other == 0.0));
+}
+
+#[test]
+fn many_parameters_are_stepped_and_clipped_on_cuda_as_on_the_cpu() {
+    /// Of many sizes, some of more than one chunk, and some that are no multiple of a vector or begin within one.
+    fn make(device: Device, dtype: DType) -> Vec<Parameter> {
+        let sizes = (0..80).map(|i| i % 13).chain([40_000, 16_384, 16_387, 9]);
+        let make = |(number, size): (usize, usize)| {
+            let values = |scale: f64| {
+                let values: Vec<f64> = (0..size + 1).map(|i| scale * ((i * 7 + number * 3) as f64).sin()).collect();
+                let all = Tensor::from_slice(&values, &[size + 1]).unwrap().to_dtype(dtype).unwrap();
+                all.to_device(device).unwrap().narrow(0, number % 2, size).unwrap()
+            };
+            let parameter = Parameter::new(format!("p{number}"), values(1.0)).unwrap();
+            if number != 5 {
+                parameter.set_grad(Some(values(0.5))).unwrap();
+            }
+            parameter
+        };
+        sizes.enumerate().map(make).collect()
+    }
+    let values = |parameters: &[Parameter]| -> Vec<f64> {
+        let read = |parameter: &Parameter| parameter.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        parameters.iter().flat_map(read).collect()
+    };
+    for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-12), (DType::BF16, 4e-3), (DType::F16, 5e-4)] {
+        let [here, there] = [Device::CPU, cuda()].map(|device| {
+            let parameters = make(device, dtype);
+            let clip = |norm| clip_grad_norm(&parameters, norm).unwrap().item::<f64>().unwrap();
+            let norms = [clip(20.0), clip(1000.0)];
+            let mut optimizer = Optimizer::new(parameters.clone(), 0.1, Adam { weight_decay: 0.1, ..Adam::w() });
+            (0..2).for_each(|_| optimizer.step().unwrap());
+            (norms, values(&parameters))
+        });
+        assert!((here.0[0] - there.0[0]).abs() < 1e-9 * here.0[0] && (here.0[1] - 20.0).abs() < 0.1, "{:?}", here.0);
+        assert!((here.0[1] - there.0[1]).abs() < tolerance * 20.0, "{:?} {:?}", here.0, there.0);
+        for (here, there) in here.1.iter().zip(&there.1) {
+            assert!((here - there).abs() <= tolerance * here.abs().max(1.0), "{dtype}: {here} {there}");
+        }
+    }
+    // What is not finite changes nothing.
+    let parameters = make(cuda(), DType::F32);
+    parameters[20].set_grad(Some(parameters[20].full_like(f64::INFINITY).unwrap())).unwrap();
+    let before = parameters[70].grad().unwrap().to_vec::<f32>().unwrap();
+    let norm = clip_grad_norm(&parameters, 1.0).unwrap();
+    assert_eq!(norm.item::<f64>().unwrap(), f64::INFINITY);
+    assert_eq!(parameters[70].grad().unwrap().to_vec::<f32>().unwrap(), before);
 }
 
 #[test]
@@ -222,10 +295,10 @@ fn gradient(parameter: &Parameter) -> Vec<f32> {
 #[test]
 fn gradients_are_clipped_together() {
     let parameters = [with_gradient("a", &[3.0]), with_gradient("b", &[0.0, 4.0])];
-    let norm = clip_grad_norm(&parameters, 1.0).unwrap();
-    assert_eq!(norm, 5.0);
+    let clip = |norm| clip_grad_norm(&parameters, norm).unwrap().item::<f64>().unwrap();
+    assert_eq!(clip(1.0), 5.0);
     assert!((gradient(&parameters[0])[0] - 0.6).abs() < 1e-6 && (gradient(&parameters[1])[1] - 0.8).abs() < 1e-6);
-    assert!((clip_grad_norm(&parameters, 2.0).unwrap() - 1.0).abs() < 1e-6, "what is small enough stays");
+    assert!((clip(2.0) - 1.0).abs() < 1e-6, "what is small enough stays");
     assert!((gradient(&parameters[0])[0] - 0.6).abs() < 1e-6);
     clip_grad_value(&parameters, 0.7).unwrap();
     assert_eq!(gradient(&parameters[1]), [0.0, 0.7]);

@@ -21,7 +21,7 @@ pub mod autocast;
 #[forbid(unsafe_code)]
 pub mod autograd;
 mod cpu;
-mod cuda;
+pub mod cuda;
 mod element;
 mod elementwise;
 #[forbid(unsafe_code)]

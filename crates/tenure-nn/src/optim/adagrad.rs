@@ -1,15 +1,17 @@
 //! Adagrad (Duchi et al., 2011).
 
 use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result, Tensor};
+use tenure_tensor::{Entry, Float, Kernel, Result};
 
-use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel, not_negative};
+use super::cpu::{self, numbers, on_cpu};
+use super::cuda::{self, Step, on_cuda};
+use super::{Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adagrad`].
-pub static ADAGRAD: Kernel<StepKernel<AdagradStep>> = Kernel::new("adagrad", &[CPU]);
+pub static ADAGRAD: Kernel<StepKernel<AdagradStep>> = Kernel::new("adagrad", &[CPU, CUDA]);
 
 const CPU: &[Entry<StepKernel<AdagradStep>>] = on_cpu!(adagrad);
+const CUDA: &[Entry<StepKernel<AdagradStep>>] = on_cuda!(adagrad_on_cuda);
 
 /// Adagrad. PyTorch's `torch.optim.Adagrad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,25 +56,29 @@ impl Rule for Adagrad {
         vec![("sum", self.initial_accumulator_value)]
     }
 
-    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
-        let kernel = ADAGRAD.find(parameter.device().kind(), parameter.dtype())?;
+    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
+        let first = parameters[0].parameter;
+        let kernel = ADAGRAD.find(first.device().kind(), first.dtype())?;
         let lr = lr / (1.0 + (step - 1) as f64 * self.lr_decay);
-        kernel(&AdagradStep { rule: *self, lr }, parameter, grad, slots)
+        kernel(&AdagradStep { rule: *self, lr }, parameters)
     }
 }
 
-fn adagrad<T: Float>(step: &AdagradStep, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()>
+impl AdagradStep {
+    /// What elements are computed with.
+    fn numbers(&self) -> [f64; 3] {
+        [self.lr, self.rule.weight_decay, self.rule.eps]
+    }
+}
+
+fn adagrad<T: Float>(step: &AdagradStep, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let AdagradStep { rule, lr } = *step;
-    let (lr, decay, eps): (T::Compute, T::Compute, T::Compute) =
-        (number(lr), number(rule.weight_decay), number(rule.eps));
+    let [lr, decay, eps] = numbers::<T::Compute, 3>(step.numbers());
     cpu::for_each::<T, 2>(
         "adagrad",
-        parameter,
-        grad,
-        slots,
+        parameters,
         #[inline(always)]
         |[value, sum], grad| {
             let grad = grad + decay * value;
@@ -80,4 +86,17 @@ where
             [value - lr * grad / (sum.sqrt() + eps), sum]
         },
     )
+}
+
+fn adagrad_on_cuda<T: Float>(step: &AdagradStep, parameters: &[Stepped<'_>]) -> Result<()>
+where
+    T::Compute: num_traits::Float,
+{
+    const STEP: Step = Step {
+        op: "adagrad",
+        slots: 1,
+        element: "grad += n1 * value; s0 += grad * grad; value -= n0 * grad / (sqrt(s0) + n2);",
+    };
+    let again = *step;
+    cuda::step(&STEP, T::DTYPE, &step.numbers(), parameters, move |parameters| adagrad::<T>(&again, parameters))
 }

@@ -1,15 +1,17 @@
 //! Adam (Kingma and Ba, 2015), and with decay apart from the gradient (Loshchilov and Hutter, 2019).
 
 use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result, Tensor, TensorError};
+use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel, not_negative};
+use super::cpu::{self, numbers, on_cpu};
+use super::cuda::{self, Step, on_cuda};
+use super::{Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adam`].
-pub static ADAM: Kernel<StepKernel<AdamStep>> = Kernel::new("adam", &[CPU]);
+pub static ADAM: Kernel<StepKernel<AdamStep>> = Kernel::new("adam", &[CPU, CUDA]);
 
 const CPU: &[Entry<StepKernel<AdamStep>>] = on_cpu!(adam);
+const CUDA: &[Entry<StepKernel<AdamStep>>] = on_cuda!(adam_on_cuda);
 
 /// Adam. PyTorch's `torch.optim.Adam`, or `AdamW` if the decay is decoupled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,28 +70,31 @@ impl Rule for Adam {
         vec![("exp_avg", 0.0), ("exp_avg_sq", 0.0)]
     }
 
-    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
-        let kernel = ADAM.find(parameter.device().kind(), parameter.dtype())?;
-        kernel(&AdamStep { rule: *self, step, lr }, parameter, grad, slots)
+    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
+        let first = parameters[0].parameter;
+        let kernel = ADAM.find(first.device().kind(), first.dtype())?;
+        kernel(&AdamStep { rule: *self, step, lr }, parameters)
     }
 }
 
-fn adam<T: Float>(step: &AdamStep, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()>
+impl AdamStep {
+    /// What elements are computed with.
+    fn numbers(&self) -> [f64; 8] {
+        let Self { rule: Adam { betas, eps, weight_decay, is_decoupled }, step, lr } = *self;
+        let corrections = (1.0 - betas.0.powf(step as f64), 1.0 - betas.1.powf(step as f64));
+        let (shrink, decay) = if is_decoupled { (1.0 - lr * weight_decay, 0.0) } else { (1.0, weight_decay) };
+        [shrink, decay, 1.0 - betas.0, betas.1, 1.0 - betas.1, lr / corrections.0, corrections.1.sqrt(), eps]
+    }
+}
+
+fn adam<T: Float>(step: &AdamStep, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let AdamStep { rule: Adam { betas, eps, weight_decay, is_decoupled }, step, lr } = *step;
-    let corrections = (1.0 - betas.0.powf(step as f64), 1.0 - betas.1.powf(step as f64));
-    let shrink: T::Compute = number(if is_decoupled { 1.0 - lr * weight_decay } else { 1.0 });
-    let decay: T::Compute = number(if is_decoupled { 0.0 } else { weight_decay });
-    let (rest1, beta2, rest2) = (number(1.0 - betas.0), number(betas.1), number(1.0 - betas.1));
-    let (size, root): (T::Compute, T::Compute) = (number(lr / corrections.0), number(corrections.1.sqrt()));
-    let eps: T::Compute = number(eps);
+    let [shrink, decay, rest1, beta2, rest2, size, root, eps] = numbers::<T::Compute, 8>(step.numbers());
     cpu::for_each::<T, 3>(
         "adam",
-        parameter,
-        grad,
-        slots,
+        parameters,
         #[inline(always)]
         |[value, average, square], grad| {
             let value = value * shrink;
@@ -100,4 +105,18 @@ where
             [stepped, average, square]
         },
     )
+}
+
+fn adam_on_cuda<T: Float>(step: &AdamStep, parameters: &[Stepped<'_>]) -> Result<()>
+where
+    T::Compute: num_traits::Float,
+{
+    const STEP: Step = Step {
+        op: "adam",
+        slots: 2,
+        element: "value *= n0; grad += n1 * value; s0 += (grad - s0) * n2; s1 = s1 * n3 + grad * grad * n4; \
+                  value -= n5 * s0 / (sqrt(s1) / n6 + n7);",
+    };
+    let again = *step;
+    cuda::step(&STEP, T::DTYPE, &step.numbers(), parameters, move |parameters| adam::<T>(&again, parameters))
 }

@@ -5,21 +5,28 @@ use std::array;
 use parking_lot::Mutex;
 use tenure_tensor::{Access, Float, Result, Tensor, threads};
 
+use super::Stepped;
+
 /// Elements that one thread steps at a time.
 const GRAIN: usize = 32 * 1024;
 
-/// Writes what `element(values, gradient)` makes of the values of each element: the parameter's first, then those of
-/// the slots, `N` in all.
+/// Writes what `element(values, gradient)` makes of the values of each element of all parameters: the parameter's first,
+/// then those of the slots, `N` in all.
 pub(super) fn for_each<T: Float, const N: usize>(
     op: &'static str,
-    parameter: &Tensor,
-    grad: &Tensor,
-    slots: &[Tensor],
+    parameters: &[Stepped<'_>],
     element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync,
 ) -> Result<()> {
-    let grad = grad.contiguous()?;
-    let written: Vec<&Tensor> = std::iter::once(parameter).chain(slots).take(N).collect();
-    let mut access = Access::new(op, &written, &[&grad])?;
+    parameters.iter().try_for_each(|parameter| one::<T, N>(op, parameter, &element))
+}
+
+fn one<T: Float, const N: usize>(
+    op: &'static str,
+    stepped: &Stepped<'_>,
+    element: impl Fn([T::Compute; N], T::Compute) -> [T::Compute; N] + Sync,
+) -> Result<()> {
+    let written: Vec<&Tensor> = std::iter::once(stepped.parameter).chain(stepped.slots).take(N).collect();
+    let mut access = Access::new(op, &written, &[stepped.grad])?;
     let ([grads], values) = access.split::<T, T, 1, N>()?;
     let mut chunks = values.map(|values| values.chunks_mut(GRAIN));
     let parts = grads.chunks(GRAIN).map(|grad| {
@@ -60,7 +67,7 @@ macro_rules! on_cpu {
 }
 pub(super) use on_cpu;
 
-/// A number in what is computed in.
-pub(super) fn number<C: num_traits::Float>(value: f64) -> C {
-    C::from(value).unwrap_or_else(C::nan)
+/// Numbers in what is computed in.
+pub(super) fn numbers<C: num_traits::Float, const N: usize>(values: [f64; N]) -> [C; N] {
+    values.map(|value| C::from(value).unwrap_or_else(C::nan))
 }

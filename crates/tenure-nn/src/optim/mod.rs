@@ -4,15 +4,18 @@ mod adagrad;
 mod adam;
 mod clip;
 mod cpu;
+mod cuda;
 mod scaler;
 mod schedule;
 mod sgd;
 
+use std::cmp::Reverse;
 use std::collections::HashSet;
+use std::iter;
 use std::sync::Arc;
 
 use tenure_core::Tag;
-use tenure_tensor::{Tensor, TensorError, autograd};
+use tenure_tensor::{DType, Device, Tensor, TensorError, autograd};
 
 pub use adagrad::{ADAGRAD, Adagrad, AdagradStep};
 pub use adam::{ADAM, Adam, AdamStep};
@@ -23,8 +26,20 @@ pub use sgd::{SGD, Sgd, SgdStep};
 
 use crate::{Parameter, Result, Source, StateError, purpose};
 
-/// A rule's kernel: changes a parameter and its slots by the gradient.
-pub type StepKernel<S> = fn(&S, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> tenure_tensor::Result<()>;
+/// A rule's kernel: changes parameters and their slots by the gradients. There is one at least, and all are of one dtype,
+/// on one device.
+pub type StepKernel<S> = fn(&S, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
+
+/// A parameter to be stepped. All tensors are of its sizes and dtype, and contiguous.
+#[derive(Clone, Copy)]
+pub struct Stepped<'a> {
+    /// What is changed.
+    pub parameter: &'a Tensor,
+    /// By what.
+    pub grad: &'a Tensor,
+    /// What the rule keeps for it, which is changed too.
+    pub slots: &'a [Tensor],
+}
 
 /// How an optimizer changes a parameter.
 pub trait Rule: Send + Sync {
@@ -40,18 +55,12 @@ pub trait Rule: Send + Sync {
     /// What it keeps for each element of a parameter: names, and values at first.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
-    /// Changes `parameter`, and `slots`, by its gradient. `step` counts from 1. All but the gradient are contiguous.
+    /// Changes parameters, and their slots, by their gradients. `step` counts from 1, for all of them. There is one at
+    /// least, and all are of one dtype, on one device.
     ///
     /// # Errors
     /// No kernel for the dtype.
-    fn update(
-        &self,
-        step: u64,
-        lr: f64,
-        parameter: &Tensor,
-        grad: &Tensor,
-        slots: &[Tensor],
-    ) -> tenure_tensor::Result<()>;
+    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 }
 
 /// Steps the parameters of a model by a rule. PyTorch's `torch.optim`.
@@ -145,14 +154,8 @@ impl Optimizer {
             not_negative("Optimizer::step", [("the learning rate", group.lr * self.lr_scale)])?;
             group.rule.check()?;
         }
-        for group in &mut self.groups {
-            let lr = group.lr * self.lr_scale;
-            for member in &mut group.members {
-                if let Some(grad) = member.parameter.grad() {
-                    autograd::no_grad(|| member.update(&*group.rule, lr, &grad))?;
-                }
-            }
-        }
+        let scale = self.lr_scale;
+        autograd::no_grad(|| self.groups.iter_mut().try_for_each(|group| group.step(group.lr * scale)))?;
         self.unscaled = None;
         Ok(())
     }
@@ -232,29 +235,84 @@ impl Group {
     pub fn rule_name(&self) -> &'static str {
         self.rule.name()
     }
+
+    /// Steps all that have a gradient: those at once that a kernel takes at once.
+    fn step(&mut self, lr: f64) -> tenure_tensor::Result<()> {
+        let rule = &*self.rule;
+        let mut ready = Vec::new();
+        for member in &mut self.members {
+            let Some(grad) = member.parameter.grad() else { continue };
+            if member.step == 0 {
+                member.slots = member.make_slots(rule)?;
+            }
+            ready.push(Ready::new(member, &grad)?);
+        }
+        while let Some(kind) = ready.first().map(Ready::kind) {
+            let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
+            let stepped: Vec<Stepped<'_>> = batch.iter().map(Ready::stepped).collect();
+            rule.update(kind.0 + 1, lr, &stepped)?;
+            batch.into_iter().try_for_each(Ready::finish)?;
+            ready = rest;
+        }
+        Ok(())
+    }
+}
+
+/// A member with tensors that are contiguous.
+struct Ready<'a> {
+    member: &'a mut Member,
+    /// The order of dimensions in the parameter's memory, in which they are here.
+    dims: Vec<isize>,
+    grad: Tensor,
+    /// In the memory of the parameter and its slots, if that is dense.
+    parameter: Tensor,
+    slots: Vec<Tensor>,
+}
+
+impl<'a> Ready<'a> {
+    fn new(member: &'a mut Member, grad: &Tensor) -> tenure_tensor::Result<Self> {
+        let strides = member.parameter.strides();
+        let mut dims: Vec<isize> = (0..strides.len() as isize).collect();
+        if !member.parameter.is_contiguous() {
+            dims.sort_by_key(|dim| Reverse(strides[*dim as usize]));
+        }
+        let dense = |tensor: &Tensor| tensor.permute(&dims)?.contiguous();
+        let (grad, parameter) = (dense(grad)?, dense(&member.parameter)?);
+        let slots = member.slots.iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
+        Ok(Self { member, dims, grad, parameter, slots })
+    }
+
+    /// What is the same for all that are stepped at once.
+    fn kind(&self) -> (u64, DType, Device) {
+        (self.member.step, self.parameter.dtype(), self.parameter.device())
+    }
+
+    fn stepped(&self) -> Stepped<'_> {
+        Stepped { parameter: &self.parameter, grad: &self.grad, slots: &self.slots }
+    }
+
+    /// Notes that it was stepped.
+    fn finish(self) -> tenure_tensor::Result<()> {
+        let Self { member, dims, parameter, slots, .. } = self;
+        for (to, dense) in iter::once(&*member.parameter).chain(&member.slots).zip(iter::once(&parameter).chain(&slots))
+        {
+            if !dense.storage().is_alias_of(to.storage()) {
+                to.permute(&dims)?.copy_(dense)?;
+            }
+        }
+        if parameter.storage().is_alias_of(member.parameter.storage()) {
+            member.parameter.bump_version("Optimizer::step");
+        }
+        member.step += 1;
+        Ok(())
+    }
 }
 
 impl Member {
-    fn update(&mut self, rule: &dyn Rule, lr: f64, grad: &Tensor) -> tenure_tensor::Result<()> {
-        let parameter = &*self.parameter;
-        if self.step == 0 {
-            self.slots = self.make_slots(rule)?;
-        }
-        let dense = parameter.contiguous()?;
-        rule.update(self.step + 1, lr, &dense, grad, &self.slots)?;
-        if dense.is_same(parameter) {
-            parameter.bump_version("Optimizer::step");
-        } else {
-            parameter.copy_(&dense)?;
-        }
-        self.step += 1;
-        Ok(())
-    }
-
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
         let make = |(slot, value): (&'static str, f64)| {
             let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
-            Tensor::full(self.parameter.sizes(), value, self.parameter.dtype(), self.parameter.device())
+            self.parameter.full_like(value)
         };
         rule.slots().into_iter().map(make).collect()
     }

@@ -1,7 +1,7 @@
 //! Losses are scaled so that gradients of half precision do not vanish.
 
 use serde::{Deserialize, Serialize};
-use tenure_tensor::{Tensor, TensorError};
+use tenure_tensor::{Tensor, TensorError, autograd};
 
 use super::{Optimizer, clip};
 use crate::Result;
@@ -57,10 +57,7 @@ impl GradScaler {
             let reason = "the gradients were scaled down already: call it once, then GradScaler::step";
             return Err(TensorError::argument("GradScaler::unscale", reason).into());
         }
-        let mut is_finite = true;
-        for grad in optimizer.parameters().filter_map(|parameter| parameter.grad()) {
-            is_finite = is_finite && clip::squares(&grad)?.is_finite();
-        }
+        let is_finite = autograd::no_grad(|| clip::squares(optimizer.parameters())?.item::<f64>())?.is_finite();
         if is_finite {
             clip::scale_grads(optimizer.parameters(), 1.0 / self.state.scale)?;
         }

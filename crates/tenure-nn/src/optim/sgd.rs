@@ -1,14 +1,16 @@
 //! Gradient descent with momentum.
 
-use tenure_tensor::{Entry, Float, Kernel, Result, Tensor, TensorError};
+use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, number, on_cpu};
-use super::{Rule, StepKernel, not_negative};
+use super::cpu::{self, numbers, on_cpu};
+use super::cuda::{self, Step, on_cuda};
+use super::{Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Sgd`].
-pub static SGD: Kernel<StepKernel<SgdStep>> = Kernel::new("sgd", &[CPU]);
+pub static SGD: Kernel<StepKernel<SgdStep>> = Kernel::new("sgd", &[CPU, CUDA]);
 
 const CPU: &[Entry<StepKernel<SgdStep>>] = on_cpu!(sgd);
+const CUDA: &[Entry<StepKernel<SgdStep>>] = on_cuda!(sgd_on_cuda);
 
 /// Gradient descent. PyTorch's `torch.optim.SGD`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,37 +58,39 @@ impl Rule for Sgd {
         if self.momentum == 0.0 { Vec::new() } else { vec![("momentum_buffer", 0.0)] }
     }
 
-    fn update(&self, step: u64, lr: f64, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()> {
-        let kernel = SGD.find(parameter.device().kind(), parameter.dtype())?;
-        kernel(&SgdStep { rule: *self, is_first: step == 1, lr }, parameter, grad, slots)
+    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
+        let first = parameters[0].parameter;
+        let kernel = SGD.find(first.device().kind(), first.dtype())?;
+        kernel(&SgdStep { rule: *self, is_first: step == 1, lr }, parameters)
     }
 }
 
-fn sgd<T: Float>(step: &SgdStep, parameter: &Tensor, grad: &Tensor, slots: &[Tensor]) -> Result<()>
+impl SgdStep {
+    /// What elements are computed with.
+    fn numbers(&self) -> [f64; 6] {
+        let Self { rule: Sgd { momentum, dampening, weight_decay, nesterov }, is_first, lr } = *self;
+        let [kept, taken] = if is_first { [0.0, 1.0] } else { [momentum, 1.0 - dampening] };
+        let [of_grad, of_buffer] = if nesterov { [1.0, momentum] } else { [0.0, 1.0] };
+        [lr, weight_decay, kept, taken, of_grad, of_buffer]
+    }
+}
+
+fn sgd<T: Float>(step: &SgdStep, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let SgdStep { rule: Sgd { momentum, dampening, weight_decay, nesterov }, is_first, lr } = *step;
-    let (lr, decay): (T::Compute, T::Compute) = (number(lr), number(weight_decay));
-    if slots.is_empty() {
+    let [lr, decay, kept, taken, of_grad, of_buffer] = numbers::<T::Compute, 6>(step.numbers());
+    if step.rule.momentum == 0.0 {
         return cpu::for_each::<T, 1>(
             "sgd",
-            parameter,
-            grad,
-            slots,
+            parameters,
             #[inline(always)]
             |[value], grad| [value - lr * (grad + decay * value)],
         );
     }
-    let (kept, taken): (T::Compute, T::Compute) =
-        if is_first { (number(0.0), number(1.0)) } else { (number(momentum), number(1.0 - dampening)) };
-    let (of_grad, of_buffer): (T::Compute, T::Compute) =
-        if nesterov { (number(1.0), number(momentum)) } else { (number(0.0), number(1.0)) };
     cpu::for_each::<T, 2>(
         "sgd",
-        parameter,
-        grad,
-        slots,
+        parameters,
         #[inline(always)]
         |[value, buffer], grad| {
             let grad = grad + decay * value;
@@ -94,4 +98,19 @@ where
             [value - lr * (of_grad * grad + of_buffer * buffer), buffer]
         },
     )
+}
+
+fn sgd_on_cuda<T: Float>(step: &SgdStep, parameters: &[Stepped<'_>]) -> Result<()>
+where
+    T::Compute: num_traits::Float,
+{
+    const PLAIN: Step = Step { op: "sgd", slots: 0, element: "value -= n0 * (grad + n1 * value);" };
+    const WITH_MOMENTUM: Step = Step {
+        op: "sgd_momentum",
+        slots: 1,
+        element: "grad += n1 * value; s0 = n2 * s0 + n3 * grad; value -= n0 * (n4 * grad + n5 * s0);",
+    };
+    let how = if step.rule.momentum == 0.0 { &PLAIN } else { &WITH_MOMENTUM };
+    let again = *step;
+    cuda::step(how, T::DTYPE, &step.numbers(), parameters, move |parameters| sgd::<T>(&again, parameters))
 }

@@ -1,4 +1,37 @@
 //! Kernels on CUDA devices, and what stands for them on simulated ones.
+//!
+//! A function of a [`Kernel`](crate::Kernel) for a CUDA device locks its tensors, and [`submit`]s what it launches.
+//!
+//! ```
+//! use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
+//! use tenure_tensor::{Access, DType, Device, Result, Tensor};
+//!
+//! const SOURCE: &str = r#"
+//!     struct Params { u64 out, x, n; };
+//!     extern "C" __global__ void kernel(const __grid_constant__ Params p) {
+//!         const u64 i = blockIdx.x * 256ull + threadIdx.x;
+//!         if (i < p.n) ((float*)p.out)[i] = 2 * ((const float*)p.x)[i];
+//!     }"#;
+//!
+//! fn double(out: &Tensor, x: &Tensor) -> Result<()> {
+//!     let mut access = Access::new("double", &[out], &[x])?;
+//!     let mut words = [access.write_ptr(0).addr(), access.read_ptr(0).addr(), x.numel()].map(|word| word as u64);
+//!     let name = KernelName { op: "double", variant: 0 };
+//!     let launch = |queue: &mut Queue| {
+//!         queue.launch(name, || SOURCE.to_owned(), LaunchConfig::linear(x.numel() as u32), &mut words)
+//!     };
+//!     cuda::submit(&access, launch, |out, x| out[0].copy_(&x[0].mul(2.0)?))
+//! }
+//!
+//! # use std::sync::Arc;
+//! # use tenure_device::{memory::{self, MemoryConfig}, sim::{SimConfig, SimDriver}};
+//! # memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default())?;
+//! let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2])?.to_device(Device::cuda(0))?;
+//! let out = Tensor::empty(&[2], DType::F32, Device::cuda(0))?;
+//! double(&out, &x)?;
+//! assert_eq!(out.to_vec::<f32>()?, [2.0, 4.0]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod elementwise;
 mod late;
@@ -21,11 +54,15 @@ pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod scan;
 pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod series;
 pub(crate) mod softmax;
 pub(crate) mod unary;
+
+pub use queue::{Queue, Touched, submit};
+pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
 pub(crate) use queue::arrive;
 
@@ -35,7 +72,7 @@ use crate::DType;
 const PRELUDE: &str = include_str!("source/prelude.cu");
 
 /// What a dtype is called in a kernel.
-fn stored(dtype: DType) -> &'static str {
+pub fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
         DType::U8 => "u8",
@@ -50,8 +87,8 @@ fn stored(dtype: DType) -> &'static str {
     }
 }
 
-/// What a dtype is computed in.
-fn computed(dtype: DType) -> &'static str {
+/// What a dtype is computed in, in a kernel.
+pub fn computed(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 | DType::BF16 => "float",
         other => stored(other),

@@ -16,15 +16,21 @@ use crate::{Access, Elementwise, Result, Tensor, TensorError};
 const MANY_RUNS: usize = 4096;
 
 /// The thread's current stream of a device, for one operation.
-pub(crate) struct Queue {
+pub struct Queue {
     op: &'static str,
     memory: &'static DeviceMemory,
     stream: StreamId,
     workspaces: SmallVec<[Tensor; 2]>,
 }
 
-/// What an operation reads and writes.
-pub(crate) trait Touched {
+/// What an operation reads and writes: an [`Access`], or an [`Elementwise`].
+#[expect(private_bounds, reason = "nobody else says what a kernel touches")]
+pub trait Touched: Sealed {}
+
+impl Touched for Access<'_> {}
+impl Touched for Elementwise<'_> {}
+
+pub(crate) trait Sealed {
     fn op(&self) -> &'static str;
     fn device(&self) -> Device;
     /// Of all that is written, and then of all that is read: (first element, how they lie from there).
@@ -44,7 +50,7 @@ pub(crate) struct Place<'a> {
     pub(crate) device: Device,
 }
 
-impl Touched for Access<'_> {
+impl Sealed for Access<'_> {
     fn op(&self) -> &'static str {
         Access::op(self)
     }
@@ -66,7 +72,7 @@ impl Touched for Access<'_> {
     }
 }
 
-impl Touched for Elementwise<'_> {
+impl Sealed for Elementwise<'_> {
     fn op(&self) -> &'static str {
         Elementwise::op(self)
     }
@@ -88,13 +94,14 @@ impl Touched for Elementwise<'_> {
     }
 }
 
-/// Puts an operation on the thread's current stream: what `device` launches; on a simulated device, `host`, which
-/// is given tensors on the CPU in place of those that are written and read, and where `device` only compiles, if
-/// there is a compiler, and takes its workspaces.
+/// Puts an operation on the thread's current stream of the device that it writes on: what `device` launches; on a simulated
+/// device, `host`, which is given tensors on the CPU in place of those that are written and read, in their order, and where
+/// `device` only takes its workspaces, and compiles if the environment has `TENURE_CHECK_KERNELS`. Nothing is waited for: the
+/// tensors may be dropped once this returns, since their memory is reused in the order of the stream.
 ///
 /// # Errors
 /// What an earlier operation met on the device; those of `device`. Errors of `host` come later.
-pub(crate) fn submit(
+pub fn submit(
     touched: &impl Touched,
     device: impl FnOnce(&mut Queue) -> Result<()>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
@@ -141,8 +148,11 @@ impl Queue {
         late::fault(self.memory, self.op, code)
     }
 
-    /// Bytes for a kernel, until what is put on the stream now is done. Returns their address.
-    pub(crate) fn workspace(&mut self, bytes: usize) -> Result<u64> {
+    /// Bytes for a kernel, until what is put on the stream now is done. Returns their address, a multiple of 256.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn workspace(&mut self, bytes: usize) -> Result<u64> {
         let (_, key) = Purpose::current();
         let _purpose = Purpose::enter(Tag::Workspace, key);
         let tensor = Tensor::empty(&[bytes], DType::U8, self.memory.device())?;
@@ -151,8 +161,15 @@ impl Queue {
         Ok(address)
     }
 
-    /// Launches the kernel that `source` says, after the prelude, with `words` as its only parameter.
-    pub(crate) fn launch(
+    /// Launches the kernel that `source` says in CUDA C++, which is compiled when a process first meets its name: what the
+    /// source depends on is in the name. It begins after a prelude that has the types of [`stored`](super::stored),
+    /// `cast<To>(x)` between them, `number<T>(bits)`, `Pack<T, N>` (neighbours that are read and written at once) and `DEVICE`
+    /// for functions, and it defines `extern "C" __global__ void kernel(const __grid_constant__ Params p)`. `Params` is a
+    /// struct of 64-bit words, and `words` are these: addresses, sizes, bits of doubles.
+    ///
+    /// # Errors
+    /// There is no compiler, the source is wrong, or the driver refuses.
+    pub fn launch(
         &self,
         name: KernelName,
         source: impl FnOnce() -> String,

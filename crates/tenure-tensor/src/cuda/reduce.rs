@@ -116,7 +116,7 @@ fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<
 }
 
 fn logsumexp<T: Element>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
-    let how = each!("logsumexp", "EACH(C, (C)0, exp(x - finite(given)), a + b, log(s) + finite(given))");
+    let how = each!("logsumexp", "EACH(C, (C)0, exp(x - base_of(given)), a + b, log(s) + base_of(given))");
     let host = on_cpu(cpu::reduce::LOGSUMEXP, T::DTYPE);
     fold(how, [out], [input], Some(largest), move |writes, reads| {
         host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1]))

@@ -6,10 +6,14 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::scan::Scan;
-use crate::{Kernel, Result, Tensor};
+use crate::{Kernel, Result, Tensor, cuda};
 
-static CUMSUM: Kernel<Scan> = Kernel::new("cumsum", &cpu::scan::CUMSUM);
-static CUMPROD: Kernel<Scan> = Kernel::new("cumprod", &cpu::scan::CUMPROD);
+static CUMSUM: Kernel<Scan> =
+    Kernel::new("cumsum", &[cpu::scan::CUMSUM[0], cpu::scan::CUMSUM[1], cuda::scan::CUMSUM[0], cuda::scan::CUMSUM[1]]);
+static CUMPROD: Kernel<Scan> = Kernel::new(
+    "cumprod",
+    &[cpu::scan::CUMPROD[0], cpu::scan::CUMPROD[1], cuda::scan::CUMPROD[0], cuda::scan::CUMPROD[1]],
+);
 
 impl Tensor {
     /// For each element, the sum along a dimension up to it. Of integers and `bool` as `int64`.

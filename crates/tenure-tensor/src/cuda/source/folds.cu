@@ -66,4 +66,4 @@ struct Products {
 };
 
 // What is subtracted before exponentials are taken: infinities less themselves would be no number.
-DEVICE C finite(C x) { return x == INFINITE(C) || x == -INFINITE(C) ? (C)0 : x; }
+DEVICE C base_of(C x) { return x == INFINITE(C) || x == -INFINITE(C) ? (C)0 : x; }

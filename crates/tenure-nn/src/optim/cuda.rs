@@ -1,0 +1,206 @@
+//! Steps on CUDA devices: many parameters in one launch.
+
+use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
+use tenure_tensor::{Access, DType, Result, Tensor};
+
+use super::Stepped;
+
+const TENSORS: &str = include_str!("source/tensors.cu");
+const STEP: &str = include_str!("source/step.cu");
+const SQUARES: &str = include_str!("source/squares.cu");
+const THREADS: u32 = 256;
+
+/// Tensors of a launch, in as many kernels: what it is told of them must fit in 32,764 bytes.
+const MOST: [usize; 3] = [8, 64, 512];
+/// Elements of a block: as few that blocks keep a device busy, as many that each is worth it.
+const CHUNK: std::ops::RangeInclusive<usize> = 1 << 14..=1 << 17;
+const BLOCKS: usize = 4096;
+
+/// A rule in CUDA C++.
+pub(super) struct Step {
+    /// The kernel's name, one for each.
+    pub(super) op: &'static str,
+    /// How many slots there are.
+    pub(super) slots: usize,
+    /// Statements that change `value`, and the slots `s0` and `s1`, by `grad`, the numbers `n0`, `n1`, ..., and a `factor`.
+    pub(super) element: &'static str,
+}
+
+/// Steps parameters. A simulated device calls `host` instead.
+pub(super) fn step(
+    how: &'static Step,
+    dtype: DType,
+    numbers: &[f64],
+    parameters: &[Stepped<'_>],
+    host: impl Fn(&[Stepped<'_>]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let count = 1 + how.slots;
+    let mut written: Vec<&Tensor> = Vec::new();
+    for stepped in parameters {
+        written.extend(std::iter::once(stepped.parameter).chain(stepped.slots).take(count));
+    }
+    let read: Vec<&Tensor> = parameters.iter().map(|stepped| stepped.grad).collect();
+    run(how, dtype, numbers, &written, &read, None, move |writes, reads| {
+        let stepped =
+            writes.chunks(count).zip(reads).map(|(own, grad)| Stepped { parameter: &own[0], grad, slots: &own[1..] });
+        host(&stepped.collect::<Vec<_>>())
+    })
+}
+
+/// Writes gradients times a factor, a double on the device. A simulated device calls `host` instead.
+pub(super) fn scale(
+    dtype: DType,
+    out: &[&Tensor],
+    grads: &[&Tensor],
+    factor: &Tensor,
+    host: impl Fn(&[&Tensor], &[&Tensor], &Tensor) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    const SCALE: Step = Step { op: "scale_grads", slots: 0, element: "value = grad * factor;" };
+    run(&SCALE, dtype, &[], out, grads, Some(factor), move |writes, reads| {
+        let (grads, factor) = reads.split_at(writes.len());
+        host(&writes.iter().collect::<Vec<_>>(), &grads.iter().collect::<Vec<_>>(), &factor[0])
+    })
+}
+
+/// `written` are the parameter and slots of each gradient.
+fn run(
+    how: &'static Step,
+    dtype: DType,
+    numbers: &[f64],
+    written: &[&Tensor],
+    grads: &[&Tensor],
+    factor: Option<&Tensor>,
+    host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let reads: Vec<&Tensor> = grads.iter().copied().chain(factor).collect();
+    let mut access = Access::new(how.op, written, &reads)?;
+    let own = 1 + how.slots;
+    let mut tensors = Vec::new();
+    for (index, grad) in grads.iter().enumerate() {
+        let mut arrays: Vec<u64> = (0..own).map(|slot| access.write_ptr(index * own + slot).addr() as u64).collect();
+        arrays.push(access.read_ptr(index).addr() as u64);
+        tensors.push((arrays, grad.numel()));
+    }
+    let factor = factor.map_or(0, |_| access.read_ptr(grads.len()).addr() as u64);
+    let launch = |queue: &mut Queue| {
+        Chunks::new(&tensors).launch(dtype, |most, blocks, _, words| {
+            let source = || {
+                let list: String = (0..numbers.len()).map(|n| format!("const C n{n} = number<C>(numbers[{n}]); ")).collect();
+                let slots: String = (0..how.slots).map(|slot| format!("C& s{slot} = x[{}]; ", slot + 1)).collect();
+                let element = format!(
+                    "DEVICE void element(const u64* numbers, C factor, C (&x)[1 + SLOTS], C grad) {{ {list}C& value = x[0]; \
+                     {slots}{} }}\n",
+                    how.element
+                );
+                let head = format!("#define SLOTS {}\n#define NUMBERS {}\n", how.slots, numbers.len().max(1));
+                [&head, &source(dtype, own + 1, most), &element, STEP].concat()
+            };
+            let mut all: Vec<u64> = numbers.iter().map(|number| number.to_bits()).collect();
+            all.resize(numbers.len().max(1), 0);
+            all.push(factor);
+            all.extend(words);
+            queue.launch(name(how.op, dtype, most), source, blocks, &mut all)
+        })
+    };
+    cuda::submit(&access, launch, host)
+}
+
+/// Adds the squares of all elements to a double on the device. A simulated device calls `host` instead.
+pub(super) fn add_squares(
+    dtype: DType,
+    total: &Tensor,
+    tensors: &[&Tensor],
+    host: impl Fn(&Tensor, &[&Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let op = "sum_of_squares";
+    let mut access = Access::new(op, &[total], tensors)?;
+    let place = access.write_ptr(0).addr() as u64;
+    let place_of = |index: usize| access.read_ptr(index).addr() as u64;
+    let list: Vec<_> =
+        tensors.iter().enumerate().map(|(index, tensor)| (vec![place_of(index)], tensor.numel())).collect();
+    let launch = |queue: &mut Queue| {
+        let chunks = Chunks::new(&list);
+        if chunks.blocks == 0 {
+            return Ok(());
+        }
+        let parts = queue.workspace(8 * chunks.blocks)?;
+        chunks.launch(dtype, |most, config, first, words| {
+            let source = || ["#define TOTAL 0\n", &source(dtype, 1, most), SQUARES].concat();
+            let mut all = vec![parts + 8 * first as u64];
+            all.extend(words);
+            queue.launch(name(op, dtype, most), source, config, &mut all)
+        })?;
+        let source = || ["#define TOTAL 1\n#define THREADS 256\n", SQUARES].concat();
+        let config = LaunchConfig { grid: [1; 3], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let name = KernelName { op: "sum_of_squares_total", variant: 0 };
+        queue.launch(name, source, config, &mut [place, parts, chunks.blocks as u64])
+    };
+    cuda::submit(&access, launch, move |writes, reads| host(&writes[0], &reads.iter().collect::<Vec<_>>()))
+}
+
+fn name(op: &'static str, dtype: DType, most: usize) -> KernelName {
+    KernelName { op, variant: (dtype as u64) << 32 | most as u64 }
+}
+
+fn source(dtype: DType, arrays: usize, most: usize) -> String {
+    let (stored, computed) = (cuda::stored(dtype), cuda::computed(dtype));
+    format!("#define ARRAYS {arrays}\n#define MOST {most}\ntypedef {stored} T;\ntypedef {computed} C;\n{TENSORS}")
+}
+
+/// Tensors, each with the places of its arrays and its number of elements, divided among blocks.
+struct Chunks<'a> {
+    tensors: Vec<&'a (Vec<u64>, usize)>,
+    chunk: usize,
+    /// Of all launches.
+    blocks: usize,
+}
+
+impl<'a> Chunks<'a> {
+    fn new(tensors: &'a [(Vec<u64>, usize)]) -> Self {
+        let tensors: Vec<_> = tensors.iter().filter(|(_, n)| *n > 0).collect();
+        let elements: usize = tensors.iter().map(|(_, n)| *n).sum();
+        let chunk = (elements / BLOCKS).next_power_of_two().clamp(*CHUNK.start(), *CHUNK.end());
+        let blocks = tensors.iter().map(|(_, n)| n.div_ceil(chunk)).sum();
+        Self { tensors, chunk, blocks }
+    }
+
+    /// Calls `launch(most, config, first, words)` for as many tensors as one launch takes, at most `most`, whose blocks are
+    /// those from number `first` on among all; `words` are `Tensors` in tensors.cu.
+    fn launch(
+        &self,
+        dtype: DType,
+        mut launch: impl FnMut(usize, LaunchConfig, usize, Vec<u64>) -> Result<()>,
+    ) -> Result<()> {
+        debug_assert!(self.chunk.is_multiple_of(16 / dtype.size()));
+        let mut first = 0;
+        for tensors in self.tensors.chunks(MOST[MOST.len() - 1]) {
+            let most = MOST.into_iter().find(|most| *most >= tensors.len()).unwrap_or(tensors.len());
+            let mut words = vec![tensors.len() as u64, self.chunk as u64];
+            let mut blocks = 0;
+            for (arrays, n) in tensors {
+                words.extend(arrays);
+                words.extend([*n as u64, blocks as u64]);
+                blocks += n.div_ceil(self.chunk);
+            }
+            let missing = (most - tensors.len()) * (tensors[0].0.len() + 2);
+            words.resize(words.len() + missing, 0);
+            let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+            launch(most, config, first, words)?;
+            first += blocks;
+        }
+        Ok(())
+    }
+}
+
+/// A list of one function for each floating dtype.
+macro_rules! on_cuda {
+    ($function:ident) => {
+        &[
+            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F16, $function::<half::f16>),
+            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::BF16, $function::<half::bf16>),
+            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F32, $function::<f32>),
+            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F64, $function::<f64>),
+        ]
+    };
+}
+pub(super) use on_cuda;

@@ -1,0 +1,32 @@
+// A step of an optimizer. The host has put tensors.cu before, and defined `SLOTS`, what a parameter keeps; `NUMBERS`; and
+// `element`, which changes `value` and `s0`, `s1` by `grad`, the numbers and a `factor`.
+
+struct Params {
+    // What the rule computes with in this step.
+    u64 numbers[NUMBERS];
+    // The address of one number more that is a double on the device, or 0.
+    u64 factor;
+    // Arrays are the parameter, its slots, and its gradient.
+    Tensors tensors;
+};
+
+template <int N> DEVICE void step(const Params& p, const Tensor& tensor, u64 at, C factor) {
+    Pack<T, N> packs[ARRAYS];
+    for (int a = 0; a < ARRAYS; a++) packs[a] = *(const Pack<T, N>*)((const T*)tensor.arrays[a] + at);
+    for (int i = 0; i < N; i++) {
+        C x[1 + SLOTS];
+        for (int a = 0; a <= SLOTS; a++) x[a] = cast<C>(packs[a].of[i]);
+        element(p.numbers, factor, x, cast<C>(packs[SLOTS + 1].of[i]));
+        for (int a = 0; a <= SLOTS; a++) packs[a].of[i] = cast<T>(x[a]);
+    }
+    for (int a = 0; a <= SLOTS; a++) *(Pack<T, N>*)((T*)tensor.arrays[a] + at) = packs[a];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+    const Tensor& tensor = p.tensors.of[tensor_of_block(p.tensors)];
+    const u64 begin = (blockIdx.x - tensor.first) * p.tensors.chunk, rest = tensor.n - begin;
+    const u64 end = begin + (rest < p.tensors.chunk ? rest : p.tensors.chunk);
+    const C factor = p.factor != 0 ? (C)*(const double*)p.factor : (C)1;
+    for_each(tensor, begin, end, [&](u64 at) { step<V>(p, tensor, at, factor); },
+             [&](u64 at) { step<1>(p, tensor, at, factor); });
+}

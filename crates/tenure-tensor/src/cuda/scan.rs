@@ -1,0 +1,93 @@
+//! Sums and products so far.
+
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::elementwise::on_cpu;
+use super::lines;
+use super::queue::{self, Queue};
+use super::{computed, stored};
+use crate::cpu;
+use crate::cpu::scan::Scan;
+use crate::kernel::on_cuda;
+use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor};
+
+const TEMPLATE: &str = include_str!("source/scan.cu");
+const THREADS: usize = 256;
+/// Bytes that a thread reads at once.
+const VECTOR_BYTES: usize = 16;
+/// Elements of a row that one thread goes through rather than a block.
+const SHORT: usize = 32;
+/// Blocks that keep a device busy.
+const BLOCKS: usize = 512;
+/// Parts of a row that threads are divided in: each adds up those before its own.
+const MOST_PARTS: usize = 64;
+
+pub(crate) const CUMSUM: [&[Entry<Scan>]; 2] =
+    [on_cuda!(floats: cumsum::<T>), &[(DeviceKind::Cuda, DType::I64, cumsum::<i64>)]];
+pub(crate) const CUMPROD: [&[Entry<Scan>]; 2] =
+    [on_cuda!(floats: cumprod::<T>), &[(DeviceKind::Cuda, DType::I64, cumprod::<i64>)]];
+
+fn cumsum<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    scan("cumsum", out, input, dim, cpu::scan::CUMSUM.iter().find_map(|list| on_cpu(list, T::DTYPE)))
+}
+
+fn cumprod<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
+    scan("cumprod", out, input, dim, cpu::scan::CUMPROD.iter().find_map(|list| on_cpu(list, T::DTYPE)))
+}
+
+fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: Option<Scan>) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new(op, &[out], &[input])?;
+    let places = [access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64];
+    let (outer, step) = lines::around(out.sizes(), dim);
+    let (rows, n) = (outer * step, out.sizes().get(dim).copied().unwrap_or(1));
+    let launch = |queue: &mut Queue| launch(queue, op, out.dtype(), places, [n, rows, step]);
+    queue::submit(&access, launch, move |writes, reads| host.map_or(Ok(()), |host| host(&writes[0], &reads[0], dim)))
+}
+
+fn launch(
+    queue: &mut Queue,
+    op: &'static str,
+    dtype: DType,
+    places: [u64; 2],
+    [n, rows, step]: [usize; 3],
+) -> Result<()> {
+    let is_columns = step > 1 || n <= SHORT;
+    let width = VECTOR_BYTES / dtype.size();
+    let is_aligned = n.is_multiple_of(width) && places.iter().all(|place| place.is_multiple_of(VECTOR_BYTES as u64));
+    let (parts, unit) = match is_columns {
+        true => ((BLOCKS * THREADS / rows).min(n / SHORT).min(MOST_PARTS), 1),
+        false => ((BLOCKS / rows).min(n / (2 * THREADS * width)), width),
+    };
+    let length = n.div_ceil(parts.max(1)).next_multiple_of(unit);
+    let parts = n.div_ceil(length);
+    let grid = match is_columns {
+        true => [(rows * parts).div_ceil(THREADS) as u32, 1, 1],
+        false => [rows as u32, parts as u32, 1],
+    };
+    let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+    let compute = computed(dtype);
+    let bytes = if matches!(dtype, DType::F64 | DType::I64) { 8 } else { 4 };
+    let totals = if parts > 1 { queue.workspace(parts * rows * bytes)? } else { 0 };
+    let run = |only_totals: bool| {
+        let flags = [is_columns, is_aligned, only_totals].map(u64::from);
+        let variant = flags.into_iter().fold(dtype as u64, |variant, flag| variant << 1 | flag);
+        let source = || {
+            let product = u64::from(op == "cumprod");
+            let [is_columns, is_aligned, only_totals] = flags;
+            format!(
+                "#define PRODUCT {product}\n#define V {width}\n#define COLUMNS {is_columns}\n#define ALIGNED {is_aligned}\n\
+                 #define TOTALS {only_totals}\ntypedef {} T;\ntypedef {compute} C;\n{TEMPLATE}",
+                stored(dtype)
+            )
+        };
+        let mut words = lines::words(&[places[0], places[1], totals], [n, rows, step, length]);
+        queue.launch(KernelName { op, variant }, source, config, &mut words)
+    };
+    if parts > 1 {
+        run(true)?;
+    }
+    run(false)
+}
