@@ -1,9 +1,12 @@
 //! Kernels on CUDA devices, and what stands for them on simulated ones.
 
+mod add;
 mod elementwise;
 mod late;
 mod queue;
+mod radix;
 mod space;
+mod written;
 
 pub(crate) mod activation;
 pub(crate) mod binary;
@@ -19,6 +22,7 @@ pub(crate) mod random;
 pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod series;
+pub(crate) mod sort;
 pub(crate) mod unary;
 
 pub(crate) use queue::arrive;

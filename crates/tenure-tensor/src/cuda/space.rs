@@ -43,7 +43,8 @@ impl Space {
         moved: Range<usize>,
         places: impl IntoIterator<Item = usize>,
     ) -> usize {
-        let is_one = |(operand, strides): (usize, &Dims)| strides[0] == if moved.contains(&operand) { width } else { 0 };
+        let is_one =
+            |(operand, strides): (usize, &Dims)| strides[0] == if moved.contains(&operand) { width } else { 0 };
         if self.sizes.is_empty() || !self.operands.iter().enumerate().all(is_one) {
             return width;
         }

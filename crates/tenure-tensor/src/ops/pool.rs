@@ -9,8 +9,7 @@ use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cu
 
 static MAX_POOL: Kernel<MaxPool> =
     Kernel::new("max_pool", &[kernels::MAX_POOL, kernels::MAX_POOL_HALVES, cuda::pool::MAX_POOL]);
-static PICK: Kernel<Chosen> =
-    Kernel::new("max_pool_pick", &[kernels::PICK, kernels::PICK_HALVES, cuda::pool::PICK]);
+static PICK: Kernel<Chosen> = Kernel::new("max_pool_pick", &[kernels::PICK, kernels::PICK_HALVES, cuda::pool::PICK]);
 static PUT: Kernel<Chosen> = Kernel::new("max_pool_put", &[kernels::PUT, kernels::PUT_HALVES, cuda::pool::PUT]);
 static AVG_POOL: Kernel<AvgPool> =
     Kernel::new("avg_pool", &[kernels::AVG_POOL, kernels::AVG_POOL_HALVES, cuda::pool::AVG_POOL]);
@@ -343,13 +342,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    fn new(
-        op: &'static str,
-        source: [usize; 3],
-        target: [usize; 3],
-        rule: Rule,
-        format: MemoryFormat,
-    ) -> Result<Self> {
+    fn new(op: &'static str, source: [usize; 3], target: [usize; 3], rule: Rule, format: MemoryFormat) -> Result<Self> {
         let mut windows: [Vec<_>; 3] = Default::default();
         for (dim, list) in windows.iter_mut().enumerate() {
             if list.try_reserve_exact(target[dim]).is_err() {

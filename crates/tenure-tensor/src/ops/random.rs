@@ -11,7 +11,8 @@ static UNIFORM: Kernel<Reals> = Kernel::new("uniform", &[kernels::UNIFORM, cuda:
 static NORMAL: Kernel<Reals> = Kernel::new("normal", &[kernels::NORMAL, cuda::random::NORMAL]);
 static INTEGERS: Kernel<Integers> = Kernel::new("randint", &[kernels::INTEGERS, cuda::random::INTEGERS]);
 static BERNOULLI: Kernel<Bernoulli> = Kernel::new("bernoulli", &[kernels::BERNOULLI, cuda::random::BERNOULLI]);
-static BERNOULLI_EACH: Kernel<BernoulliEach> = Kernel::new("bernoulli", &[kernels::BERNOULLI_EACH, cuda::random::BERNOULLI_EACH]);
+static BERNOULLI_EACH: Kernel<BernoulliEach> =
+    Kernel::new("bernoulli", &[kernels::BERNOULLI_EACH, cuda::random::BERNOULLI_EACH]);
 static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT, cuda::random::DROPOUT]);
 static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION, cuda::random::PERMUTATION]);
 

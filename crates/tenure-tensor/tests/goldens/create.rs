@@ -20,10 +20,18 @@ pub(crate) const CASES: &[Case] = &[
     ("arange", |_| {
         let down = Tensor::arange(7, -2, -3, DType::I32, device())?;
         let steps = Tensor::arange(0.1, 1.0, 0.15, DType::F32, device())?;
-        Ok(vec![Tensor::arange(0, 5, 1, DType::I64, device())?, down, steps, Tensor::arange(0, 0, 1, DType::I64, device())?])
+        Ok(vec![
+            Tensor::arange(0, 5, 1, DType::I64, device())?,
+            down,
+            steps,
+            Tensor::arange(0, 0, 1, DType::I64, device())?,
+        ])
     }),
     ("linspace", |_| {
-        let few = [Tensor::linspace(2.0, 9.0, 1, DType::F64, device())?, Tensor::linspace(0.0, 1.0, 0, DType::F16, device())?];
+        let few = [
+            Tensor::linspace(2.0, 9.0, 1, DType::F64, device())?,
+            Tensor::linspace(0.0, 1.0, 0, DType::F16, device())?,
+        ];
         Ok([&[Tensor::linspace(-1.0, 0.3, 7, DType::F32, device())?][..], &few].concat())
     }),
     ("logspace", |_| {
