@@ -5,7 +5,7 @@ use tenure_device::cuda::KernelName;
 
 use super::elementwise::{RANKS, on_cpu};
 use super::late;
-use super::queue::{self, Place, Queue, Touched};
+use super::queue::{self, Place, Queue, Sealed, Touched};
 use super::space::{Space, unit_type};
 use crate::cpu;
 use crate::cpu::gather::Gather;
@@ -57,7 +57,9 @@ struct Gathered<'a, 'b> {
     source: &'a Tensor,
 }
 
-impl Touched for Gathered<'_, '_> {
+impl Touched for Gathered<'_, '_> {}
+
+impl Sealed for Gathered<'_, '_> {
     fn op(&self) -> &'static str {
         self.iter.op()
     }

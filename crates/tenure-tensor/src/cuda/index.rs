@@ -18,6 +18,7 @@ pub(crate) const TRIANGLE: &[Entry<Triangle>] = on_cuda!(all: triangle);
 
 const TRIANGLE_SOURCE: &str = include_str!("source/triangle.cu");
 const NONZERO_SOURCE: &str = include_str!("source/nonzero.cu");
+pub(super) const BEFORE: &str = include_str!("source/before.cu");
 
 fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     static EXPRESSION: Expression = Expression {
@@ -54,7 +55,7 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let blocks = count.div_ceil(SHARE);
     let found = Tensor::empty(&[blocks + 1], DType::I64, device)?;
     let launch = |queue: &Queue, name: &'static str, grid: usize, threads: u32, words: [u64; 5]| {
-        let source = || format!("#define {}\n{NONZERO_SOURCE}", name.to_uppercase());
+        let source = || format!("#define {}\n{BEFORE}{NONZERO_SOURCE}", name.to_uppercase());
         let config = LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
         queue.launch(KernelName { op: name, variant: 0 }, source, config, &mut words.clone())
     };
@@ -62,8 +63,8 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let mut access = Access::new("nonzero", &[&found], &[mask])?;
     let words = [access.read_ptr(0).addr(), count, access.write_ptr(0).addr(), blocks, 0].map(|word| word as u64);
     let counted = |queue: &mut Queue| {
-        launch(queue, "count_true", blocks, 256, words)?;
-        launch(queue, "scan", 1, 1024, words)
+        launch(queue, "nonzero_count", blocks, 256, words)?;
+        launch(queue, "nonzero_scan", 1, 1024, words)
     };
     queue::submit(&access, counted, |writes, reads| {
         let mut access = Access::new("nonzero", &[&writes[0]], &[&reads[0]])?;

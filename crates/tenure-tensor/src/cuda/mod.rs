@@ -33,11 +33,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod add;
 mod elementwise;
 mod late;
 mod lines;
 mod queue;
+mod radix;
 mod space;
+mod written;
 
 pub(crate) mod activation;
 pub(crate) mod binary;
@@ -59,6 +62,7 @@ pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod series;
 pub(crate) mod softmax;
+pub(crate) mod sort;
 pub(crate) mod unary;
 
 pub use queue::{Queue, Touched, submit};

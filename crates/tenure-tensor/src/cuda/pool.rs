@@ -30,7 +30,7 @@ fn max_pool(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<(
 fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let host = on_cpu([cpu::PICK, cpu::PICK_HALVES], out.dtype());
     let with = how.clone();
-    run("pick", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
+    run("max_pool_pick", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
         host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1], &with))
     })
 }
@@ -38,7 +38,7 @@ fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
 fn put(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let host = on_cpu([cpu::PUT, cpu::PUT_HALVES], out.dtype());
     let with = how.clone();
-    run("put", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
+    run("max_pool_put", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
         host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1], &with))
     })
 }
@@ -54,7 +54,7 @@ fn avg_pool(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
 fn spread(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
     let host = on_cpu([cpu::SPREAD, cpu::SPREAD_HALVES], out.dtype());
     let with = windows.clone();
-    run("spread", &[out], &[image], Shape::of_windows(windows), move |writes, reads| {
+    run("avg_pool_spread", &[out], &[image], Shape::of_windows(windows), move |writes, reads| {
         host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &with))
     })
 }

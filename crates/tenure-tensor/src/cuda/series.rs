@@ -22,21 +22,22 @@ fn series(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
     }
     let mut access = Access::new(op, &[out], &[])?;
     let to = access.write_ptr(0).addr() as u64;
-    let (name, numbers) = match rule {
-        Rule::Integers(start, step) => ("integers", [start as u64, step as u64, 0]),
-        Rule::Floats(start, step) => ("floats", [start.to_bits(), step.to_bits(), 0]),
-        Rule::Between(start, end) => ("between", [start.to_bits(), end.to_bits(), 0]),
-        Rule::Powers(base, start, end) => ("powers", [start.to_bits(), end.to_bits(), base.to_bits()]),
+    let (rule_name, numbers) = match rule {
+        Rule::Integers(start, step) => ("INTEGERS", [start as u64, step as u64, 0]),
+        Rule::Floats(start, step) => ("FLOATS", [start.to_bits(), step.to_bits(), 0]),
+        Rule::Between(start, end) => ("BETWEEN", [start.to_bits(), end.to_bits(), 0]),
+        Rule::Powers(base, start, end) => ("POWERS", [start.to_bits(), end.to_bits(), base.to_bits()]),
     };
     let launch = |queue: &mut Queue| {
         let [first, second, third] = numbers;
         let mut words = [to, count as u64, first, second, third];
         let is_floating = i32::from(dtype.is_floating());
         let source = || {
-            let (rule, stored) = (name.to_uppercase(), stored(dtype));
-            format!("#define {rule}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{TEMPLATE}")
+            let stored = stored(dtype);
+            format!("#define {rule_name}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{TEMPLATE}")
         };
-        queue.launch(KernelName { op: name, variant: dtype as u64 }, source, linear(count), &mut words)
+        let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
+        queue.launch(KernelName { op, variant }, source, linear(count), &mut words)
     };
     queue::submit(&access, launch, move |writes, _| {
         on_cpu(cpu::series::SERIES, dtype).map_or(Ok(()), |host| host(op, &writes[0], rule))

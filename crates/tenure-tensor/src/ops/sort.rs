@@ -5,9 +5,9 @@ use tenure_core::DType;
 use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;
-use crate::{Kernel, Result, Tensor, TensorError};
+use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
-static ORDER: Kernel<Order> = Kernel::new("sort", &cpu::sort::ORDER);
+static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::sort::ORDER[1], cuda::sort::ORDER]);
 
 impl Tensor {
     /// Elements along a dimension from the smallest to the largest, or from the largest if `descending`, and their
@@ -64,7 +64,9 @@ impl Tensor {
             return Err(TensorError::shape(op, reason));
         }
         no_grad(|| {
-            let dtype = if self.dtype().is_floating() { self.dtype() } else { DType::I64 };
+            // On the CPU, one function is for all integers.
+            let is_own = self.dtype().is_floating() || !self.device().is_cpu();
+            let dtype = if is_own { self.dtype() } else { DType::I64 };
             let line = |tensor: &Self| if tensor.rank() == 0 { Ok(tensor.clone()) } else { tensor.transpose(dim, -1) };
             let input = line(&self.to_dtype(dtype)?)?.contiguous()?;
             let order = Self::empty(input.sizes(), DType::I64, self.device())?;

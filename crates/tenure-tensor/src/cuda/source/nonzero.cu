@@ -14,27 +14,6 @@ struct Params {
     u64 out;
 };
 
-// The sum over the threads before this one, and over all.
-template <int COUNT> DEVICE u64 before(u64 own, u64* all) {
-    __shared__ u64 warps[COUNT / 32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 sum = own;
-    for (int apart = 1; apart < 32; apart *= 2) {
-        const u64 other = __shfl_up_sync(~0u, sum, apart);
-        if (lane >= apart) sum += other;
-    }
-    if (lane == 31) warps[warp] = sum;
-    __syncthreads();
-    u64 start = 0, total = 0;
-    for (int i = 0; i < COUNT / 32; i++) {
-        if (i < warp) start += warps[i];
-        total += warps[i];
-    }
-    __syncthreads();
-    *all = total;
-    return start + sum - own;
-}
-
 // The bits of this thread's bytes that are true.
 DEVICE u32 bits(const Params& p, u64 first) {
     const u8* mask = (const u8*)p.mask + first;
@@ -49,7 +28,7 @@ DEVICE u32 bits(const Params& p, u64 first) {
     return bits;
 }
 
-#if defined(SCAN)
+#if defined(NONZERO_SCAN)
 extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant__ Params p) {
     u64* found = (u64*)p.found;
     u64 sum = 0;
@@ -68,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     u32 left = bits(p, first);
     u64 all;
     const u64 start = before<THREADS>(__popc(left), &all);
-#if defined(COUNT_TRUE)
+#if defined(NONZERO_COUNT)
     if (threadIdx.x == 0) ((u64*)p.found)[blockIdx.x] = all;
 #else
     i64* out = (i64*)p.out + ((const u64*)p.found)[blockIdx.x] + start;

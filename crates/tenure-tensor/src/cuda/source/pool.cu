@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
     }
     ((Values*)p.out)[thread] = best;
     ((Taps*)p.taps)[thread] = taps;
-#elif defined(PICK)
+#elif defined(MAX_POOL_PICK)
     const Pixel own = find(p, p.target, thread);
     const Taps taps = ((const Taps*)p.taps)[thread];
     Values y;
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
         for (Place h = height.first; h < height.end; h++) {
             for (Place w = width.first; w < width.end; w++) {
                 const u64 at = vector(p, p.target, own, d, h, w);
-#if defined(PUT)
+#if defined(MAX_POOL_PUT)
                 const Place across = tap(p, 2, w, own.at[2]), down = tap(p, 1, h, own.at[1]);
                 const Place in = tap(p, 0, d, own.at[0]);
                 if (across < 0 || down < 0 || in < 0) continue;

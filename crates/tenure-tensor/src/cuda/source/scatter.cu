@@ -23,9 +23,9 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
     if (!p.places.has(index, p.fault, p.code)) return;
     Index* const owner = (Index*)p.owners + (u64)at[LINE] * p.places.count + index;
     const Index number = at[NUMBER] + 1;
-#if defined(CLEAR)
+#if defined(SCATTER_CLEAR)
     *owner = 0;
-#elif defined(CLAIM)
+#elif defined(SCATTER_CLAIM)
     atomicMax(owner, number);
 #else
     if (p.owners != 0 && *owner != number) return;

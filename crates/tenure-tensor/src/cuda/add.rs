@@ -1,0 +1,164 @@
+//! Elements added by index: what is added to one place is added in the order of the index, by one owner.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::queue::{self, Queue};
+use super::radix::{self, Rows, Sorted, Source};
+use super::space::Space;
+use super::written::Written;
+use super::{computed, late, stored};
+use crate::elementwise::Dims;
+use crate::{DType, Result, Tensor};
+
+const FEW: &str = include_str!("source/add.cu");
+const MANY: &str = include_str!("source/add_runs.cu");
+const KEYS: &str = include_str!("source/positions.cu");
+
+/// What is added to one place as often as this at most is added by one thread.
+const LONG: usize = 32;
+const THREADS: usize = 256;
+
+/// The first of what is added to a place looks for the others.
+pub(super) fn few(
+    written: Written<'_>,
+    host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if written.sizes.contains(&0) {
+        return Ok(());
+    }
+    let (access, starts) = written.access()?;
+    let (dtype, places) = (written.target.dtype(), &written.places);
+    let mut all = written.space(written.sizes.len(), &[&written.numbers()]);
+    let is_large = all.is_large(places.extent());
+    let [index, _, values] = written.strides.each_ref().map(|strides| strides[written.along]);
+    let begins = starts[1..].iter().chain(&places.strides).copied();
+    let unit = all.widen(dtype.size(), 1..3, begins.chain([values]));
+    let launch = |queue: &mut Queue| {
+        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words()).collect();
+        words.extend(starts.map(|start| start as u64));
+        words.extend([written.sizes[written.along], values, index].map(|word| word as u64));
+        words.extend(queue.fault(late::INDEX)?);
+        let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+        let source = || [&types(dtype, unit), &all.source(is_large), &places.source(), FEW].concat();
+        queue.launch(
+            KernelName { op: "index_add", variant: shape << 4 | dtype as u64 },
+            source,
+            all.config(),
+            &mut words,
+        )
+    };
+    queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
+}
+
+/// Positions are sorted, so that what is added to one place is one run. `dim` is given if the index is one along that
+/// dimension, of the values' sizes, and the positions count all elements.
+pub(super) fn many(
+    written: Written<'_>,
+    dim: Option<usize>,
+    host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if written.sizes.contains(&0) {
+        return Ok(());
+    }
+    let (access, starts) = written.access()?;
+    let [index, target, values] = starts.map(|start| start as u64);
+    let (dtype, places, length) = (written.target.dtype(), &written.places, written.sizes[0]);
+    let [_, to, from] = &written.strides;
+    let value_step = from[0];
+    let mut within = from.clone();
+    within[0] = 0;
+    // The runs' numbers come first, so that the threads of a row are neighbours.
+    let mut all = Space::new(&written.sizes, &[&written.numbers(), to, &within]);
+    let is_large = all.is_large(places.extent().max(length * value_step));
+    let begins = starts[1..].iter().chain(&places.strides).copied();
+    let unit = all.widen(dtype.size(), 1..3, begins.chain([value_step]));
+    let units = all.count() / length;
+    let launch = |queue: &mut Queue| {
+        let rows = Rows { from: index, rows: 1, length };
+        let fault = queue.fault(late::INDEX)?;
+        let (source, rows, positions) = match dim {
+            None => (Source::Positions { limit: places.count }, rows, index),
+            Some(dim) => {
+                let source = Source::Keys { limit: places.count };
+                let keys = positions(queue, &written, dim, source, index, fault)?;
+                (source, Rows { from: keys, ..rows }, 0)
+            }
+        };
+        let Sorted { keys, numbers } = radix::sort(queue, source, rows, None)?;
+        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words()).collect();
+        words.extend([target, values, keys, numbers, positions]);
+        words.extend([length, value_step, units].map(|word| word as u64));
+        words.extend(fault);
+        let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
+        let (key_bytes, number_bytes) = (source.key_bytes(), radix::number_bytes(length));
+        // Threads beside each other in a long run: for units of a row, if it has several.
+        let lanes = if units == 1 { 1 } else { 32 };
+        let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
+        let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
+        let step = |name: &'static str, config: LaunchConfig| {
+            let text = || {
+                let (key, number) = (radix::key_type(key_bytes), radix::key_type(number_bytes));
+                let definitions = format!(
+                    "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\ntypedef {number} \
+                     Number;\n",
+                    name.to_uppercase()
+                );
+                [&definitions, &types(dtype, unit), &all.source(is_large), &places.source(), MANY].concat()
+            };
+            queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
+        };
+        step("add_runs", all.config())?;
+        if length <= LONG {
+            return Ok(());
+        }
+        let blocks = length.div_ceil(LONG) * units.div_ceil(lanes);
+        let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+        step("add_long_runs", config)
+    };
+    queue::submit(&access, launch, move |writes, reads| host(&writes[0], &reads[0], &reads[1]))
+}
+
+/// Writes for each element of the index, in their order, which element of the target it names. Returns their address.
+fn positions(
+    queue: &mut Queue,
+    written: &Written<'_>,
+    dim: usize,
+    source: Source,
+    start: u64,
+    fault: [u64; 2],
+) -> Result<u64> {
+    let (index, target) = (written.index, written.target);
+    let bytes: Dims = index.strides().iter().map(|stride| stride * size_of::<i64>()).collect();
+    let mut counted = dense_strides(target.sizes());
+    let step = std::mem::take(&mut counted[dim]);
+    let space = Space::new(index.sizes(), &[&dense_strides(index.sizes()), &bytes, &counted]);
+    let is_large = space.is_large(0) || target.numel() >= i32::MAX as usize;
+    let keys = queue.workspace(index.numel() * source.key_bytes())?;
+    let mut words: SmallVec<[u64; 64]> = space.words().collect();
+    let (size, none) = (target.sizes()[dim], target.numel());
+    words.extend([keys, start, step as u64, size as u64, dim as u64, none as u64]);
+    words.extend(fault);
+    let text = || {
+        let key = radix::key_type(source.key_bytes());
+        [&format!("typedef {key} Key;\n"), &space.source(is_large), KEYS].concat()
+    };
+    let variant = space.variant(is_large) << 4 | source.key_bytes() as u64;
+    queue.launch(KernelName { op: "scatter_positions", variant }, text, space.config(), &mut words)?;
+    Ok(keys)
+}
+
+/// How far neighbours are apart where elements are one after the other, the last dimension densest.
+fn dense_strides(sizes: &[usize]) -> Dims {
+    let mut strides = Dims::from_elem(1, sizes.len());
+    for dim in (1..sizes.len()).rev() {
+        strides[dim - 1] = strides[dim] * sizes[dim];
+    }
+    strides
+}
+
+/// What a thread adds: as many elements as a unit has.
+fn types(dtype: DType, unit: usize) -> String {
+    let (stored, computed, width) = (stored(dtype), computed(dtype), unit / dtype.size());
+    format!("#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n")
+}

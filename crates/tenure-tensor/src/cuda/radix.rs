@@ -1,0 +1,142 @@
+//! A stable sort by digits, as a part of operations.
+
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::index::BEFORE;
+use super::queue::Queue;
+use super::stored;
+use crate::{DType, Result};
+
+const KEYS: &str = include_str!("source/keys.cu");
+const TEMPLATE: &str = include_str!("source/radix.cu");
+const THREADS: usize = 256;
+const DIGITS: usize = 256;
+const DIGIT_BITS: usize = 8;
+
+/// Rows up to this length are cut into small tiles, so that several blocks have some.
+const SHORT: usize = 64 * 1024;
+
+/// What is sorted.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Source {
+    /// Elements of a dtype, from the smallest or the largest.
+    Elements { dtype: DType, descending: bool },
+    /// Positions below a number, as `int64`; all others are that number.
+    Positions { limit: usize },
+    /// Keys below a number.
+    Keys { limit: usize },
+}
+
+impl Source {
+    /// Bits that keys differ in.
+    fn bits(self) -> usize {
+        match self {
+            Self::Elements { dtype, .. } => dtype.size() * 8,
+            Self::Positions { limit } | Self::Keys { limit } => (usize::BITS - limit.leading_zeros()).max(1) as usize,
+        }
+    }
+
+    /// Bytes of a key.
+    pub(super) fn key_bytes(self) -> usize {
+        if self.bits() > 32 { 8 } else { 4 }
+    }
+
+    /// `Key` in a kernel, and how keys are made.
+    pub(super) fn definitions(self) -> String {
+        let key = key_type(self.key_bytes());
+        let (element, descending) = match self {
+            Self::Elements { dtype, descending } => (stored(dtype), descending),
+            _ => (key, false),
+        };
+        let positions = if let Self::Positions { .. } = self { "#define POSITIONS\n" } else { "" };
+        let descending = u32::from(descending);
+        format!("{positions}#define DESCENDING {descending}\ntypedef {element} Element;\ntypedef {key} Key;\n{KEYS}")
+    }
+
+    /// All that they depend on, in 8 bits.
+    pub(super) fn variant(self) -> u64 {
+        match self {
+            Self::Elements { dtype, descending } => (dtype as u64) << 1 | u64::from(descending),
+            Self::Positions { .. } => 0x80 | self.key_bytes() as u64,
+            Self::Keys { .. } => 0xc0 | self.key_bytes() as u64,
+        }
+    }
+}
+
+/// Rows of as many elements, one after the other from an address.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) from: u64,
+    pub(super) rows: usize,
+    pub(super) length: usize,
+}
+
+/// Elements in order: the addresses of their keys, and of the numbers that they had in their rows, which are of
+/// `number_bytes`.
+pub(super) struct Sorted {
+    pub(super) keys: u64,
+    pub(super) numbers: u64,
+}
+
+/// Bytes of the numbers of a row's elements.
+pub(super) fn number_bytes(length: usize) -> usize {
+    if length > u32::MAX as usize { 8 } else { 4 }
+}
+
+/// An unsigned integer of so many bytes in a kernel.
+pub(super) fn key_type(bytes: usize) -> &'static str {
+    if bytes == 8 { "u64" } else { "u32" }
+}
+
+/// Sorts each row. If there is an `out`, the numbers go there, as `int64`, and the keys nowhere.
+pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u64>) -> Result<Sorted> {
+    let Rows { from, rows, length } = rows;
+    let (key_bytes, number_bytes) = (source.key_bytes(), number_bytes(length));
+    let items = if length <= SHORT { 4 } else { 16 };
+    let tiles = length.div_ceil(THREADS * items);
+    let mut memory = |bytes: usize| queue.workspace(rows * bytes);
+    let (counts, totals) = (memory(DIGITS * tiles * number_bytes)?, memory(DIGITS * number_bytes)?);
+    let passes = source.bits().div_ceil(DIGIT_BITS);
+    // As many pairs as are read and written at a time.
+    let pairs = (passes - usize::from(out.is_some())).min(2);
+    let mut buffers = [[0; 2]; 2];
+    for buffer in &mut buffers[..pairs] {
+        *buffer = [memory(length * key_bytes)?, memory(length * number_bytes)?];
+    }
+    let mut read = [from, 0];
+    for pass in 0..passes {
+        let (is_first, is_last) = (pass == 0, pass + 1 == passes && out.is_some());
+        let written = match out {
+            Some(out) if is_last => [0, out],
+            _ => buffers[pass % 2],
+        };
+        let limit = match source {
+            Source::Elements { .. } => 0,
+            Source::Positions { limit } | Source::Keys { limit } => limit,
+        };
+        let shape = [length, tiles, pass * DIGIT_BITS, limit].map(|word| word as u64);
+        let words = [&read[..], &written[..], &[counts, totals], &shape[..]].concat();
+        let step = |name: &'static str, blocks: usize| {
+            let variant = source.variant() << 8 | (items as u64) << 3 | (number_bytes as u64 / 8) << 2;
+            let variant = variant | u64::from(is_first) << 1 | u64::from(is_last);
+            let text = || {
+                let (first, last, number) = (u32::from(is_first), u32::from(is_last), key_type(number_bytes));
+                let definitions = source.definitions();
+                format!(
+                    "{definitions}#define {}\n#define FIRST {first}\n#define LAST {last}\n#define ITEMS {items}\n\
+                     typedef {number} Number;\n{BEFORE}{TEMPLATE}",
+                    name.to_uppercase()
+                )
+            };
+            let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 };
+            queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
+        };
+        step("sort_count", tiles * rows)?;
+        if tiles > 1 {
+            step("sort_add_up", DIGITS * rows)?;
+        }
+        step("sort_move", tiles * rows)?;
+        read = written;
+    }
+    Ok(Sorted { keys: read[0], numbers: read[1] })
+}

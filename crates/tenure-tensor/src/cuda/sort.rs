@@ -1,0 +1,47 @@
+//! The order of elements.
+
+use tenure_device::cuda::KernelName;
+
+use super::elementwise::on_cpu;
+use super::queue::{self, Queue};
+use super::radix::{self, Rows, Source};
+use super::space::linear;
+use crate::autograd::no_grad;
+use crate::cpu;
+use crate::cpu::sort::Order;
+use crate::kernel::on_cuda;
+use crate::{Access, DType, Entry, Result, Tensor};
+
+pub(crate) const ORDER: &[Entry<Order>] = on_cuda!(all: order);
+
+const RANK: &str = include_str!("source/rank.cu");
+
+/// Rows up to this length are put in order by comparing all elements with all.
+const SHORT: usize = 256;
+
+/// All of a row is put in order, whatever the count.
+fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let mut access = Access::new("sort", &[out], &[input])?;
+    let (to, from) = (access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64);
+    let (length, dtype) = (input.sizes().last().copied().unwrap_or(1), input.dtype());
+    let source = Source::Elements { dtype, descending };
+    let launch = |queue: &mut Queue| {
+        if length > SHORT {
+            let rows = Rows { from, rows: out.numel() / length, length };
+            return radix::sort(queue, source, rows, Some(to)).map(drop);
+        }
+        let mut words = [to, from, out.numel() as u64, length as u64];
+        let text = || source.definitions() + RANK;
+        let name = KernelName { op: "rank", variant: source.variant() };
+        queue.launch(name, text, linear(out.numel()), &mut words)
+    };
+    queue::submit(&access, launch, move |writes, reads| {
+        let dtype = if dtype.is_floating() { dtype } else { DType::I64 };
+        let host = cpu::sort::ORDER.into_iter().find_map(|list| on_cpu(list, dtype));
+        let input = no_grad(|| reads[0].to_dtype(dtype))?;
+        host.map_or(Ok(()), |host| host(&writes[0], &input, count, descending))
+    })
+}

@@ -1,0 +1,125 @@
+// Rows added by position, from positions in order. The first thread of a run of equal ones adds what is there; a run of
+// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has defined `T`, what is added,
+// `C`, what sums are gathered in, `V`, elements of a thread, `Key`, `Number`, `LANES`, and what is done.
+
+enum Operand { RUN, TARGET, VALUES };
+
+struct Params {
+    Space space;
+    Places places;
+    u64 target;
+    u64 values;
+    // Positions in order, and the row of each.
+    u64 keys;
+    u64 numbers;
+    // Positions as they were given, or none.
+    u64 positions;
+    u64 length;
+    u64 value_step;
+    // Units of a row.
+    u64 units;
+    u64 fault;
+    u64 code;
+};
+
+typedef Pack<T, V> Values;
+
+DEVICE void add(C (&sums)[V], u64 from) {
+    const Values values = *(const Values*)from;
+#pragma unroll
+    for (int i = 0; i < V; i++) sums[i] += widen(values.of[i]);
+}
+
+DEVICE bool is_first(const Params& p, u64 slot) {
+    const Key* keys = (const Key*)p.keys;
+    return slot == 0 || keys[slot - 1] != keys[slot];
+}
+
+// Whether the run that begins here is left to a block.
+DEVICE bool is_long(const Params& p, u64 slot) {
+    const Key* keys = (const Key*)p.keys;
+    return slot + LONG < p.length && keys[slot + LONG] == keys[slot];
+}
+
+#if defined(ADD_RUNS)
+extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
+    const u64 thread = p.space.thread();
+    if (thread >= p.space.count) return;
+    Index at[OPERANDS];
+    p.space.find(thread, at);
+    const Key* keys = (const Key*)p.keys;
+    const Number* numbers = (const Number*)p.numbers;
+    const u64 slot = at[RUN];
+    const Key key = keys[slot];
+    if (!is_first(p, slot)) return;
+    if (key >= p.places.count) {
+        if (p.positions != 0) p.places.has(((const i64*)p.positions)[numbers[slot]], p.fault, p.code);
+        return;
+    }
+    if (is_long(p, slot)) return;
+    Values* const to = (Values*)(p.target + at[TARGET] + p.places.find(key));
+    const u64 from = p.values + at[VALUES];
+    Values values = *to;
+    C sums[V];
+    for (int i = 0; i < V; i++) sums[i] = widen(values.of[i]);
+#pragma unroll 4
+    for (u64 other = slot; other < p.length && keys[other] == key; other++)
+        add(sums, from + numbers[other] * p.value_step);
+    for (int i = 0; i < V; i++) values.of[i] = cast<T>(sums[i]);
+    *to = values;
+}
+
+#else
+#define PARTS (256 / LANES)
+
+// Past the last of the run that begins at `first`.
+DEVICE u64 end_of(const Params& p, u64 first) {
+    const Key* keys = (const Key*)p.keys;
+    const Key key = keys[first];
+    u64 step = LONG;
+    while (first + step < p.length && keys[first + step] == key) step *= 2;
+    // Within are those that are equal, past it those that are not.
+    u64 within = first + step / 2, past = min(first + step, p.length);
+    while (within + 1 < past) {
+        const u64 middle = (within + past) / 2;
+        if (keys[middle] == key) within = middle;
+        else past = middle;
+    }
+    return past;
+}
+
+// A block has the long run that begins among `LONG` positions: there is one at most.
+extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
+    __shared__ C parts[PARTS][LANES][V];
+    const u64 chunks = (p.units + LANES - 1) / LANES;
+    const u64 group = blockIdx.x / chunks * LONG, slot = group + threadIdx.x % LONG;
+    const bool is_it = slot < p.length && is_first(p, slot) && is_long(p, slot) &&
+                       ((const Key*)p.keys)[slot] < p.places.count;
+    const u32 found = __ballot_sync(~0u, is_it);
+    if (found == 0) return;
+    const u64 first = group + __ffs(found) - 1, end = end_of(p, first);
+    const int lane = threadIdx.x % LANES, part = threadIdx.x / LANES;
+    const u64 unit = blockIdx.x % chunks * LANES + lane;
+    Index at[OPERANDS];
+    p.space.find(unit < p.units ? unit : 0, at);
+    const Number* numbers = (const Number*)p.numbers;
+    C sums[V];
+    for (int i = 0; i < V; i++) sums[i] = 0;
+    if (unit < p.units) {
+#pragma unroll 4
+        for (u64 other = first + part; other < end; other += PARTS)
+            add(sums, p.values + at[VALUES] + numbers[other] * p.value_step);
+    }
+    for (int i = 0; i < V; i++) parts[part][lane][i] = sums[i];
+    __syncthreads();
+    if (part != 0 || unit >= p.units) return;
+    Values* const to = (Values*)(p.target + at[TARGET] + p.places.find(((const Key*)p.keys)[first]));
+    Values values = *to;
+    for (int i = 0; i < V; i++) {
+        C sum = widen(values.of[i]);
+        for (int other = 0; other < PARTS; other++) sum += parts[other][lane][i];
+        values.of[i] = cast<T>(sum);
+    }
+    *to = values;
+}
+#endif
