@@ -5,6 +5,7 @@ mod late;
 mod queue;
 
 pub(crate) mod activation;
+pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod conv;
