@@ -43,6 +43,7 @@ mod space;
 mod written;
 
 pub(crate) mod activation;
+pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod conv;

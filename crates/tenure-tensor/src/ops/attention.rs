@@ -6,13 +6,15 @@ use super::random::check_probability;
 use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
-use crate::cpu;
 use crate::cpu::attention::{Attend, AttendBackward};
-use crate::{DType, Kernel, Result, Tensor, TensorError};
+use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
-static ATTEND: Kernel<Attend> = Kernel::new("attention", &[cpu::attention::ATTEND, cpu::attention::ATTEND_HALVES]);
-static BACKWARD: Kernel<AttendBackward> =
-    Kernel::new("attention_backward", &[cpu::attention::BACKWARD, cpu::attention::BACKWARD_HALVES]);
+static ATTEND: Kernel<Attend> =
+    Kernel::new("attention", &[cpu::attention::ATTEND, cpu::attention::ATTEND_HALVES, cuda::attention::ATTEND]);
+static BACKWARD: Kernel<AttendBackward> = Kernel::new(
+    "attention_backward",
+    &[cpu::attention::BACKWARD, cpu::attention::BACKWARD_HALVES, cuda::attention::BACKWARD],
+);
 
 /// Which keys a query sees, and how much of them.
 #[derive(Clone, Copy, Default)]

@@ -35,7 +35,7 @@ pub(crate) fn wide(tensor: &Tensor) -> Tensor {
     tensor.to_dtype(DType::F64).unwrap()
 }
 
-/// The part that a result of a dtype may be off by, of the largest there is.
+/// The part that a result of a dtype may be off by, of the largest there is, or of 1.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -52,7 +52,7 @@ pub(crate) fn assert_near(what: &str, found: &Tensor, expected: &Tensor, toleran
     assert_eq!(found.sizes(), expected.sizes(), "{what}");
     let found = wide(&found.to_device(Device::CPU).unwrap()).to_vec::<f64>().unwrap();
     let expected = expected.to_vec::<f64>().unwrap();
-    let largest = expected.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+    let largest = expected.iter().fold(1.0_f64, |largest, value| largest.max(value.abs()));
     let worst = found.iter().zip(&expected).map(|(found, expected)| (found - expected).abs());
     let worst = worst.fold(0.0_f64, |worst, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) });
     assert!(worst <= tolerance * largest, "{what}: off by {worst:e} of {largest:e}");

@@ -2,6 +2,7 @@
 //! one (`TENURE_TEST_DRIVER=cuda`).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod attention;
 mod common;
 mod conv;
 mod matmul;

@@ -1,0 +1,172 @@
+//! Attention without a matrix of all weights, and its gradients.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::elementwise::{bits, on_cpu};
+use super::queue::{self, Queue};
+use super::{computed, stored};
+use crate::cpu::attention::{self, Attend, AttendBackward};
+use crate::kernel::on_cuda;
+use crate::ops::Weighting;
+use crate::{Access, DType, Entry, Result, Scalar, Tensor, TensorError};
+
+pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
+pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
+
+const TEMPLATE: &str = include_str!("source/attention.cu");
+const THREADS: u32 = 256;
+
+/// Threads that share a row.
+const SIDE: usize = 16;
+
+fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, weighting: Weighting) -> Result<()> {
+    let [out, sums] = outputs;
+    if sums.numel() == 0 {
+        return Ok(());
+    }
+    let list = (attention::ATTEND, attention::ATTEND_HALVES);
+    let host = on_cpu(list.0, out.dtype()).or(on_cpu(list.1, out.dtype())).ok_or_else(|| no_kernel(out))?;
+    let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(mask).collect();
+    let mut access = Access::new("attention", &outputs, &reads)?;
+    let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
+    let read: SmallVec<[u64; 4]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
+    let at = |index: usize| (inputs[index], read[index]);
+    let work = Work {
+        inputs: [at(0), at(1), at(2)],
+        out: (out, written[0]),
+        sums: written[1],
+        mask: mask.map(|mask| (mask, read[3])),
+        weighting,
+    };
+    queue::submit(
+        &access,
+        |queue| work.launch(queue, Part::Attend, 0, [None; 4]),
+        move |writes, reads| host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], reads.get(3), weighting),
+    )
+}
+
+fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, weighting: Weighting) -> Result<()> {
+    let [q, k, v, grad, out, sums] = inputs;
+    if outputs.iter().all(|output| output.numel() == 0) {
+        return Ok(());
+    }
+    let list = (attention::BACKWARD, attention::BACKWARD_HALVES);
+    let host = on_cpu(list.0, q.dtype()).or(on_cpu(list.1, q.dtype())).ok_or_else(|| no_kernel(q))?;
+    let reads: SmallVec<[&Tensor; 8]> = inputs.into_iter().chain(mask).collect();
+    let mut access = Access::new("attention_backward", &outputs, &reads)?;
+    let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
+    let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
+    let work = Work {
+        inputs: [(q, read[0]), (k, read[1]), (v, read[2])],
+        out: (out, read[4]),
+        sums: read[5],
+        mask: mask.map(|mask| (mask, read[6])),
+        weighting,
+    };
+    let to = |index: usize| Some((outputs[index], written[index]));
+    let all = [Some((grad, read[3])), to(0), to(1), to(2)];
+    queue::submit(
+        &access,
+        |queue| {
+            let inner = queue.workspace(sums.numel().max(1) * sums.dtype().size())?;
+            [Part::Inner, Part::ToQueries, Part::ToKeys]
+                .into_iter()
+                .try_for_each(|part| work.launch(queue, part, inner, all))
+        },
+        move |writes, reads| {
+            let inputs = [&reads[0], &reads[1], &reads[2], &reads[3], &reads[4], &reads[5]];
+            host([&writes[0], &writes[1], &writes[2]], inputs, reads.get(6), weighting)
+        },
+    )
+}
+
+/// A tensor and its first element.
+type Place<'a> = (&'a Tensor, u64);
+
+/// Which kernel of the source.
+#[derive(Clone, Copy)]
+enum Part {
+    Attend,
+    Inner,
+    ToQueries,
+    ToKeys,
+}
+
+struct Work<'a> {
+    /// Queries, keys and values.
+    inputs: [Place<'a>; 3],
+    /// The means.
+    out: Place<'a>,
+    sums: u64,
+    mask: Option<Place<'a>>,
+    weighting: Weighting,
+}
+
+impl Work<'_> {
+    /// Launches a kernel, with the gradients of the means, and those of queries, keys and values, if it needs them.
+    fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
+        let [(q, _), (k, _), (v, _)] = self.inputs;
+        let &[batch, heads, queries, width] = q.sizes() else { return Err(no_kernel(q)) };
+        let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
+        let dtype = q.dtype();
+        // Queries and keys of a block: what fits into a block's shared memory.
+        let block = if dtype == DType::F64 { 32 } else { 64 };
+        let blocks = match part {
+            Part::Attend | Part::ToQueries => queries.div_ceil(block) * batch * heads,
+            Part::ToKeys => keys.div_ceil(block) * batch * kv_heads,
+            Part::Inner => (batch * heads * queries).div_ceil(THREADS as usize / SIDE),
+        };
+        if blocks == 0 {
+            return Ok(());
+        }
+        let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+        let sizes = [batch, heads, heads / kv_heads.max(1), queries, keys, width, value_width];
+        words.extend(sizes.map(|size| size as u64));
+        words.extend([bits(Scalar::Float(self.weighting.scale), "double"), u64::from(self.weighting.is_causal)]);
+        self.inputs.iter().chain([&self.out]).for_each(|place| words.extend(heads_of(Some(*place))));
+        words.push(self.sums);
+        let strides = self.mask.map(|(mask, _)| mask.strides());
+        words.push(self.mask.map_or(0, |(_, data)| data));
+        words.extend((0..4).map(|dim| strides.map_or(0, |strides| strides[dim] as u64)));
+        words.extend(heads_of(grads[0]));
+        words.push(inner);
+        grads[1..].iter().for_each(|place| words.extend(heads_of(*place)));
+
+        let mask = match self.mask {
+            None => 0,
+            Some((mask, _)) if mask.dtype() == DType::Bool => 1,
+            Some(_) => 2,
+        };
+        let class = |width: usize| width.max(32).next_power_of_two();
+        let [width, value_width] = [width, value_width].map(class);
+        let (op, name) = match part {
+            Part::Attend => ("attention", "ATTEND"),
+            Part::Inner => ("attention_inner", "INNER"),
+            Part::ToQueries => ("attention_to_queries", "TO_QUERIES"),
+            Part::ToKeys => ("attention_to_keys", "TO_KEYS"),
+        };
+        let source = || {
+            let (stored, computed) = (stored(dtype), computed(dtype));
+            format!(
+                "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define BLOCK {block}\n\
+                 #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n{TEMPLATE}"
+            )
+        };
+        let bits_of = |size: usize| u64::from(size.trailing_zeros());
+        let variant = ((dtype as u64) << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
+        let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        queue.launch(KernelName { op, variant }, source, config, &mut words)
+    }
+}
+
+/// A tensor as kernels have it: its data, and its strides but the last.
+fn heads_of(place: Option<Place<'_>>) -> [u64; 4] {
+    let Some((tensor, data)) = place else { return [0; 4] };
+    let stride = |dim: usize| tensor.strides()[dim] as u64;
+    [data, stride(0), stride(1), stride(2)]
+}
+
+fn no_kernel(tensor: &Tensor) -> TensorError {
+    TensorError::NoKernel { op: "attention", device: tensor.device().kind(), dtype: tensor.dtype() }
+}

@@ -1,0 +1,301 @@
+// Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
+// or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
+// in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
+// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; and which of ATTEND, INNER, TO_QUERIES and TO_KEYS.
+
+#define SIDE 16
+#define THREADS (SIDE * SIDE)
+#define EACH (BLOCK / SIDE)
+// Columns that are in shared memory at a time.
+#define CHUNK 32
+#define EACH_OF_CHUNK (CHUNK / SIDE)
+
+// (batch, heads, rows, columns) of which columns are dense, strides in elements.
+struct Heads {
+    u64 data;
+    u64 batch;
+    u64 head;
+    u64 row;
+};
+
+struct Params {
+    u64 batch;
+    u64 heads;
+    // Heads of queries that share keys.
+    u64 group;
+    u64 queries;
+    u64 keys;
+    u64 width;
+    u64 value_width;
+    u64 scale;
+    u64 is_causal;
+    Heads q;
+    Heads k;
+    Heads v;
+    Heads out;
+    // Logarithms of the sums of weights, (batch, heads, queries).
+    u64 sums;
+    u64 mask;
+    u64 mask_strides[4];
+    Heads grad;
+    // Of each query, the sum of products of its mean and that's gradient.
+    u64 inner;
+    Heads to_q;
+    Heads to_k;
+    Heads to_v;
+};
+
+#define HIDDEN (-INFINITE(T))
+
+// Some rows of a head.
+struct Rows {
+    Stored* data;
+    u64 stride;
+    u64 count;
+};
+
+DEVICE Rows rows_of(const Heads& x, u64 batch, u64 head, u64 first, u64 count) {
+    return {(Stored*)x.data + batch * x.batch + head * x.head + first * x.row, x.row, count};
+}
+
+struct Shared {
+    T a[BLOCK][CHUNK + 1];
+    T b[BLOCK][CHUNK + 1];
+    T weights[BLOCK][BLOCK + 1];
+};
+
+// Columns of rows, with zeros where there are none.
+DEVICE void load(T (&to)[BLOCK][CHUNK + 1], Rows from, u64 columns, u64 first) {
+    for (int i = threadIdx.x; i < BLOCK * CHUNK; i += THREADS) {
+        const int row = i / CHUNK, column = i % CHUNK;
+        const bool is_there = row < from.count && first + column < columns;
+        to[row][column] = is_there ? cast<T>(from.data[row * from.stride + first + column]) : (T)0;
+    }
+}
+
+// Products of rows with rows: a thread has those of every SIDE-th of both.
+DEVICE void score(Shared& shared, T (&scores)[EACH][EACH], Rows a, Rows b, u64 columns) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < EACH; i++)
+        for (int j = 0; j < EACH; j++) scores[i][j] = 0;
+    for (u64 first = 0; first < columns; first += CHUNK) {
+        load(shared.a, a, columns, first);
+        load(shared.b, b, columns, first);
+        __syncthreads();
+#pragma unroll 8
+        for (int column = 0; column < CHUNK; column++) {
+            T of_a[EACH], of_b[EACH];
+            for (int i = 0; i < EACH; i++) {
+                of_a[i] = shared.a[y + i * SIDE][column];
+                of_b[i] = shared.b[x + i * SIDE][column];
+            }
+            for (int i = 0; i < EACH; i++)
+                for (int j = 0; j < EACH; j++) scores[i][j] += of_a[i] * of_b[j];
+        }
+        __syncthreads();
+    }
+}
+
+// Writes weights, a row for each row of `sums`, for `accumulate`.
+DEVICE void share(Shared& shared, const T (&weights)[EACH][EACH]) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < EACH; i++)
+        for (int j = 0; j < EACH; j++) shared.weights[y + i * SIDE][x + j * SIDE] = weights[i][j];
+    __syncthreads();
+}
+
+// Adds rows times the shared weights.
+template <int SIZE>
+DEVICE void accumulate(Shared& shared, T (&sums)[EACH][SIZE / SIDE], Rows from, u64 columns) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+#pragma unroll
+    for (int first = 0; first < SIZE; first += CHUNK) {
+        load(shared.b, from, columns, first);
+        __syncthreads();
+#pragma unroll 8
+        for (int row = 0; row < BLOCK; row++) {
+            T weights[EACH], values[EACH_OF_CHUNK];
+            for (int i = 0; i < EACH; i++) weights[i] = shared.weights[y + i * SIDE][row];
+            for (int j = 0; j < EACH_OF_CHUNK; j++) values[j] = shared.b[row][x + j * SIDE];
+            for (int i = 0; i < EACH; i++)
+                for (int j = 0; j < EACH_OF_CHUNK; j++) sums[i][first / SIDE + j] += weights[i] * values[j];
+        }
+        __syncthreads();
+    }
+}
+
+template <int SIZE>
+DEVICE void write(const T (&sums)[EACH][SIZE / SIDE], T (&factors)[EACH], Rows to, u64 columns) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    for (int i = 0; i < EACH; i++)
+        for (int j = 0; j < SIZE / SIDE; j++) {
+            const u64 row = y + i * SIDE, column = x + j * SIDE;
+            if (row < to.count && column < columns)
+                to.data[row * to.stride + column] = cast<Stored>(sums[i][j] * factors[i]);
+        }
+}
+
+// A score, scaled and masked.
+DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key) {
+    if (query >= p.queries || key >= p.keys || (p.is_causal && key > query)) return HIDDEN;
+    score *= number<T>(p.scale);
+#if MASK
+    const u64 place = batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2] +
+                      key * p.mask_strides[3];
+#if MASK == 1
+    if (!((const bool*)p.mask)[place]) return HIDDEN;
+#else
+    score += cast<T>(((const Stored*)p.mask)[place]);
+#endif
+#endif
+    return score;
+}
+
+DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
+
+// Over the threads that have columns of the same rows.
+DEVICE T largest_of_row(T x) {
+    for (int lane = SIDE / 2; lane > 0; lane /= 2) {
+        const T other = __shfl_xor_sync(0xffffffffu, x, lane);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+DEVICE T sum_of_row(T x) {
+    for (int lane = SIDE / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(0xffffffffu, x, lane);
+    return x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+#ifdef INNER
+    // A half of a warp has a query.
+    const u64 row = ((u64)blockIdx.x * THREADS + threadIdx.x) / SIDE, at = row / p.queries;
+    // The others take part in the sums all the same.
+    const bool is_there = row < p.batch * p.heads * p.queries;
+    T sum = 0;
+    if (is_there) {
+        const Rows grad = rows_of(p.grad, at / p.heads, at % p.heads, row % p.queries, 1);
+        const Rows out = rows_of(p.out, at / p.heads, at % p.heads, row % p.queries, 1);
+        for (u64 i = x; i < p.value_width; i += SIDE) sum += cast<T>(grad.data[i]) * cast<T>(out.data[i]);
+    }
+    sum = sum_of_row(sum);
+    if (is_there && x == 0) ((T*)p.inner)[row] = sum;
+#else
+    __shared__ Shared shared;
+#endif
+
+#ifdef ATTEND
+    const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
+    // The longest first, where later queries see more keys.
+    const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
+    const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
+    const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
+    const Rows q = rows_of(p.q, batch, head, first, rows);
+    T sums[EACH][VALUE_WIDTH / SIDE] = {}, largest[EACH], total[EACH] = {};
+    for (int i = 0; i < EACH; i++) largest[i] = HIDDEN;
+    for (u64 key = 0; key < end; key += BLOCK) {
+        const u64 columns = least(BLOCK, p.keys - key);
+        T scores[EACH][EACH];
+        score(shared, scores, q, rows_of(p.k, batch, kv, key, columns), p.width);
+        for (int i = 0; i < EACH; i++) {
+            T now = largest[i];
+            for (int j = 0; j < EACH; j++) {
+                scores[i][j] = shown(p, scores[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
+                now = scores[i][j] > now ? scores[i][j] : now;
+            }
+            now = largest_of_row(now);
+            // Where nothing is seen yet, all weights are zero.
+            const T shift = now == HIDDEN ? (T)0 : now, before = exp(largest[i] - shift);
+            T sum = 0;
+            for (int j = 0; j < EACH; j++) {
+                scores[i][j] = exp(scores[i][j] - shift);
+                sum += scores[i][j];
+            }
+            total[i] = total[i] * before + sum_of_row(sum);
+            largest[i] = now;
+            for (int j = 0; j < VALUE_WIDTH / SIDE; j++) sums[i][j] *= before;
+        }
+        share(shared, scores);
+        accumulate<VALUE_WIDTH>(shared, sums, rows_of(p.v, batch, kv, key, columns), p.value_width);
+    }
+    T factors[EACH];
+    for (int i = 0; i < EACH; i++) {
+        factors[i] = total[i] == 0 ? (T)0 : (T)1 / total[i];
+        const u64 row = y + i * SIDE;
+        if (x == 0 && row < rows) ((T*)p.sums)[at * p.queries + first + row] = largest[i] + log(total[i]);
+    }
+    write<VALUE_WIDTH>(sums, factors, rows_of(p.out, batch, head, first, rows), p.value_width);
+#endif
+
+#ifdef TO_QUERIES
+    const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
+    const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
+    const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
+    const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
+    const Rows q = rows_of(p.q, batch, head, first, rows), grad = rows_of(p.grad, batch, head, first, rows);
+    T sums[EACH][WIDTH / SIDE] = {}, shift[EACH], inner[EACH], factors[EACH];
+    for (int i = 0; i < EACH; i++) {
+        const u64 row = least(y + i * SIDE, rows - 1);
+        shift[i] = ((const T*)p.sums)[at * p.queries + first + row];
+        inner[i] = ((const T*)p.inner)[at * p.queries + first + row];
+        factors[i] = number<T>(p.scale);
+    }
+    for (u64 key = 0; key < end; key += BLOCK) {
+        const u64 columns = least(BLOCK, p.keys - key);
+        const Rows k = rows_of(p.k, batch, kv, key, columns);
+        T weights[EACH][EACH], to_weights[EACH][EACH];
+        score(shared, weights, q, k, p.width);
+        score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        for (int i = 0; i < EACH; i++)
+            for (int j = 0; j < EACH; j++) {
+                const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
+                const T weight = score == HIDDEN ? (T)0 : exp(score - shift[i]);
+                weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner[i]);
+            }
+        share(shared, weights);
+        accumulate<WIDTH>(shared, sums, k, p.width);
+    }
+    write<WIDTH>(sums, factors, rows_of(p.to_q, batch, head, first, rows), p.width);
+#endif
+
+#ifdef TO_KEYS
+    const u64 blocks = (p.keys + BLOCK - 1) / BLOCK, kv_heads = p.heads / p.group;
+    const u64 at = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK;
+    const u64 batch = at / kv_heads, kv = at % kv_heads, rows = least(BLOCK, p.keys - first);
+    const Rows k = rows_of(p.k, batch, kv, first, rows), v = rows_of(p.v, batch, kv, first, rows);
+    T to_k[EACH][WIDTH / SIDE] = {}, to_v[EACH][VALUE_WIDTH / SIDE] = {}, one[EACH], factors[EACH];
+    for (int i = 0; i < EACH; i++) {
+        one[i] = 1;
+        factors[i] = number<T>(p.scale);
+    }
+    for (u64 head = kv * p.group; head < (kv + 1) * p.group; head++) {
+        const u64 row_of_sums = (batch * p.heads + head) * p.queries;
+        for (u64 query = p.is_causal ? first : 0; query < p.queries; query += BLOCK) {
+            const u64 columns = least(BLOCK, p.queries - query);
+            const Rows q = rows_of(p.q, batch, head, query, columns);
+            const Rows grad = rows_of(p.grad, batch, head, query, columns);
+            T weights[EACH][EACH], to_weights[EACH][EACH];
+            score(shared, weights, k, q, p.width);
+            score(shared, to_weights, v, grad, p.value_width);
+            for (int j = 0; j < EACH; j++) {
+                const u64 place = row_of_sums + query + least(x + j * SIDE, columns - 1);
+                const T shift = ((const T*)p.sums)[place], inner = ((const T*)p.inner)[place];
+                for (int i = 0; i < EACH; i++) {
+                    const T score = shown(p, weights[i][j], batch, head, query + x + j * SIDE, first + y + i * SIDE);
+                    const T weight = score == HIDDEN ? (T)0 : exp(score - shift);
+                    weights[i][j] = weight;
+                    to_weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner);
+                }
+            }
+            share(shared, weights);
+            accumulate<VALUE_WIDTH>(shared, to_v, grad, p.value_width);
+            share(shared, to_weights);
+            accumulate<WIDTH>(shared, to_k, q, p.width);
+        }
+    }
+    write<WIDTH>(to_k, factors, rows_of(p.to_k, batch, kv, first, rows), p.width);
+    write<VALUE_WIDTH>(to_v, one, rows_of(p.to_v, batch, kv, first, rows), p.value_width);
+#endif
+}
