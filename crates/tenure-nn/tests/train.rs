@@ -259,7 +259,7 @@ fn memory_is_told_by_what_it_is_for() {
     let _alone = alone();
     let mut run = run(1e-2, plan());
     let parameters = run.task().model().parameter_count() as u64 * 4;
-    let recorder = Recorder::begin(Duration::from_micros(20));
+    let recorder = Recorder::begin(Duration::from_micros(20), Device::CPU);
     go_on(&mut run, 3);
     let recording = recorder.finish();
     let memory = run.history()[2].memory;
@@ -279,8 +279,8 @@ fn a_recording_begins_with_what_was_held_when_it_was_asked_for() {
     let _alone = alone();
     for _ in 0..20 {
         let held = Tensor::zeros(&[1 << 16], DType::F32, Device::CPU).unwrap();
-        let before = tenure_nn::train::TagBytes::now();
-        let recorder = Recorder::begin(Duration::from_micros(10));
+        let before = tenure_nn::train::TagBytes::now(Device::CPU);
+        let recorder = Recorder::begin(Duration::from_micros(10), Device::CPU);
         drop(held);
         let recording = recorder.finish();
         assert_eq!(recording[0].tags, before);
