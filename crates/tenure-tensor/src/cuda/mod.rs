@@ -6,6 +6,7 @@ mod late;
 mod queue;
 mod radix;
 mod space;
+mod transpose;
 mod written;
 
 pub(crate) mod activation;
