@@ -1,6 +1,7 @@
 //! Kernels on CUDA devices, and what stands for them on simulated ones.
 
 mod add;
+mod check;
 mod elementwise;
 mod late;
 mod queue;
@@ -26,6 +27,7 @@ pub(crate) mod series;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub(crate) use check::probabilities;
 pub(crate) use queue::arrive;
 
 use crate::DType;

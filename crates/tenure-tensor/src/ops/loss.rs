@@ -10,7 +10,7 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
 use crate::element::with_element;
-use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, vectorized};
+use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<Forward> = Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY]);
 static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
@@ -437,12 +437,12 @@ fn expect_weight(op: &'static str, losses: &Tensor, what: &str, weight: Option<&
     Err(TensorError::shape(op, reason))
 }
 
-/// Checks, where the elements are at hand, that all are from 0 to 1.
+/// Checks that all elements are from 0 to 1. Those on a device are looked at there: who uses it next hears of it.
 fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &str) -> Result<()> {
-    if !tensor.device().is_cpu() {
-        return Ok(());
-    }
     let dense = no_grad(|| tensor.contiguous())?;
+    if !tensor.device().is_cpu() {
+        return cuda::probabilities(op, &dense);
+    }
     let access = Access::new(op, &[], &[&dense])?;
     let wrong = with_element!(dense.dtype(), T => {
         let elements = access.slice::<T>(0)?;
