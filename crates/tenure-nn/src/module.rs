@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use tenure_core::Tag;
-use tenure_tensor::{DType, Tensor, TensorError, autograd};
+use tenure_tensor::{DType, Device, Tensor, TensorError, autograd};
 
 use crate::{Result, StateError, purpose};
 
@@ -88,13 +88,18 @@ pub trait Module: Part {
             let reason = format!("a module is converted to a floating dtype, got {dtype}");
             return Err(TensorError::argument("Module::to_dtype", reason).into());
         }
-        let (mut result, mut converted) = (Ok(()), HashMap::new());
-        self.visit_mut(&mut |member| {
-            if result.is_ok() {
-                result = member.convert(dtype, &mut converted);
-            }
-        });
-        Ok(result?)
+        convert(self, "convert", |tensor| {
+            let is_floating = tensor.dtype().is_floating();
+            if is_floating { tensor.to_dtype(dtype).map(Some) } else { Ok(None) }
+        })
+    }
+
+    /// Moves all parameters and buffers. An optimizer made before has the old parameters: make it afterwards.
+    ///
+    /// # Errors
+    /// No memory; the device cannot be used.
+    fn to_device(&mut self, device: Device) -> Result<()> {
+        convert(self, "move", |tensor| tensor.to_device(device).map(Some))
     }
 
     /// Takes the values of all parameters and buffers from `source`, converted to their dtypes. PyTorch's
@@ -343,24 +348,43 @@ impl MemberMut<'_> {
     }
 
     /// `converted` has tensors by their identity, and what became of them, since one may stand in several places.
-    fn convert(self, dtype: DType, converted: &mut HashMap<usize, [Tensor; 2]>) -> tenure_tensor::Result<()> {
+    fn convert(
+        self,
+        role: &'static str,
+        change: &dyn Fn(&Tensor) -> tenure_tensor::Result<Option<Tensor>>,
+        converted: &mut HashMap<usize, [Tensor; 2]>,
+    ) -> tenure_tensor::Result<()> {
         let (name, tensor) = match self {
             Self::Parameter(Parameter { name, tensor }) | Self::Buffer(Buffer { name, tensor }) => (name, tensor),
             Self::Mode(_) => return Ok(()),
         };
-        if !tensor.dtype().is_floating() {
-            return Ok(());
-        }
         if let Some([_, known]) = converted.get(&tensor.id()) {
             *tensor = known.clone();
             return Ok(());
         }
-        let _purpose = purpose::enter(Tag::Weight, name, "convert");
-        let after = autograd::no_grad(|| tensor.to_dtype(dtype))?.requires_grad_(tensor.requires_grad())?;
-        let before = std::mem::replace(tensor, after.clone());
-        converted.insert(before.id(), [before, after]);
+        let _purpose = purpose::enter(Tag::Weight, name, role);
+        if let Some(after) = autograd::no_grad(|| change(tensor))? {
+            let after = after.requires_grad_(tensor.requires_grad())?;
+            let before = std::mem::replace(tensor, after.clone());
+            converted.insert(before.id(), [before, after]);
+        }
         Ok(())
     }
+}
+
+/// Replaces every parameter and buffer by what `change` makes of it, unless that is none.
+fn convert(
+    module: &mut (impl Module + ?Sized),
+    role: &'static str,
+    change: impl Fn(&Tensor) -> tenure_tensor::Result<Option<Tensor>>,
+) -> Result<()> {
+    let (mut result, mut converted) = (Ok(()), HashMap::new());
+    module.visit_mut(&mut |member| {
+        if result.is_ok() {
+            result = member.convert(role, &change, &mut converted);
+        }
+    });
+    Ok(result?)
 }
 
 impl Part for Mode {

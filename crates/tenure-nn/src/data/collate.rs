@@ -1,7 +1,7 @@
 //! Examples side by side.
 
 use tenure_core::{KeyId, Purpose, Tag};
-use tenure_tensor::{Tensor, TensorError};
+use tenure_tensor::{Device, Tensor, TensorError};
 
 /// What examples are, and a batch of them is. PyTorch's `default_collate`.
 pub trait Collate: Send + Sized {
@@ -13,6 +13,12 @@ pub trait Collate: Send + Sized {
     /// # Errors
     /// They do not go together; no memory.
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Self::Batch>;
+
+    /// The same batch on a device.
+    ///
+    /// # Errors
+    /// No memory; the device cannot be used.
+    fn to_device(batch: Self::Batch, device: Device) -> tenure_tensor::Result<Self::Batch>;
 }
 
 /// Tensors of the same sizes, along a new first dimension.
@@ -23,6 +29,10 @@ impl Collate for Tensor {
         let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
         tenure_tensor::ops::stack(&examples.iter().collect::<Vec<_>>(), 0)
     }
+
+    fn to_device(batch: Tensor, device: Device) -> tenure_tensor::Result<Tensor> {
+        moved(&batch, device)
+    }
 }
 
 /// Labels, as a tensor of one dimension.
@@ -32,6 +42,10 @@ impl Collate for i64 {
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Tensor> {
         let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
         Tensor::from_slice(&examples, &[examples.len()])
+    }
+
+    fn to_device(batch: Tensor, device: Device) -> tenure_tensor::Result<Tensor> {
+        moved(&batch, device)
     }
 }
 
@@ -48,6 +62,10 @@ impl Collate for Vec<i64> {
         }
         Tensor::from_slice(&examples.concat(), &[examples.len(), length])
     }
+
+    fn to_device(batch: Tensor, device: Device) -> tenure_tensor::Result<Tensor> {
+        moved(&batch, device)
+    }
 }
 
 impl<A: Collate, B: Collate> Collate for (A, B) {
@@ -57,4 +75,13 @@ impl<A: Collate, B: Collate> Collate for (A, B) {
         let (left, right) = examples.into_iter().unzip();
         Ok((A::collate(left)?, B::collate(right)?))
     }
+
+    fn to_device((left, right): Self::Batch, device: Device) -> tenure_tensor::Result<Self::Batch> {
+        Ok((A::to_device(left, device)?, B::to_device(right, device)?))
+    }
+}
+
+fn moved(batch: &Tensor, device: Device) -> tenure_tensor::Result<Tensor> {
+    let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
+    batch.to_device(device)
 }

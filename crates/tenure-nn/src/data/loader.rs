@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
+use tenure_tensor::Device;
 use tenure_tensor::random::Generator;
 
 use super::{Collate, DataError, Dataset, Result};
@@ -23,11 +24,13 @@ pub struct LoaderOptions {
     pub workers: usize,
     /// Batches that each thread may be ahead.
     pub prefetch: usize,
+    /// Where batches are given out: whoever asks for one moves it there.
+    pub device: Device,
 }
 
 impl Default for LoaderOptions {
     fn default() -> Self {
-        Self { batch_size: 1, shuffle: None, drop_last: false, workers: 1, prefetch: 2 }
+        Self { batch_size: 1, shuffle: None, drop_last: false, workers: 1, prefetch: 2, device: Device::CPU }
     }
 }
 
@@ -80,7 +83,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
         };
         // What a thread that the system does not give would have read, the others read; without any, the caller does.
         let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();
-        Epoch { shared, workers, next: first }
+        Epoch { shared, workers, next: first, device: self.options.device }
     }
 }
 
@@ -89,6 +92,7 @@ pub struct Epoch<D: Dataset> {
     shared: Arc<Shared<D>>,
     workers: Vec<JoinHandle<()>>,
     next: usize,
+    device: Device,
 }
 
 impl<D: Dataset> Iterator for Epoch<D> {
@@ -100,7 +104,8 @@ impl<D: Dataset> Iterator for Epoch<D> {
         }
         let batch = self.next;
         self.next += 1;
-        if self.workers.is_empty() { Some(self.shared.work.read(batch)) } else { Some(self.shared.take(batch)) }
+        let read = if self.workers.is_empty() { self.shared.work.read(batch) } else { self.shared.take(batch) };
+        Some(read.and_then(|batch| Ok(D::Item::to_device(batch, self.device)?)))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
