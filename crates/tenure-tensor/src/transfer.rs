@@ -6,28 +6,44 @@ use crate::cuda;
 use crate::ops::pointwise::dense_like;
 use crate::{Access, Device, Result, Tensor, TensorError};
 
+const OP: &str = "to_device";
+
 /// The same values on another device, in the same order in memory.
 pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
-    const OP: &str = "to_device";
     let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
     let dense =
         if *tensor.layout() == layout { tensor.clone() } else { tensor.copied(OP, layout.clone(), tensor.dtype())? };
     let out = Tensor::empty_strided(layout, tensor.dtype(), device)?;
+    move_dense(&out, &dense)?;
+    Ok(out)
+}
+
+/// Writes the values of a tensor of another device, broadcast and converted: at once if they lie alike.
+pub(crate) fn copy_across(target: &Tensor, source: &Tensor) -> Result<()> {
+    let is_alike = target.dtype() == source.dtype()
+        && (target.sizes(), target.strides()) == (source.sizes(), source.strides())
+        && dense_like(target.sizes(), Some(target.layout()))?.strides() == target.strides();
+    if is_alike { move_dense(target, source) } else { target.copy_raw(&to_device(source, target.device())?) }
+}
+
+/// Moves the elements of a tensor to another of the same dtype that lies alike, both dense.
+fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
+    let (device, from_device) = (out.device(), dense.device());
     let bytes = out.numel() * out.dtype().size();
     if bytes == 0 {
-        return Ok(out);
+        return Ok(());
     }
-    if !tensor.device().is_cpu() && !device.is_cpu() {
-        return to_device(&to_device(&dense, Device::CPU)?, device);
+    if !from_device.is_cpu() && !device.is_cpu() {
+        return move_dense(out, &to_device(dense, Device::CPU)?);
     }
-    let mut access = Access::on_any(OP, &[&out], &[&dense])?;
+    let mut access = Access::on_any(OP, &[out], &[dense])?;
     let (to, from) = (access.write_ptr(0), access.read_ptr(0));
-    let there = if device.is_cpu() { tensor.device() } else { device };
+    let there = if device.is_cpu() { from_device } else { device };
     let memory = memory::device(there.index()).map_err(|error| TensorError::memory(OP, error))?;
     let stream = memory.streams().current_id();
     let copied = if device.is_cpu() {
         cuda::arrive(OP, there)?;
-        // SAFETY: the fresh tensor is dense, so it is this many bytes from its first element, which nobody else has.
+        // SAFETY: the tensor is dense, so it is this many bytes from its first element, and locked for this alone.
         let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
         memory.driver().copy_from_device(to, from.addr() as u64, stream)
     } else {
@@ -41,5 +57,5 @@ pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
         // What the device met while it computed these values.
         cuda::arrive(OP, there)?;
     }
-    Ok(out)
+    Ok(())
 }

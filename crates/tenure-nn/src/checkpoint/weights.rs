@@ -167,7 +167,7 @@ impl Source for Under<'_> {
     }
 }
 
-/// Writes tensors to a file, [atomically](write_atomically). `metadata` is a key and its value.
+/// Writes tensors of any device to a file, [atomically](write_atomically). `metadata` is a key and its value.
 ///
 /// # Errors
 /// [`CheckpointError`]; `path` is then as it was.
@@ -178,12 +178,9 @@ pub fn save<'a>(
 ) -> Result<()> {
     let mut tensors: Vec<(String, &Tensor)> = tensors.into_iter().collect();
     let mut names = HashSet::new();
-    for (name, tensor) in &tensors {
+    for (name, _) in &tensors {
         if !names.insert(name) {
             return Err(CheckpointError::format(path, format!("two tensors would be named {name}")).into());
-        }
-        if !tensor.device().is_cpu() {
-            return Err(CheckpointError::format(path, format!("{name} is not on the CPU")).into());
         }
     }
     // The widest dtype first, so that every tensor is aligned, as the format's own library orders them.

@@ -142,7 +142,8 @@ fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f6
         let mut values = values.clone();
         values[element] += step;
         let mut inputs: Vec<Tensor> = inputs.iter().map(Tensor::detach).collect();
-        inputs[index] = Tensor::from_slice(&values, inputs[index].sizes())?;
+        let moved = Tensor::from_slice(&values, inputs[index].sizes())?.to_device(inputs[index].device())?;
+        inputs[index] = moved;
         let outputs = no_grad(|| function(&inputs))?;
         let floating = outputs.iter().filter(|output| output.dtype().is_floating());
         floating.map(|output| output.to_dtype(DType::F64)?.to_vec::<f64>()).collect::<Result<Vec<_>>>()
@@ -165,7 +166,7 @@ fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     }
     let mut one = vec![0.0; output.numel()];
     one[at] = 1.0;
-    let one = Tensor::from_slice(&one, output.sizes())?.to_dtype(output.dtype())?;
+    let one = Tensor::from_slice(&one, output.sizes())?.to_dtype(output.dtype())?.to_device(output.device())?;
     let options = Options { retain_graph: true, allow_unused: true, ..Options::default() };
     match grad(&[output], &[leaf], &[Some(&one)], options)?.remove(0) {
         Some(grad) => grad.to_vec(),

@@ -1,6 +1,7 @@
 //! Copies, and conversions from dtype to dtype.
 
 use super::elementwise::{self, Expression};
+use super::{queue, transpose};
 use crate::cpu;
 use crate::cpu::copy::Copy;
 use crate::kernel::on_cuda;
@@ -30,5 +31,14 @@ fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
         _ => moved!("copy_8", "u64"),
     };
     let host = elementwise::on_cpu(cpu::copy::COPY, E::DTYPE);
-    elementwise::run(iter, E::DTYPE, expression, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter));
+    if let Some(across) = transpose::across(iter).filter(|_| iter.numel() > 0) {
+        let op = iter.op();
+        return queue::submit(
+            iter,
+            |queue| transpose::launch(queue, iter, across),
+            move |writes, reads| host(&Elementwise::new(op, &[&writes[0]], &[&reads[0]])?),
+        );
+    }
+    elementwise::run(iter, E::DTYPE, expression, &[], host)
 }

@@ -34,12 +34,14 @@
 //! ```
 
 mod add;
+mod check;
 mod elementwise;
 mod late;
 mod lines;
 mod queue;
 mod radix;
 mod space;
+mod transpose;
 mod written;
 
 pub(crate) mod activation;
@@ -66,10 +68,10 @@ pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub(crate) use check::probabilities;
+pub(crate) use queue::arrive;
 pub use queue::{Queue, Touched, submit};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
-
-pub(crate) use queue::arrive;
 
 use crate::DType;
 

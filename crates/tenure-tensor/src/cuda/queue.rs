@@ -56,7 +56,7 @@ impl Sealed for Access<'_> {
     }
 
     fn device(&self) -> Device {
-        self.written(0).device()
+        self.all().next().map_or(Device::CPU, |(tensor, ..)| tensor.device())
     }
 
     fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {

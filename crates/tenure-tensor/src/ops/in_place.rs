@@ -10,7 +10,7 @@ use super::select::{self, CLAMP, WHERE};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
 use crate::cpu::binary::Scaled;
 use crate::cpu::select::Clamp;
-use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value};
+use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value, transfer};
 
 impl Tensor {
     /// Adds a tensor or number, broadcast and converted.
@@ -130,12 +130,15 @@ impl Tensor {
         if self.is_same(source) {
             return Ok(());
         }
-        if source.device() != self.device() {
-            return self.copy_(&source.to_device(self.device())?);
-        }
         pointwise::check_writes("copy_", self, source.sizes())?;
-        let formula = |context: &Context<'_>| Ok([context.zeros(0)?, Some(context.grad(0)?)].into_iter().collect());
-        attach_in_place(self, "copy_", &[self, source], || self.copy_raw(source), |_| Ok(formula))
+        let back = source.device();
+        let is_here = back == self.device() || (source.rank() == 0 && back.is_cpu());
+        let write = || if is_here { self.copy_raw(source) } else { transfer::copy_across(self, source) };
+        let formula = move |context: &Context<'_>| {
+            let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
+            Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
+        };
+        attach_in_place(self, "copy_", &[self, source], write, |_| Ok(formula))
     }
 
     /// Makes the elements `value` where `mask`, of `bool` and broadcast, is true.

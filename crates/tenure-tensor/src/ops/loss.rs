@@ -438,12 +438,12 @@ fn expect_weight(op: &'static str, losses: &Tensor, what: &str, weight: Option<&
     Err(TensorError::shape(op, reason))
 }
 
-/// Checks, where the elements are at hand, that all are from 0 to 1.
+/// Checks that all elements are from 0 to 1. Those on a device are looked at there: who uses it next hears of it.
 fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &str) -> Result<()> {
-    if !tensor.device().is_cpu() {
-        return Ok(());
-    }
     let dense = no_grad(|| tensor.contiguous())?;
+    if !tensor.device().is_cpu() {
+        return cuda::probabilities(op, &dense);
+    }
     let access = Access::new(op, &[], &[&dense])?;
     let wrong = with_element!(dense.dtype(), T => {
         let elements = access.slice::<T>(0)?;

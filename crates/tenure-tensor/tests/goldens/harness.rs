@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use half::{bf16, f16};
 use safetensors::SafeTensors;
@@ -24,8 +24,8 @@ pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 /// # Panics
 /// One differs, or a case of the file has no closure, or a closure no case.
 pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
-    DEVICE.set(device);
-    let family = Family { device, ..Family::open(name) };
+    let _in_use = (!device.is_cpu()).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner));
+    let family = Family::open_on(name, device);
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
     assert_eq!(written, known, "the cases of {name}.py are not those of {name}.rs");
@@ -107,18 +107,34 @@ pub(crate) struct Family {
 
 /// A CUDA device: a simulated one, unless the environment asks for a real one.
 pub(crate) fn cuda() -> Device {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return;
-        }
-        let driver = Arc::new(SimDriver::new(SimConfig::default()));
-        memory::install(driver, MemoryConfig::default()).unwrap();
-    });
+    simulated();
     Device::cuda(0)
 }
 
+/// The simulated device, unless the environment asks for a real one.
+pub(crate) fn simulated() -> Option<&'static SimDriver> {
+    static DRIVER: OnceLock<Option<Arc<SimDriver>>> = OnceLock::new();
+    let driver = DRIVER.get_or_init(|| {
+        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+            return None;
+        }
+        let driver = Arc::new(SimDriver::new(SimConfig::default()));
+        memory::install(driver.clone(), MemoryConfig::default()).unwrap();
+        Some(driver)
+    });
+    driver.as_deref()
+}
+
+/// Held to use the device, exclusively by whoever counts what it does.
+pub(crate) static IN_USE: RwLock<()> = RwLock::new(());
+
 impl Family {
+    /// The same with inputs on a device.
+    pub(crate) fn open_on(name: &str, device: Device) -> Self {
+        DEVICE.set(device);
+        Self { device, ..Self::open(name) }
+    }
+
     pub(crate) fn open(name: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/goldens/{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -174,6 +190,31 @@ impl Family {
             }
         }
         Ok(())
+    }
+
+    /// Forward and backward, each inside of `during`.
+    pub(crate) fn run(
+        &self,
+        sample: &Sample,
+        function: Function,
+        during: &mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>,
+    ) -> Result<()> {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
+        let mut outputs = Vec::new();
+        during(&mut || {
+            outputs = function(&inputs)?;
+            Ok(())
+        })?;
+        let roots: Vec<&Tensor> = outputs.iter().filter(|output| output.requires_grad()).collect();
+        let upstream: Vec<Tensor> = sample.upstream.iter().flatten().map(|grad| self.tensor(grad)).collect();
+        let upstream: Vec<Tensor> = upstream.iter().map(|grad| grad.to_device(self.device).unwrap()).collect();
+        let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
+        let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
+        if roots.is_empty() || leaves.is_empty() {
+            return Ok(());
+        }
+        let options = Options { allow_unused: true, ..Options::default() };
+        during(&mut || autograd::grad(&roots, &leaves, &upstream, options).map(drop))
     }
 
     /// Whether a tensor is near to PyTorch's, or to the truth if PyTorch's is not.

@@ -25,6 +25,7 @@ mod reduce;
 mod special;
 mod threads;
 mod view;
+mod waits;
 mod written;
 
 macro_rules! families {

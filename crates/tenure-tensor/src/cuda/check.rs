@@ -1,0 +1,35 @@
+//! Checks of elements, which find what is wrong while the device computes.
+
+use tenure_device::cuda::KernelName;
+
+use super::queue::{self, Queue};
+use super::space::{linear, unit};
+use super::{late, stored};
+use crate::autograd::no_grad;
+use crate::{Access, DType, Result, Tensor, TensorError};
+
+const TEMPLATE: &str = include_str!("source/check.cu");
+
+/// Has the device say if an element of a contiguous tensor is not from 0 to 1.
+pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
+    if tensor.numel() == 0 {
+        return Ok(());
+    }
+    let access = Access::new(op, &[], &[tensor])?;
+    let (from, dtype, count) = (access.read_ptr(0).addr(), tensor.dtype(), tensor.numel());
+    let width = unit([from, count * dtype.size()]) / dtype.size();
+    let launch = |queue: &mut Queue| {
+        let [fault, code] = queue.fault(late::PROBABILITY)?;
+        let mut words = [from as u64, (count / width) as u64, fault, code];
+        let source = || format!("#define V {width}\ntypedef {} T;\n{TEMPLATE}", stored(dtype));
+        let name = KernelName { op: "check_probabilities", variant: (width << 4) as u64 | dtype as u64 };
+        queue.launch(name, source, linear(count / width), &mut words)
+    };
+    queue::submit(&access, launch, move |_, reads| {
+        let elements = no_grad(|| reads[0].to_dtype(DType::F64))?.to_vec::<f64>()?;
+        match elements.iter().find(|element| !(0.0..=1.0).contains(*element)) {
+            Some(wrong) => Err(TensorError::argument(op, format!("probabilities are between 0 and 1, got {wrong}"))),
+            None => Ok(()),
+        }
+    })
+}

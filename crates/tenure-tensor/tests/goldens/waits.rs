@@ -1,0 +1,57 @@
+//! Operations do not wait for the device, but for those whose results have sizes, or are values, that it must find.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::PoisonError;
+
+use tenure_tensor::TensorError;
+
+use crate::harness::{Family, IN_USE, cuda, simulated};
+
+/// Cases that wait, and how often.
+const WAITS: &[(&str, &str, u64)] = &[
+    // Until it is known how many elements are true, once for each mask.
+    ("index", "mask", 1),
+    ("index", "mask_and_index", 1),
+    ("index", "mask_of_all", 1),
+    ("index", "mask_of_last", 1),
+    ("index", "masked_select", 1),
+    ("index", "nonzero", 1),
+    ("index", "put_masked", 1),
+    // The cases themselves, which make an index on the CPU.
+    ("gather", "index_copy", 2),
+    ("gather", "scatter", 2),
+    ("index", "put", 2),
+];
+
+#[test]
+fn only_operations_that_must_wait_for_the_device() {
+    let Some(driver) = (cuda(), simulated()).1 else { return };
+    let _alone = IN_USE.write().unwrap_or_else(PoisonError::into_inner);
+    let mut found: BTreeMap<(&str, &str), BTreeSet<u64>> = BTreeMap::new();
+    for (name, cases) in crate::FAMILIES {
+        let family = Family::open_on(name, cuda());
+        for (case, function) in *cases {
+            // Sizes and layouts change nothing.
+            for sample in family.samples.iter().filter(|sample| sample.case == *case && sample.variant == "contiguous")
+            {
+                let mut waits = 0;
+                let ran = family.run(sample, *function, &mut |work| {
+                    let before = driver.counters().host_syncs;
+                    work()?;
+                    waits += driver.counters().host_syncs - before;
+                    Ok(())
+                });
+                match ran {
+                    Ok(()) | Err(TensorError::NoKernel { .. }) => {}
+                    Err(error) => panic!("{name}: {case} ({}): {error}", sample.dtype),
+                }
+                if waits > 0 {
+                    found.entry((name, case)).or_default().insert(waits);
+                }
+            }
+        }
+    }
+    let expected: BTreeMap<(&str, &str), BTreeSet<u64>> =
+        WAITS.iter().map(|(family, case, waits)| ((*family, *case), BTreeSet::from([*waits]))).collect();
+    assert_eq!(found, expected);
+}
