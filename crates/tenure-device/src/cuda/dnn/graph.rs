@@ -66,9 +66,12 @@ pub(super) enum Precision {
 /// How a graph is computed.
 pub(super) struct Plan {
     plan: Descriptor,
+    /// With what is placed there.
     pub(super) workspace_bytes: usize,
     /// Values of the tensors that are on the host, by their id.
     pub(super) constants: Vec<(i64, Box<f32>)>,
+    /// A tensor that is within the workspace, by its id, and where.
+    placed: Option<(i64, usize)>,
 }
 
 /// What is known of a device, which plans are made for.
@@ -148,7 +151,14 @@ impl Plan {
             .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[&properties.0])?
             .finish()?;
         let workspace_bytes = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
-        Ok(Self { plan, workspace_bytes, constants: Vec::new() })
+        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: None })
+    }
+
+    /// Gives a tensor a place of so many bytes within the workspace.
+    pub(super) fn place(&mut self, id: i64, bytes: usize) {
+        let at = self.workspace_bytes.next_multiple_of(256);
+        self.workspace_bytes = at + bytes;
+        self.placed = Some((id, at));
     }
 
     /// # Safety
@@ -161,7 +171,8 @@ impl Plan {
         workspace: u64,
     ) -> Result<(), ErrorKind> {
         let constants = self.constants.iter().map(|(id, value)| (*id, std::ptr::from_ref::<f32>(value) as u64));
-        let all: Vec<(i64, u64)> = data.iter().copied().chain(constants).collect();
+        let placed = self.placed.map(|(id, at)| (id, workspace + at as u64));
+        let all: Vec<(i64, u64)> = data.iter().copied().chain(constants).chain(placed).collect();
         let ids: Vec<i64> = all.iter().map(|(id, _)| *id).collect();
         let addresses: Vec<*mut c_void> = all.iter().map(|(_, address)| *address as *mut c_void).collect();
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?

@@ -4,6 +4,7 @@
 //! time to time, or are rougher than asked for, and the best of the others, as cuDNN thinks, is kept by the description.
 //! A plan belongs to a kind of device and is for all threads. A handle is one thread's at a time, with its stream.
 
+mod attention;
 mod convolution;
 mod descriptor;
 mod graph;
@@ -20,6 +21,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
+pub use self::attention::Attention;
 pub use self::convolution::{Convolution, ConvolutionPass};
 use self::descriptor::check;
 use self::graph::{Plan, Properties};
@@ -42,7 +44,15 @@ pub(super) struct Dnn {
     properties: Properties,
     /// Those that no thread uses.
     handles: Mutex<Vec<Handle>>,
-    plans: RwLock<FxHashMap<Convolution, DnnPlan>>,
+    /// Errors too: what the library does not compute once, it never does.
+    plans: RwLock<FxHashMap<Description, Result<DnnPlan, CallError>>>,
+}
+
+/// What there are plans for, or none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Description {
+    Convolution(Convolution),
+    Attention(Attention),
 }
 
 struct Handle(cudnnHandle_t);
@@ -65,15 +75,31 @@ impl CudaDriver {
     /// # Errors
     /// There is no cuDNN, or it does not compute that.
     pub fn convolution_plan(&self, convolution: &Convolution) -> Result<DnnPlan, CallError> {
-        if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(convolution).cloned()) {
-            return Ok(plan);
-        }
-        self.in_context(Call::PlanGraph, || {
-            let dnn = self.dnn()?;
-            let mut plans = graph::plans(&dnn.properties, &convolution.operations()?, convolution.precision(), 1)?;
-            let plan = DnnPlan(Arc::new(plans.swap_remove(0)));
-            Ok(dnn.plans.write().entry(*convolution).or_insert(plan).clone())
+        self.plan(Description::Convolution(*convolution), |properties| {
+            Ok(convolution.plans(properties, 1)?.swap_remove(0))
         })
+    }
+
+    /// How attention is computed, or its gradients: the same every time. Gradients take a workspace of two bytes for each
+    /// query and key, so that they are the same bits: computing some batches or heads after the others takes less.
+    ///
+    /// # Errors
+    /// There is no cuDNN, or it does not compute that.
+    pub fn attention_plan(&self, attention: &Attention) -> Result<DnnPlan, CallError> {
+        self.plan(Description::Attention(*attention), |properties| attention.plan(properties))
+    }
+
+    fn plan(
+        &self,
+        description: Description,
+        make: impl FnOnce(&Properties) -> Result<Plan, ErrorKind>,
+    ) -> Result<DnnPlan, CallError> {
+        if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(&description).cloned()) {
+            return plan;
+        }
+        let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
+        let plan = self.in_context(Call::PlanGraph, || Ok(DnnPlan(Arc::new(make(&dnn.properties)?))));
+        dnn.plans.write().entry(description).or_insert(plan).clone()
     }
 
     /// Puts a convolution on `stream`: its images, weight and result, or their gradients, of which one is written.
@@ -97,6 +123,29 @@ impl CudaDriver {
         unsafe { self.run_graph(plan, &data, workspace, stream) }
     }
 
+    /// Puts attention on `stream`, or its gradients: the tensors that have strides, in their order, 4 or 8 of them.
+    ///
+    /// # Errors
+    /// The stream does not exist, or the library refuses.
+    ///
+    /// # Safety
+    /// The tensors are as the plan's attention says, `sums` has a dense `f32` for each batch, head and query, and the
+    /// rest is as of [`convolve`](Self::convolve).
+    #[track_caller]
+    pub unsafe fn attend(
+        &self,
+        plan: &DnnPlan,
+        tensors: &[Address],
+        sums: Address,
+        workspace: Address,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        let ids = attention::FIRST..;
+        let data: Vec<(i64, Address)> = ids.zip(tensors.iter().copied()).chain([(attention::SUMS, sums)]).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.run_graph(plan, &data, workspace, stream) }
+    }
+
     /// Computes a convolution in each of up to `candidates` ways, and takes the fastest from now on. It waits for the
     /// device, and must not be called while anything is captured. `workspace` gives as many bytes as it is asked for.
     ///
@@ -114,9 +163,7 @@ impl CudaDriver {
         mut workspace: impl FnMut(usize) -> Result<Address, E>,
     ) -> Result<DnnPlan, E> {
         const ROUNDS: usize = 5;
-        let plans = self.in_context(Call::PlanGraph, || {
-            graph::plans(&self.dnn()?.properties, &convolution.operations()?, convolution.precision(), candidates)
-        })?;
+        let plans = self.in_context(Call::PlanGraph, || convolution.plans(&self.dnn()?.properties, candidates))?;
         let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
         let mut best: Option<(f64, DnnPlan)> = None;
         for plan in plans.into_iter().map(|plan| DnnPlan(Arc::new(plan))) {
@@ -139,7 +186,7 @@ impl CudaDriver {
         events.into_iter().try_for_each(|event| self.destroy_event(event))?;
         let Some((_, plan)) = best else { return Ok(self.convolution_plan(convolution)?) };
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
-        dnn.plans.write().insert(*convolution, plan.clone());
+        dnn.plans.write().insert(Description::Convolution(*convolution), Ok(plan.clone()));
         Ok(plan)
     }
 
