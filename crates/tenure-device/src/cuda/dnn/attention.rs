@@ -7,7 +7,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Place, Plan, Precision, Properties, Tensor, data_type};
+use super::graph::{self, Place, Plan, Precision, Target, Tensor, data_type};
 use crate::ErrorKind;
 
 /// Attention of `(batch, heads, queries, width)`, with keys `(batch, kv_heads, keys, width)` and values of a width of their
@@ -66,9 +66,9 @@ struct Node {
 }
 
 impl Attention {
-    pub(super) fn plan(&self, properties: &Properties) -> Result<Plan, ErrorKind> {
+    pub(super) fn plan(&self, target: &Target) -> Result<Plan, ErrorKind> {
         let graph = self.graph()?;
-        let mut plan = graph::plans(properties, &graph.operations, Precision::Any, 1)?.swap_remove(0);
+        let mut plan = graph::plans(target, &graph.operations, Precision::Any, 1)?.swap_remove(0);
         plan.constants = graph.constants;
         if self.is_backward {
             plan.place(INNER, self.batch * self.heads * self.queries * size_of::<f32>());

@@ -6,7 +6,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Place, Plan, Precision, Properties, Tensor, data_type};
+use super::graph::{self, Place, Plan, Precision, Target, Tensor, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
@@ -58,8 +58,8 @@ pub(super) const OUTPUT: i64 = 3;
 
 impl Convolution {
     /// Ways to compute it, one at least and up to so many, the best first as the library thinks.
-    pub(super) fn plans(&self, properties: &Properties, count: usize) -> Result<Vec<Plan>, ErrorKind> {
-        graph::plans(properties, &self.operations()?, self.precision(), count)
+    pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
+        graph::plans(target, &self.operations()?, self.precision(), count)
     }
 
     fn precision(&self) -> Precision {

@@ -2,7 +2,7 @@
 //!
 //! What is to be computed is described once; of the ways that cuDNN knows, those are left out whose results differ from
 //! time to time, or are rougher than asked for, and the best of the others, as cuDNN thinks, is kept by the description.
-//! A plan belongs to a kind of device and is for all threads. A handle is one thread's at a time, with its stream.
+//! The library promises little to threads that use it at once, so one does at a time on each device.
 
 mod attention;
 mod convolution;
@@ -24,7 +24,7 @@ use tenure_core::StreamId;
 pub use self::attention::Attention;
 pub use self::convolution::{Convolution, ConvolutionPass};
 use self::descriptor::check;
-use self::graph::{Plan, Properties};
+use self::graph::{Plan, Target};
 use super::CudaDriver;
 use crate::{Call, CallError, Driver, ErrorKind, EventKind};
 
@@ -41,9 +41,7 @@ impl DnnPlan {
 
 /// The library on a device, and the plans that were asked for.
 pub(super) struct Dnn {
-    properties: Properties,
-    /// Those that no thread uses.
-    handles: Mutex<Vec<Handle>>,
+    handle: Mutex<Handle>,
     /// Errors too: what the library does not compute once, it never does.
     plans: RwLock<FxHashMap<Description, Result<DnnPlan, CallError>>>,
 }
@@ -75,9 +73,7 @@ impl CudaDriver {
     /// # Errors
     /// There is no cuDNN, or it does not compute that.
     pub fn convolution_plan(&self, convolution: &Convolution) -> Result<DnnPlan, CallError> {
-        self.plan(Description::Convolution(*convolution), |properties| {
-            Ok(convolution.plans(properties, 1)?.swap_remove(0))
-        })
+        self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
     }
 
     /// How attention is computed, or its gradients: the same every time. Gradients take a workspace of two bytes for each
@@ -86,19 +82,22 @@ impl CudaDriver {
     /// # Errors
     /// There is no cuDNN, or it does not compute that.
     pub fn attention_plan(&self, attention: &Attention) -> Result<DnnPlan, CallError> {
-        self.plan(Description::Attention(*attention), |properties| attention.plan(properties))
+        self.plan(Description::Attention(*attention), |target| attention.plan(target))
     }
 
     fn plan(
         &self,
         description: Description,
-        make: impl FnOnce(&Properties) -> Result<Plan, ErrorKind>,
+        make: impl FnOnce(&Target) -> Result<Plan, ErrorKind>,
     ) -> Result<DnnPlan, CallError> {
         if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(&description).cloned()) {
             return plan;
         }
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
-        let plan = self.in_context(Call::PlanGraph, || Ok(DnnPlan(Arc::new(make(&dnn.properties)?))));
+        let plan = self.in_context(Call::PlanGraph, || {
+            let handle = dnn.handle.lock();
+            Ok(DnnPlan(Arc::new(make(&Target::Device(handle.0))?)))
+        });
         dnn.plans.write().entry(description).or_insert(plan).clone()
     }
 
@@ -163,7 +162,10 @@ impl CudaDriver {
         mut workspace: impl FnMut(usize) -> Result<Address, E>,
     ) -> Result<DnnPlan, E> {
         const ROUNDS: usize = 5;
-        let plans = self.in_context(Call::PlanGraph, || convolution.plans(&self.dnn()?.properties, candidates))?;
+        let plans = self.in_context(Call::PlanGraph, || {
+            let handle = self.dnn()?.handle.lock();
+            convolution.plans(&Target::Device(handle.0), candidates)
+        })?;
         let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
         let mut best: Option<(f64, DnnPlan)> = None;
         for plan in plans.into_iter().map(|plan| DnnPlan(Arc::new(plan))) {
@@ -203,14 +205,12 @@ impl CudaDriver {
         let at = Location::caller();
         self.in_context(Call::RunGraph, || {
             let (dnn, raw) = (self.dnn()?, self.stream(stream)?);
-            let free = dnn.handles.lock().pop();
-            let handle = free.map_or_else(Handle::new, Ok)?;
+            let handle = dnn.handle.lock();
             // SAFETY: the handle is alive, and the stream known.
             check(unsafe { sys::cudnnSetStream(handle.0, raw.cast()) })?;
             let number = self.launches.record("cudnnBackendExecute", stream, [1; 3], [1; 3], at);
             // SAFETY: the caller's promise.
             let launched = unsafe { plan.0.run(handle.0, data, workspace) };
-            dnn.handles.lock().push(handle);
             launched.inspect_err(|_| self.launches.withdraw(number))
         })
     }
@@ -222,10 +222,9 @@ impl CudaDriver {
         if !is_there() {
             return Err(ErrorKind::NoLibrary { library: "libcudnn.so.9" });
         }
-        let handle = Handle::new()?;
-        let properties = Properties::of(handle.0)?;
+        let handle = Mutex::new(Handle::new()?);
         // Another thread's, if that was faster: this one's handle stays for nothing, once.
-        Ok(self.dnn.get_or_init(|| Dnn { properties, handles: Mutex::new(vec![handle]), plans: RwLock::default() }))
+        Ok(self.dnn.get_or_init(|| Dnn { handle, plans: RwLock::default() }))
     }
 }
 
