@@ -120,7 +120,8 @@ impl ProductPlan {
 /// The library on a device, and the products that were asked for.
 pub(super) struct Blas {
     handle: cublasLtHandle_t,
-    plans: RwLock<FxHashMap<Product, ProductPlan>>,
+    /// Errors too: what the library does not compute once, it never does.
+    plans: RwLock<FxHashMap<Product, Result<ProductPlan, CallError>>>,
 }
 
 // SAFETY: cuBLASLt's handle may be used from any thread.
@@ -146,13 +147,11 @@ impl CudaDriver {
     /// There is no cuBLASLt, or it does not compute that.
     pub fn product_plan(&self, product: &Product) -> Result<ProductPlan, CallError> {
         if let Some(plan) = self.blas.get().and_then(|blas| blas.plans.read().get(product).cloned()) {
-            return Ok(plan);
+            return plan;
         }
-        self.in_context(Call::PlanProduct, || {
-            let blas = self.blas()?;
-            let plan = ProductPlan(Arc::new(Plan::new(blas, product)?));
-            Ok(blas.plans.write().entry(*product).or_insert(plan).clone())
-        })
+        let blas = self.in_context(Call::PlanProduct, || self.blas())?;
+        let plan = self.in_context(Call::PlanProduct, || Ok(ProductPlan(Arc::new(Plan::new(blas, product)?))));
+        blas.plans.write().entry(*product).or_insert(plan).clone()
     }
 
     /// Puts a product on `stream`.
@@ -217,7 +216,7 @@ impl CudaDriver {
         let Some((_, chosen)) = best else { return Ok(plan) };
         self.in_context(Call::PlanProduct, || {
             let plan = ProductPlan(Arc::new(Plan { chosen, ..Plan::without_algorithm(product)? }));
-            self.blas()?.plans.write().insert(*product, plan.clone());
+            self.blas()?.plans.write().insert(*product, Ok(plan.clone()));
             Ok(plan)
         })
     }

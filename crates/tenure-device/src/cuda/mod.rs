@@ -39,7 +39,7 @@ mod space;
 mod timing;
 
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
-pub use self::dnn::{Convolution, ConvolutionPass, DnnPlan};
+pub use self::dnn::{Attention, Convolution, ConvolutionPass, DnnPlan};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
 pub use self::kernels::{KernelError, KernelName, compile_cached};

@@ -1,7 +1,8 @@
-//! Attention without a matrix of all weights, and its gradients.
+//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own.
 
 use smallvec::SmallVec;
-use tenure_device::cuda::{KernelName, LaunchConfig};
+use tenure_device::ErrorKind;
+use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
 
 use super::elementwise::{bits, on_cpu};
 use super::queue::{self, Queue};
@@ -16,6 +17,9 @@ pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward)
 
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
+
+/// What addresses of rows must be a multiple of for the library, in bytes.
+const ALIGNMENT: usize = 16;
 
 /// Threads that share a row.
 const SIDE: usize = 16;
@@ -41,7 +45,10 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     };
     queue::submit(
         &access,
-        |queue| work.launch(queue, Part::Attend, 0, [None; 4]),
+        |queue| match queue.cuda() {
+            Some(driver) if work.attend_by_library(queue, driver)? => Ok(()),
+            _ => work.launch(queue, Part::Attend, 0, [None; 4]),
+        },
         move |writes, reads| host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], reads.get(3), weighting),
     )
 }
@@ -69,6 +76,11 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     queue::submit(
         &access,
         |queue| {
+            if let Some(driver) = queue.cuda()
+                && work.differentiate_by_library(queue, driver, all)?
+            {
+                return Ok(());
+            }
             let inner = queue.workspace(sums.numel().max(1) * sums.dtype().size())?;
             [Part::Inner, Part::ToQueries, Part::ToKeys]
                 .into_iter()
@@ -104,6 +116,102 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// By the library. `false` if it is not there, or does not compute that.
+    fn attend_by_library(&self, queue: &mut Queue, driver: &CudaDriver) -> Result<bool> {
+        let [q, k, v] = self.inputs;
+        let places = [q, k, v, self.out];
+        let Some(attention) = self.describe(&places) else { return Ok(false) };
+        let Some(plan) = plan(queue, driver, &attention)? else { return Ok(false) };
+        let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
+        let data = places.map(|(_, data)| data);
+        // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream; the workspace
+        // is as large as the plan says.
+        queue.driver_result(unsafe { driver.attend(&plan, &data, self.sums, workspace, queue.stream()) })?;
+        Ok(true)
+    }
+
+    /// The gradients by the library, some batches or heads after the others.
+    fn differentiate_by_library(
+        &self,
+        queue: &mut Queue,
+        driver: &CudaDriver,
+        grads: [Option<Place<'_>>; 4],
+    ) -> Result<bool> {
+        let ([q, k, v], [Some(grad), Some(to_q), Some(to_k), Some(to_v)]) = (self.inputs, grads) else {
+            return Ok(false);
+        };
+        let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
+        let Some(all) = self.describe(&places) else { return Ok(false) };
+        let (group, some) = (all.heads / all.kv_heads, together(&all));
+        let Some(plan) = plan(queue, driver, &some)? else { return Ok(false) };
+        let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
+        for batch in (0..all.batch).step_by(some.batch) {
+            for head in (0..all.kv_heads).step_by(some.kv_heads) {
+                let data = std::array::from_fn::<u64, 8, _>(|index| {
+                    let head = if matches!(index, 1 | 2 | 6 | 7) { head } else { head * group };
+                    let [from_batch, from_head, _] = all.strides[index];
+                    let elements = batch * from_batch + head * from_head;
+                    places[index].1 + (elements * all.dtype.size()) as u64
+                });
+                let sums = (batch * all.heads + head * group) * all.queries * size_of::<f32>();
+                let sums = self.sums + sums as u64;
+                // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream, and
+                // these are parts of them; the workspace is as large as the plan says.
+                queue.driver_result(unsafe { driver.attend(&plan, &data, sums, workspace, queue.stream()) })?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the library is asked for, if it may compute that: of halves, without a mask, with rows whose addresses are
+    /// aligned.
+    fn describe(&self, places: &[Place<'_>]) -> Option<Attention> {
+        let [(q, _), (k, _), (v, _)] = self.inputs;
+        let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
+        let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
+        let is_half = matches!(dtype, DType::F16 | DType::BF16);
+        let mut multiples = [width, value_width].into_iter().chain(places.iter().flat_map(|(tensor, _)| {
+            tensor
+                .sizes()
+                .iter()
+                .zip(tensor.strides())
+                .take(3)
+                .filter(|(size, _)| **size > 1)
+                .map(|(_, stride)| *stride)
+        }));
+        let is_aligned = places.iter().all(|(_, data)| data.is_multiple_of(ALIGNMENT as u64))
+            && multiples.all(|stride| (stride * dtype.size()).is_multiple_of(ALIGNMENT));
+        if !is_half
+            || !is_aligned
+            || self.mask.is_some()
+            || [batch, heads, queries, keys, width, value_width].contains(&0)
+        {
+            return None;
+        }
+        let mut strides = [[0; 3]; 8];
+        for (to, (tensor, _)) in strides.iter_mut().zip(places) {
+            // Of one there is no next: as if all were dense.
+            let [sizes, given] = [tensor.sizes(), tensor.strides()];
+            let dense = |dim: usize| sizes[dim + 1..].iter().product();
+            *to = std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { dense(dim) });
+        }
+        Some(Attention {
+            is_backward: places.len() == 8,
+            dtype,
+            batch,
+            heads,
+            kv_heads,
+            queries,
+            keys,
+            width,
+            value_width,
+            scale: (self.weighting.scale as f32).to_bits(),
+            is_causal: self.weighting.is_causal,
+            strides,
+            alignment: ALIGNMENT,
+        })
+    }
+
     /// Launches a kernel, with the gradients of the means, and those of queries, keys and values, if it needs them.
     fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
@@ -157,6 +265,28 @@ impl Work<'_> {
         let variant = ((dtype as u64) << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
         let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         queue.launch(KernelName { op, variant }, source, config, &mut words)
+    }
+}
+
+/// As many batches, or heads of one, as may be differentiated together: the library needs two bytes for each query and key.
+fn together(all: &Attention) -> Attention {
+    /// Bytes that are used at most, if there are several.
+    const MOST: usize = 128 << 20;
+    let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
+    // Parts of the same sizes, so that one plan is for all.
+    let largest = |count: usize, bytes: usize| {
+        (1..=count).rev().find(|part| count.is_multiple_of(*part) && part * bytes <= MOST).unwrap_or(1)
+    };
+    let batch = largest(all.batch, of_head * all.kv_heads);
+    let kv_heads = if batch > 1 { all.kv_heads } else { largest(all.kv_heads, of_head) };
+    Attention { batch, kv_heads, heads: all.heads / all.kv_heads * kv_heads, ..*all }
+}
+
+/// How the library computes that, if it does.
+fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Option<DnnPlan>> {
+    match driver.attention_plan(attention) {
+        Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => Ok(None),
+        plan => queue.driver_result(plan).map(Some),
     }
 }
 

@@ -6,7 +6,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{Place, Precision, Tensor, data_type};
+use super::graph::{self, Place, Plan, Precision, Target, Tensor, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
@@ -57,12 +57,17 @@ pub(super) const WEIGHT: i64 = 2;
 pub(super) const OUTPUT: i64 = 3;
 
 impl Convolution {
-    pub(super) fn precision(&self) -> Precision {
+    /// Ways to compute it, one at least and up to so many, the best first as the library thinks.
+    pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
+        graph::plans(target, &self.operations()?, self.precision(), count)
+    }
+
+    fn precision(&self) -> Precision {
         let is_full = self.dtype == DType::F32 && self.compute == Compute::Full;
         if is_full { Precision::Full } else { Precision::Any }
     }
 
-    pub(super) fn operations(&self) -> Result<Vec<Descriptor>, ErrorKind> {
+    fn operations(&self) -> Result<Vec<Descriptor>, ErrorKind> {
         let [stride, padding, dilation] = [self.stride, self.padding, self.dilation]
             .map(|all| all[3 - self.spatial..].iter().map(|size| *size as i64).collect::<Vec<i64>>());
         let wide = if self.dtype == DType::F64 { DType::F64 } else { DType::F32 };

@@ -66,43 +66,69 @@ pub(super) enum Precision {
 /// How a graph is computed.
 pub(super) struct Plan {
     plan: Descriptor,
+    /// With what is placed there.
     pub(super) workspace_bytes: usize,
     /// Values of the tensors that are on the host, by their id.
     pub(super) constants: Vec<(i64, Box<f32>)>,
+    /// A tensor that is within the workspace, by its id, and where.
+    placed: Option<(i64, usize)>,
 }
 
-/// What is known of a device, which plans are made for.
-pub(super) struct Properties(pub(super) Descriptor);
+/// What plans are made for.
+pub(super) enum Target {
+    /// The device of a handle.
+    Device(cudnnHandle_t),
+    /// One that may not be there, by its properties.
+    #[cfg(test)]
+    Described(Descriptor),
+}
 
-impl Properties {
-    pub(super) fn of(handle: cudnnHandle_t) -> Result<Self, ErrorKind> {
-        let properties = Descriptor::new(Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?;
-        Ok(Self(properties.set(Name::CUDNN_ATTR_DEVICEPROP_HANDLE, &[handle])?.finish()?))
+impl Target {
+    fn of_graph(&self, graph: Descriptor) -> Result<Descriptor, ErrorKind> {
+        match self {
+            Self::Device(handle) => graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, &[*handle]),
+            #[cfg(test)]
+            Self::Described(_) => Ok(graph),
+        }
+    }
+
+    fn of_heuristics(&self, heuristics: Descriptor) -> Result<Descriptor, ErrorKind> {
+        match self {
+            Self::Device(_) => Ok(heuristics),
+            #[cfg(test)]
+            Self::Described(device) => heuristics.refer(Name::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, &[device]),
+        }
+    }
+
+    fn of_plan(&self, plan: Descriptor) -> Result<Descriptor, ErrorKind> {
+        match self {
+            Self::Device(handle) => plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, &[*handle]),
+            #[cfg(test)]
+            Self::Described(device) => plan.refer(Name::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[device]),
+        }
     }
 }
 
 /// Plans for a graph, one at least and up to so many, the best first as the library thinks.
 pub(super) fn plans(
-    properties: &Properties,
+    target: &Target,
     operations: &[Descriptor],
     precision: Precision,
     count: usize,
 ) -> Result<Vec<Plan>, ErrorKind> {
     let operations: Vec<&Descriptor> = operations.iter().collect();
     let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
-        .refer(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?
-        .finish()?;
+        .refer(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
+    let graph = target.of_graph(graph)?.finish()?;
     let (mut plans, mut last) = (Vec::new(), None);
     for mode in [Mode::CUDNN_HEUR_MODE_A, Mode::CUDNN_HEUR_MODE_FALLBACK] {
-        let configurations = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
+        let heuristics = Descriptor::new(Kind::CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?
             .refer(Name::CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, &[&graph])?
-            .set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, &[mode])?
-            .refer(Name::CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, &[&properties.0])?
-            .finish()
-            .and_then(|heuristics| {
-                let kind = Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
-                heuristics.parts(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, CONFIGURATIONS)
-            });
+            .set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, &[mode])?;
+        let configurations = target.of_heuristics(heuristics)?.finish().and_then(|heuristics| {
+            let kind = Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
+            heuristics.parts(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, CONFIGURATIONS)
+        });
         let configurations = match configurations {
             Ok(configurations) => configurations,
             Err(error) => {
@@ -117,7 +143,7 @@ pub(super) fn plans(
             if !is_taken(&configuration, precision)? {
                 continue;
             }
-            match Plan::new(properties, &configuration) {
+            match Plan::new(target, &configuration) {
                 Ok(plan) if plan.workspace_bytes <= MOST_WORKSPACE => plans.push(plan),
                 Ok(_) => {}
                 // Some that the library advises do not compute the graph after all.
@@ -142,13 +168,19 @@ fn is_taken(configuration: &Descriptor, precision: Precision) -> Result<bool, Er
 }
 
 impl Plan {
-    fn new(properties: &Properties, configuration: &Descriptor) -> Result<Self, ErrorKind> {
+    fn new(target: &Target, configuration: &Descriptor) -> Result<Self, ErrorKind> {
         let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
-            .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?
-            .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, &[&properties.0])?
-            .finish()?;
+            .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
+        let plan = target.of_plan(plan)?.finish()?;
         let workspace_bytes = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
-        Ok(Self { plan, workspace_bytes, constants: Vec::new() })
+        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: None })
+    }
+
+    /// Gives a tensor a place of so many bytes within the workspace.
+    pub(super) fn place(&mut self, id: i64, bytes: usize) {
+        let at = self.workspace_bytes.next_multiple_of(256);
+        self.workspace_bytes = at + bytes;
+        self.placed = Some((id, at));
     }
 
     /// # Safety
@@ -161,7 +193,8 @@ impl Plan {
         workspace: u64,
     ) -> Result<(), ErrorKind> {
         let constants = self.constants.iter().map(|(id, value)| (*id, std::ptr::from_ref::<f32>(value) as u64));
-        let all: Vec<(i64, u64)> = data.iter().copied().chain(constants).collect();
+        let placed = self.placed.map(|(id, at)| (id, workspace + at as u64));
+        let all: Vec<(i64, u64)> = data.iter().copied().chain(constants).chain(placed).collect();
         let ids: Vec<i64> = all.iter().map(|(id, _)| *id).collect();
         let addresses: Vec<*mut c_void> = all.iter().map(|(_, address)| *address as *mut c_void).collect();
         let pack = Descriptor::new(Kind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)?

@@ -2,8 +2,9 @@
 //!
 //! What is to be computed is described once; of the ways that cuDNN knows, those are left out whose results differ from
 //! time to time, or are rougher than asked for, and the best of the others, as cuDNN thinks, is kept by the description.
-//! A plan belongs to a kind of device and is for all threads. A handle is one thread's at a time, with its stream.
+//! The library promises little to threads that use it at once, so one does at a time on each device.
 
+mod attention;
 mod convolution;
 mod descriptor;
 mod graph;
@@ -20,9 +21,10 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
+pub use self::attention::Attention;
 pub use self::convolution::{Convolution, ConvolutionPass};
 use self::descriptor::check;
-use self::graph::{Plan, Properties};
+use self::graph::{Plan, Target};
 use super::CudaDriver;
 use crate::{Call, CallError, Driver, ErrorKind, EventKind};
 
@@ -39,10 +41,16 @@ impl DnnPlan {
 
 /// The library on a device, and the plans that were asked for.
 pub(super) struct Dnn {
-    properties: Properties,
-    /// Those that no thread uses.
-    handles: Mutex<Vec<Handle>>,
-    plans: RwLock<FxHashMap<Convolution, DnnPlan>>,
+    handle: Mutex<Handle>,
+    /// Errors too: what the library does not compute once, it never does.
+    plans: RwLock<FxHashMap<Description, Result<DnnPlan, CallError>>>,
+}
+
+/// What there are plans for, or none.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Description {
+    Convolution(Convolution),
+    Attention(Attention),
 }
 
 struct Handle(cudnnHandle_t);
@@ -65,15 +73,32 @@ impl CudaDriver {
     /// # Errors
     /// There is no cuDNN, or it does not compute that.
     pub fn convolution_plan(&self, convolution: &Convolution) -> Result<DnnPlan, CallError> {
-        if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(convolution).cloned()) {
-            return Ok(plan);
+        self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
+    }
+
+    /// How attention is computed, or its gradients: the same every time. Gradients take a workspace of two bytes for each
+    /// query and key, so that they are the same bits: computing some batches or heads after the others takes less.
+    ///
+    /// # Errors
+    /// There is no cuDNN, or it does not compute that.
+    pub fn attention_plan(&self, attention: &Attention) -> Result<DnnPlan, CallError> {
+        self.plan(Description::Attention(*attention), |target| attention.plan(target))
+    }
+
+    fn plan(
+        &self,
+        description: Description,
+        make: impl FnOnce(&Target) -> Result<Plan, ErrorKind>,
+    ) -> Result<DnnPlan, CallError> {
+        if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(&description).cloned()) {
+            return plan;
         }
-        self.in_context(Call::PlanGraph, || {
-            let dnn = self.dnn()?;
-            let mut plans = graph::plans(&dnn.properties, &convolution.operations()?, convolution.precision(), 1)?;
-            let plan = DnnPlan(Arc::new(plans.swap_remove(0)));
-            Ok(dnn.plans.write().entry(*convolution).or_insert(plan).clone())
-        })
+        let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
+        let plan = self.in_context(Call::PlanGraph, || {
+            let handle = dnn.handle.lock();
+            Ok(DnnPlan(Arc::new(make(&Target::Device(handle.0))?)))
+        });
+        dnn.plans.write().entry(description).or_insert(plan).clone()
     }
 
     /// Puts a convolution on `stream`: its images, weight and result, or their gradients, of which one is written.
@@ -97,6 +122,29 @@ impl CudaDriver {
         unsafe { self.run_graph(plan, &data, workspace, stream) }
     }
 
+    /// Puts attention on `stream`, or its gradients: the tensors that have strides, in their order, 4 or 8 of them.
+    ///
+    /// # Errors
+    /// The stream does not exist, or the library refuses.
+    ///
+    /// # Safety
+    /// The tensors are as the plan's attention says, `sums` has a dense `f32` for each batch, head and query, and the
+    /// rest is as of [`convolve`](Self::convolve).
+    #[track_caller]
+    pub unsafe fn attend(
+        &self,
+        plan: &DnnPlan,
+        tensors: &[Address],
+        sums: Address,
+        workspace: Address,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        let ids = attention::FIRST..;
+        let data: Vec<(i64, Address)> = ids.zip(tensors.iter().copied()).chain([(attention::SUMS, sums)]).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.run_graph(plan, &data, workspace, stream) }
+    }
+
     /// Computes a convolution in each of up to `candidates` ways, and takes the fastest from now on. It waits for the
     /// device, and must not be called while anything is captured. `workspace` gives as many bytes as it is asked for.
     ///
@@ -115,7 +163,8 @@ impl CudaDriver {
     ) -> Result<DnnPlan, E> {
         const ROUNDS: usize = 5;
         let plans = self.in_context(Call::PlanGraph, || {
-            graph::plans(&self.dnn()?.properties, &convolution.operations()?, convolution.precision(), candidates)
+            let handle = self.dnn()?.handle.lock();
+            convolution.plans(&Target::Device(handle.0), candidates)
         })?;
         let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
         let mut best: Option<(f64, DnnPlan)> = None;
@@ -139,7 +188,7 @@ impl CudaDriver {
         events.into_iter().try_for_each(|event| self.destroy_event(event))?;
         let Some((_, plan)) = best else { return Ok(self.convolution_plan(convolution)?) };
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
-        dnn.plans.write().insert(*convolution, plan.clone());
+        dnn.plans.write().insert(Description::Convolution(*convolution), Ok(plan.clone()));
         Ok(plan)
     }
 
@@ -156,14 +205,12 @@ impl CudaDriver {
         let at = Location::caller();
         self.in_context(Call::RunGraph, || {
             let (dnn, raw) = (self.dnn()?, self.stream(stream)?);
-            let free = dnn.handles.lock().pop();
-            let handle = free.map_or_else(Handle::new, Ok)?;
+            let handle = dnn.handle.lock();
             // SAFETY: the handle is alive, and the stream known.
             check(unsafe { sys::cudnnSetStream(handle.0, raw.cast()) })?;
             let number = self.launches.record("cudnnBackendExecute", stream, [1; 3], [1; 3], at);
             // SAFETY: the caller's promise.
             let launched = unsafe { plan.0.run(handle.0, data, workspace) };
-            dnn.handles.lock().push(handle);
             launched.inspect_err(|_| self.launches.withdraw(number))
         })
     }
@@ -175,10 +222,9 @@ impl CudaDriver {
         if !is_there() {
             return Err(ErrorKind::NoLibrary { library: "libcudnn.so.9" });
         }
-        let handle = Handle::new()?;
-        let properties = Properties::of(handle.0)?;
+        let handle = Mutex::new(Handle::new()?);
         // Another thread's, if that was faster: this one's handle stays for nothing, once.
-        Ok(self.dnn.get_or_init(|| Dnn { properties, handles: Mutex::new(vec![handle]), plans: RwLock::default() }))
+        Ok(self.dnn.get_or_init(|| Dnn { handle, plans: RwLock::default() }))
     }
 }
 

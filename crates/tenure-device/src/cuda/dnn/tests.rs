@@ -6,8 +6,8 @@ use cudarc::cudnn::sys::{cudnnBackendAttributeName_t as Name, cudnnBackendDescri
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::Properties;
-use super::{Convolution, ConvolutionPass, graph, is_there};
+use super::graph::Target;
+use super::{Attention, Convolution, ConvolutionPass, is_there};
 use crate::cuda::Compute;
 
 const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 150754820096, "regsPerBlock": 65536,
@@ -19,7 +19,7 @@ const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 1507548200
 "supportCoopLaunch": 1}"#;
 
 /// `None` on a machine without the library.
-fn h200() -> Option<Properties> {
+fn h200() -> Option<Target> {
     if !is_there() {
         eprintln!("skipped: there is no cuDNN");
         return None;
@@ -27,7 +27,7 @@ fn h200() -> Option<Properties> {
     let json: Vec<c_char> = H200.bytes().map(|byte| byte as c_char).collect();
     let properties = Descriptor::new(Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).unwrap();
     let properties = properties.set(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, &json).unwrap();
-    Some(Properties(properties.finish().unwrap()))
+    Some(Target::Described(properties.finish().unwrap()))
 }
 
 fn convolution(dtype: DType, compute: Compute, pass: ConvolutionPass, is_channels_last: bool) -> Convolution {
@@ -72,15 +72,73 @@ fn every_pass_has_a_plan_in_every_dtype_and_order() {
                     ..plain
                 };
                 for (name, convolution) in [("plain", plain), ("grouped", grouped), ("deep", deep)] {
-                    let plans = convolution
-                        .operations()
-                        .and_then(|operations| graph::plans(&h200, &operations, convolution.precision(), 8));
-                    let found: Vec<usize> = plans.iter().flatten().map(|plan| plan.workspace_bytes).collect();
-                    println!(
-                        "{dtype} {compute:?} {pass:?}, channels last {is_channels_last}, {name}: {found:?} {:?}",
-                        plans.err()
-                    );
+                    let plans = convolution.plans(&h200, 8);
+                    let named = || format!("{name}: {convolution:?}");
+                    let found = plans.unwrap_or_else(|error| panic!("{}: {error}", named()));
+                    assert!(!found.is_empty() && found.len() <= 8, "{}", named());
                 }
+            }
+        }
+    }
+}
+
+fn attention(is_backward: bool) -> Attention {
+    let (heads, length, width) = (16, 1024, 64);
+    Attention {
+        is_backward,
+        dtype: DType::BF16,
+        batch: 8,
+        heads,
+        kv_heads: heads,
+        queries: length,
+        keys: length,
+        width,
+        value_width: width,
+        scale: 0.125_f32.to_bits(),
+        is_causal: true,
+        strides: [[length * heads * width, width, heads * width]; 8],
+        alignment: 16,
+    }
+}
+
+#[test]
+fn attention_and_its_gradients_have_plans() {
+    let Some(h200) = h200() else { return };
+    // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
+    let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
+    for is_backward in [false, true] {
+        let plain = attention(is_backward);
+        let grouped = Attention { kv_heads: 4, ..plain };
+        let wide = Attention {
+            width: 128,
+            value_width: 128,
+            heads: 32,
+            kv_heads: 4,
+            batch: 1,
+            queries: 2048,
+            keys: 2048,
+            strides: [[2048 * 32 * 128, 128, 32 * 128]; 8],
+            ..plain
+        };
+        let odd = Attention { queries: 1000, keys: 777, is_causal: false, ..plain };
+        let wider = Attention {
+            heads: 2,
+            kv_heads: 2,
+            width: 256,
+            value_width: 256,
+            strides: [[1024 * 512, 256, 512]; 8],
+            ..plain
+        };
+        let halves = Attention { dtype: DType::F16, ..plain };
+        for (name, attention) in
+            [("plain", plain), ("grouped", grouped), ("wide", wide), ("odd", odd), ("wider", wider), ("halves", halves)]
+        {
+            match attention.plan(&h200) {
+                Ok(plan) if is_backward => assert!(plan.workspace_bytes >= attention.queries * attention.keys * 2),
+                Ok(plan) => assert!(plan.workspace_bytes < 1 << 20, "{name} has a quadratic buffer"),
+                // Its kernels are compiled, which takes a driver.
+                Err(_) if !has_driver => eprintln!("skipped: there is no driver"),
+                Err(error) => panic!("{name}, backward {is_backward}: {error}"),
             }
         }
     }
