@@ -182,7 +182,7 @@ impl Work<'_> {
 
 /// What `all` has for depth, height and width, and `none` for those that are not there.
 fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
-    std::array::from_fn(|dim| (dim + tensor.rank()).checked_sub(5).filter(|at| *at >= 2).map_or(none, |at| all[at]))
+    std::array::from_fn(|dim| (dim + tensor.rank()).checked_sub(3).filter(|at| *at >= 2).map_or(none, |at| all[at]))
 }
 
 /// Adds a number to every pixel of each channel.

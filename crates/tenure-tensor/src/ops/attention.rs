@@ -186,9 +186,7 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     }
     if weighting.is_causal {
         let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
-        let [queries, keys] = [sizes[2], sizes[3]];
-        let is_seen: Vec<bool> = (0..queries * keys).map(|at| at % keys <= at / keys).collect();
-        let lower = Tensor::from_slice(&is_seen, &[queries, keys])?;
+        let lower = Tensor::ones(&sizes[2..], DType::Bool, q.device())?.tril(0)?;
         masks.push(shared(&lower.expand(&signed(&sizes))?, k)?);
     }
     let is_empty = sums.eq(f64::NEG_INFINITY)?;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_tensor::autograd::{self, Gradcheck, Options};
-use tenure_tensor::{DType, Device, Layout, Result, Tensor};
+use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision};
 
 /// The name of a case, and the same function as the script's.
 pub(crate) type Case = (&'static str, Function);
@@ -108,6 +108,8 @@ pub(crate) struct Family {
 /// A CUDA device: a simulated one, unless the environment asks for a real one.
 pub(crate) fn cuda() -> Device {
     simulated();
+    // As exact as PyTorch's on the CPU.
+    precision::allow_tf32_in_convolutions(false);
     Device::cuda(0)
 }
 

@@ -14,8 +14,8 @@ fn pairs<const N: usize>(results: [Result<(Tensor, Tensor)>; N]) -> Result<Vec<T
     Ok(results.into_iter().flat_map(|(a, b)| [a, b]).collect())
 }
 
-fn classes() -> Result<Tensor> {
-    Tensor::from_slice(&[0_i64, 1, 2, 3, 0, 1], &[6])
+fn classes(scores: &Tensor) -> Result<Tensor> {
+    Tensor::from_slice(&[0_i64, 1, 2, 3, 0, 1], &[6])?.to_device(scores.device())
 }
 
 pub(crate) const CASES: &[Case] = &[
@@ -85,7 +85,7 @@ pub(crate) const CASES: &[Case] = &[
     ("logsumexp", |x| each([x[0].logsumexp(&[1], false)])),
     ("cross_entropy", |x| {
         let options = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
-        each([x[0].cross_entropy(&classes()?, &options)])
+        each([x[0].cross_entropy(&classes(&x[0])?, &options)])
     }),
     ("extremes", |x| {
         let both = pairs([x[0].max(1, false), x[0].min(1, false)])?;
