@@ -273,10 +273,14 @@ impl<'a> Ready<'a> {
     fn new(member: &'a mut Member, grad: &Tensor) -> tenure_tensor::Result<Self> {
         let strides = member.parameter.strides();
         let mut dims: Vec<isize> = (0..strides.len() as isize).collect();
-        if !member.parameter.is_contiguous() {
+        let is_contiguous = member.parameter.is_contiguous();
+        if !is_contiguous {
             dims.sort_by_key(|dim| Reverse(strides[*dim as usize]));
         }
-        let dense = |tensor: &Tensor| tensor.permute(&dims)?.contiguous();
+        let dense = |tensor: &Tensor| match is_contiguous {
+            true => tensor.contiguous(),
+            false => tensor.permute(&dims)?.contiguous(),
+        };
         let (grad, parameter) = (dense(grad)?, dense(&member.parameter)?);
         let slots = member.slots.iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
         Ok(Self { member, dims, grad, parameter, slots })

@@ -99,15 +99,20 @@ impl Lines {
         LaunchConfig { grid: [blocks, 1, 1], block: [self.threads as u32, 1, 1], shared_bytes: 0 }
     }
 
+    /// Threads that a block has at most: the fewer, the more registers each may have.
+    fn bounds(&self) -> usize {
+        self.threads.next_power_of_two().max(THREADS)
+    }
+
     /// All that the source depends on.
     pub(super) fn variant(&self) -> u64 {
         let parts = [(self.dtype as u64, 4), (self.width.trailing_zeros().into(), 2), (self.items as u64, 3)];
-        let bounds = u64::from(self.threads > THREADS);
-        parts.into_iter().fold(bounds, |variant, (part, bits)| variant << bits | part)
+        let bounds = self.bounds().ilog2() - THREADS.ilog2();
+        parts.into_iter().fold(u64::from(bounds), |variant, (part, bits)| variant << bits | part)
     }
 
     pub(super) fn source(&self, defines: &[(&str, u64)], template: &str) -> String {
-        let bounds = if self.threads > THREADS { MOST_THREADS } else { THREADS };
+        let bounds = self.bounds();
         let mut text: String = defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
         text += &format!(
             "#define V {}\n#define ITEMS {}\n#define ARRAYS {}\n#define THREADS {bounds}\ntypedef {} T;\ntypedef {} C;\n",

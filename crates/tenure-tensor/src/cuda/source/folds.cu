@@ -25,12 +25,16 @@ template <> DEVICE i64 highest<i64>() { return 0x7fffffffffffffffll; }
         }                                                                                                          \
     };
 
+// A quotient of counts, which need not be right to the last bit.
+template <typename N> DEVICE N ratio(N a, N b) { return a / b; }
+template <> DEVICE float ratio(float a, float b) { return __fdividef(a, b); }
+
 // Means, and sums of squared deviations, of groups that are merged (Chan, Golub and LeVeque, 1983).
 struct Moments {
     struct Sum { C count, mean, squares; };
     static DEVICE Sum start() { return Sum{(C)0, (C)0, (C)0}; }
     static DEVICE Sum merge(Sum a, Sum b) {
-        const C count = a.count + b.count, share = count > (C)0 ? b.count / count : (C)0, by = b.mean - a.mean;
+        const C count = a.count + b.count, share = count > (C)0 ? ratio(b.count, count) : (C)0, by = b.mean - a.mean;
         return Sum{count, a.mean + by * share, a.squares + b.squares + by * (a.count * share) * by};
     }
     template <int G> static DEVICE void step(Sum& sum, const C (&x)[INPUTS][G], C, i64, i64) {

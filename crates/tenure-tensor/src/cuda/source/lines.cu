@@ -67,11 +67,19 @@ struct Line {
     DEVICE u64 edges() const { return n - vectors * V; }
     DEVICE u64 edge_at(u64 number) const { return number < head ? number : number + vectors * V; }
 
+    template <int W> DEVICE void load(u64 first, Pack<T, W> (&packs)[ARRAYS]) const {
+        for (int a = 0; a < ARRAYS; a++) packs[a] = *(const Pack<T, W>*)(from[a] + first);
+    }
+
+    template <int W> static DEVICE void convert(const Pack<T, W> (&packs)[ARRAYS], C (&x)[ARRAYS][W]) {
+        for (int a = 0; a < ARRAYS; a++)
+            for (int i = 0; i < W; i++) x[a][i] = cast<C>(packs[a].of[i]);
+    }
+
     template <int W> DEVICE void read(u64 first, C (&x)[ARRAYS][W]) const {
-        for (int a = 0; a < ARRAYS; a++) {
-            const Pack<T, W> pack = *(const Pack<T, W>*)(from[a] + first);
-            for (int i = 0; i < W; i++) x[a][i] = cast<C>(pack.of[i]);
-        }
+        Pack<T, W> packs[ARRAYS];
+        load(first, packs);
+        convert(packs, x);
     }
 
     // Calls `each(x, first, k)` for all vectors and edges of this thread: `x[array]` are elements from number `first` on, and
@@ -87,13 +95,17 @@ struct Line {
             return;
         }
         for (u64 at = lane; at < vectors; at += U * lanes) {
-            C x[U][ARRAYS][V];
+            Pack<T, V> packs[U][ARRAYS];
 #pragma unroll
             for (u32 u = 0; u < U; u++)
-                if (at + u * lanes < vectors) read(head + (at + u * lanes) * V, x[u]);
+                if (at + u * lanes < vectors) load(head + (at + u * lanes) * V, packs[u]);
 #pragma unroll
-            for (u32 u = 0; u < U; u++)
-                if (at + u * lanes < vectors) each(x[u], head + (at + u * lanes) * V, 0);
+            for (u32 u = 0; u < U; u++) {
+                if (at + u * lanes >= vectors) continue;
+                C x[ARRAYS][V];
+                convert(packs[u], x);
+                each(x, head + (at + u * lanes) * V, 0);
+            }
         }
         for (u64 number = lane; number < edges(); number += lanes) {
             C x[ARRAYS][1];

@@ -37,6 +37,8 @@ struct Params {
 // Adds the place of number `at` along dimensions to offsets of the inputs. Returns that of the output.
 DEVICE Index place(const Params& p, u32 first, u32 rank, Index at, Index (&offsets)[INPUTS]) {
     Index output = 0;
+    // Mostly there is one, and the loop is inlined often.
+#pragma unroll 1
     for (u32 d = first; d < first + rank; d++) {
         const Dim& dim = p.dims[d];
         const Index rest = d + 1 < first + rank ? at / (Index)dim.size : 0, i = at - rest * (Index)dim.size;
@@ -144,6 +146,26 @@ DEVICE void run(const Params& p) {
 #endif
 
 #ifdef COLUMNS
+// Adds `G` rows, each `below` rows after the one before.
+template <int G>
+DEVICE void add(const Params& p, const Index (&first)[INPUTS], Index at, u32 below, const C (&given)[V], Fold::Sum (&sums)[V]) {
+    Loaded loaded[G];
+#pragma unroll
+    for (u32 u = 0; u < G; u++) {
+        Index offsets[INPUTS];
+        for (int n = 0; n < INPUTS; n++) offsets[n] = first[n];
+        place(p, (u32)p.kept_rank, (u32)p.reduced_rank, at + u * below, offsets);
+        loaded[u].load(p, offsets);
+    }
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        C x[INPUTS][G];
+        for (int n = 0; n < INPUTS; n++)
+            for (u32 u = 0; u < G; u++) x[n][u] = cast<C>(loaded[u].of[n].of[i]);
+        Fold::step<G>(sums[i], x, given[i], (i64)at, below);
+    }
+}
+
 DEVICE void run(const Params& p) {
     const u32 lanes = (u32)p.lanes, below = THREADS / lanes;
     const u64 column = (u64)blockIdx.x * lanes + threadIdx.x % lanes;
@@ -160,36 +182,10 @@ DEVICE void run(const Params& p) {
         const Index begin = (Index)(blockIdx.y * p.length);
         const Index size = (Index)p.reduced_size, length = (Index)p.length;
         const Index end = begin < size ? (size - begin < length ? size : begin + length) : begin;
-        for (Index at = begin + threadIdx.x / lanes; at < end; at += U * below) {
-            Loaded loaded[U];
-#pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                if (u > 0 && end - at <= u * below) continue;
-                Index offsets[INPUTS];
-                for (int n = 0; n < INPUTS; n++) offsets[n] = first[n];
-                place(p, (u32)p.kept_rank, (u32)p.reduced_rank, at + u * below, offsets);
-                loaded[u].load(p, offsets);
-            }
-            if (end - at > (U - 1) * below) {
-#pragma unroll
-                for (int i = 0; i < V; i++) {
-                    C x[INPUTS][U];
-                    for (int n = 0; n < INPUTS; n++)
-                        for (u32 u = 0; u < U; u++) x[n][u] = cast<C>(loaded[u].of[n].of[i]);
-                    Fold::step<U>(sums[i], x, given[i], (i64)at, below);
-                }
-                continue;
-            }
-#pragma unroll
-            for (u32 u = 0; u < U; u++) {
-                if (u > 0 && end - at <= u * below) continue;
-                for (int i = 0; i < V; i++) {
-                    C x[INPUTS][1];
-                    for (int n = 0; n < INPUTS; n++) x[n][0] = cast<C>(loaded[u].of[n].of[i]);
-                    Fold::step<1>(sums[i], x, given[i], (i64)at + u * below, 0);
-                }
-            }
-        }
+        Index at = begin + threadIdx.x / lanes;
+        for (; at < end && end - at > (U - 1) * below; at += U * below) add<U>(p, first, at, below, given, sums);
+#pragma unroll 1
+        for (; at < end; at += below) add<1>(p, first, at, below, given, sums);
     }
     merge_below(sums, lanes);
     if (!is_there || threadIdx.x >= lanes) return;
@@ -217,4 +213,4 @@ DEVICE void run(const Params& p) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) kernel(const __grid_constant__ Params p) { run(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 3) kernel(const __grid_constant__ Params p) { run(p); }
