@@ -268,3 +268,15 @@ fn what_is_wrong_is_said_later() {
     assert!(matches!(table.index_select(0, &here), Err(TensorError::Device { .. })));
     assert!(matches!(table.index_fill(0, &here, 1), Err(TensorError::Device { .. })));
 }
+
+#[test]
+fn large_tensors_are_shown_as_on_the_cpu() {
+    let _in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    for sizes in [&[2000][..], &[7, 300], &[8, 9, 40]] {
+        let here = normal(sizes, DType::F32, Device::CPU).unwrap();
+        let text = here.to_device(cuda()).unwrap().to_string();
+        // The device comes last, on the same line or on one of its own.
+        let text = text.replace(", device='cuda:0'", "").replace(",\n       device='cuda:0'", "");
+        assert_eq!(text, here.to_string());
+    }
+}

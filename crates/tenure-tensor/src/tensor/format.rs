@@ -5,6 +5,7 @@ use std::fmt;
 use super::Tensor;
 use crate::autograd::no_grad;
 use crate::element::with_element;
+use crate::ops::cat;
 use crate::{DType, Device, Element, Result, Scalar};
 
 /// More elements than these are shown in part.
@@ -28,7 +29,8 @@ impl fmt::Display for Tensor {
     /// As PyTorch prints it, but that `grad_fn` is named as the operation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_whole = self.numel() <= THRESHOLD;
-        let shown = match no_grad(|| Shown::of(&self.to_device(Device::CPU)?, is_whole)) {
+        let here = || if is_whole { self.to_device(Device::CPU) } else { self.cut()?.to_device(Device::CPU) };
+        let shown = match no_grad(|| Shown::of(&here()?, is_whole)) {
             Ok(shown) => shown,
             Err(error) => return write!(f, "{self:?}: {error}"),
         };
@@ -54,6 +56,18 @@ impl fmt::Display for Tensor {
 }
 
 impl Tensor {
+    /// What is shown of a large tensor, and one more along each dimension where some are left out: no more than that comes
+    /// from a device.
+    fn cut(&self) -> Result<Self> {
+        let mut cut = self.clone();
+        for (dim, size) in self.sizes().iter().enumerate().filter(|(_, size)| **size > 2 * EDGE + 1) {
+            let dim = dim as isize;
+            let ends = [cut.narrow(dim, 0, EDGE)?, cut.narrow(dim, size - EDGE - 1, EDGE + 1)?];
+            cut = cat(&[&ends[0], &ends[1]], dim)?;
+        }
+        Ok(cut)
+    }
+
     /// What does not show in the elements.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();

@@ -194,29 +194,20 @@ impl Family {
         Ok(())
     }
 
-    /// Forward and backward, each inside of `during`.
-    pub(crate) fn run(
-        &self,
-        sample: &Sample,
-        function: Function,
-        during: &mut dyn FnMut(&mut dyn FnMut() -> Result<()>) -> Result<()>,
-    ) -> Result<()> {
+    /// How often the host waits for the device, forward and backward.
+    pub(crate) fn waits(&self, sample: &Sample, function: Function, driver: &SimDriver) -> Result<u64> {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|input| self.input(input, None)).collect();
-        let mut outputs = Vec::new();
-        during(&mut || {
-            outputs = function(&inputs)?;
-            Ok(())
-        })?;
-        let roots: Vec<&Tensor> = outputs.iter().filter(|output| output.requires_grad()).collect();
         let upstream: Vec<Tensor> = sample.upstream.iter().flatten().map(|grad| self.tensor(grad)).collect();
         let upstream: Vec<Tensor> = upstream.iter().map(|grad| grad.to_device(self.device).unwrap()).collect();
+        let before = driver.counters().host_syncs;
+        let outputs = function(&inputs)?;
+        let roots: Vec<&Tensor> = outputs.iter().filter(|output| output.requires_grad()).collect();
         let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
         let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
-        if roots.is_empty() || leaves.is_empty() {
-            return Ok(());
+        if !roots.is_empty() && !leaves.is_empty() {
+            autograd::grad(&roots, &leaves, &upstream, Options { allow_unused: true, ..Options::default() })?;
         }
-        let options = Options { allow_unused: true, ..Options::default() };
-        during(&mut || autograd::grad(&roots, &leaves, &upstream, options).map(drop))
+        Ok(driver.counters().host_syncs - before)
     }
 
     /// Whether a tensor is near to PyTorch's, or to the truth if PyTorch's is not.
