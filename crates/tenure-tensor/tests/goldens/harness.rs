@@ -11,7 +11,7 @@ use serde::Deserialize;
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_tensor::autograd::{self, Gradcheck, Options};
-use tenure_tensor::{DType, Device, Layout, Result, Tensor};
+use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision};
 
 /// The name of a case, and the same function as the script's.
 pub(crate) type Case = (&'static str, Function);
@@ -98,6 +98,7 @@ pub(crate) struct Family {
 pub(crate) fn cuda() -> Device {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
+        precision::allow_tf32_in_convolutions(false);
         if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
             return;
         }
