@@ -366,6 +366,12 @@ impl ErrorKind {
         }
     }
 
+    /// Whether a library of CUDA's is not there, or does not compute what it was asked for, so that another may.
+    pub fn is_unsupported(&self) -> bool {
+        // Of cuBLAS, a value that it does not take and what is not supported; of cuDNN, all such.
+        matches!(self, Self::NoLibrary { .. } | Self::Library { code: 7 | 15 | 2000..=3999, .. })
+    }
+
     /// Whether every later call fails too, as after an illegal address on a real device.
     pub fn loses_context(&self) -> bool {
         if let Self::Device { code, .. } = self {

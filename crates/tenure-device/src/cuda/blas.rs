@@ -224,7 +224,11 @@ impl CudaDriver {
     fn blas(&self) -> Result<&Blas, ErrorKind> {
         static IS_THERE: LazyLock<bool> = LazyLock::new(|| {
             // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
-            unsafe { sys::is_culib_present() }
+            let is_there = unsafe { sys::is_culib_present() };
+            if !is_there {
+                tracing::warn!("cuBLASLt was not found (libcublasLt.so.13): products of matrices take much longer");
+            }
+            is_there
         });
         if let Some(blas) = self.blas.get() {
             return Ok(blas);

@@ -8,6 +8,7 @@ mod contexts;
 mod errors;
 mod fractions;
 mod kernels;
+mod libraries;
 mod memory;
 mod peers;
 mod platform;

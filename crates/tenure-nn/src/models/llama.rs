@@ -5,7 +5,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::config::{self, ConfigFile, Refusal};
-use super::rope::{Rope, Waves};
+use super::rope::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm, check_probability};
 use crate::{Init, Mode, Scope, module};
 
@@ -134,6 +134,7 @@ pub struct Llama {
     norm: RmsNorm,
     lm_head: Option<Linear>,
     rope: Rope,
+    waves: LastWaves,
     head_size: usize,
 }
 module!(Llama { embed_tokens, layers, norm, lm_head });
@@ -156,6 +157,7 @@ impl Llama {
             norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
             lm_head: (!config.tie_word_embeddings).then(lm_head).transpose()?,
             rope: config.rope,
+            waves: LastWaves::default(),
             head_size,
         })
     }
@@ -166,7 +168,7 @@ impl Layer for Llama {
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let length = config::text_length("Llama", tokens, None)?;
         let x = self.embed_tokens.forward(tokens)?;
-        let waves = self.rope.waves(length, self.head_size, x.dtype())?;
+        let waves = self.waves.get(&self.rope, length, self.head_size, &x)?;
         let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, &waves))?;
         let x = self.norm.forward(&x)?;
         match &self.lm_head {

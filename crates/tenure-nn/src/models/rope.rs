@@ -2,6 +2,7 @@
 
 use std::f64::consts::TAU;
 
+use parking_lot::Mutex;
 use serde::Deserialize;
 use tenure_tensor::ops;
 use tenure_tensor::{DType, Result, Tensor, TensorError};
@@ -45,9 +46,30 @@ pub enum RopeScaling {
 }
 
 /// The angles' cosines and sines: `[length, size]`.
+#[derive(Clone)]
 pub(super) struct Waves {
     cos: Tensor,
     sin: Tensor,
+}
+
+/// The waves of texts as long as the last, so that the next ones' are not computed, nor brought to a device, again.
+#[derive(Default)]
+pub(super) struct LastWaves(Mutex<Option<Waves>>);
+
+impl LastWaves {
+    /// The angles of the first `length` positions for heads of `size` numbers, as the values of `like` are.
+    pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
+        let mut last = self.0.lock();
+        let fits = |waves: &&Waves| {
+            (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device()) == (&[length, size], like.dtype(), like.device())
+        };
+        if let Some(waves) = last.as_ref().filter(fits) {
+            return Ok(waves.clone());
+        }
+        let Waves { cos, sin } = rope.waves(length, size, like.dtype())?;
+        let waves = Waves { cos: cos.to_device(like.device())?, sin: sin.to_device(like.device())? };
+        Ok(last.insert(waves).clone())
+    }
 }
 
 impl Default for Rope {
@@ -91,7 +113,7 @@ impl Rope {
     }
 
     /// The angles of the first positions, for heads of `size` numbers.
-    pub(super) fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
+    fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
         // In single precision, as Hugging Face computes them.
         let frequencies: Vec<f32> = (0..size / 2).map(|pair| self.frequency(pair, size) as f32).collect();
         let angles: Vec<f32> = (0..length)

@@ -1,7 +1,6 @@
 //! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own.
 
 use smallvec::SmallVec;
-use tenure_device::ErrorKind;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
 
 use super::elementwise::{bits, on_cpu};
@@ -285,7 +284,7 @@ fn together(all: &Attention) -> Attention {
 /// How the library computes that, if it does.
 fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Option<DnnPlan>> {
     match driver.attention_plan(attention) {
-        Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => Ok(None),
+        Err(error) if error.kind.is_unsupported() => Ok(None),
         plan => queue.driver_result(plan).map(Some),
     }
 }

@@ -2,7 +2,6 @@
 
 use smallvec::SmallVec;
 use tenure_core::Layout;
-use tenure_device::ErrorKind;
 use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
 
 use super::binary::ADD;
@@ -130,7 +129,7 @@ impl Work<'_> {
             alignment: 1 << alignment.min(4),
         };
         let plan = match driver.convolution_plan(&convolution) {
-            Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => {
+            Err(error) if error.kind.is_unsupported() => {
                 return Ok(false);
             }
             plan => queue.driver_result(plan)?,

@@ -1,7 +1,6 @@
 //! Products of matrices: floats by cuBLASLt, and what that does not compute by a kernel of tiles.
 
 use smallvec::SmallVec;
-use tenure_device::ErrorKind;
 use tenure_device::cuda::{
     Compute, CudaDriver, Epilogue, KernelName, LaunchConfig, Matrix, Operands, Product as Description,
 };
@@ -42,7 +41,8 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
         false => Ok(tensor.clone()),
     };
     let (a, b) = (taken(a)?, taken(b)?);
-    let is_bias = base.as_ref().is_some_and(|base| beta.to_f64() == 1.0 && is_row(base));
+    // The library's epilogue knows no `f64`.
+    let is_bias = dtype != DType::F64 && base.as_ref().is_some_and(|base| beta.to_f64() == 1.0 && is_row(base));
     let base = match base {
         Some(base) if is_for_library && !is_bias && lie(&base).is_none_or(|lies| lies.is_transposed) => {
             Some(base.contiguous()?)
@@ -124,7 +124,7 @@ impl Work<'_> {
             epilogue: if is_bias { Epilogue::Bias } else { Epilogue::None },
         };
         let plan = match driver.product_plan(&description) {
-            Err(error) if matches!(error.kind, ErrorKind::NoLibrary { .. } | ErrorKind::Library { .. }) => {
+            Err(error) if error.kind.is_unsupported() => {
                 return Ok(false);
             }
             plan => queue.driver_result(plan)?,

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::{Attention, Conv, DType, Device, MemoryFormat, Tensor};
 
 use crate::common::{cuda, is_real, numbers};
 
@@ -43,4 +44,79 @@ fn products() {
     }
     let (a, b) = (on(&[64, 64], dtype), on(&[64, 64], dtype));
     println!("64x64x64, of which most is the host's: {:.2} µs", 1e3 * ms(|| a.matmul(&b).unwrap()));
+}
+
+/// Convolutions of ResNet-50 on 128 images, channels last: each way, and how near to the device's rate.
+#[test]
+fn convolutions() {
+    if !is_real() {
+        return;
+    }
+    let last = |sizes: &[usize]| {
+        let tensor = numbers(sizes, DType::BF16, 1).to_device(cuda()).unwrap();
+        tensor.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap().requires_grad_(true).unwrap()
+    };
+    for (channels, outputs, size, kernel, stride) in [
+        (3, 64, 224, 7, 2),
+        (64, 64, 56, 3, 1),
+        (64, 256, 56, 1, 1),
+        (128, 128, 28, 3, 1),
+        (256, 256, 14, 3, 1),
+        (512, 512, 7, 3, 1),
+        (256, 512, 56, 1, 2),
+    ] {
+        let (input, weight) = (last(&[128, channels, size, size]), last(&[outputs, channels, kernel, kernel]));
+        let how = Conv { stride: &[stride], padding: &[kernel / 2], ..Conv::default() };
+        let out = input.conv(&weight, None, &how).unwrap();
+        let grad = out.detach();
+        let gradient = |of: &Tensor| {
+            let options = Options { retain_graph: true, ..Options::default() };
+            autograd::grad(&[&out], &[of], &[Some(&grad)], options).unwrap().remove(0).unwrap()
+        };
+        let forward = ms(|| input.conv(&weight, None, &how).unwrap().detach());
+        let (to_input, to_weight) = (ms(|| gradient(&input)), ms(|| gradient(&weight)));
+        let flop = 2.0 * (out.numel() * channels * kernel * kernel) as f64;
+        let shown = |ms: f64| format!("{ms:.3} ms ({:.0} TFLOP/s)", flop / ms / 1e9);
+        println!(
+            "{channels:3} to {outputs:3} channels, {kernel}x{kernel}/{stride}, {size:3}: {}, input {}, weight {}",
+            shown(forward),
+            shown(to_input),
+            shown(to_weight)
+        );
+    }
+}
+
+#[test]
+fn attention() {
+    if !is_real() {
+        return;
+    }
+    // GPT-2, Llama 1.1B, BERT-base.
+    for (dtype, batch, heads, kv_heads, length, width, is_causal) in [
+        (DType::BF16, 8, 16, 16, 1024, 64, true),
+        (DType::BF16, 4, 32, 4, 2048, 64, true),
+        (DType::BF16, 4, 16, 16, 2048, 128, true),
+        (DType::F32, 8, 12, 12, 128, 64, false),
+    ] {
+        let made = |heads: usize| {
+            let tensor = numbers(&[batch, length, heads, width], dtype, 1).to_device(cuda()).unwrap();
+            tensor.transpose(1, 2).unwrap().detach().requires_grad_(true).unwrap()
+        };
+        let (q, k, v) = (made(heads), made(kv_heads), made(kv_heads));
+        let how = Attention { is_causal, ..Attention::default() };
+        let out = q.attention(&k, &v, &how).unwrap();
+        let grad = out.detach();
+        let gradients = || {
+            let options = Options { retain_graph: true, ..Options::default() };
+            autograd::grad(&[&out], &[&q, &k, &v], &[Some(&grad)], options).unwrap().remove(0).unwrap()
+        };
+        let (forward, backward) = (ms(|| q.attention(&k, &v, &how).unwrap().detach()), ms(gradients));
+        let flop = 4.0 * (batch * heads * length * length * width) as f64 / if is_causal { 2.0 } else { 1.0 };
+        println!(
+            "{dtype} {batch}x{heads}/{kv_heads}x{length}x{width}: {forward:.3} ms ({:.0} TFLOP/s), gradients {backward:.3} ms \
+             ({:.0})",
+            flop / forward / 1e9,
+            2.5 * flop / backward / 1e9
+        );
+    }
 }

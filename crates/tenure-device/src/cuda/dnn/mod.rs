@@ -232,7 +232,11 @@ impl CudaDriver {
 fn is_there() -> bool {
     static IS_THERE: LazyLock<bool> = LazyLock::new(|| {
         // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
-        unsafe { sys::is_culib_present() }
+        let is_there = unsafe { sys::is_culib_present() };
+        if !is_there {
+            tracing::warn!("cuDNN was not found (libcudnn.so.9): convolutions and attention take much longer");
+        }
+        is_there
     });
     *IS_THERE
 }
