@@ -109,6 +109,9 @@ fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 
         let expected = format!("a mask of bool or {} is needed: convert it with to_dtype()", queries.dtype());
         return Err(TensorError::DType { op: OP, found: mask.dtype(), expected });
     }
+    if mask.device() != queries.device() {
+        return Err(TensorError::Device { op: OP, left: queries.device(), right: mask.device() });
+    }
     let rank = queries.rank();
     let mut sizes = queries.sizes().to_vec();
     sizes[rank - 1] = keys.sizes()[rank - 2];
@@ -187,8 +190,8 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     if weighting.is_causal {
         let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
         let [queries, keys] = [sizes[2], sizes[3]];
-        let is_seen: Vec<bool> = (0..queries * keys).map(|at| at % keys <= at / keys).collect();
-        let lower = Tensor::from_slice(&is_seen, &[queries, keys])?;
+        let upto = |count: usize| Tensor::arange(0, count as i64, 1, DType::I64, q.device());
+        let lower = upto(keys)?.le(&upto(queries)?.unsqueeze(-1)?)?;
         masks.push(shared(&lower.expand(&signed(&sizes))?, k)?);
     }
     let is_empty = sums.eq(f64::NEG_INFINITY)?;

@@ -14,11 +14,11 @@ pub(crate) const CASES: &[Case] = &[
     ("scaled", |x| attend(x, &Attention { scale: Some(0.3), ..Attention::default() })),
     ("causal", |x| attend(x, &Attention { is_causal: true, ..Attention::default() })),
     ("seen", |x| {
-        let mask = Tensor::from_slice(&[true, false, true, true, true, true], &[2, 3])?;
+        let mask = Tensor::from_slice(&[true, false, true, true, true, true], &[2, 3])?.to_device(x[0].device())?;
         attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
     }),
     ("one_seen", |x| {
-        let mask = Tensor::from_slice(&[false, true, false], &[3])?;
+        let mask = Tensor::from_slice(&[false, true, false], &[3])?.to_device(x[0].device())?;
         attend(x, &Attention { mask: Some(&mask), ..Attention::default() })
     }),
     ("added", |x| attend(x, &Attention::default())),
