@@ -127,10 +127,6 @@ impl Queue {
         Ok(Self { op, memory, stream: memory.streams().current_id(), workspaces: SmallVec::new() })
     }
 
-    pub(crate) fn memory(&self) -> &'static DeviceMemory {
-        self.memory
-    }
-
     pub(crate) fn stream(&self) -> StreamId {
         self.stream
     }

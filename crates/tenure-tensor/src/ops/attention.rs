@@ -109,6 +109,9 @@ fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 
         let expected = format!("a mask of bool or {} is needed: convert it with to_dtype()", queries.dtype());
         return Err(TensorError::DType { op: OP, found: mask.dtype(), expected });
     }
+    if mask.device() != queries.device() {
+        return Err(TensorError::Device { op: OP, left: queries.device(), right: mask.device() });
+    }
     let rank = queries.rank();
     let mut sizes = queries.sizes().to_vec();
     sizes[rank - 1] = keys.sizes()[rank - 2];
