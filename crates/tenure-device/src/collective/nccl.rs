@@ -111,11 +111,12 @@ fn check(call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError
     if result == ncclResult_t::ncclSuccess {
         return Ok(());
     }
-    // SAFETY: both give texts that end with a zero, and stay; the second none, or one of the last error.
-    let words = |text: *const std::ffi::c_char| {
-        if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
+    let words = |text: *const std::ffi::c_char| match text.is_null() {
+        true => String::new(),
+        // SAFETY: NCCL's texts end with a zero, and stay.
+        false => unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned(),
     };
-    // SAFETY: any result may be asked for, and any communicator left out.
+    // SAFETY: any result may be asked for, and the communicator left out.
     let (what, detail) =
         unsafe { (words(sys::ncclGetErrorString(result)), words(sys::ncclGetLastError(ptr::null_mut()))) };
     let reason = if detail.is_empty() { what } else { format!("{what} ({detail})") };
