@@ -329,7 +329,7 @@ fn what_does_not_go_together_says_what_does() {
         (&["--model", "resnet18", "--data", "images:photos"], &["photos: cats is the only class", "train and val"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:empty"], &["empty: there is no", "four files", "Debian"]),
         (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),
-        (&["--model", "gpt2", "--data", "text:text", "--device", "cuda"], &["--device cuda", "CPU"]),
+        (&["--model", "gpt2", "--data", "text:text", "--device", "cuda:200"], &["--device cuda:200"]),
         (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
         (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is no file that can be replaced"]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--tensorboard", "text"], &["text: "]),

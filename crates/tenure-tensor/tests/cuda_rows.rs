@@ -255,3 +255,24 @@ fn running_sums_agree() {
         compare("forward cumsum", &[columns], 8.0, |x| Ok(vec![x[0].cumsum(0)?]));
     }
 }
+
+#[test]
+fn scores_whose_rows_are_set_apart_agree() {
+    let (rows, width, classes) = (70, 24, 1027);
+    let target: Vec<i64> = (0..rows as i64).map(|row| row * 31 % classes as i64).collect();
+    let target = Tensor::from_slice(&target, &[rows]).unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        // A weight as it lies in a layer, and one that is transposed.
+        for is_transposed in [false, true] {
+            let sizes = if is_transposed { [width, classes] } else { [classes, width] };
+            let inputs = [random(&[rows, width], dtype), random(&sizes, dtype), target.clone()];
+            compare("linear and cross_entropy", &inputs, 8.0, |x| {
+                let weight = if is_transposed { x[1].transpose(0, 1)? } else { x[1].clone() };
+                let scores = x[0].linear(&weight, None)?;
+                assert_eq!(scores.is_contiguous(), scores.device().is_cpu());
+                let batch = scores.view(&[7, 10, -1])?.softmax(-1)?;
+                Ok(vec![scores.cross_entropy(&x[2], &CrossEntropy::default())?, batch, scores.sum(&[0], false)?])
+            });
+        }
+    }
+}

@@ -139,7 +139,8 @@ impl MultiheadAttention {
         let [q, k, v] = match &self.in_proj_weights[..] {
             [weight] if query.is_same(key) && key.is_same(value) => {
                 let all = query.linear(weight, self.in_proj_bias.as_deref())?;
-                [all.narrow(-1, 0, size)?, all.narrow(-1, size, size)?, all.narrow(-1, 2 * size, size)?]
+                let parts = all.split(size, -1)?;
+                [0, 1, 2].map(|part| parts[part].clone())
             }
             _ => [self.project(0, query)?, self.project(1, key)?, self.project(2, value)?],
         };

@@ -215,9 +215,8 @@ impl SelfAttention {
 
 impl Layer for SelfAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (all, size) = (self.c_attn.forward(x)?, x.size(-1)?);
-        let heads =
-            |part: usize| all.narrow(-1, part * size, size)?.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
+        let parts = self.c_attn.forward(x)?.chunk(3, -1)?;
+        let heads = |part: usize| parts[part].unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { mask: None, is_causal: true, scale: Some(self.scale), dropout };
         let found = heads(0)?.attention(&heads(1)?, &heads(2)?, &how)?;

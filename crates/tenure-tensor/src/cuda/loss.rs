@@ -29,7 +29,8 @@ fn cross_entropy<T: Element>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<
     let host = on_cpu(cpu::loss::CROSS_ENTROPY, T::DTYPE);
     let Targets { ignored, smoothing, .. } = targets;
     queue::submit(&access, launch, move |writes, reads| {
-        let targets = Targets { scores: &reads[0], classes: &reads[1], weight: reads.get(2), ignored, smoothing };
+        let scores = reads[0].contiguous()?;
+        let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(2), ignored, smoothing };
         expect_classes(&targets)?;
         host.map_or(Ok(()), |host| host([&writes[0], &writes[1], &writes[2]], targets))
     })
@@ -46,12 +47,15 @@ fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor
     let host = on_cpu(cpu::loss::CROSS_ENTROPY_BACKWARD, T::DTYPE);
     let Targets { ignored, smoothing, .. } = targets;
     queue::submit(&access, launch, move |writes, reads| {
-        let targets = Targets { scores: &reads[0], classes: &reads[1], weight: reads.get(4), ignored, smoothing };
+        let scores = reads[0].contiguous()?;
+        let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(4), ignored, smoothing };
         // What is wrong was said by the forward pass.
         if expect_classes(&targets).is_err() {
             return Ok(());
         }
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[2], &reads[3], targets))
+        let dense = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
+        host.map_or(Ok(()), |host| host(&dense, &reads[2], &reads[3], targets))?;
+        writes[0].copy_raw(&dense)
     })
 }
 
@@ -77,7 +81,7 @@ fn launch<T: Element>(
     let mut words = lines::words(&places, []);
     words.extend([targets.smoothing / n as f64, 1.0 - targets.smoothing].map(f64::to_bits));
     words.push(targets.ignored as u64);
-    words.extend([n, rows, lines.lanes].map(|number| number as u64));
+    words.extend([n, targets.scores.strides()[0].max(n), rows, lines.lanes].map(|number| number as u64));
     words.extend(queue.fault(late::INDEX)?);
     queue.launch(KernelName { op, variant }, source, lines.config(rows), &mut words)
 }

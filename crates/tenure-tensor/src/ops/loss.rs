@@ -10,7 +10,7 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
 use crate::element::with_element;
-use crate::{Access, Element, Kernel, Result, Scalar, Tensor, TensorError, cuda, vectorized};
+use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<Forward> =
     Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY, cuda::loss::CROSS_ENTROPY]);
@@ -90,7 +90,10 @@ impl Tensor {
         expect_classes(op, self, target, options.ignore_index)?;
         // Rows of scores, so that one pass over each is all.
         let rows = if self.rank() > 2 { self.movedim(&[1], &[-1])? } else { self.clone() };
-        let rows = rows.reshape(&signed(&[target.numel(), classes]))?.contiguous()?;
+        let rows = rows.reshape(&signed(&[target.numel(), classes]))?;
+        // A device's rows may be set apart.
+        let has_rows = !rows.device().is_cpu() && rows.strides()[1] == 1 && rows.strides()[0] >= classes;
+        let rows = if has_rows { rows } else { rows.contiguous()? };
         let target_rows = no_grad(|| target.to_dtype(DType::I64)?.reshape(&[-1])?.contiguous())?;
         let (losses, weights) = row_losses(&rows, &target_rows, options)?;
         let losses = losses.reshape(&signed(target.sizes()))?;
@@ -334,7 +337,8 @@ fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Re
             let (logs, weight) = (context.unpack(logs)?, weight.map(|weight| context.unpack(weight)).transpose()?);
             let targets = Targets { scores: &scores, classes: &classes, weight: weight.as_ref(), ignored, smoothing };
             let kernel = |grad: &Tensor| -> Result<Tensor> {
-                let out = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
+                let layout = Layout::strided(scores.sizes(), scores.strides(), 0)?;
+                let out = Tensor::empty_strided(layout, scores.dtype(), scores.device())?;
                 CROSS_ENTROPY_BACKWARD.find(out.device().kind(), out.dtype())?(&out, grad, &logs, targets)?;
                 Ok(out)
             };

@@ -5,7 +5,7 @@ use super::view::signed;
 use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach};
 use crate::cpu::gemm::Product;
-use crate::{Kernel, Result, Scalar, Tensor, TensorError, cpu, cuda};
+use crate::{Kernel, Layout, Result, Scalar, Tensor, TensorError, cpu, cuda};
 
 static PRODUCT: Kernel<Product> =
     Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES, cuda::matmul::PRODUCT]);
@@ -207,10 +207,12 @@ impl Tensor {
         let out = multiply("linear", Some(bias), &input, &weight.transpose(0, 1)?, 1.into(), 1.into())?;
         let out = attach(out, "linear", &[&input, weight, bias], |saver| {
             let (left, right) = (saver.save_if(saver.needs(1), &input)?, saver.save_if(saver.needs(0), weight)?);
+            let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let to_input = context.give(0, || grad.matmul(&context.unpack(right)?))?;
-                let to_weight = context.give(1, || grad.transpose(0, 1)?.matmul(&context.unpack(left)?))?;
+                let to_weight =
+                    context.give(1, || product_in_order(&grad.transpose(0, 1)?, &context.unpack(left)?, by_columns))?;
                 Ok([to_input, to_weight, Some(grad)].into_iter().collect())
             })
         })?;
@@ -224,13 +226,46 @@ impl Tensor {
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     attach(multiply(op, None, a, b, 1.into(), 0.into())?, op, &[a, b], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+        let by_columns = [a, b].map(is_by_columns);
         Ok(move |context: &Context<'_>| {
             let grad = context.grad(0)?;
-            let to_left = context.give(0, || grad.matmul(&context.unpack(right)?.transpose(-2, -1)?))?;
-            let to_right = context.give(1, || context.unpack(left)?.transpose(-2, -1)?.matmul(&grad))?;
+            let to_left = context
+                .give(0, || product_in_order(&grad, &context.unpack(right)?.transpose(-2, -1)?, by_columns[0]))?;
+            let to_right = context
+                .give(1, || product_in_order(&context.unpack(left)?.transpose(-2, -1)?, &grad, by_columns[1]))?;
             Ok([to_left, to_right].into_iter().collect())
         })
     })
+}
+
+/// Whether a matrix of a device lies in memory column by column, as a transposed weight does.
+fn is_by_columns(matrix: &Tensor) -> bool {
+    let [.., row, column] = *matrix.strides() else { return false };
+    !matrix.device().is_cpu() && row == 1 && column != 1
+}
+
+/// A product that lies in memory column by column or row by row, so that a gradient lies as what it is the gradient of.
+fn product_in_order(a: &Tensor, b: &Tensor, by_columns: bool) -> Result<Tensor> {
+    match by_columns {
+        true => b.transpose(-2, -1)?.matmul(&a.transpose(-2, -1)?)?.transpose(-2, -1),
+        false => a.matmul(b),
+    }
+}
+
+/// A tensor for a product. Long rows of a device that would begin anywhere are set apart, since matrix units read and write
+/// what is not aligned at a fraction of their speed: a vocabulary is rarely a multiple of eight.
+fn room(sizes: &[usize], like: &Tensor) -> Result<Tensor> {
+    const LINE: usize = 128;
+    const ALIGNED: usize = 16;
+    let width = like.dtype().size();
+    let [.., rows, columns] = *sizes else { return Tensor::empty(sizes, like.dtype(), like.device()) };
+    if like.device().is_cpu() || (columns * width).is_multiple_of(ALIGNED) || rows < 64 || columns * width < 2048 {
+        return Tensor::empty(sizes, like.dtype(), like.device());
+    }
+    let mut padded = sizes.to_vec();
+    padded[sizes.len() - 1] = columns.next_multiple_of(LINE / width);
+    let strides = Layout::contiguous(&padded)?;
+    Tensor::empty_strided(Layout::strided(sizes, strides.strides(), 0)?, like.dtype(), like.device())
 }
 
 /// `beta * base + alpha * a * b`, without a gradient.
@@ -246,7 +281,7 @@ fn multiply(
     let ((rows, inner), (_, columns)) = (matrix(a), matrix(b));
     let batch = broadcast(op, &a.sizes()[..a.rank() - 2], &b.sizes()[..b.rank() - 2])?;
     let sized = |rows, columns| batch.iter().copied().chain([rows, columns]).collect::<Vec<usize>>();
-    let out = Tensor::empty(&sized(rows, columns), a.dtype(), a.device())?;
+    let out = room(&sized(rows, columns), a)?;
     let a = a.alias(a.layout().expand(&sized(rows, inner))?);
     let b = b.alias(b.layout().expand(&sized(inner, columns))?);
     let base = base.filter(|_| beta.to_bool()).map(|base| (base, beta));

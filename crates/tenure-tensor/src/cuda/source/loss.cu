@@ -13,7 +13,9 @@ struct Params {
     // The fractions of a row that each class has, and that the right one has.
     u64 share, rest;
     i64 ignored;
-    u64 n, rows;
+    // Classes, and elements from one row of scores, or of their gradient, to the next.
+    u64 n, pitch;
+    u64 rows;
     u64 lanes;
     u64 fault, code;
 };
@@ -22,11 +24,12 @@ DEVICE C weight_of(const Params& p, u64 class_) { return WEIGHTED ? ((const C*)p
 
 extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
     const u32 lanes = (u32)p.lanes;
-    const u64 row = row_of(lanes), first = row * p.n;
+    const u64 row = row_of(lanes), first = row * p.pitch;
     const bool is_there = row < p.rows;
     const i64 right = is_there ? ((const i64*)p.classes)[row] : p.ignored;
     const bool is_known = right >= 0 && (u64)right < p.n, counts = right != p.ignored && is_known;
-    const u64 scores[] = {p.scores};
+    // `Line` takes rows for neighbours.
+    const u64 scores[] = {p.scores + row * (p.pitch - p.n) * sizeof(T)};
     const C share = number<C>(p.share), rest = number<C>(p.rest);
 #if BACKWARD
     C total = (C)0, shared = (C)0, own = (C)0, log = (C)0;
