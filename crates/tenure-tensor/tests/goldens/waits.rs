@@ -21,8 +21,11 @@ const WAITS: &[(&str, &str, u64)] = &[
     ("integers", "shaped", 1),
     // The cases themselves, which make an index on the CPU.
     ("gather", "index_copy", 2),
+    ("attention", "one_seen", 1),
+    ("attention", "seen", 1),
     ("gather", "scatter", 2),
     ("index", "put", 2),
+    ("special", "cross_entropy", 1),
 ];
 
 #[test]
