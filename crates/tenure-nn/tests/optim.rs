@@ -1,12 +1,13 @@
 //! Optimizers, schedules, clipping and loss scaling.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Once};
+#[path = "../../tenure-tensor/tests/common/mod.rs"]
+mod device;
 
+use std::collections::BTreeMap;
+
+use device::cuda;
 use serde_json::Value;
-use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_nn::optim::{
     Adagrad, Adam, GradScaler, Optimizer, Rule, ScalerState, Schedule, Sgd, clip_grad_norm, clip_grad_value,
 };
@@ -18,18 +19,6 @@ const STEPS: usize = 5;
 
 fn goldens() -> Value {
     serde_json::from_str(include_str!("goldens/optimizers.json")).unwrap()
-}
-
-/// A CUDA device: a simulated one, unless the environment asks for a real one.
-fn cuda() -> Device {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return;
-        }
-        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap();
-    });
-    Device::cuda(0)
 }
 
 fn parameters() -> Vec<Parameter> {

@@ -2,25 +2,13 @@
 //! elements. The device is a simulated one, where the CPU stands for the kernels, unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::{Arc, Once};
+mod common;
 
-use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use common::{cuda, in_use, in_use_alone};
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::ops::{CrossEntropy, Reduction};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
-
-fn cuda() -> Device {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return;
-        }
-        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap();
-    });
-    Device::cuda(0)
-}
 
 const FLOATS: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
 
@@ -42,6 +30,7 @@ fn precision(dtype: DType) -> f64 {
 /// Compares what `function` makes of inputs, and its gradients of them, on both devices. Elements may differ by
 /// `tolerance` times the dtype's precision, relative to the largest.
 fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
+    let _in_use = in_use();
     let run = |device: Device, with_grads: bool| {
         let place = |input: &Tensor| {
             let input = input.to_device(device).unwrap();
@@ -148,6 +137,7 @@ fn reductions_agree() {
 
 #[test]
 fn means_far_from_zero_leave_variances_as_they_are() {
+    let _in_use = in_use();
     for (sizes, dims) in [([64, 4096], [1]), ([65_536, 8], [0])] {
         let x = random(&sizes, DType::F32).add(1e4).unwrap().to_device(cuda()).unwrap();
         let variance = x.var(&dims, 0.0, false).unwrap().to_vec::<f32>().unwrap();
@@ -234,6 +224,7 @@ fn cross_entropy_agrees() {
 
 #[test]
 fn a_class_that_is_not_there_is_an_error_that_comes_late() {
+    let _alone = in_use_alone();
     let scores = random(&[2, 3], DType::F32).to_device(cuda()).unwrap();
     let target = Tensor::from_slice(&[1_i64, 3], &[2]).unwrap().to_device(cuda()).unwrap();
     let loss = scores.cross_entropy(&target, &CrossEntropy::default()).and_then(|loss| loss.item::<f32>());

@@ -1,10 +1,9 @@
 //! What moves elements does on a CUDA device what it does on the CPU, of sizes that kernels treat apart.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::{Arc, Once, PoisonError, RwLock};
+mod common;
 
-use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use common::{cuda, in_use, in_use_alone};
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::ops::ELLIPSIS;
 use tenure_tensor::random::Generator;
@@ -12,24 +11,9 @@ use tenure_tensor::{DType, Device, MemoryFormat, Pool, Result, Tensor, TensorErr
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-/// A simulated device, unless the environment asks for a real one.
-fn cuda() -> Device {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return;
-        }
-        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap();
-    });
-    Device::cuda(0)
-}
-
-/// Held to use the device, exclusively by what makes it find errors: whoever uses it next hears of them.
-static IN_USE: RwLock<()> = RwLock::new(());
-
 /// What `make` gives on both, and how far apart it may be.
 fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>>) {
-    let _in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _in_use = in_use();
     let (expected, found) = (make(Device::CPU).unwrap(), make(cuda()).unwrap());
     assert_eq!(expected.len(), found.len());
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -119,7 +103,9 @@ fn sums_by_index_are_those_of_the_cpu() {
     // A few rows and many, rows that are added often, and one that all are added to.
     for (rows, width, count) in [(5, 8, 40), (50, 24, 900), (3000, 1, 2000), (1, 40, 3000), (70_000, 16, 70)] {
         for dtype in FLOATS {
-            let tolerance = if dtype.size() == 2 { 2e-2 } else { 1e-4 };
+            // Halves are rounded at every addition on the CPU, and once on a device.
+            let additions = (count as f64 / rows as f64).max(1.0);
+            let tolerance = if dtype.size() == 2 { 2e-2 * additions.sqrt() } else { 1e-4 };
             check("embedding", tolerance, |device| {
                 let table = normal(&[rows, width], dtype, device)?.requires_grad_(true)?;
                 let found = table.embedding(&integers(rows as i64, &[count], device)?)?;
@@ -239,7 +225,7 @@ fn ranges_are_those_of_the_cpu() {
 
 #[test]
 fn copies_in_place_come_from_any_device() {
-    let _in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _in_use = in_use();
     let x = normal(&[4, 6], DType::F32, Device::CPU).unwrap();
     let there = Tensor::zeros(&[4, 6], DType::F32, cuda()).unwrap();
     there.copy_(&x).unwrap();
@@ -251,7 +237,7 @@ fn copies_in_place_come_from_any_device() {
 
 #[test]
 fn what_is_wrong_is_said_later() {
-    let _alone = IN_USE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = in_use_alone();
     let index = Tensor::from_slice(&[0_i64, 9, 1], &[3]).unwrap().to_device(cuda()).unwrap();
     let table = Tensor::zeros(&[4, 2], DType::F32, cuda()).unwrap();
     let one = |result: Result<Tensor>| result.and_then(|tensor| tensor.to_vec::<f32>()).unwrap_err();
@@ -271,7 +257,7 @@ fn what_is_wrong_is_said_later() {
 
 #[test]
 fn large_tensors_are_shown_as_on_the_cpu() {
-    let _in_use = IN_USE.read().unwrap_or_else(PoisonError::into_inner);
+    let _in_use = in_use();
     for sizes in [&[2000][..], &[7, 300], &[8, 9, 40]] {
         let here = normal(sizes, DType::F32, Device::CPU).unwrap();
         let text = here.to_device(cuda()).unwrap().to_string();

@@ -4,15 +4,15 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use half::{bf16, f16};
 use safetensors::SafeTensors;
 use serde::Deserialize;
-use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::sim::SimDriver;
 use tenure_tensor::autograd::{self, Gradcheck, Options};
 use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision};
+
+use crate::common::{self, in_use};
 
 /// The name of a case, and the same function as the script's.
 pub(crate) type Case = (&'static str, Function);
@@ -24,7 +24,7 @@ pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 /// # Panics
 /// One differs, or a case of the file has no closure, or a closure no case.
 pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
-    let _in_use = (!device.is_cpu()).then(|| IN_USE.read().unwrap_or_else(PoisonError::into_inner));
+    let _in_use = (!device.is_cpu()).then(in_use);
     let family = Family::open_on(name, device);
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
@@ -105,30 +105,11 @@ pub(crate) struct Family {
     device: Device,
 }
 
-/// A CUDA device: a simulated one, unless the environment asks for a real one.
+/// A CUDA device that is as exact as PyTorch on the CPU.
 pub(crate) fn cuda() -> Device {
-    simulated();
-    // As exact as PyTorch's on the CPU.
     precision::allow_tf32_in_convolutions(false);
-    Device::cuda(0)
+    common::cuda()
 }
-
-/// The simulated device, unless the environment asks for a real one.
-pub(crate) fn simulated() -> Option<&'static SimDriver> {
-    static DRIVER: OnceLock<Option<Arc<SimDriver>>> = OnceLock::new();
-    let driver = DRIVER.get_or_init(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return None;
-        }
-        let driver = Arc::new(SimDriver::new(SimConfig::default()));
-        memory::install(driver.clone(), MemoryConfig::default()).unwrap();
-        Some(driver)
-    });
-    driver.as_deref()
-}
-
-/// Held to use the device, exclusively by whoever counts what it does.
-pub(crate) static IN_USE: RwLock<()> = RwLock::new(());
 
 impl Family {
     /// The same with inputs on a device.

@@ -5,6 +5,8 @@ mod accuracy;
 mod activations;
 mod arithmetic;
 mod attention;
+#[path = "../common/mod.rs"]
+mod common;
 mod compare;
 mod conv;
 mod coverage;

@@ -1,11 +1,11 @@
 //! Operations do not wait for the device, but for those whose results have sizes, or are values, that it must find.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
 
 use tenure_tensor::TensorError;
 
-use crate::harness::{Family, IN_USE, cuda, simulated};
+use crate::common::{in_use_alone, simulated};
+use crate::harness::{Family, cuda};
 
 /// Cases that wait, and how often.
 const WAITS: &[(&str, &str, u64)] = &[
@@ -31,7 +31,7 @@ const WAITS: &[(&str, &str, u64)] = &[
 #[test]
 fn only_operations_that_must_wait_for_the_device() {
     let Some(driver) = (cuda(), simulated()).1 else { return };
-    let _alone = IN_USE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = in_use_alone();
     let mut found: BTreeMap<(&str, &str), BTreeSet<u64>> = BTreeMap::new();
     let mut unknown: BTreeSet<(&str, &str)> = BTreeSet::new();
     for (name, cases) in crate::FAMILIES {

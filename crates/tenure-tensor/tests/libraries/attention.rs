@@ -3,7 +3,8 @@
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Attention, DType, Device, Tensor};
 
-use crate::common::{assert_near, cuda, is_real, numbers, tolerance, wide};
+use crate::common::{cuda, simulated};
+use crate::compare::{assert_near, numbers, tolerance, wide};
 
 /// Batch, heads, heads of keys, queries, keys, width, width of values.
 const SIZES: [[usize; 7]; 8] = [
@@ -48,8 +49,8 @@ fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
         [numbers(heads, queries, width, 1), numbers(kv_heads, keys, width, 2), numbers(kv_heads, keys, value_width, 3)];
     let mask = match kind {
         Kind::Plain | Kind::Causal => None,
-        Kind::Seen => Some(crate::common::numbers(&[queries, keys], DType::F32, 4).gt(-0.5).unwrap()),
-        Kind::Added => Some(crate::common::numbers(&[batch, 1, 1, keys], dtype, 4)),
+        Kind::Seen => Some(crate::compare::numbers(&[queries, keys], DType::F32, 4).gt(-0.5).unwrap()),
+        Kind::Added => Some(crate::compare::numbers(&[batch, 1, 1, keys], dtype, 4)),
     };
     let wide_mask = mask.as_ref().map(|mask| if mask.dtype() == DType::Bool { mask.clone() } else { wide(mask) });
     let is_causal = matches!(kind, Kind::Causal);
@@ -72,7 +73,7 @@ fn check(dtype: DType, sizes: [usize; 7], kind: Kind, is_interleaved: bool) {
 fn attention_and_its_gradients() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         // What a simulated device computes is the CPU's.
-        let sizes = if is_real() { &SIZES[..] } else { &SIZES[4..] };
+        let sizes = if simulated().is_none() { &SIZES[..] } else { &SIZES[4..] };
         for &sizes in sizes {
             for kind in [Kind::Plain, Kind::Causal, Kind::Seen, Kind::Added] {
                 check(dtype, sizes, kind, false);

@@ -3,7 +3,8 @@
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Conv, DType, MemoryFormat, Result, Tensor, precision};
 
-use crate::common::{assert_near, cuda, numbers, tolerance, wide};
+use crate::common::cuda;
+use crate::compare::{assert_near, numbers, tolerance, wide};
 
 struct Case {
     input: &'static [usize],

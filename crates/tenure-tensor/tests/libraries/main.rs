@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod attention;
+#[path = "../common/mod.rs"]
 mod common;
+mod compare;
 mod conv;
 mod matmul;
 mod speed;

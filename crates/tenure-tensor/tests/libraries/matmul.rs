@@ -2,7 +2,8 @@
 
 use tenure_tensor::{DType, Device, Tensor};
 
-use crate::common::{assert_near, cuda, numbers, tolerance, wide};
+use crate::common::cuda;
+use crate::compare::{assert_near, numbers, tolerance, wide};
 
 const DTYPES: [DType; 7] = [DType::F16, DType::BF16, DType::F32, DType::F64, DType::U8, DType::I32, DType::I64];
 

@@ -5,7 +5,8 @@ use std::time::Instant;
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::{Attention, Conv, DType, Device, MemoryFormat, Tensor};
 
-use crate::common::{cuda, is_real, numbers};
+use crate::common::{cuda, simulated};
+use crate::compare::numbers;
 
 /// Milliseconds of one call, the mean of some after a few.
 fn ms(call: impl Fn() -> Tensor) -> f64 {
@@ -22,7 +23,7 @@ fn ms(call: impl Fn() -> Tensor) -> f64 {
 
 #[test]
 fn products() {
-    if !is_real() {
+    if simulated().is_some() {
         return;
     }
     let on = |sizes: &[usize], dtype| numbers(sizes, dtype, 1).to_device(cuda()).unwrap();
@@ -49,7 +50,7 @@ fn products() {
 /// Convolutions of ResNet-50 on 128 images, channels last: each way, and how near to the device's rate.
 #[test]
 fn convolutions() {
-    if !is_real() {
+    if simulated().is_some() {
         return;
     }
     let last = |sizes: &[usize]| {
@@ -88,7 +89,7 @@ fn convolutions() {
 
 #[test]
 fn attention() {
-    if !is_real() {
+    if simulated().is_some() {
         return;
     }
     // GPT-2, Llama 1.1B, BERT-base.

@@ -27,7 +27,10 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
 #elif defined(BETWEEN)
     const T value = cast<T>(between(first, second, i, p.count));
 #else
-    const T value = cast<T>(pow(number<double>(p.numbers[2]), between(first, second, i, p.count)));
+    double power = pow(number<double>(p.numbers[2]), between(first, second, i, p.count));
+    // An integer that is missed by the last bit would be cut to the one below.
+    if (!IS_FLOATING && fabs(power - rint(power)) <= 4.5e-16 * power) power = rint(power);
+    const T value = cast<T>(power);
 #endif
     ((T*)p.out)[i] = value;
 }

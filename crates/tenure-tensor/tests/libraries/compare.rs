@@ -1,25 +1,5 @@
-use std::sync::{Arc, Once};
-
-use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor};
-
-/// Whether the device is a real one.
-pub(crate) fn is_real() -> bool {
-    std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda")
-}
-
-pub(crate) fn cuda() -> Device {
-    static INSTALL: Once = Once::new();
-    INSTALL.call_once(|| {
-        if !is_real() {
-            let driver = Arc::new(SimDriver::new(SimConfig::default()));
-            memory::install(driver, MemoryConfig::default()).unwrap();
-        }
-    });
-    Device::cuda(0)
-}
 
 /// Numbers on the CPU, of both signs and near one; whole ones of integers.
 pub(crate) fn numbers(sizes: &[usize], dtype: DType, seed: u64) -> Tensor {
