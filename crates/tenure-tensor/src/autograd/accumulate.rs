@@ -22,20 +22,29 @@ pub(crate) fn add_to(sum: &mut Tensor, mut grad: Tensor) -> Result<()> {
 }
 
 fn takes(target: &mut Tensor, other: &Tensor) -> bool {
-    !is_grad_enabled()
-        && !target.requires_grad()
-        && (target.sizes(), target.dtype()) == (other.sizes(), other.dtype())
-        && target.layout().overlap() == Overlap::No
-        && target.is_unique()
+    !target.requires_grad() && (target.sizes(), target.dtype()) == (other.sizes(), other.dtype()) && is_sole(target)
 }
 
-/// A gradient as a tensor's first: itself if nobody else has it, so that writing to it changes no other. Otherwise, or if
-/// it shares memory with itself, a copy in the order of the tensor's layout.
-pub(crate) fn own(mut grad: Tensor, like: &Layout) -> Result<Tensor> {
-    if !is_grad_enabled() && grad.layout().overlap() == Overlap::No && grad.is_unique() {
-        return Ok(grad.detach());
+/// Whether a gradient can be written to unseen: no graph is made of it, it does not share memory with itself, and nobody
+/// else has it.
+fn is_sole(grad: &mut Tensor) -> bool {
+    if is_grad_enabled() || grad.layout().overlap() != Overlap::No {
+        return false;
     }
+    // Of a view the tensor that it shows goes, if only the view has it.
+    let alias = grad.alias(grad.layout().clone());
+    *grad = alias;
+    grad.is_unique()
+}
+
+/// A gradient as a tensor's first: itself if nobody else has it, so that writing to it changes no other, and it lies as
+/// the tensor does, and is all of its storage. Otherwise a copy in the order of the tensor's layout.
+pub(crate) fn own(mut grad: Tensor, like: &Layout) -> Result<Tensor> {
     let layout = dense_like(grad.sizes(), Some(like))?;
+    let is_whole = grad.storage().bytes() == grad.numel() * grad.dtype().size();
+    if is_whole && grad.strides() == layout.strides() && is_sole(&mut grad) {
+        return Ok(grad);
+    }
     let dtype = grad.dtype();
     grad.copied("copy", layout, dtype)
 }

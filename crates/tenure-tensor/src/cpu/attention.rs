@@ -18,7 +18,7 @@ use crate::{Access, DType, Device, Entry, Result, Tensor, threads};
 pub(crate) type Attend = fn([&Tensor; 2], [&Tensor; 3], Option<&Tensor>, Weighting) -> Result<()>;
 
 /// Writes the gradients of queries, keys and values of those, of the gradient of the means, the means, and the logarithms
-/// of the sums. The gradients are contiguous.
+/// of the sums. All rows are dense.
 pub(crate) type AttendBackward = fn([&Tensor; 3], [&Tensor; 6], Option<&Tensor>, Weighting) -> Result<()>;
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cpu!(@ attend: (F32 f32) (F64 f64));

@@ -78,9 +78,7 @@ impl Tensor {
             let sizes = tensor.sizes();
             let heads = if rank > 2 { sizes[rank - 3] } else { 1 };
             let batch: usize = sizes[..rank.saturating_sub(3)].iter().product();
-            let tensor = tensor.reshape(&signed(&[batch, heads, sizes[rank - 2], sizes[rank - 1]]))?;
-            // Kernels want the last dimension dense.
-            if tensor.strides()[3] == 1 || sizes[rank - 1] <= 1 { Ok(tensor) } else { tensor.contiguous() }
+            rows_dense(tensor.reshape(&signed(&[batch, heads, sizes[rank - 2], sizes[rank - 1]]))?)
         };
         let (q, k, v) = (four(self)?, four(keys)?, four(values)?);
         let scores = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
@@ -122,6 +120,11 @@ fn four_of_mask(mask: &Tensor, queries: &Tensor, keys: &Tensor, scores: [usize; 
     mask.expand(&signed(&sizes))?.reshape(&signed(&scores))
 }
 
+/// A tensor of four dimensions as kernels want it: the last is dense.
+fn rows_dense(tensor: Tensor) -> Result<Tensor> {
+    if tensor.strides()[3] == 1 || tensor.sizes()[3] <= 1 { Ok(tensor) } else { tensor.contiguous() }
+}
+
 /// Attention whose weights are never held all at once.
 fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
     let (out, sums) = attend(q, k, v, mask, weighting)?;
@@ -137,8 +140,9 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
             if is_grad_enabled() {
                 return backward_of_weights(&grad, [&q, &k, &v], &sums, mask.as_ref(), weighting);
             }
-            let (out, grad) = (context.unpack(out)?, grad.contiguous()?);
-            let like = |tensor: &Tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
+            let (out, grad) = (context.unpack(out)?, rows_dense(grad)?);
+            // In memory in the order of what they are of: heads lie within rows mostly.
+            let like = |tensor: &Tensor| pointwise::output(tensor.sizes(), tensor.dtype(), &[tensor]);
             let grads = [like(&q)?, like(&k)?, like(&v)?];
             let kernel = BACKWARD.find(q.device().kind(), q.dtype())?;
             let inputs = [&q, &k, &v, &grad, &out, &sums];
