@@ -208,8 +208,12 @@ impl Block {
     fn forward(&self, x: &Tensor, waves: &Waves) -> Result<Tensor> {
         let x = x.add(&self.attention.forward(&self.input_layernorm.forward(x)?, waves)?)?;
         let normal = self.post_attention_layernorm.forward(&x)?;
-        let gate = self.activation.forward(&self.gate_proj.forward(&normal)?)?;
-        x.add(&self.down_proj.forward(&gate.mul(&self.up_proj.forward(&normal)?)?)?)
+        let (gate, inner) = (self.gate_proj.forward(&normal)?, self.up_proj.forward(&normal)?);
+        let inner = match self.activation {
+            Activation::Silu => gate.swiglu(&inner)?,
+            activation => activation.forward(&gate)?.mul(&inner)?,
+        };
+        x.add(&self.down_proj.forward(&inner)?)
     }
 }
 

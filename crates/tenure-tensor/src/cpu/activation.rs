@@ -49,11 +49,27 @@ binary! {
         let (s, slope) = gelu_slope(x);
         grad * (s + x * s * (T::ONE - s) * slope)
     };
+    SWIGLU: Math (lanes of floats), |gate, x| gate * gate.sigmoid() * x;
     HARDSWISH_BACKWARD: Math (lanes of floats), |grad, x| {
         let inside = x / T::of(3.0) + T::of(0.5);
         let slope = if x <= T::of(-3.0) { T::ZERO } else { inside };
         grad * if x < T::of(3.0) { slope } else { T::ONE }
     };
+}
+
+/// Writes the gradient of [`SWIGLU`]'s first input, of the output's and the inputs.
+pub(crate) const SWIGLU_BACKWARD: &[Entry<Binary>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
+
+fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
+    loops::ternary(
+        iter,
+        #[inline(always)]
+        |grad: T, gate: T, x: T| {
+            let s = gate.sigmoid();
+            grad * x * s * (T::ONE + gate * (T::ONE - s))
+        },
+    );
+    Ok(())
 }
 
 /// A kernel that writes an expression of numbers and one element.

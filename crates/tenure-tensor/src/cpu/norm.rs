@@ -245,7 +245,7 @@ fn normalize_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
 /// # Safety
 /// All are of type `R`, and nobody else uses the first.
 #[inline(always)]
-unsafe fn block<'a, R: Element, const N: usize>(
+pub(super) unsafe fn block<'a, R: Element, const N: usize>(
     out: *mut u8,
     inputs: [*mut u8; N],
     n: usize,

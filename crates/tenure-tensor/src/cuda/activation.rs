@@ -31,6 +31,8 @@ binary! {
         "a * ((T)0.5 * ((T)1 + erf(b * (T)0.70710678118654752)) + b * exp((T)-0.5 * b * b) * (T)0.3989422804014327)";
     GELU_TANH_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (gelu_share(b) + b * gelu_share(b) * ((T)1 - gelu_share(b)) * gelu_slope(b))";
+    SWIGLU: ["T", "T", "T"] (lanes of floats), "a * sigmoid(a) * b";
+    SWIGLU_BACKWARD: ["T", "T", "T", "T"] (lanes of floats), "a * c * sigmoid(b) * ((T)1 + b * ((T)1 - sigmoid(b)))";
     HARDSWISH_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (b < (T)3 ? (b <= (T)-3 ? (T)0 : b / (T)3 + (T)0.5) : (T)1)";
 }

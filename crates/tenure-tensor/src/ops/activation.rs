@@ -3,10 +3,10 @@
 //! Gradients of the common ones are kernels of one pass. Such a kernel is an operation with a gradient too: the gradient
 //! times a slope, [`sloped`].
 
-use super::pointwise::{self, Binary};
+use super::pointwise::{self, Binary, promoted};
 use super::unary::functions;
 use crate::autocast::raise;
-use crate::autograd::{Context, attach, no_grad};
+use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
 use crate::cuda::activation as cuda;
 use crate::{Kernel, Result, Tensor};
@@ -21,6 +21,8 @@ static SILU_BACKWARD: Binary = Kernel::new("silu_backward", &[kernels::SILU_BACK
 static GELU_BACKWARD: Binary = Kernel::new("gelu_backward", &[kernels::GELU_BACKWARD, cuda::GELU_BACKWARD]);
 static GELU_TANH_BACKWARD: Binary =
     Kernel::new("gelu_tanh_backward", &[kernels::GELU_TANH_BACKWARD, cuda::GELU_TANH_BACKWARD]);
+static SWIGLU: Binary = Kernel::new("swiglu", &[kernels::SWIGLU, cuda::SWIGLU]);
+static SWIGLU_BACKWARD: Binary = Kernel::new("swiglu_backward", &[kernels::SWIGLU_BACKWARD, cuda::SWIGLU_BACKWARD]);
 static HARDSWISH_BACKWARD: Binary =
     Kernel::new("hardswish_backward", &[kernels::HARDSWISH_BACKWARD, cuda::HARDSWISH_BACKWARD]);
 static ELU_BACKWARD: Kernel<Curve<3>> = Kernel::new("elu_backward", &[kernels::ELU_BACKWARD, cuda::ELU_BACKWARD]);
@@ -121,6 +123,29 @@ impl Tensor {
         raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
             let scaled = x.mul(beta)?;
             scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
+        })
+    }
+
+    /// This, a gate, through [`silu`](Self::silu), times `x` (Shazeer 2020), in one pass and with nothing kept but both.
+    pub fn swiglu(&self, x: &Self) -> Result<Self> {
+        let dtype = promoted(&[self.into(), x.into()]);
+        let (gate, x) = (&self.to_dtype(dtype)?, &x.to_dtype(dtype)?);
+        let by = move |kernel: &'static Binary, inputs: &[&Self]| {
+            pointwise::run(kernel, dtype, dtype, inputs, |kernel, iter| kernel(iter))
+        };
+        attach(by(&SWIGLU, &[gate, x])?, SWIGLU.name(), &[gate, x], |saver| {
+            let (gate, x) = (saver.save(gate)?, saver.save_if(saver.needs(0), x)?);
+            Ok(move |context: &Context<'_>| {
+                let (grad, gate) = (context.grad(0)?, context.unpack(gate)?);
+                let to_gate = context.give(0, || {
+                    let x = context.unpack(x)?;
+                    if is_grad_enabled() {
+                        return silu_backward(&grad.mul(&x)?, &gate);
+                    }
+                    by(&SWIGLU_BACKWARD, &[&grad, &gate, &x])
+                })?;
+                Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect())
+            })
         })
     }
 

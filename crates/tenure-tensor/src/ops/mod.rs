@@ -21,6 +21,7 @@ mod pool;
 mod power;
 mod random;
 mod reduce;
+mod rotary;
 mod scan;
 mod scatter;
 mod select;

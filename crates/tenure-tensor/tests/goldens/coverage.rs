@@ -25,7 +25,7 @@ const NEVER_SCALAR: &[&[&str]] = &[
     &["max_pool", "avg_pool", "adaptive_avg_pool", "contiguous_in", "cross_entropy", "nll_loss", "tril", "triu"],
     &["batch_norm", "group_norm", "layer_norm", "rms_norm", "repeat_interleave", "roll", "take_along_dim"],
     &["cat", "split", "split_sizes", "chunk", "unbind", "select", "narrow", "slice", "unflatten", "as_strided"],
-    &["index_put", "index_put_"],
+    &["index_put", "index_put_", "rotary"],
     // PyTorch takes a number for a vector of one here.
     &["movedim", "unfold", "index_select", "index_fill", "index_add", "index_add_", "index_copy"],
 ];

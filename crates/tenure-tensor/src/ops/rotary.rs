@@ -1,0 +1,60 @@
+//! Positions as angles.
+
+use super::pointwise::output;
+use super::reduce::floating;
+use crate::autograd::{Context, attach};
+use crate::cpu::rotary::Rotate;
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
+
+static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::rotary::ROTATE, cuda::rotary::ROTATE]);
+
+impl Tensor {
+    /// Turns each number in the first half of the last dimension, and its partner in the second, by an angle: positions as
+    /// Llama has them (Su et al., 2021). The angles' cosines and sines broadcast to a half.
+    ///
+    /// # Errors
+    /// An integer dtype, a last dimension of odd size, angles of other sizes.
+    pub fn rotary(&self, cos: &Self, sin: &Self) -> Result<Self> {
+        self.rotated(cos, sin, false)
+    }
+
+    /// Turned the other way if it is `back`.
+    fn rotated(&self, cos: &Self, sin: &Self, back: bool) -> Result<Self> {
+        let op = ROTATE.name();
+        floating(op, self)?;
+        let Some(half) = self.sizes().last().filter(|size| size.is_multiple_of(2)).map(|size| size / 2) else {
+            let reason = format!("a last dimension of even size is needed, got sizes {:?}", self.sizes());
+            return Err(TensorError::shape(op, reason));
+        };
+        let halves = |tensor: &Self| -> Result<[Self; 2]> {
+            let tensor = tensor.detach();
+            Ok([tensor.narrow(-1, 0, half)?, tensor.narrow(-1, half, half)?])
+        };
+        let out = output(self.sizes(), self.dtype(), &[self])?;
+        let ([first, second], [x, y]) = (halves(&out)?, halves(self)?);
+        let kernel = ROTATE.find(self.device().kind(), self.dtype())?;
+        let sign = if back { 1.0 } else { -1.0 };
+        kernel(&Elementwise::new(op, &[&first], &[&x, &y, cos, sin])?, sign)?;
+        kernel(&Elementwise::new(op, &[&second], &[&y, &x, cos, sin])?, -sign)?;
+        attach(out, op, &[self, cos, sin], |saver| {
+            let turns = saver.needs(1) || saver.needs(2);
+            let (x, cos, sin) = (saver.save_if(turns, self)?, saver.save(cos)?, saver.save(sin)?);
+            Ok(move |context: &Context<'_>| {
+                let (grad, cos, sin) = (context.grad(0)?, context.unpack(cos)?, context.unpack(sin)?);
+                let along = |across: bool, like: &Self| -> Result<Self> {
+                    let x = context.unpack(x)?;
+                    let [x, y] = [x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?];
+                    let [to_x, to_y] = [grad.narrow(-1, 0, half)?, grad.narrow(-1, half, half)?];
+                    let products = match across {
+                        false => to_x.mul(&x)?.add(&to_y.mul(&y)?)?,
+                        true => to_y.mul(&x)?.sub(&to_x.mul(&y)?)?.mul(-sign)?,
+                    };
+                    products.sum_to(like.sizes())
+                };
+                let to_input = context.give(0, || grad.rotated(&cos, &sin, !back))?;
+                let to_cos = context.give(1, || along(false, &cos))?;
+                Ok([to_input, to_cos, context.give(2, || along(true, &sin))?].into_iter().collect())
+            })
+        })
+    }
+}
