@@ -20,6 +20,9 @@ const THREADS: u32 = 256;
 /// What addresses of rows must be a multiple of for the library, in bytes.
 const ALIGNMENT: usize = 16;
 
+/// Products of queries and keys that are worth the library's matrix units. Of fewer, a kernel of our own rounds less.
+const TILE: usize = 16 * 16;
+
 /// Threads that share a row.
 const SIDE: usize = 16;
 
@@ -183,7 +186,8 @@ impl Work<'_> {
         if !is_half
             || !is_aligned
             || self.mask.is_some()
-            || [batch, heads, queries, keys, width, value_width].contains(&0)
+            || queries * keys < TILE
+            || [batch, heads, width, value_width].contains(&0)
         {
             return None;
         }
