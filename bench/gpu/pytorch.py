@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -104,9 +105,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tens
     def step() -> torch.Tensor:
         logits = model(inputs)
         loss = F.cross_entropy(logits.flatten(0, -2), targets)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        optimizer.zero_grad()
         return loss
 
     return step
@@ -170,6 +171,23 @@ def captured(step):
     return graph.replay
 
 
+def counts(step) -> dict[str, int]:
+    """What one step asks of the runtime and of the allocator."""
+    before = torch.cuda.memory_stats()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+    calls = Counter(event.name for event in profile.events())
+    after = torch.cuda.memory_stats()
+    waits = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"]
+    return {
+        "launches": sum(count for name, count in calls.items() if "LaunchKernel" in name),
+        # The profile ends with one.
+        "waits": sum(calls[name] for name in waits) - 1,
+        "driver_memory_calls": after["num_device_alloc"] - before["num_device_alloc"],
+        "allocations": after["allocation.all.allocated"] - before["allocation.all.allocated"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
@@ -186,6 +204,7 @@ def main() -> None:
         step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
+    asked = counts(step)
     if args.graph:
         step = captured(step)
     milliseconds = []
@@ -201,6 +220,7 @@ def main() -> None:
         "loss": loss,
         "allocated_bytes": peak,
         "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "counts": asked,
     }
     print(json.dumps(figures))
 

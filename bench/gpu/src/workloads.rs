@@ -86,9 +86,10 @@ fn language_model(mut model: impl Layer + 'static, batch: usize, length: usize, 
 fn train(mut optimizer: Optimizer, loss: impl Fn() -> Result<Tensor> + 'static) -> Step {
     Box::new(move || {
         let loss = loss()?;
-        optimizer.zero_grad();
         loss.backward()?;
         optimizer.step()?;
+        // Before the next step needs the memory.
+        optimizer.zero_grad();
         Ok(loss.detach())
     })
 }

@@ -43,6 +43,8 @@ mod tensor;
 #[forbid(unsafe_code)]
 pub mod threads;
 mod transfer;
+#[forbid(unsafe_code)]
+pub mod tuning;
 mod upload;
 #[forbid(unsafe_code)]
 mod vectors;

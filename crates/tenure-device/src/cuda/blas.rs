@@ -22,7 +22,7 @@ use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
 use super::CudaDriver;
-use crate::{Call, CallError, Driver, ErrorKind, EventKind};
+use crate::{Call, CallError, ErrorKind};
 
 /// Bytes that any algorithm for a product takes at most, as NVIDIA advises for its devices since Hopper.
 pub const TUNING_WORKSPACE: usize = 32 << 20;
@@ -115,6 +115,11 @@ impl ProductPlan {
     pub fn workspace_bytes(&self) -> usize {
         self.0.chosen.workspaceSize
     }
+
+    /// Whether its algorithm was [measured](CudaDriver::tune_product).
+    pub fn is_tuned(&self) -> bool {
+        self.0.is_tuned
+    }
 }
 
 /// The library on a device, and the products that were asked for.
@@ -138,6 +143,7 @@ struct Plan {
     /// Changed before each use: where the bias is.
     description: Mutex<Description>,
     chosen: Heuristic,
+    is_tuned: bool,
 }
 
 impl CudaDriver {
@@ -188,34 +194,16 @@ impl CudaDriver {
         stream: StreamId,
         candidates: usize,
     ) -> Result<ProductPlan, CallError> {
-        const ROUNDS: usize = 5;
         let plan = self.product_plan(product)?;
         let found = self.in_context(Call::PlanProduct, || plan.0.candidates(self.blas()?, candidates))?;
-        let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
-        let mut best: Option<(f64, Heuristic)> = None;
-        for candidate in found {
-            let run = || {
-                // SAFETY: the caller's promise.
-                let run = || unsafe { self.run_product(&plan.0, &candidate, operands, stream) };
-                self.in_context(Call::Multiply, run)
-            };
-            // One that does not run is none.
-            if run().is_err() {
-                continue;
-            }
-            self.record_event(events[0], stream)?;
-            (0..ROUNDS).try_for_each(|_| run())?;
-            self.record_event(events[1], stream)?;
-            self.synchronize_stream(stream)?;
-            let elapsed_us = self.elapsed_us(events[0], events[1])?;
-            if best.is_none_or(|(fastest_us, _)| elapsed_us < fastest_us) {
-                best = Some((elapsed_us, candidate));
-            }
-        }
-        events.into_iter().try_for_each(|event| self.destroy_event(event))?;
-        let Some((_, chosen)) = best else { return Ok(plan) };
+        let chosen = self.fastest(found, stream, |candidate| {
+            // SAFETY: the caller's promise.
+            self.in_context(Call::Multiply, || unsafe { self.run_product(&plan.0, candidate, operands, stream) })
+        })?;
+        let chosen = chosen.unwrap_or(plan.0.chosen);
         self.in_context(Call::PlanProduct, || {
-            let plan = ProductPlan(Arc::new(Plan { chosen, ..Plan::without_algorithm(product)? }));
+            let plan = Plan { chosen, is_tuned: true, ..Plan::without_algorithm(product)? };
+            let plan = ProductPlan(Arc::new(plan));
             self.blas()?.plans.write().insert(*product, Ok(plan.clone()));
             Ok(plan)
         })
@@ -323,6 +311,7 @@ impl Plan {
             d: layout(d, m, n)?,
             description: Mutex::new(description),
             chosen: none(),
+            is_tuned: false,
         })
     }
 

@@ -252,13 +252,14 @@ impl Driver for CudaDriver {
         self.in_context(Call::SynchronizeStream, || {
             let stream = self.stream(stream)?;
             // SAFETY: the stream is known.
-            check(unsafe { sys::cuStreamSynchronize(stream) })
+            self.timings.time(Call::SynchronizeStream, 1, 0, || unsafe { sys::cuStreamSynchronize(stream) })
         })
     }
 
     fn synchronize(&self) -> Result<(), CallError> {
         // SAFETY: the thread has the context.
-        self.in_context(Call::Synchronize, || check(unsafe { sys::cuCtxSynchronize() }))
+        let wait = || unsafe { sys::cuCtxSynchronize() };
+        self.in_context(Call::Synchronize, || self.timings.time(Call::Synchronize, 1, 0, wait))
     }
 
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {
@@ -335,7 +336,7 @@ impl Driver for CudaDriver {
         self.in_context(Call::SynchronizeEvent, || {
             let (event, _) = self.event(event)?;
             // SAFETY: the event is known.
-            check(unsafe { sys::cuEventSynchronize(event) })
+            self.timings.time(Call::SynchronizeEvent, 1, 0, || unsafe { sys::cuEventSynchronize(event) })
         })
     }
 
@@ -361,7 +362,7 @@ impl Driver for CudaDriver {
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
             })?;
             // SAFETY: the stream is known.
-            check(unsafe { sys::cuStreamSynchronize(stream) })
+            self.timings.time(Call::CopyToDevice, 1, source.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
         })
     }
 
@@ -372,7 +373,9 @@ impl Driver for CudaDriver {
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
             })?;
             // SAFETY: the stream is known.
-            check(unsafe { sys::cuStreamSynchronize(stream) })
+            self.timings.time(Call::CopyFromDevice, 1, target.len() as u64, || unsafe {
+                sys::cuStreamSynchronize(stream)
+            })
         })
     }
 

@@ -37,6 +37,7 @@ mod peers;
 mod platform;
 mod space;
 mod timing;
+mod tune;
 
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
 pub use self::dnn::{Attention, Convolution, ConvolutionPass, DnnPlan};

@@ -1,4 +1,4 @@
-//! What the driver's memory calls took.
+//! What the driver's memory calls and waits took.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use super::error::check;
 use crate::{Call, ErrorKind};
 
 /// The calls that are timed.
-const TIMED: [Call; 9] = [
+const TIMED: [Call; 14] = [
     Call::Malloc,
     Call::Free,
     Call::Reserve,
@@ -19,6 +19,11 @@ const TIMED: [Call; 9] = [
     Call::Map,
     Call::SetAccess,
     Call::Unmap,
+    Call::Synchronize,
+    Call::SynchronizeStream,
+    Call::SynchronizeEvent,
+    Call::CopyToDevice,
+    Call::CopyFromDevice,
 ];
 
 /// What the driver took for all its calls of one kind, failed ones left out. To be set beside the model in

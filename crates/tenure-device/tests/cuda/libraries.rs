@@ -59,7 +59,8 @@ fn products_of_every_dtype_and_order_are_computed() {
     }
     let product = product(DType::BF16, 1, [false, true], Epilogue::None);
     // SAFETY: as above.
-    unsafe { driver.tune_product(&product, &operands, StreamId::NULL, 4) }.unwrap();
+    let tuned = unsafe { driver.tune_product(&product, &operands, StreamId::NULL, 4) }.unwrap();
+    assert!(tuned.is_tuned() && driver.product_plan(&product).unwrap().is_tuned());
     driver.synchronize().unwrap();
     tensors.into_iter().for_each(|tensor| driver.free(tensor).unwrap());
 }
@@ -105,6 +106,15 @@ fn convolutions_are_computed() {
         unsafe { driver.convolve(&plan, tensors, workspace, StreamId::NULL) }.unwrap();
         driver.synchronize().unwrap();
         driver.free(workspace).unwrap();
+        let mut room = 0;
+        let workspace = |bytes: usize| {
+            room = driver.malloc(bytes.max(1) as u64).unwrap();
+            Some(room)
+        };
+        // SAFETY: the same.
+        let tuned = unsafe { driver.tune_convolution(&convolution, tensors, StreamId::NULL, 4, workspace) }.unwrap();
+        assert!(tuned.is_tuned() && driver.convolution_plan(&convolution).unwrap().is_tuned());
+        driver.free(room).unwrap();
     }
     tensors.into_iter().for_each(|tensor| driver.free(tensor).unwrap());
 }

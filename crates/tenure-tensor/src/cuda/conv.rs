@@ -134,6 +134,15 @@ impl Work<'_> {
             }
             plan => queue.driver_result(plan)?,
         };
+        let plan = match queue.candidates().filter(|_| !plan.is_tuned()) {
+            None => plan,
+            Some(count) => {
+                let (stream, room) = (queue.stream(), |bytes: usize| queue.workspace(bytes.max(1)).ok());
+                // SAFETY: as below; what is written is written again.
+                let tuned = unsafe { driver.tune_convolution(&convolution, data, stream, count, room) };
+                queue.driver_result(tuned)?
+            }
+        };
         let bytes = plan.workspace_bytes();
         let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
         // SAFETY: the tensors are as described, locked by the caller and recorded on the queue's stream; the workspace

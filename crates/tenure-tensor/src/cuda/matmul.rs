@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{
-    Compute, CudaDriver, Epilogue, KernelName, LaunchConfig, Matrix, Operands, Product as Description,
+    Compute, CudaDriver, Epilogue, KernelName, LaunchConfig, Matrix, Operands, Product as Description, TUNING_WORKSPACE,
 };
 
 use super::elementwise::{bits, on_cpu};
@@ -63,7 +63,7 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
         |queue| {
             for (batch, offsets) in Batches::new(&tensors).split() {
                 match queue.cuda().filter(|_| is_for_library) {
-                    Some(driver) if work.multiply(queue, driver, batch, offsets)? => {}
+                    Some(driver) if work.multiply(queue, driver, batch, work.whole(offsets))? => {}
                     _ => work.multiply_tiles(queue, batch, offsets)?,
                 }
             }
@@ -74,6 +74,15 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
             host.map_or(Ok(()), |host| host(&writes[0], [&reads[0], &reads[1]], base, alpha))
         },
     )
+}
+
+/// A part of a product: rows, columns, what is summed up, and the first element of each matrix.
+#[derive(Clone, Copy)]
+struct Part {
+    sizes: [usize; 3],
+    starts: [usize; OPERANDS],
+    /// To what is there.
+    is_added: bool,
 }
 
 struct Work<'a> {
@@ -99,9 +108,17 @@ impl Work<'_> {
         std::array::from_fn(|i| if self.data[i] == 0 { 0 } else { (self.data[i] + offsets[i] * width) as u64 })
     }
 
+    /// All of it, of matrices that begin there.
+    fn whole(&self, starts: [usize; OPERANDS]) -> Part {
+        Part { sizes: self.sizes(), starts, is_added: false }
+    }
+
     /// By the library. `false` if it is not there, or does not compute that.
-    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, offsets: [usize; OPERANDS]) -> Result<bool> {
-        let ([m, n, k], [d, a, b, base]) = (self.sizes(), self.addresses(offsets));
+    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, part: Part) -> Result<bool> {
+        if let Some([first, second]) = self.split(part) {
+            return Ok(self.multiply(queue, driver, batch, first)? && self.multiply(queue, driver, batch, second)?);
+        }
+        let ([m, n, k], [d, a, b, base]) = (part.sizes, self.addresses(part.starts));
         let matrix = |operand: usize, address: u64| {
             let lies = lie(self.tensors[operand])?;
             let alignment = 1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros());
@@ -129,7 +146,8 @@ impl Work<'_> {
             }
             plan => queue.driver_result(plan)?,
         };
-        let bytes = plan.workspace_bytes();
+        let candidates = if plan.is_tuned() { None } else { queue.candidates() };
+        let bytes = if candidates.is_some() { TUNING_WORKSPACE } else { plan.workspace_bytes() };
         let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
         let operands = Operands {
             a,
@@ -138,13 +156,61 @@ impl Work<'_> {
             d,
             bias: if is_bias { base } else { 0 },
             alpha: self.alpha.to_f64(),
-            beta: if has_c { self.beta.to_f64() } else { 0.0 },
+            beta: if has_c { self.beta.to_f64() } else { f64::from(u8::from(part.is_added)) },
             workspace,
+        };
+        let plan = match candidates {
+            None => plan,
+            Some(count) => {
+                // What is there is added to once.
+                let tried = Operands { c: operands.d, beta: 0.0, ..operands };
+                let tried = if has_c { operands } else { tried };
+                // SAFETY: as below.
+                queue.driver_result(unsafe { driver.tune_product(&description, &tried, queue.stream(), count) })?
+            }
         };
         // SAFETY: the operands are tensors of these layouts, which the caller has locked and the queue recorded on the
         // stream; the workspace is as large as the plan says.
         queue.driver_result(unsafe { driver.multiply(&plan, &operands, queue.stream()) })?;
         Ok(true)
+    }
+
+    /// Parts of a product of halves, where elements side by side are not a multiple of what matrix units read at once, but
+    /// rows begin where they should: the units are at an eighth of their speed then, and the rest is next to nothing. A
+    /// vocabulary is rarely a multiple of eight.
+    fn split(&self, part: Part) -> Option<[Part; 2]> {
+        /// What rows and columns of each operand are.
+        const AXES: [[usize; 2]; OPERANDS] = [[0, 1], [0, K], [K, 1], [0, 1]];
+        const K: usize = 2;
+        /// Below it is not worth a launch.
+        const LEAST: usize = 512;
+        let dtype = self.tensors[0].dtype();
+        let (width, has_base) = (ALIGNMENT / dtype.size(), self.data[3] != 0);
+        if !matches!(dtype, DType::F16 | DType::BF16) {
+            return None;
+        }
+        let mut uneven = (0..OPERANDS - 1).filter_map(|operand| {
+            let lies = lie(self.tensors[operand])?;
+            let axis = AXES[operand][usize::from(!lies.is_transposed)];
+            let size = part.sizes[axis];
+            let is_slow = size >= LEAST && !size.is_multiple_of(width) && lies.leading.is_multiple_of(width);
+            (is_slow && !(axis == K && has_base)).then_some(axis)
+        });
+        let axis = uneven.next()?;
+        let even = part.sizes[axis] / width * width;
+        let (mut first, mut second) = (part, part);
+        (first.sizes[axis], second.sizes[axis]) = (even, part.sizes[axis] - even);
+        for (operand, axes) in AXES.iter().enumerate() {
+            if let Some(at) = axes.iter().position(|other| *other == axis) {
+                second.starts[operand] += even * strides(self.tensors[operand])[at];
+            }
+        }
+        if axis != K {
+            return Some([first, second]);
+        }
+        // What is rounded on the way is small beside the sum.
+        first.is_added = true;
+        Some([second, first])
     }
 
     /// By the kernel of tiles.

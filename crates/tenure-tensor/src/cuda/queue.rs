@@ -10,7 +10,7 @@ use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
 use tenure_device::{Executor, memory};
 
 use super::late;
-use crate::{Access, Elementwise, Result, Tensor, TensorError};
+use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
 
 /// More runs of elements than these are declared as one range.
 const MANY_RUNS: usize = 4096;
@@ -137,6 +137,13 @@ impl Queue {
             Executor::Cuda(driver) => Some(driver),
             Executor::Sim(_) => None,
         }
+    }
+
+    /// How many algorithms are measured for what none was measured for; none in a capture.
+    pub(crate) fn candidates(&self) -> Option<usize> {
+        const CANDIDATES: usize = 8;
+        let is_captured = || self.memory.driver().is_capturing(self.stream).unwrap_or(true);
+        (tuning::measures_algorithms() && !is_captured()).then_some(CANDIDATES)
     }
 
     /// What a kernel is given to say what it could not do.

@@ -72,6 +72,7 @@ pub(super) struct Plan {
     pub(super) constants: Vec<(i64, Box<f32>)>,
     /// A tensor that is within the workspace, by its id, and where.
     placed: Option<(i64, usize)>,
+    pub(super) is_tuned: bool,
 }
 
 /// What plans are made for.
@@ -173,7 +174,7 @@ impl Plan {
             .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
         let plan = target.of_plan(plan)?.finish()?;
         let workspace_bytes = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
-        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: None })
+        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: None, is_tuned: false })
     }
 
     /// Gives a tensor a place of so many bytes within the workspace.

@@ -26,7 +26,7 @@ pub use self::convolution::{Convolution, ConvolutionPass};
 use self::descriptor::check;
 use self::graph::{Plan, Target};
 use super::CudaDriver;
-use crate::{Call, CallError, Driver, ErrorKind, EventKind};
+use crate::{Call, CallError, ErrorKind};
 
 /// How something is computed on a device. It is for good.
 #[derive(Clone)]
@@ -36,6 +36,11 @@ impl DnnPlan {
     /// Bytes that its workspace must have.
     pub fn workspace_bytes(&self) -> usize {
         self.0.workspace_bytes
+    }
+
+    /// Whether it was [measured](CudaDriver::tune_convolution).
+    pub fn is_tuned(&self) -> bool {
+        self.0.is_tuned
     }
 }
 
@@ -146,47 +151,38 @@ impl CudaDriver {
     }
 
     /// Computes a convolution in each of up to `candidates` ways, and takes the fastest from now on. It waits for the
-    /// device, and must not be called while anything is captured. `workspace` gives as many bytes as it is asked for.
+    /// device, and must not be called while anything is captured. `workspace` gives as many
+    /// bytes as it is asked for, or the library chooses.
     ///
     /// # Errors
-    /// Those of [`convolve`](Self::convolve), and of `workspace`.
+    /// Those of [`convolve`](Self::convolve).
     ///
     /// # Safety
     /// As there.
-    pub unsafe fn tune_convolution<E: From<CallError>>(
+    pub unsafe fn tune_convolution(
         &self,
         convolution: &Convolution,
         operands: [Address; 3],
         stream: StreamId,
         candidates: usize,
-        mut workspace: impl FnMut(usize) -> Result<Address, E>,
-    ) -> Result<DnnPlan, E> {
-        const ROUNDS: usize = 5;
+        workspace: impl FnOnce(usize) -> Option<Address>,
+    ) -> Result<DnnPlan, CallError> {
         let plans = self.in_context(Call::PlanGraph, || {
             let handle = self.dnn()?.handle.lock();
             convolution.plans(&Target::Device(handle.0), candidates)
         })?;
-        let events = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
-        let mut best: Option<(f64, DnnPlan)> = None;
-        for plan in plans.into_iter().map(|plan| DnnPlan(Arc::new(plan))) {
-            let room = workspace(plan.workspace_bytes())?;
+        let most = plans.iter().map(|plan| plan.workspace_bytes).max().unwrap_or(0);
+        let Some(room) = workspace(most) else { return self.convolution_plan(convolution) };
+        let tuned = |mut plan: Plan| {
+            plan.is_tuned = true;
+            DnnPlan(Arc::new(plan))
+        };
+        let candidates = plans.into_iter().map(tuned).collect();
+        let fastest = self.fastest(candidates, stream, |plan| {
             // SAFETY: the caller's promise.
-            let run = || unsafe { self.convolve(&plan, operands, room, stream) };
-            // One that does not run is none.
-            if run().is_err() {
-                continue;
-            }
-            self.record_event(events[0], stream)?;
-            (0..ROUNDS).try_for_each(|_| run())?;
-            self.record_event(events[1], stream)?;
-            self.synchronize_stream(stream)?;
-            let elapsed_us = self.elapsed_us(events[0], events[1])?;
-            if best.as_ref().is_none_or(|(fastest_us, _)| elapsed_us < *fastest_us) {
-                best = Some((elapsed_us, plan));
-            }
-        }
-        events.into_iter().try_for_each(|event| self.destroy_event(event))?;
-        let Some((_, plan)) = best else { return Ok(self.convolution_plan(convolution)?) };
+            unsafe { self.convolve(plan, operands, room, stream) }
+        })?;
+        let Some(plan) = fastest else { return self.convolution_plan(convolution) };
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
         dnn.plans.write().insert(Description::Convolution(*convolution), Ok(plan.clone()));
         Ok(plan)

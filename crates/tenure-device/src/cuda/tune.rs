@@ -1,0 +1,40 @@
+//! The fastest of several ways to compute the same.
+
+use tenure_core::StreamId;
+
+use super::CudaDriver;
+use crate::{CallError, Driver, EventKind};
+
+impl CudaDriver {
+    /// The candidate that takes least, of those that run: each once, and then some times between two events. It waits for
+    /// the device.
+    pub(super) fn fastest<T>(
+        &self,
+        candidates: Vec<T>,
+        stream: StreamId,
+        mut run: impl FnMut(&T) -> Result<(), CallError>,
+    ) -> Result<Option<T>, CallError> {
+        const ROUNDS: usize = 5;
+        let [began, ended] = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
+        let mut measure = |candidate: &T| -> Result<Option<f64>, CallError> {
+            if run(candidate).is_err() {
+                return Ok(None);
+            }
+            self.record_event(began, stream)?;
+            (0..ROUNDS).try_for_each(|_| run(candidate))?;
+            self.record_event(ended, stream)?;
+            self.synchronize_stream(stream)?;
+            self.elapsed_us(began, ended).map(Some)
+        };
+        let mut best: Option<(f64, T)> = None;
+        for candidate in candidates {
+            if let Some(elapsed_us) = measure(&candidate)?
+                && best.as_ref().is_none_or(|(least_us, _)| elapsed_us < *least_us)
+            {
+                best = Some((elapsed_us, candidate));
+            }
+        }
+        [began, ended].into_iter().try_for_each(|event| self.destroy_event(event))?;
+        Ok(best.map(|(_, candidate)| candidate))
+    }
+}
