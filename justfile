@@ -17,8 +17,13 @@ demo:
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
 test: rust python test-torch
 
-# Tests of Rust alone, which need nothing else
+# Tests of Rust alone, which need nothing else. If NVRTC is there, every CUDA kernel that they use is compiled too
 rust:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    for nvrtc in {{ venv }}/lib/python3*/site-packages/nvidia/cu13/lib; do
+        [[ ! -e $nvrtc ]] || export TENURE_CHECK_KERNELS=1 LD_LIBRARY_PATH="$(realpath "$nvrtc")"
+    done
     cargo test --workspace
 
 # The Python package, unoptimised, installed into target/venv: its tests and examples, types, style

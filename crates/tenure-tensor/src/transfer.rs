@@ -10,12 +10,16 @@ const OP: &str = "to_device";
 
 /// The same values on another device, in the same order in memory.
 pub(crate) fn to_device(tensor: &Tensor, device: Device) -> Result<Tensor> {
-    let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
-    let dense =
-        if *tensor.layout() == layout { tensor.clone() } else { tensor.copied(OP, layout.clone(), tensor.dtype())? };
-    let out = Tensor::empty_strided(layout, tensor.dtype(), device)?;
+    let dense = dense(OP, tensor)?;
+    let out = Tensor::empty_strided(dense.layout().clone(), tensor.dtype(), device)?;
     move_dense(&out, &dense)?;
     Ok(out)
+}
+
+/// The same elements from the first of a storage on, without gaps, and in the same order in memory.
+pub(crate) fn dense(op: &'static str, tensor: &Tensor) -> Result<Tensor> {
+    let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
+    if *tensor.layout() == layout { Ok(tensor.detach()) } else { tensor.copied(op, layout, tensor.dtype()) }
 }
 
 /// Writes the values of a tensor of another device, broadcast and converted: at once if they lie alike.

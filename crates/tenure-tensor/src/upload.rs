@@ -5,7 +5,7 @@ use tenure_device::pinned::{PinnedConfig, PinnedPool};
 use tenure_device::{Event, EventKind, Priority, Stream, StreamGuard};
 
 use crate::autograd::no_grad;
-use crate::ops::pointwise::dense_like;
+use crate::transfer::dense;
 use crate::{Access, Device, Result, Tensor, TensorError};
 
 const OP: &str = "upload";
@@ -61,13 +61,9 @@ impl Uploader {
         if !tensor.device().is_cpu() {
             return Err(TensorError::argument(OP, format!("a tensor on the CPU is needed, not {}", tensor.device())));
         }
-        let layout = dense_like(tensor.sizes(), Some(tensor.layout()))?;
-        let dense = no_grad(|| match *tensor.layout() == layout {
-            true => Ok(tensor.detach()),
-            false => tensor.copied(OP, layout.clone(), tensor.dtype()),
-        })?;
+        let dense = no_grad(|| dense(OP, tensor))?;
         let _stream = StreamGuard::new(&self.stream);
-        let out = Tensor::unset(layout, tensor.dtype(), self.memory.device())?;
+        let out = Tensor::unset(dense.layout().clone(), tensor.dtype(), self.memory.device())?;
         let bytes = out.numel() * out.dtype().size();
         let mut buffer = self.pool.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
         let mut access = Access::on_any(OP, &[&out], &[&dense])?;

@@ -362,7 +362,8 @@ impl Driver for CudaDriver {
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
             })?;
             // SAFETY: the stream is known.
-            self.timings.time(Call::CopyToDevice, 1, source.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
+            self.timings
+                .time(Call::CopyToDevice, 1, source.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
         })
     }
 
@@ -373,9 +374,8 @@ impl Driver for CudaDriver {
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
             })?;
             // SAFETY: the stream is known.
-            self.timings.time(Call::CopyFromDevice, 1, target.len() as u64, || unsafe {
-                sys::cuStreamSynchronize(stream)
-            })
+            self.timings
+                .time(Call::CopyFromDevice, 1, target.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
         })
     }
 
