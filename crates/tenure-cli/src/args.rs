@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValue;
 use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
+use tenure::tensor::Device;
 
 use crate::commands::memory::MemoryCommand;
 use crate::commands::train::TrainArgs;
@@ -179,6 +180,9 @@ pub(crate) struct EmbedArgs {
     /// Texts [default: the lines of standard input]
     #[arg(value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
+    /// Where to compute: cpu, cuda, or cuda:N
+    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
+    pub(crate) device: Device,
     /// How many texts to compute at once
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     pub(crate) batch_size: u16,

@@ -54,6 +54,8 @@ fn what_cannot_be_used_is_a_line_of_complaint() {
         String::from_utf8(output.stderr).unwrap()
     };
     let hint = "a sentence encoder is a folder with config.json, tokenizer.json and model.safetensors";
+    let missing = complaint(&["--weights", TINY, "--device", "cuda:200", "text"], b"");
+    assert!(missing.starts_with("tenure: --device cuda:200: "), "{missing}");
     assert_eq!(
         complaint(&["--weights", "nowhere", "text"], b""),
         format!("tenure: nowhere/config.json: not there: {hint}\n")

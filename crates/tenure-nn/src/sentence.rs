@@ -33,6 +33,7 @@ const POOLING: &str = "1_Pooling/config.json";
 pub struct SentenceEncoder {
     tokenizer: Tokenizer,
     model: Bert,
+    device: Device,
     width: usize,
     max_tokens: usize,
     lowers_case: bool,
@@ -86,10 +87,21 @@ impl SentenceEncoder {
         Ok(Self {
             tokenizer: tokenizer(folder, max_tokens, &config)?,
             model: model(folder, &config)?,
+            device: Device::CPU,
             width: config.hidden_size,
             max_tokens,
             lowers_case: limits.do_lower_case,
         })
+    }
+
+    /// Moves the model to a device, where it computes from now on, and leaves the vectors.
+    ///
+    /// # Errors
+    /// There is no such device, or no memory on it.
+    pub fn to_device(&mut self, device: Device) -> Result<()> {
+        self.model.to_device(device)?;
+        self.device = device;
+        Ok(())
     }
 
     /// Numbers of a vector.
@@ -111,7 +123,7 @@ impl SentenceEncoder {
         let tokens = texts.iter().map(|text| self.tokens(text.as_ref())).collect::<Result<Vec<_>>>()?;
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
         if longest == 0 {
-            return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, Device::CPU)?);
+            return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
         }
         // What a text is filled up with is never looked at.
         let filled = |tokens: &Vec<i64>| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
@@ -119,6 +131,7 @@ impl SentenceEncoder {
         let sizes = [texts.len(), longest];
         let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
         let mask = Tensor::from_vec(tokens.iter().flat_map::<Vec<bool>, _>(is_token).collect(), &sizes)?;
+        let (ids, mask) = (ids.to_device(self.device)?, mask.to_device(self.device)?);
         Ok(autograd::no_grad(|| normalized(&mean(&self.model.forward(&ids, Some(&mask))?, &mask)?))?)
     }
 

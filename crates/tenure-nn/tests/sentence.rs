@@ -1,6 +1,9 @@
 //! Vectors of texts beside those of transformers and PyTorch (`goldens/sentences.py`).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../../tenure-tensor/tests/common/mod.rs"]
+mod device;
+
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
@@ -25,7 +28,15 @@ fn texts() -> Vec<String> {
     serde_json::from_str(goldens.metadata("texts").unwrap()).unwrap()
 }
 
-fn check(encoder: &SentenceEncoder, golden: &str) {
+/// On the CPU, and then on a CUDA device.
+fn check(mut encoder: SentenceEncoder, golden: &str) {
+    check_here(&encoder, golden);
+    let _in_use = device::in_use();
+    encoder.to_device(device::cuda()).unwrap();
+    check_here(&encoder, golden);
+}
+
+fn check_here(encoder: &SentenceEncoder, golden: &str) {
     let goldens = Weights::open(&goldens().join("sentences.safetensors")).unwrap();
     let expected = goldens.tensor(golden).unwrap().to_vec::<f32>().unwrap();
     let texts = texts();
@@ -45,7 +56,7 @@ fn check(encoder: &SentenceEncoder, golden: &str) {
 fn a_tiny_encoder_is_pytorchs() {
     let encoder = tiny();
     assert_eq!((encoder.width(), encoder.max_tokens()), (8, 12));
-    check(&encoder, "tiny");
+    check(encoder, "tiny");
 }
 
 #[test]
@@ -56,7 +67,7 @@ fn all_minilm_l6_v2_is_pytorchs() {
     };
     let encoder = SentenceEncoder::open(folder.as_ref()).unwrap();
     assert_eq!((encoder.width(), encoder.max_tokens()), (384, 256));
-    check(&encoder, "minilm");
+    check(encoder, "minilm");
 }
 
 #[test]

@@ -3,15 +3,16 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
+use tenure_device::memory;
 use tenure_nn::sentence::SentenceEncoder;
 
 use crate::args::EmbedArgs;
 use crate::{files, progress};
 
 pub(crate) fn run(args: EmbedArgs) -> ExitCode {
-    let encoder = match SentenceEncoder::open(&args.weights) {
+    let encoder = match open(&args) {
         Ok(encoder) => encoder,
-        Err(error) => return files::print(Err(error.into())),
+        Err(error) => return files::print(Err(error)),
     };
     let batch_size = usize::from(args.batch_size);
     if args.texts.is_empty() {
@@ -22,6 +23,15 @@ pub(crate) fn run(args: EmbedArgs) -> ExitCode {
         let bar = bar(Some(args.texts.len() as u64));
         print(&encoder, args.texts.into_iter().map(Ok), batch_size, &bar)
     }
+}
+
+fn open(args: &EmbedArgs) -> anyhow::Result<SentenceEncoder> {
+    if !args.device.is_cpu() {
+        memory::device(args.device.index()).map_err(|error| anyhow!("--device {}: {error}", args.device))?;
+    }
+    let mut encoder = SentenceEncoder::open(&args.weights)?;
+    encoder.to_device(args.device)?;
+    Ok(encoder)
 }
 
 /// Prints the vectors of a batch when it is done, so that neither texts nor vectors pile up. A text that cannot be read
