@@ -73,7 +73,7 @@ fn a_run_goes_on_bit_for_bit() {
 #[test]
 fn progress_survives_the_largest_numbers() {
     let mut progress = Progress { step: u64::MAX, ..Progress::default() };
-    progress.set_random("a", State { seed: u64::MAX, offset: u64::MAX - 1 });
+    progress.set_random("a", State::new(u64::MAX, u64::MAX - 1));
     let text = serde_json::to_string(&progress).unwrap();
     assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
 }

@@ -92,7 +92,7 @@ impl Progress {
 
     /// Where a generator was.
     pub fn random(&self, name: &str) -> Option<State> {
-        self.random.get(name).map(|(seed, offset)| State { seed: *seed, offset: *offset })
+        self.random.get(name).map(|(seed, offset)| State::new(*seed, *offset))
     }
 }
 

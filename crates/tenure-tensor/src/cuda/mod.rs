@@ -47,6 +47,7 @@ mod written;
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
+pub(crate) mod captured;
 pub(crate) mod compare;
 pub(crate) mod conv;
 pub(crate) mod copy;
@@ -70,6 +71,7 @@ pub(crate) mod unary;
 
 pub(crate) use check::probabilities;
 pub(crate) use queue::arrive;
+pub use captured::{Captured, is_capturing, varying};
 pub use queue::{Queue, Touched, submit};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
