@@ -294,7 +294,7 @@ where
             // In whole µs, which take less space.
             elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
             examples: self.task.examples(&batch),
-            lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr) * self.optimizer.lr_scale(),
+            lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr()) * self.optimizer.lr_scale(),
             memory,
         };
         self.history.push(step);

@@ -155,10 +155,10 @@ fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f6
     run.resume(path).map_err(|error| about_checkpoint(path, error))?;
     let Some(lr) = lr else { return Ok(()) };
     for group in run.optimizer_mut().groups_mut() {
-        if group.lr != lr {
-            let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr);
+        if group.lr() != lr {
+            let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr());
         }
-        group.lr = lr;
+        group.set_lr(lr);
     }
     Ok(())
 }
@@ -211,7 +211,7 @@ fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>
 fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
     match error {
         nn::Error::Train(TrainError::Diverged { .. }) => {
-            let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr);
+            let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr());
             anyhow::anyhow!("{error}: --lr is {lr:?}")
         }
         nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => {
