@@ -42,7 +42,7 @@ fn text(windows: usize) -> TextWindows {
 fn plan() -> Plan {
     let identity = [("--seed".to_owned(), "3".to_owned())].into();
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
-    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity }
+    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured: false, identity }
 }
 
 /// With dropout, and an epoch of six batches, the last of which is not full.

@@ -15,8 +15,9 @@ use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 /// The default generator is the process's: a test has it for itself, and the device.
 fn alone() -> (MutexGuard<'static, ()>, Device, &'static DeviceMemory) {
     static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<&DeviceMemory> =
-        LazyLock::new(|| memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap());
+    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
+        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap()
+    });
     (ALONE.lock(), Device::cuda(0), *MEMORY)
 }
 
@@ -31,7 +32,12 @@ fn waits(memory: &DeviceMemory) -> u64 {
 fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
     let (dtype, device) = (x.dtype(), x.device());
     let y = autograd::checkpoint(&[x], |x| {
-        Ok(vec![x[0].dropout(0.5, true)?.mul(&Tensor::rand(x[0].sizes(), DType::F32, x[0].device(), &Generator::new(3))?)?])
+        Ok(vec![x[0].dropout(0.5, true)?.mul(&Tensor::rand(
+            x[0].sizes(),
+            DType::F32,
+            x[0].device(),
+            &Generator::new(3),
+        )?)?])
     })?;
     let y = y[0].dropout(0.25, true)?;
     autograd::backward(&[&y], &[Some(&y.ones_like()?)], Options::default())?;
@@ -145,7 +151,9 @@ fn a_capture_that_fails_leaves_nothing() {
     let failed = Captured::new(device, || cuda::varying(1 << 20, |_| Ok(()))).map(drop).unwrap_err().to_string();
     assert!(failed.contains("words vary"), "{failed}");
     assert!(!cuda::is_capturing() && cuda::varying(1, |_| Ok(())).unwrap().is_none());
-    let (_, nested) = Captured::new(device, || Ok::<_, TensorError>(Captured::new(device, || Ok::<_, TensorError>(())).is_err())).unwrap();
+    let (_, nested) =
+        Captured::new(device, || Ok::<_, TensorError>(Captured::new(device, || Ok::<_, TensorError>(())).is_err()))
+            .unwrap();
     assert!(nested);
     let on_cpu = Captured::new(Device::CPU, || Ok::<_, TensorError>(())).map(drop).unwrap_err().to_string();
     assert!(on_cpu.contains("CUDA device"), "{on_cpu}");

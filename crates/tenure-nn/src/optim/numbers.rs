@@ -87,7 +87,8 @@ impl Numbers {
 fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
     let refused = |reason: &str| TensorError::argument("Optimizer::step", format!("{reason}: capture the step again"));
     let steps: Option<Vec<_>> = members.iter().map(Weak::upgrade).collect();
-    let steps = steps.ok_or_else(|| refused("what is replayed is of an optimizer that was loaded since, or is gone"))?;
+    let steps =
+        steps.ok_or_else(|| refused("what is replayed is of an optimizer that was loaded since, or is gone"))?;
     let made = steps.first().map_or(0, |steps| steps.load(Ordering::Relaxed));
     if steps.iter().any(|steps| steps.load(Ordering::Relaxed) != made) {
         return Err(refused("parameters that were captured together were stepped apart since"));

@@ -69,9 +69,9 @@ pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
 pub(crate) use queue::arrive;
-pub use captured::{Captured, is_capturing, varying};
 pub use queue::{Queue, Touched, submit};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 

@@ -72,7 +72,8 @@ fn dropout<T: Element>(out: &Tensor, input: &Tensor, state: State, probability: 
     let kept = 1.0 - probability;
     let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
     let host = on_cpu(cpu::DROPOUT, T::DTYPE);
-    let host = move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state, probability));
+    let host =
+        move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state, probability));
     run("dropout", [out, input], state, &draw, host)
 }
 
