@@ -41,6 +41,9 @@ pub(crate) fn run(args: &TrainArgs) -> ExitCode {
 fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     args.model.check(&args.data)?;
     args.check_files()?;
+    if args.captured && args.device.is_cpu() {
+        anyhow::bail!("--captured: only the steps of a CUDA device are captured: add --device cuda");
+    }
     // That a file cannot be written at the end is said at the beginning.
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
@@ -184,6 +187,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         steps,
         schedule: recipe.schedule(steps),
         clip_norm: recipe.clip_norm,
+        is_captured: args.captured,
         identity: identity.map(|(name, value)| (name.to_owned(), value)).into(),
     }
 }
