@@ -55,9 +55,14 @@ pub struct State {
 impl Generator {
     /// At the beginning of a seed's sequence.
     pub fn new(seed: u64) -> Self {
-        let generator = Self { state: Arc::new(Mutex::new(State::new(seed, 0))) };
+        let generator = Self::unnoted(seed);
         captured::made(&generator);
         generator
+    }
+
+    /// One that is no part of what a thread captures just now.
+    fn unnoted(seed: u64) -> Self {
+        Self { state: Arc::new(Mutex::new(State::new(seed, 0))) }
     }
 
     /// Goes to the beginning of a seed's sequence.
@@ -134,7 +139,7 @@ impl State {
 /// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout). Its seed is 0
 /// until [`manual_seed`].
 pub fn default_generator() -> &'static Generator {
-    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::new(0));
+    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::unnoted(0));
     &DEFAULT
 }
 
