@@ -4,6 +4,7 @@
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
+use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
@@ -107,12 +108,23 @@ fn a_replay_asks_for_no_memory_and_reports_that_of_the_step() {
     let mut run = run(Adam::w(), true);
     go_on(&mut run, 3);
     let statistics = || memory.allocator().statistics().all;
-    let before = statistics();
+    let waits = || match memory.driver().executor() {
+        Executor::Sim(sim) => sim.counters().host_syncs,
+        Executor::Cuda(_) => unreachable!("the device is simulated"),
+    };
+    let (before, waited) = (statistics(), waits());
     go_on(&mut run, 5);
+    // For the two losses.
+    assert_eq!(waits(), waited + 2);
     assert_eq!(statistics().reserved_bytes.current, before.reserved_bytes.current);
     // Two batches, of two tensors each, and what is read ahead.
     assert!(statistics().allocation.allocated - before.allocation.allocated <= 12);
     let captured = run.history()[3].memory;
+    // A batch that is stepped as ever leaves nothing reserved, once it was.
+    go_on(&mut run, 6);
+    let rest = statistics().reserved_bytes.current;
+    go_on(&mut run, 12);
+    assert_eq!(statistics().reserved_bytes.current, rest);
     assert!(captured.peak_bytes as f64 <= 1.2 * eager.peak_bytes as f64 + 1e6, "{captured:?} {eager:?}");
     assert_eq!(captured.tags.of(tenure_core::Tag::Weight), eager.tags.of(tenure_core::Tag::Weight));
 }

@@ -333,7 +333,11 @@ where
         if !self.plan.is_captured || !self.is_warm(&mut batch)? {
             let (loss, known) = self.work(&batch, &mut meter)?;
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
-            return Ok((value, meter.finish()));
+            let memory = meter.finish();
+            if self.captured.is_some() {
+                captured::give_back(self.device())?;
+            }
+            return Ok((value, memory));
         }
         let step = match self.captured.take() {
             Some(mut step) => {
