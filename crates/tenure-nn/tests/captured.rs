@@ -8,6 +8,7 @@ use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::layers::{BatchNorm, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Plan, Task, Trainer};
@@ -196,4 +197,26 @@ fn what_cannot_be_captured_is_said() {
     y.sum_all().unwrap().backward().unwrap();
     let error = Captured::new(DEVICE, || on_cpu.step()).map(drop).unwrap_err().to_string();
     assert!(error.contains("on the CPU"), "{error}");
+}
+
+#[test]
+fn statistics_of_batch_norm_count_in_replays() {
+    let _alone = alone();
+    let images = Tensor::randn(&[2, 3, 8, 8], DType::F32, Device::CPU, &Generator::new(2)).unwrap();
+    let images = images.to_device(DEVICE).unwrap();
+    let after = |replays: usize| {
+        let model = BatchNorm::<2>::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), 3).unwrap();
+        let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
+        let mut step = || {
+            model.forward(&images)?.square()?.mul(&images)?.sum_all()?.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok::<_, tenure_nn::Error>(())
+        };
+        (0..4 - replays).for_each(|_| step().unwrap());
+        let (mut captured, ()) = Captured::new(DEVICE, step).unwrap();
+        (0..replays).for_each(|_| captured.replay().unwrap());
+        model.state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
+    };
+    assert!(after(3) == after(0), "the states differ");
 }
