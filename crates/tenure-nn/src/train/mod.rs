@@ -63,7 +63,8 @@ pub struct Trainer<T: Task, D: Dataset> {
     batch: u64,
     batches: Option<Epoch<D>>,
     history: Vec<Step>,
-    /// The last batch that a step was made of that could be captured; what is prepared in a first step is prepared for such.
+    /// Of the last batch that a step was made of, or of those that are captured: what is prepared in a first step is
+    /// prepared for such.
     warm: Kind,
     captured: Option<CapturedStep<T::Batch>>,
 }
@@ -208,6 +209,7 @@ where
         let made = self.make_step();
         if made.is_err() {
             self.batches = None;
+            self.forget_capture();
             self.optimizer.zero_grad();
         }
         made.map(Some)
@@ -266,7 +268,8 @@ where
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
-        (self.history, self.batches, self.captured) = (history, None, None);
+        (self.history, self.batches) = (history, None);
+        self.forget_capture();
         Ok(())
     }
 
@@ -367,6 +370,11 @@ where
             self.warm = kind;
         }
         Ok(is_warm)
+    }
+
+    /// The next step is made as ever.
+    fn forget_capture(&mut self) {
+        (self.warm, self.captured) = (Kind::new(), None);
     }
 
     /// Forward, backward, and the parameters' step. The loss, and its value where that is known early.
