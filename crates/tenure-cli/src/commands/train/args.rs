@@ -52,6 +52,10 @@ pub(crate) struct TrainArgs {
     /// Where to compute: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
     pub(super) device: Device,
+    /// With --device cuda, make each step in one launch: the first steps of a batch's size are made one kernel after the
+    /// other, and then captured. The losses are the same
+    #[arg(long)]
+    pub(super) captured: bool,
     /// Examples of one step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,
