@@ -42,6 +42,12 @@ impl Meeting {
         Self { state: Mutex::new(state), came: Condvar::new() }
     }
 
+    /// Lets everybody go, with the numbers that they came with.
+    pub(super) fn abort(&self) {
+        self.state.lock().is_broken = true;
+        self.came.notify_all();
+    }
+
     fn check(&self) -> Result<(), CollectiveError> {
         if self.state.lock().is_broken { Err(CollectiveError::Alone) } else { Ok(()) }
     }
