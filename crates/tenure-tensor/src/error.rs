@@ -1,8 +1,8 @@
 //! What can go wrong with tensors.
 
 use tenure_device::CallError;
-use tenure_device::cuda::KernelError;
 use tenure_device::collective::CollectiveError;
+use tenure_device::cuda::KernelError;
 use tenure_device::memory::MemoryError;
 
 use tenure_core::{AllocatorError, DType, DTypeError, Device, DeviceError, DeviceKind, LayoutError, StorageError};
