@@ -29,6 +29,9 @@ impl<W> Lockstep<W> {
     /// Waits for all others. What all said, by thread; none if there are no more meetings.
     pub(super) fn meet(&self, rank: usize, word: W) -> Option<Arc<Vec<W>>> {
         let mut state = self.state.lock();
+        if state.is_over {
+            return None;
+        }
         let before = state.meetings;
         state.said[rank] = Some(word);
         if state.said.iter().all(Option::is_some) {
