@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use serde_json::json;
 use tenure_device::cuda::CudaDriver;
-use tenure_device::graph::Graph;
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::{Driver, Executor};
-use tenure_tensor::{Tensor, TensorError};
+use tenure_tensor::Tensor;
+use tenure_tensor::cuda::Captured;
 
 use workloads::Workload;
 
@@ -61,13 +61,8 @@ fn main() -> Result<()> {
     let peak = statistics.all.allocated_bytes.peak;
     let counts = counts(driver, memory, &mut step)?;
     let mut run: Box<dyn FnMut() -> Result<()>> = if arguments.graph {
-        let (graph, _out) = Graph::capture(memory, |_| {
-            step().map_err(|error| TensorError::Argument { op: "step", reason: error.to_string() })
-        })?;
-        Box::new(move || {
-            let _ = &_out;
-            Ok(graph.launch()?)
-        })
+        let (mut captured, _) = Captured::new(memory.device(), &mut step)?;
+        Box::new(move || Ok(captured.replay()?))
     } else {
         Box::new(move || step().map(drop).map_err(Into::into))
     };

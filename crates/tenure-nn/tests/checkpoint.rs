@@ -63,7 +63,7 @@ fn a_run_goes_on_bit_for_bit() {
     // Its learning rate too comes from the checkpoint.
     let mut optimizer = Optimizer::new(again.parameters(), 0.5, Adam::default());
     checkpoint.load(&again, &mut optimizer).unwrap();
-    assert_eq!(optimizer.groups()[0].lr, 0.01);
+    assert_eq!(optimizer.groups()[0].lr(), 0.01);
     let generator = Generator::new(0);
     generator.set_state(checkpoint.progress().random("data").unwrap());
     (0..5).for_each(|_| step(&again, &mut optimizer, &generator));
@@ -73,7 +73,7 @@ fn a_run_goes_on_bit_for_bit() {
 #[test]
 fn progress_survives_the_largest_numbers() {
     let mut progress = Progress { step: u64::MAX, ..Progress::default() };
-    progress.set_random("a", State { seed: u64::MAX, offset: u64::MAX - 1 });
+    progress.set_random("a", State::new(u64::MAX, u64::MAX - 1));
     let text = serde_json::to_string(&progress).unwrap();
     assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
 }
@@ -192,7 +192,7 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
         let error = checkpoint.load(&model, &mut optimizer).unwrap_err().to_string();
         assert_eq!(error, format!("the optimizer steps by {rules}, and what was saved is of adam"));
         assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
-        assert_eq!(optimizer.groups()[0].lr, 0.2);
+        assert_eq!(optimizer.groups()[0].lr(), 0.2);
     }
 
     // The optimizer's state is wanting, or too much.

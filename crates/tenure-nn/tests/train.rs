@@ -42,7 +42,7 @@ fn text(windows: usize) -> TextWindows {
 fn plan() -> Plan {
     let identity = [("--seed".to_owned(), "3".to_owned())].into();
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
-    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity }
+    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured: false, identity }
 }
 
 /// With dropout, and an epoch of six batches, the last of which is not full.
@@ -163,11 +163,11 @@ fn a_step_that_fails_leaves_no_gradients_and_can_be_made_again() {
     let path = folder.path().join("run.safetensors");
     let mut run = run(1e-2, plan());
     go_on(&mut run, 2);
-    run.optimizer_mut().groups_mut()[0].lr = -1.0;
+    run.optimizer_mut().groups_mut()[0].set_lr(-1.0);
     let error = run.step().unwrap_err().to_string();
     assert!(error.contains("the learning rate is -"), "{error}");
     assert!(run.optimizer().parameters().all(|parameter| parameter.grad().is_none()));
-    run.optimizer_mut().groups_mut()[0].lr = 1e-2;
+    run.optimizer_mut().groups_mut()[0].set_lr(1e-2);
     go_on(&mut run, 3);
     run.save(&path).unwrap();
     run.resume(&path).unwrap();

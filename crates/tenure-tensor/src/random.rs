@@ -18,8 +18,9 @@ use std::array;
 use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
+use crate::cuda::captured;
 use crate::scopes::Scopes;
 
 /// A seed, and how many blocks were drawn. A handle: clones draw from one sequence.
@@ -49,34 +50,43 @@ pub struct State {
     pub seed: u64,
     /// The next block.
     pub offset: u64,
+    /// In a capture, what it counts from ([`captured`]); 0 otherwise.
+    pub(crate) origin: u64,
 }
 
 impl Generator {
     /// At the beginning of a seed's sequence.
     pub fn new(seed: u64) -> Self {
-        Self { state: Arc::new(Mutex::new(State { seed, offset: 0 })) }
+        let generator = Self::unnoted(seed);
+        captured::made(&generator);
+        generator
+    }
+
+    /// One that is no part of what a thread captures just now.
+    fn unnoted(seed: u64) -> Self {
+        Self { state: Arc::new(Mutex::new(State::new(seed, 0))) }
     }
 
     /// Goes to the beginning of a seed's sequence.
     pub fn manual_seed(&self, seed: u64) {
-        self.set_state(State { seed, offset: 0 });
+        self.set_state(State::new(seed, 0));
     }
 
     /// Where it is.
     pub fn state(&self) -> State {
-        *self.state.lock()
+        *self.lock()
     }
 
     /// Goes where another was, or it was itself.
     pub fn set_state(&self, state: State) {
-        *self.state.lock() = state;
+        *self.lock() = state;
     }
 
     /// Takes that many blocks, for the caller alone: they begin at the returned state.
     pub fn reserve(&self, blocks: u64) -> State {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let first = *state;
-        state.offset = first.offset.wrapping_add(blocks);
+        *state = first.advanced(blocks);
         first
     }
 
@@ -89,9 +99,30 @@ impl Generator {
     pub fn fork(&self) -> Self {
         Self::new(self.next_u64())
     }
+
+    /// Whether the two are handles of one generator.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        captured::join(self, &mut state);
+        state
+    }
 }
 
 impl State {
+    /// The block number `offset` of a seed's sequence.
+    pub const fn new(seed: u64, offset: u64) -> Self {
+        Self { seed, offset, origin: 0 }
+    }
+
+    /// So many blocks on.
+    pub(crate) const fn advanced(self, blocks: u64) -> Self {
+        Self { offset: self.offset.wrapping_add(blocks), ..self }
+    }
+
     /// The block `index` places on.
     pub fn block(self, index: u64) -> [u32; 4] {
         self.blocks::<1>(index)[0]
@@ -110,7 +141,7 @@ impl State {
 /// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout): the process's,
 /// whose seed is 0 until [`manual_seed`], unless the thread has [one of its own](DefaultGenerator).
 pub fn default_generator() -> Generator {
-    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::new(0));
+    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::unnoted(0));
     Scopes::latest(&OWN).unwrap_or_else(|| DEFAULT.clone())
 }
 
@@ -194,12 +225,12 @@ mod tests {
 
     #[test]
     fn blocks_side_by_side_are_the_blocks_one_by_one() {
-        let state = State { seed: 0x0123_4567_89ab_cdef, offset: u64::from(u32::MAX) - 2 };
+        let state = State::new(0x0123_4567_89ab_cdef, u64::from(u32::MAX) - 2);
         let blocks = state.blocks::<8>(0);
         for (index, block) in blocks.into_iter().enumerate() {
             assert_eq!(block, state.block(index as u64));
         }
-        assert_eq!(State { seed: 0, offset: 0 }.block(0), KNOWN[0].2);
+        assert_eq!(State::new(0, 0).block(0), KNOWN[0].2);
     }
 
     #[test]

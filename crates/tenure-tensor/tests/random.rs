@@ -72,7 +72,7 @@ fn neighbours_do_not_depend_on_each_other() {
 
 #[test]
 fn the_mapping_is_what_is_documented() {
-    let state = State { seed: 3, offset: 0 };
+    let state = State::new(3, 0);
     let (words, generator) = (state.block(1), Generator::new(3));
     let f32s = Tensor::rand(&[8], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(f32s[4..], words.map(|word| (word >> 8) as f32 / 16_777_216.0));

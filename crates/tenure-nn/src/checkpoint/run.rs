@@ -92,7 +92,7 @@ impl Progress {
 
     /// Where a generator was.
     pub fn random(&self, name: &str) -> Option<State> {
-        self.random.get(name).map(|(seed, offset)| State { seed: *seed, offset: *offset })
+        self.random.get(name).map(|(seed, offset)| State::new(*seed, *offset))
     }
 }
 
@@ -103,7 +103,7 @@ impl Checkpoint {
     /// [`CheckpointError`]; `path` is then as it was.
     pub fn save(path: &Path, model: &dyn Module, optimizer: &Optimizer, progress: &Progress) -> Result<()> {
         let groups = optimizer.groups().iter();
-        let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr }).collect();
+        let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr() }).collect();
         let header = Header { format: FORMAT, groups, progress };
         let header = serde_json::to_string(&header).map_err(|error| CheckpointError::format(path, error))?;
         check(&header).map_err(|reason| CheckpointError::format(path, reason))?;
@@ -161,7 +161,7 @@ impl Checkpoint {
         model.load(&self.model())?;
         optimizer.go_on(state);
         for (group, saved) in optimizer.groups_mut().iter_mut().zip(&self.groups) {
-            group.lr = saved.lr;
+            group.set_lr(saved.lr);
         }
         Ok(())
     }

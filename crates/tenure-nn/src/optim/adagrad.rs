@@ -3,15 +3,15 @@
 use num_traits::Float as _;
 use tenure_tensor::{Entry, Float, Kernel, Result};
 
-use super::cpu::{self, numbers, on_cpu};
+use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adagrad`].
-pub static ADAGRAD: Kernel<StepKernel<AdagradStep>> = Kernel::new("adagrad", &[CPU, CUDA]);
+pub static ADAGRAD: Kernel<StepKernel> = Kernel::new("adagrad", &[CPU, CUDA]);
 
-const CPU: &[Entry<StepKernel<AdagradStep>>] = on_cpu!(adagrad);
-const CUDA: &[Entry<StepKernel<AdagradStep>>] = on_cuda!(adagrad_on_cuda);
+const CPU: &[Entry<StepKernel>] = on_cpu!(adagrad);
+const CUDA: &[Entry<StepKernel>] = on_cuda!(adagrad_on_cuda);
 
 /// Adagrad. PyTorch's `torch.optim.Adagrad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,15 +24,6 @@ pub struct Adagrad {
     pub initial_accumulator_value: f64,
     /// Added to the denominator.
     pub eps: f64,
-}
-
-/// What one step of [`Adagrad`] computes with.
-#[derive(Clone, Copy, Debug)]
-pub struct AdagradStep {
-    /// The rule.
-    pub rule: Adagrad,
-    /// How far.
-    pub lr: f64,
 }
 
 impl Default for Adagrad {
@@ -56,26 +47,20 @@ impl Rule for Adagrad {
         vec![("sum", self.initial_accumulator_value)]
     }
 
-    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
-        let first = parameters[0].parameter;
-        let kernel = ADAGRAD.find(first.device().kind(), first.dtype())?;
-        let lr = lr / (1.0 + (step - 1) as f64 * self.lr_decay);
-        kernel(&AdagradStep { rule: *self, lr }, parameters)
+    fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {
+        vec![lr / (1.0 + (step - 1) as f64 * self.lr_decay), self.weight_decay, self.eps]
+    }
+
+    fn kernel(&self) -> &'static Kernel<StepKernel> {
+        &ADAGRAD
     }
 }
 
-impl AdagradStep {
-    /// What elements are computed with.
-    fn numbers(&self) -> [f64; 3] {
-        [self.lr, self.rule.weight_decay, self.rule.eps]
-    }
-}
-
-fn adagrad<T: Float>(step: &AdagradStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn adagrad<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let [lr, decay, eps] = numbers::<T::Compute, 3>(step.numbers());
+    let [lr, decay, eps]: [T::Compute; 3] = numbers.of()?;
     cpu::for_each::<T, 2>(
         "adagrad",
         parameters,
@@ -88,7 +73,7 @@ where
     )
 }
 
-fn adagrad_on_cuda<T: Float>(step: &AdagradStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn adagrad_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
@@ -97,6 +82,5 @@ where
         slots: 1,
         element: "grad += n1 * value; s0 += grad * grad; value -= n0 * grad / (sqrt(s0) + n2);",
     };
-    let again = *step;
-    cuda::step(&STEP, T::DTYPE, &step.numbers(), parameters, move |parameters| adagrad::<T>(&again, parameters))
+    cuda::step(&STEP, T::DTYPE, numbers, parameters, adagrad::<T>)
 }

@@ -3,15 +3,15 @@
 use num_traits::Float as _;
 use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, numbers, on_cpu};
+use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adam`].
-pub static ADAM: Kernel<StepKernel<AdamStep>> = Kernel::new("adam", &[CPU, CUDA]);
+pub static ADAM: Kernel<StepKernel> = Kernel::new("adam", &[CPU, CUDA]);
 
-const CPU: &[Entry<StepKernel<AdamStep>>] = on_cpu!(adam);
-const CUDA: &[Entry<StepKernel<AdamStep>>] = on_cuda!(adam_on_cuda);
+const CPU: &[Entry<StepKernel>] = on_cpu!(adam);
+const CUDA: &[Entry<StepKernel>] = on_cuda!(adam_on_cuda);
 
 /// Adam. PyTorch's `torch.optim.Adam`, or `AdamW` if the decay is decoupled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,17 +24,6 @@ pub struct Adam {
     pub weight_decay: f64,
     /// The parameter shrinks apart from the gradient: AdamW.
     pub is_decoupled: bool,
-}
-
-/// What one step of [`Adam`] computes with.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamStep {
-    /// The rule.
-    pub rule: Adam,
-    /// From 1.
-    pub step: u64,
-    /// How far.
-    pub lr: f64,
 }
 
 impl Default for Adam {
@@ -70,28 +59,23 @@ impl Rule for Adam {
         vec![("exp_avg", 0.0), ("exp_avg_sq", 0.0)]
     }
 
-    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
-        let first = parameters[0].parameter;
-        let kernel = ADAM.find(first.device().kind(), first.dtype())?;
-        kernel(&AdamStep { rule: *self, step, lr }, parameters)
-    }
-}
-
-impl AdamStep {
-    /// What elements are computed with.
-    fn numbers(&self) -> [f64; 8] {
-        let Self { rule: Adam { betas, eps, weight_decay, is_decoupled }, step, lr } = *self;
+    fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {
+        let Self { betas, eps, weight_decay, is_decoupled } = *self;
         let corrections = (1.0 - betas.0.powf(step as f64), 1.0 - betas.1.powf(step as f64));
         let (shrink, decay) = if is_decoupled { (1.0 - lr * weight_decay, 0.0) } else { (1.0, weight_decay) };
-        [shrink, decay, 1.0 - betas.0, betas.1, 1.0 - betas.1, lr / corrections.0, corrections.1.sqrt(), eps]
+        vec![shrink, decay, 1.0 - betas.0, betas.1, 1.0 - betas.1, lr / corrections.0, corrections.1.sqrt(), eps]
+    }
+
+    fn kernel(&self) -> &'static Kernel<StepKernel> {
+        &ADAM
     }
 }
 
-fn adam<T: Float>(step: &AdamStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn adam<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let [shrink, decay, rest1, beta2, rest2, size, root, eps] = numbers::<T::Compute, 8>(step.numbers());
+    let [shrink, decay, rest1, beta2, rest2, size, root, eps]: [T::Compute; 8] = numbers.of()?;
     cpu::for_each::<T, 3>(
         "adam",
         parameters,
@@ -107,7 +91,7 @@ where
     )
 }
 
-fn adam_on_cuda<T: Float>(step: &AdamStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn adam_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
@@ -117,6 +101,5 @@ where
         element: "value *= n0; grad += n1 * value; s0 += (grad - s0) * n2; s1 = s1 * n3 + grad * grad * n4; \
                   value -= n5 * s0 / (sqrt(s1) / n6 + n7);",
     };
-    let again = *step;
-    cuda::step(&STEP, T::DTYPE, &step.numbers(), parameters, move |parameters| adam::<T>(&again, parameters))
+    cuda::step(&STEP, T::DTYPE, numbers, parameters, adam::<T>)
 }

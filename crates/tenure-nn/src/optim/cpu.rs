@@ -66,8 +66,3 @@ macro_rules! on_cpu {
     };
 }
 pub(super) use on_cpu;
-
-/// Numbers in what is computed in.
-pub(super) fn numbers<C: num_traits::Float, const N: usize>(values: [f64; N]) -> [C; N] {
-    values.map(|value| C::from(value).unwrap_or_else(C::nan))
-}

@@ -3,7 +3,7 @@
 use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
 use tenure_tensor::{Access, DType, Result, Tensor};
 
-use super::Stepped;
+use super::{Numbers, StepKernel, Stepped};
 
 const TENSORS: &str = include_str!("source/tensors.cu");
 const STEP: &str = include_str!("source/step.cu");
@@ -30,9 +30,9 @@ pub(super) struct Step {
 pub(super) fn step(
     how: &'static Step,
     dtype: DType,
-    numbers: &[f64],
+    numbers: &Numbers,
     parameters: &[Stepped<'_>],
-    host: impl Fn(&[Stepped<'_>]) -> Result<()> + Send + Sync + 'static,
+    host: StepKernel,
 ) -> Result<()> {
     let count = 1 + how.slots;
     let mut written: Vec<&Tensor> = Vec::new();
@@ -40,10 +40,13 @@ pub(super) fn step(
         written.extend(std::iter::once(stepped.parameter).chain(stepped.slots).take(count));
     }
     let read: Vec<&Tensor> = parameters.iter().map(|stepped| stepped.grad).collect();
+    let known = Numbers::new(numbers.values().to_vec());
     run(how, dtype, numbers, &written, &read, None, move |writes, reads| {
+        let (grads, words) = reads.split_at(writes.len() / count);
         let stepped =
-            writes.chunks(count).zip(reads).map(|(own, grad)| Stepped { parameter: &own[0], grad, slots: &own[1..] });
-        host(&stepped.collect::<Vec<_>>())
+            writes.chunks(count).zip(grads).map(|(own, grad)| Stepped { parameter: &own[0], grad, slots: &own[1..] });
+        let numbers = words.first().map_or_else(|| Ok(known.clone()), Numbers::read)?;
+        host(&numbers, &stepped.collect::<Vec<_>>())
     })
 }
 
@@ -56,7 +59,7 @@ pub(super) fn scale(
     host: impl Fn(&[&Tensor], &[&Tensor], &Tensor) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     const SCALE: Step = Step { op: "scale_grads", slots: 0, element: "value = grad * factor;" };
-    run(&SCALE, dtype, &[], out, grads, Some(factor), move |writes, reads| {
+    run(&SCALE, dtype, &Numbers::new(Vec::new()), out, grads, Some(factor), move |writes, reads| {
         let (grads, factor) = reads.split_at(writes.len());
         host(&writes.iter().collect::<Vec<_>>(), &grads.iter().collect::<Vec<_>>(), &factor[0])
     })
@@ -66,13 +69,14 @@ pub(super) fn scale(
 fn run(
     how: &'static Step,
     dtype: DType,
-    numbers: &[f64],
+    numbers: &Numbers,
     written: &[&Tensor],
     grads: &[&Tensor],
     factor: Option<&Tensor>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let reads: Vec<&Tensor> = grads.iter().copied().chain(factor).collect();
+    let (values, more) = (numbers.values(), [factor, numbers.words()]);
+    let reads: Vec<&Tensor> = grads.iter().copied().chain(more.into_iter().flatten()).collect();
     let mut access = Access::new(how.op, written, &reads)?;
     let own = 1 + how.slots;
     let mut tensors = Vec::new();
@@ -81,23 +85,24 @@ fn run(
         arrays.push(access.read_ptr(index).addr() as u64);
         tensors.push((arrays, grad.numel()));
     }
-    let factor = factor.map_or(0, |_| access.read_ptr(grads.len()).addr() as u64);
+    let mut places = (grads.len()..reads.len()).map(|place| access.read_ptr(place).addr() as u64);
+    let more = more.map(|tensor| tensor.and_then(|_| places.next()).unwrap_or(0));
     let launch = |queue: &mut Queue| {
         Chunks::new(&tensors).launch(dtype, |most, blocks, _, words| {
             let source = || {
-                let list: String = (0..numbers.len()).map(|n| format!("const C n{n} = number<C>(numbers[{n}]); ")).collect();
+                let list: String = (0..values.len()).map(|n| format!("const C n{n} = numbers[{n}]; ")).collect();
                 let slots: String = (0..how.slots).map(|slot| format!("C& s{slot} = x[{}]; ", slot + 1)).collect();
                 let element = format!(
-                    "DEVICE void element(const u64* numbers, C factor, C (&x)[1 + SLOTS], C grad) {{ {list}C& value = x[0]; \
+                    "DEVICE void element(const C (&numbers)[NUMBERS], C factor, C (&x)[1 + SLOTS], C grad) {{ {list}C& value = x[0]; \
                      {slots}{} }}\n",
                     how.element
                 );
-                let head = format!("#define SLOTS {}\n#define NUMBERS {}\n", how.slots, numbers.len().max(1));
+                let head = format!("#define SLOTS {}\n#define NUMBERS {}\n", how.slots, values.len().max(1));
                 [&head, &source(dtype, own + 1, most), &element, STEP].concat()
             };
-            let mut all: Vec<u64> = numbers.iter().map(|number| number.to_bits()).collect();
-            all.resize(numbers.len().max(1), 0);
-            all.push(factor);
+            let mut all: Vec<u64> = values.iter().map(|number| number.to_bits()).collect();
+            all.resize(values.len().max(1), 0);
+            all.extend(more);
             all.extend(words);
             queue.launch(name(how.op, dtype, most), source, blocks, &mut all)
         })

@@ -5,6 +5,7 @@ mod adam;
 mod clip;
 mod cpu;
 mod cuda;
+mod numbers;
 mod scaler;
 mod schedule;
 mod sgd;
@@ -15,20 +16,23 @@ use std::iter;
 use std::sync::Arc;
 
 use tenure_core::Tag;
-use tenure_tensor::{DType, Device, Tensor, TensorError, autograd};
+use tenure_tensor::cuda::is_capturing;
+use tenure_tensor::{DType, Device, Kernel, Tensor, TensorError, autograd};
 
-pub use adagrad::{ADAGRAD, Adagrad, AdagradStep};
-pub use adam::{ADAM, Adam, AdamStep};
+pub use adagrad::{ADAGRAD, Adagrad};
+pub use adam::{ADAM, Adam};
 pub use clip::{SUM_OF_SQUARES, SumOfSquares, clip_grad_norm, clip_grad_value};
+pub use numbers::Numbers;
 pub use scaler::{GradScaler, ScalerState};
 pub use schedule::Schedule;
-pub use sgd::{SGD, Sgd, SgdStep};
+pub use sgd::{SGD, Sgd};
 
 use crate::{Parameter, Result, Source, StateError, purpose};
+use numbers::{Rate, Steps};
 
 /// A rule's kernel: changes parameters and their slots by the gradients. There is one at least, and all are of one dtype,
 /// on one device.
-pub type StepKernel<S> = fn(&S, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
+pub type StepKernel = fn(&Numbers, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 
 /// A parameter to be stepped. All tensors are of its sizes and dtype, and contiguous.
 #[derive(Clone, Copy)]
@@ -55,12 +59,11 @@ pub trait Rule: Send + Sync {
     /// What it keeps for each element of a parameter: names, and values at first.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
-    /// Changes parameters, and their slots, by their gradients. `step` counts from 1, for all of them. There is one at
-    /// least, and all are of one dtype, on one device.
-    ///
-    /// # Errors
-    /// No kernel for the dtype.
-    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> tenure_tensor::Result<()>;
+    /// What all elements are computed with in a step, which counts from 1. Always as many.
+    fn numbers(&self, step: u64, lr: f64) -> Vec<f64>;
+
+    /// What changes parameters, and their slots, by their gradients and the numbers.
+    fn kernel(&self) -> &'static Kernel<StepKernel>;
 }
 
 /// Steps the parameters of a model by a rule. PyTorch's `torch.optim`.
@@ -79,15 +82,14 @@ pub trait Rule: Send + Sync {
 /// ```
 pub struct Optimizer {
     groups: Vec<Group>,
-    lr_scale: f64,
+    lr_scale: Rate,
     /// Whether gradients are finite that a [`GradScaler`] has scaled down for the next step.
     unscaled: Option<bool>,
 }
 
 /// Parameters that are stepped alike.
 pub struct Group {
-    /// How far, before the schedule.
-    pub lr: f64,
+    lr: Rate,
     rule: Arc<dyn Rule>,
     members: Vec<Member>,
 }
@@ -97,8 +99,8 @@ pub(crate) struct OptimizerState(Vec<(u64, Vec<Tensor>)>);
 
 struct Member {
     parameter: Parameter,
-    /// Steps made.
-    step: u64,
+    /// Those made.
+    steps: Steps,
     /// Empty before the first.
     slots: Vec<Tensor>,
 }
@@ -106,7 +108,7 @@ struct Member {
 impl Optimizer {
     /// Of one group of parameters.
     pub fn new(parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        Self { groups: Vec::new(), lr_scale: 1.0, unscaled: None }.with_group(parameters, lr, rule)
+        Self { groups: Vec::new(), lr_scale: Rate::new(1.0), unscaled: None }.with_group(parameters, lr, rule)
     }
 
     /// With one more group. A parameter that is in a group already stays in that one.
@@ -114,8 +116,8 @@ impl Optimizer {
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
         let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
         let fresh = parameters.into_iter().filter(|parameter| known.insert(parameter.id()));
-        let members = fresh.map(|parameter| Member { parameter, step: 0, slots: Vec::new() }).collect();
-        self.groups.push(Group { lr, rule: Arc::new(rule), members });
+        let members = fresh.map(|parameter| Member { parameter, steps: Steps::new(0), slots: Vec::new() }).collect();
+        self.groups.push(Group { lr: Rate::new(lr), rule: Arc::new(rule), members });
         self
     }
 
@@ -136,26 +138,27 @@ impl Optimizer {
 
     /// Every group's learning rate is multiplied by this from now on: what a [`Schedule`] says.
     pub fn set_lr_scale(&mut self, scale: f64) {
-        self.lr_scale = scale;
+        self.lr_scale.set(scale);
     }
 
     /// What learning rates are multiplied by.
     pub fn lr_scale(&self) -> f64 {
-        self.lr_scale
+        self.lr_scale.get()
     }
 
-    /// Steps every parameter that has a gradient.
+    /// Steps every parameter that has a gradient. Where it is [captured](tenure_tensor::cuda::Captured), each replay is a
+    /// step, with the learning rates of its time.
     ///
     /// # Errors
     /// A learning rate or a number of a rule that makes no sense: nothing was stepped then. A dtype that the rule has no
-    /// kernel for; no memory.
+    /// kernel for; no memory. The first step of a parameter cannot be captured, nor one on the CPU.
     pub fn step(&mut self) -> Result<()> {
         for group in &self.groups {
-            not_negative("Optimizer::step", [("the learning rate", group.lr * self.lr_scale)])?;
+            not_negative("Optimizer::step", [("the learning rate", group.lr() * self.lr_scale())])?;
             group.rule.check()?;
         }
-        let scale = self.lr_scale;
-        autograd::no_grad(|| self.groups.iter_mut().try_for_each(|group| group.step(group.lr * scale)))?;
+        let scale = &self.lr_scale;
+        autograd::no_grad(|| self.groups.iter_mut().try_for_each(|group| group.step(scale)))?;
         self.unscaled = None;
         Ok(())
     }
@@ -173,9 +176,9 @@ impl Optimizer {
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         let mut state = Vec::new();
         for group in &self.groups {
-            for member in group.members.iter().filter(|member| member.step > 0) {
+            for member in group.members.iter().filter(|member| member.steps.get() > 0) {
                 let name = member.parameter.name();
-                state.push((format!("{name}.step"), Tensor::from_slice(&[member.step as i64], &[])?));
+                state.push((format!("{name}.step"), Tensor::from_slice(&[member.steps.get() as i64], &[])?));
                 for ((slot, _), tensor) in group.rule.slots().iter().zip(&member.slots) {
                     state.push((format!("{name}.{slot}"), tensor.clone()));
                 }
@@ -221,7 +224,7 @@ impl Optimizer {
     pub(crate) fn go_on(&mut self, state: OptimizerState) {
         let members = self.groups.iter_mut().flat_map(|group| &mut group.members);
         for (member, (step, slots)) in members.zip(state.0) {
-            (member.step, member.slots) = (step, slots);
+            (member.steps, member.slots) = (Steps::new(step), slots);
         }
     }
 
@@ -236,21 +239,38 @@ impl Group {
         self.rule.name()
     }
 
+    /// How far, before the schedule.
+    pub fn lr(&self) -> f64 {
+        self.lr.get()
+    }
+
+    /// Changes how far.
+    pub fn set_lr(&mut self, lr: f64) {
+        self.lr.set(lr);
+    }
+
     /// Steps all that have a gradient: those at once that a kernel takes at once.
-    fn step(&mut self, lr: f64) -> tenure_tensor::Result<()> {
-        let rule = &*self.rule;
+    fn step(&mut self, scale: &Rate) -> tenure_tensor::Result<()> {
+        let (rule, rates) = (&self.rule, [&self.lr, scale]);
         let mut ready = Vec::new();
         for member in &mut self.members {
             let Some(grad) = member.parameter.grad() else { continue };
-            if member.step == 0 {
-                member.slots = member.make_slots(rule)?;
+            if member.steps.get() == 0 {
+                member.begin(&**rule)?;
             }
             ready.push(Ready::new(member, &grad)?);
         }
         while let Some(kind) = ready.first().map(Ready::kind) {
             let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
             let stepped: Vec<Stepped<'_>> = batch.iter().map(Ready::stepped).collect();
-            rule.update(kind.0 + 1, lr, &stepped)?;
+            let (steps, dtype, device) = kind;
+            let numbers = if is_capturing() {
+                let members = batch.iter().map(|ready| ready.member.steps.watch()).collect();
+                Numbers::captured(rule, rates.map(Rate::clone), device, members)?
+            } else {
+                Numbers::new(rule.numbers(steps + 1, rates[0].get() * rates[1].get()))
+            };
+            rule.kernel().find(device.kind(), dtype)?(&numbers, &stepped)?;
             batch.into_iter().try_for_each(Ready::finish)?;
             ready = rest;
         }
@@ -288,7 +308,7 @@ impl<'a> Ready<'a> {
 
     /// What is the same for all that are stepped at once.
     fn kind(&self) -> (u64, DType, Device) {
-        (self.member.step, self.parameter.dtype(), self.parameter.device())
+        (self.member.steps.get(), self.parameter.dtype(), self.parameter.device())
     }
 
     fn stepped(&self) -> Stepped<'_> {
@@ -307,12 +327,25 @@ impl<'a> Ready<'a> {
         if parameter.storage().is_alias_of(member.parameter.storage()) {
             member.parameter.bump_version("Optimizer::step");
         }
-        member.step += 1;
+        if !is_capturing() {
+            member.steps.add_one();
+        }
         Ok(())
     }
 }
 
 impl Member {
+    /// Makes what the rule keeps.
+    fn begin(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
+        if is_capturing() && !rule.slots().is_empty() {
+            let name = self.parameter.name();
+            let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
+            return Err(TensorError::argument("Optimizer::step", reason));
+        }
+        self.slots = self.make_slots(rule)?;
+        Ok(())
+    }
+
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
         let make = |(slot, value): (&'static str, f64)| {
             let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);

@@ -1,6 +1,7 @@
 //! Losses are scaled so that gradients of half precision do not vanish.
 
 use serde::{Deserialize, Serialize};
+use tenure_tensor::cuda::is_capturing;
 use tenure_tensor::{Tensor, TensorError, autograd};
 
 use super::{Optimizer, clip};
@@ -86,7 +87,13 @@ impl GradScaler {
         }
         Ok(is_finite)
     }
+
     fn check(&self) -> Result<()> {
+        if is_capturing() {
+            let reason = "whether gradients are finite is read from the device, which cannot be captured: capture the \
+                          forward and backward pass alone, or train in bfloat16, which needs no scaling";
+            return Err(TensorError::argument("GradScaler", reason).into());
+        }
         let scale = self.state.scale;
         if scale.is_finite() && scale > 0.0 {
             return Ok(());

@@ -2,15 +2,15 @@
 
 use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, numbers, on_cpu};
+use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Sgd`].
-pub static SGD: Kernel<StepKernel<SgdStep>> = Kernel::new("sgd", &[CPU, CUDA]);
+pub static SGD: Kernel<StepKernel> = Kernel::new("sgd", &[CPU, CUDA]);
 
-const CPU: &[Entry<StepKernel<SgdStep>>] = on_cpu!(sgd);
-const CUDA: &[Entry<StepKernel<SgdStep>>] = on_cuda!(sgd_on_cuda);
+const CPU: &[Entry<StepKernel>] = on_cpu!(sgd);
+const CUDA: &[Entry<StepKernel>] = on_cuda!(sgd_on_cuda);
 
 /// Gradient descent. PyTorch's `torch.optim.SGD`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -24,17 +24,6 @@ pub struct Sgd {
     /// The gradient is that of the place where the momentum leads (Sutskever et al., 2013). There must be one, and no
     /// dampening.
     pub nesterov: bool,
-}
-
-/// What one step of [`Sgd`] computes with.
-#[derive(Clone, Copy, Debug)]
-pub struct SgdStep {
-    /// The rule.
-    pub rule: Sgd,
-    /// The momentum begins as the gradient.
-    pub is_first: bool,
-    /// How far.
-    pub lr: f64,
 }
 
 impl Rule for Sgd {
@@ -58,29 +47,25 @@ impl Rule for Sgd {
         if self.momentum == 0.0 { Vec::new() } else { vec![("momentum_buffer", 0.0)] }
     }
 
-    fn update(&self, step: u64, lr: f64, parameters: &[Stepped<'_>]) -> Result<()> {
-        let first = parameters[0].parameter;
-        let kernel = SGD.find(first.device().kind(), first.dtype())?;
-        kernel(&SgdStep { rule: *self, is_first: step == 1, lr }, parameters)
-    }
-}
-
-impl SgdStep {
-    /// What elements are computed with.
-    fn numbers(&self) -> [f64; 6] {
-        let Self { rule: Sgd { momentum, dampening, weight_decay, nesterov }, is_first, lr } = *self;
-        let [kept, taken] = if is_first { [0.0, 1.0] } else { [momentum, 1.0 - dampening] };
+    fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {
+        let Self { momentum, dampening, weight_decay, nesterov } = *self;
+        // The momentum begins as the gradient.
+        let [kept, taken] = if step == 1 { [0.0, 1.0] } else { [momentum, 1.0 - dampening] };
         let [of_grad, of_buffer] = if nesterov { [1.0, momentum] } else { [0.0, 1.0] };
-        [lr, weight_decay, kept, taken, of_grad, of_buffer]
+        vec![lr, weight_decay, kept, taken, of_grad, of_buffer]
+    }
+
+    fn kernel(&self) -> &'static Kernel<StepKernel> {
+        &SGD
     }
 }
 
-fn sgd<T: Float>(step: &SgdStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn sgd<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
-    let [lr, decay, kept, taken, of_grad, of_buffer] = numbers::<T::Compute, 6>(step.numbers());
-    if step.rule.momentum == 0.0 {
+    let [lr, decay, kept, taken, of_grad, of_buffer]: [T::Compute; 6] = numbers.of()?;
+    if is_plain(parameters) {
         return cpu::for_each::<T, 1>(
             "sgd",
             parameters,
@@ -100,7 +85,7 @@ where
     )
 }
 
-fn sgd_on_cuda<T: Float>(step: &SgdStep, parameters: &[Stepped<'_>]) -> Result<()>
+fn sgd_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
 where
     T::Compute: num_traits::Float,
 {
@@ -110,7 +95,11 @@ where
         slots: 1,
         element: "grad += n1 * value; s0 = n2 * s0 + n3 * grad; value -= n0 * (n4 * grad + n5 * s0);",
     };
-    let how = if step.rule.momentum == 0.0 { &PLAIN } else { &WITH_MOMENTUM };
-    let again = *step;
-    cuda::step(how, T::DTYPE, &step.numbers(), parameters, move |parameters| sgd::<T>(&again, parameters))
+    let how = if is_plain(parameters) { &PLAIN } else { &WITH_MOMENTUM };
+    cuda::step(how, T::DTYPE, numbers, parameters, sgd::<T>)
+}
+
+/// Whether there is no momentum, and so nothing is kept.
+fn is_plain(parameters: &[Stepped<'_>]) -> bool {
+    parameters.iter().all(|stepped| stepped.slots.is_empty())
 }

@@ -1,5 +1,6 @@
 //! A training run: steps, what they cost, and checkpoints to go on from.
 
+mod captured;
 mod history;
 mod memory;
 mod parallel;
@@ -11,8 +12,10 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tenure_tensor::autograd::no_grad;
-use tenure_tensor::{Device, Tensor, random};
+use tenure_tensor::cuda::Captured;
+use tenure_tensor::{Device, Tensor, TensorError, random};
 
+use captured::{CapturedStep, Kind};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
 use parallel::Rank;
@@ -51,7 +54,7 @@ const GENERATOR: &str = "default";
 /// assert!(trainer.history()[19].loss < trainer.history()[0].loss);
 /// # Ok::<(), tenure_nn::Error>(())
 /// ```
-pub struct Trainer<T, D: Dataset> {
+pub struct Trainer<T: Task, D: Dataset> {
     task: T,
     loader: DataLoader<D>,
     optimizer: Optimizer,
@@ -64,6 +67,9 @@ pub struct Trainer<T, D: Dataset> {
     history: Vec<Step>,
     /// On several devices: this one's part.
     rank: Option<Rank>,
+    /// The last batch that a step was made of that could be captured; what is prepared in a first step is prepared for such.
+    warm: Kind,
+    captured: Option<CapturedStep<T::Batch>>,
 }
 
 /// How far a run goes, and how.
@@ -75,6 +81,10 @@ pub struct Plan {
     pub schedule: Schedule,
     /// What the norm of all gradients is brought down to.
     pub clip_norm: Option<f64>,
+    /// On a CUDA device, steps are [captured](tenure_tensor::cuda::Captured) and replayed, once one was made: all
+    /// batches of the sizes that are captured. What the host does in a step, beyond random numbers and the optimizer's, is
+    /// done once.
+    pub is_captured: bool,
     /// What makes this run another than others, by name, such as the data: a checkpoint whose run differs is refused.
     pub identity: BTreeMap<String, String>,
 }
@@ -82,7 +92,7 @@ pub struct Plan {
 impl Default for Plan {
     /// Of no steps.
     fn default() -> Self {
-        Self { steps: 0, schedule: Schedule::Constant, clip_norm: None, identity: BTreeMap::new() }
+        Self { steps: 0, schedule: Schedule::Constant, clip_norm: None, is_captured: false, identity: BTreeMap::new() }
     }
 }
 
@@ -168,8 +178,9 @@ where
 {
     /// A run that has not begun. The optimizer has the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
-        let history = Vec::new();
-        Self { task, loader, optimizer, plan, step: 0, epoch: 0, batch: 0, batches: None, history, rank: None }
+        let (history, warm) = (Vec::new(), Kind::new());
+        let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
+        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured, rank }
     }
 
     /// The task.
@@ -276,7 +287,7 @@ where
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
-        (self.history, self.batches) = (history, None);
+        (self.history, self.batches, self.captured) = (history, None, None);
         self.resume_others(path)
     }
 
@@ -313,8 +324,9 @@ where
             }
             None => {
                 let batch = part?.whole()?;
-                let (loss, memory) = self.learn(&batch, meter)?;
-                (loss, memory, self.task.examples(&batch))
+                let examples = self.task.examples(&batch);
+                let (loss, memory) = self.learn(batch, meter)?;
+                (loss, memory, examples)
             }
         };
         self.step += 1;
@@ -326,7 +338,7 @@ where
             // In whole µs, which take less space.
             elapsed_ms: (began.elapsed().as_secs_f64() * 1e6).round() / 1e3,
             examples,
-            lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr) * self.optimizer.lr_scale(),
+            lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr()) * self.optimizer.lr_scale(),
             memory,
         };
         self.history.push(step);
@@ -347,8 +359,46 @@ where
         }
     }
 
-    /// Forward, backward, and the parameters' step. The loss, and what tensors held.
-    fn learn(&mut self, batch: &T::Batch, mut meter: Meter) -> Result<(f32, StepMemory)> {
+    /// Makes the step of a batch. The loss, and what tensors held.
+    fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory)> {
+        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
+        if !self.plan.is_captured || !self.is_warm(&mut batch)? {
+            let (loss, known) = self.work(&batch, &mut meter)?;
+            let value = known.map_or_else(|| self.value(&loss), Ok)?;
+            return Ok((value, meter.finish()));
+        }
+        let step = match self.captured.take() {
+            Some(mut step) => {
+                step.bring(&mut batch)?;
+                step
+            }
+            None => {
+                let (captured, (loss, _)) = Captured::new(self.device(), || self.work(&batch, &mut meter))?;
+                CapturedStep { captured, batch, loss, memory: meter.finish() }
+            }
+        };
+        let step = self.captured.insert(step);
+        step.captured.replay()?;
+        let (loss, memory) = (step.loss.clone(), step.memory);
+        Ok((self.value(&loss)?, memory))
+    }
+
+    /// Whether the step of a batch is captured, or can be: what is prepared when it is first used must be.
+    fn is_warm(&mut self, batch: &mut T::Batch) -> Result<bool> {
+        if self.device().is_cpu() {
+            let reason = "steps are captured on a CUDA device, and the model is on the CPU";
+            return Err(TensorError::argument("Trainer::step", reason).into());
+        }
+        let kind = captured::kind(batch)?;
+        let is_warm = self.warm == kind;
+        if self.captured.is_none() {
+            self.warm = kind;
+        }
+        Ok(is_warm)
+    }
+
+    /// Forward, backward, and the parameters' step. The loss, and its value where that is known early.
+    fn work(&mut self, batch: &T::Batch, meter: &mut Meter) -> Result<(Tensor, Option<f32>)> {
         let loss = purpose::forward(|| self.task.loss(batch))?;
         meter.look();
         // Of a device it is read when all is put on its stream: the one time that a step waits.
@@ -359,8 +409,7 @@ where
         self.update()?;
         meter.look();
         self.optimizer.zero_grad();
-        let value = known.map_or_else(|| self.value(&loss), Ok)?;
-        Ok((value, meter.finish()))
+        Ok((loss, known))
     }
 
     /// Steps the parameters by their gradients.
@@ -368,7 +417,6 @@ where
         if let Some(norm) = self.plan.clip_norm {
             clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
         }
-        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
         self.optimizer.step()
     }
 

@@ -5,13 +5,14 @@ use std::ops::Add;
 use tenure_tensor::Tensor;
 use tenure_tensor::ops::CrossEntropy;
 
+use crate::data::Tensors;
 use crate::layers::Layer;
 use crate::{Module, Result};
 
 /// A model, and how wrong it is about a batch.
 pub trait Task {
     /// Several examples.
-    type Batch;
+    type Batch: Tensors;
 
     /// How many.
     fn examples(&self, batch: &Self::Batch) -> usize;

@@ -47,6 +47,7 @@ mod written;
 pub(crate) mod activation;
 pub(crate) mod attention;
 pub(crate) mod binary;
+pub(crate) mod captured;
 pub(crate) mod compare;
 pub(crate) mod conv;
 pub(crate) mod copy;
@@ -68,6 +69,7 @@ pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
 pub(crate) use queue::arrive;
 pub use queue::{Queue, Touched, submit};

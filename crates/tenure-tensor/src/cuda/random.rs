@@ -3,7 +3,7 @@
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::on_cpu;
-use super::{computed, late, queue, stored};
+use super::{captured, computed, late, queue, stored};
 use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::kernel::on_cuda;
 use crate::random::State;
@@ -33,26 +33,30 @@ struct Draw {
 fn uniform<T: Element>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
     let draw = Draw { name: "uniform", numbers: [low, high - low].map(f64::to_bits), fault: None };
     let host = on_cpu(cpu::UNIFORM, T::DTYPE);
-    run("uniform", [out, out], state, &draw, move |[out, _]| host.map_or(Ok(()), |host| host(out, state, low, high)))
+    run("uniform", [out, out], state, &draw, move |[out, _], state| {
+        host.map_or(Ok(()), |host| host(out, state, low, high))
+    })
 }
 
 fn normal<T: Element>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let draw = Draw { name: "normal", numbers: [mean, deviation].map(f64::to_bits), fault: None };
     let host = on_cpu(cpu::NORMAL, T::DTYPE);
-    let host = move |[out, _]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, state, mean, deviation));
+    let host = move |[out, _]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, state, mean, deviation));
     run("normal", [out, out], state, &draw, host)
 }
 
 fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
     let draw = Draw { name: "randint", numbers: [first as u64, count], fault: None };
     let host = on_cpu(cpu::INTEGERS, T::DTYPE);
-    run("randint", [out, out], state, &draw, move |[out, _]| host.map_or(Ok(()), |host| host(out, state, first, count)))
+    run("randint", [out, out], state, &draw, move |[out, _], state| {
+        host.map_or(Ok(()), |host| host(out, state, first, count))
+    })
 }
 
 fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
     let draw = Draw { name: "bernoulli", numbers: [cpu::limit(probability), 0], fault: None };
     let host = on_cpu(cpu::BERNOULLI, T::DTYPE);
-    run("bernoulli", [out, out], state, &draw, move |[out, _]| {
+    run("bernoulli", [out, out], state, &draw, move |[out, _], state| {
         host.map_or(Ok(()), |host| host(out, state, probability))
     })
 }
@@ -60,7 +64,7 @@ fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result
 fn bernoulli_each<T: Element>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
     let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(late::PROBABILITY) };
     let host = on_cpu(cpu::BERNOULLI_EACH, T::DTYPE);
-    let host = move |[out, input]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, input, state));
+    let host = move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state));
     run("bernoulli", [out, probabilities], state, &draw, host)
 }
 
@@ -68,7 +72,8 @@ fn dropout<T: Element>(out: &Tensor, input: &Tensor, state: State, probability: 
     let kept = 1.0 - probability;
     let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
     let host = on_cpu(cpu::DROPOUT, T::DTYPE);
-    let host = move |[out, input]: [&Tensor; 2]| host.map_or(Ok(()), |host| host(out, input, state, probability));
+    let host =
+        move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state, probability));
     run("dropout", [out, input], state, &draw, host)
 }
 
@@ -78,14 +83,16 @@ fn run(
     [out, input]: [&Tensor; 2],
     state: State,
     draw: &Draw,
-    host: impl Fn([&Tensor; 2]) -> Result<()> + Send + Sync + 'static,
+    host: impl Fn([&Tensor; 2], State) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     let count = out.numel();
     if count == 0 {
         return Ok(());
     }
     let (dtype, has_input) = (out.dtype(), !std::ptr::eq(out, input));
-    let mut access = Access::new(op, &[out], if has_input { std::slice::from_ref(&input) } else { &[] })?;
+    let start = Start::of(state)?;
+    let reads: Vec<&Tensor> = has_input.then_some(input).into_iter().chain(&start.origin).collect();
+    let mut access = Access::new(op, &[out], &reads)?;
     let to = access.write_ptr(0).addr() as u64;
     let from = if has_input { access.read_ptr(0).addr() as u64 } else { 0 };
     // Numbers of 64 bits take two words each, others one.
@@ -111,12 +118,44 @@ fn run(
     let launch = |queue: &mut queue::Queue| {
         let [fault, code] = draw.fault.map_or(Ok([0; 2]), |code| queue.fault(code))?;
         let [first, second] = draw.numbers;
-        let mut words = [to, from, count as u64, state.seed, state.offset, first, second, fault, code];
+        let [seed, offset, origin] = start.words(&access, usize::from(has_input));
+        let mut words = [to, from, count as u64, seed, offset, origin, first, second, fault, code];
         let grid = [count.div_ceil(width * THREADS) as u32, 1, 1];
         let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
         queue.launch(KernelName { op: draw.name, variant: dtype as u64 }, source, config, &mut words)
     };
-    queue::submit(&access, launch, move |writes, reads| host([&writes[0], reads.first().unwrap_or(&writes[0])]))
+    let state = start.state;
+    queue::submit(&access, launch, move |writes, reads| {
+        let (input, origin) = reads.split_at(usize::from(has_input));
+        host([&writes[0], input.first().unwrap_or(&writes[0])], placed(state, origin)?)
+    })
+}
+
+/// Where draws begin.
+struct Start {
+    state: State,
+    /// What it counts from, in a capture.
+    origin: Option<Tensor>,
+}
+
+impl Start {
+    fn of(state: State) -> Result<Self> {
+        Ok(match captured::origin(state)? {
+            Some((state, origin)) => Self { state, origin: Some(origin) },
+            None => Self { state, origin: None },
+        })
+    }
+
+    /// `State` in philox.cu. The origin is what `access` reads at a place.
+    fn words(&self, access: &Access<'_>, place: usize) -> [u64; 3] {
+        let origin = self.origin.as_ref().map_or(0, |_| access.read_ptr(place).addr() as u64);
+        [self.state.seed, self.state.offset, origin]
+    }
+}
+
+/// Where draws begin that count from an origin, if there is one.
+fn placed(state: State, origin: &[Tensor]) -> Result<State> {
+    origin.first().map_or(Ok(state), |origin| captured::placed(state, origin))
 }
 
 fn permutation(out: &Tensor, state: State) -> Result<()> {
@@ -124,15 +163,19 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
     if count == 0 {
         return Ok(());
     }
-    let mut access = Access::new("randperm", &[out], &[])?;
+    let start = Start::of(state)?;
+    let mut access = Access::new("randperm", &[out], start.origin.as_ref().as_slice())?;
     let to = access.write_ptr(0).addr() as u64;
     let launch = |queue: &mut queue::Queue| {
         let owners = queue.workspace(count * size_of::<u64>())?;
         let config = LaunchConfig { grid: [1; 3], block: [1024, 1, 1], shared_bytes: 0 };
-        let mut words = [to, owners, count as u64, state.seed, state.offset];
+        let [seed, offset, origin] = start.words(&access, 0);
+        let mut words = [to, owners, count as u64, seed, offset, origin];
         queue.launch(KernelName { op: "randperm", variant: 0 }, || [PHILOX, SHUFFLE].concat(), config, &mut words)
     };
-    queue::submit(&access, launch, move |writes, _| {
+    let state = start.state;
+    queue::submit(&access, launch, move |writes, origin| {
+        let state = placed(state, origin)?;
         on_cpu(cpu::PERMUTATION, DType::I64).map_or(Ok(()), |host| host(&writes[0], state))
     })
 }

@@ -65,6 +65,10 @@ pub(crate) struct TrainArgs {
     /// Whose devices: simulated ones are for tests
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true, value_name = "NAME")]
     pub(super) driver: DriverKind,
+    /// With --device cuda, make each step in one launch: the first steps of a batch's size are made one kernel after the
+    /// other, and then captured. The losses are the same
+    #[arg(long, conflicts_with = "devices")]
+    pub(super) captured: bool,
     /// Examples of one step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,

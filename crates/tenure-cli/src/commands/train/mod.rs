@@ -39,6 +39,9 @@ pub(crate) fn run(args: &TrainArgs) -> ExitCode {
 fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     args.model.check(&args.data)?;
     args.check_files()?;
+    if args.captured && args.device.is_cpu() {
+        anyhow::bail!("--captured: only the steps of a CUDA device are captured: add --device cuda");
+    }
     // That a file cannot be written at the end is said at the beginning.
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
@@ -168,10 +171,10 @@ fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f6
     run.resume(path).map_err(|error| about_checkpoint(path, error))?;
     let Some(lr) = lr else { return Ok(()) };
     for group in run.optimizer_mut().groups_mut() {
-        if group.lr != lr {
-            let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr);
+        if group.lr() != lr {
+            let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr());
         }
-        group.lr = lr;
+        group.set_lr(lr);
     }
     Ok(())
 }
@@ -197,6 +200,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         steps,
         schedule: recipe.schedule(steps),
         clip_norm: recipe.clip_norm,
+        is_captured: args.captured,
         identity: identity.map(|(name, value)| (name.to_owned(), value)).into(),
     }
 }
@@ -224,7 +228,7 @@ fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>
 fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
     match error {
         nn::Error::Train(TrainError::Diverged { .. }) => {
-            let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr);
+            let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr());
             anyhow::anyhow!("{error}: --lr is {lr:?}")
         }
         nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => {

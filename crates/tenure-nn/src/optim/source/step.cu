@@ -6,17 +6,19 @@ struct Params {
     u64 numbers[NUMBERS];
     // The address of one number more that is a double on the device, or 0.
     u64 factor;
+    // In a captured step, the address of the numbers instead of those above, or 0.
+    u64 words;
     // Arrays are the parameter, its slots, and its gradient.
     Tensors tensors;
 };
 
-template <int N> DEVICE void step(const Params& p, const Tensor& tensor, u64 at, C factor) {
+template <int N> DEVICE void step(const Tensor& tensor, u64 at, const C (&numbers)[NUMBERS], C factor) {
     Pack<T, N> packs[ARRAYS];
     for (int a = 0; a < ARRAYS; a++) packs[a] = *(const Pack<T, N>*)((const T*)tensor.arrays[a] + at);
     for (int i = 0; i < N; i++) {
         C x[1 + SLOTS];
         for (int a = 0; a <= SLOTS; a++) x[a] = cast<C>(packs[a].of[i]);
-        element(p.numbers, factor, x, cast<C>(packs[SLOTS + 1].of[i]));
+        element(numbers, factor, x, cast<C>(packs[SLOTS + 1].of[i]));
         for (int a = 0; a <= SLOTS; a++) packs[a].of[i] = cast<T>(x[a]);
     }
     for (int a = 0; a <= SLOTS; a++) *(Pack<T, N>*)((T*)tensor.arrays[a] + at) = packs[a];
@@ -27,6 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     const u64 begin = (blockIdx.x - tensor.first) * p.tensors.chunk, rest = tensor.n - begin;
     const u64 end = begin + (rest < p.tensors.chunk ? rest : p.tensors.chunk);
     const C factor = p.factor != 0 ? (C)*(const double*)p.factor : (C)1;
-    for_each(tensor, begin, end, [&](u64 at) { step<V>(p, tensor, at, factor); },
-             [&](u64 at) { step<1>(p, tensor, at, factor); });
+    C numbers[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++) numbers[i] = number<C>(p.words != 0 ? ((const u64*)p.words)[i] : p.numbers[i]);
+    for_each(tensor, begin, end, [&](u64 at) { step<V>(tensor, at, numbers, factor); },
+             [&](u64 at) { step<1>(tensor, at, numbers, factor); });
 }

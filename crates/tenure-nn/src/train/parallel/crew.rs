@@ -182,7 +182,7 @@ where
             }
             Order::Step { lrs, .. } => {
                 for (group, lr) in self.optimizer.groups_mut().iter_mut().zip(lrs) {
-                    group.lr = lr;
+                    group.set_lr(lr);
                 }
                 self.step()
             }

@@ -89,6 +89,9 @@ where
         if let [_] = devices {
             return Ok(self);
         }
+        if self.plan.is_captured {
+            return Err(TensorError::argument(OP, "steps are captured on one device, not on several").into());
+        }
         let mut collectives = Collective::group(devices)?.into_iter();
         let first = collectives.next().ok_or_else(|| TensorError::argument(OP, "no device"))?;
         let lockstep = Arc::new(Lockstep::new(devices.len()));
@@ -118,7 +121,7 @@ where
 
     /// A step of all devices, by the first.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
-        let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr).collect();
+        let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
         let random = default_generator().state();
         let Some(crew) = self.rank.as_ref().and_then(|rank| rank.crew.as_ref()) else { return self.make_step() };
         crew.tell(|| Order::Step { random, lrs: lrs.clone() })?;
@@ -159,6 +162,7 @@ where
         let Some(rank) = &self.rank else { return Err(TrainError::Apart.into()) };
         // What all devices have is averaged over devices, as if each had as many examples.
         let weight = (part.examples * rank.collective.size()) as f64 / part.of as f64;
+        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
         rank.reducer.begin();
         let loss = match &part.batch {
             Some(batch) => {

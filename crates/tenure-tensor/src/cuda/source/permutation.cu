@@ -14,6 +14,7 @@ struct Params {
 
 extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant__ Params p) {
     i64* out = (i64*)p.out;
+    const State state = begin(p.state);
     // Atomics write past the nearest cache.
     volatile u64* owners = (volatile u64*)p.owners;
     for (u64 place = threadIdx.x; place < p.count; place += blockDim.x) {
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(1024) kernel(const __grid_constant_
             // The first place, and what is before it, has no swap.
             place[i] = number + 1 < p.count ? p.count - 1 - number : 0;
             u32 w[4];
-            philox(p.state, place[i] / 2, w);
+            philox(state, place[i] / 2, w);
             other[i] = __umul64hi(place[i] % 2 ? pair(w, 1) : pair(w, 0), place[i] + 1);
         }
         bool is_left = true;

@@ -4,7 +4,18 @@
 struct State {
     u64 seed;
     u64 offset;
+    // The address of a seed and an offset from which these count, or 0.
+    u64 origin;
 };
+
+// The state itself.
+DEVICE State begin(State state) {
+    if (state.origin != 0) {
+        state.seed += ((const u64*)state.origin)[0];
+        state.offset += ((const u64*)state.origin)[1];
+    }
+    return state;
+}
 
 // Philox4x32-10: the block of words `index` places on.
 DEVICE void philox(const State& state, u64 index, u32 (&w)[4]) {

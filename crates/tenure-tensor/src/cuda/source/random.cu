@@ -89,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     const bool is_whole = count == V && (p.out | p.input) % sizeof(Pack<T, V>) == 0;
     const T* from = (const T*)p.input + at;
     T* to = (T*)p.out + at;
+    const State state = begin(p.state);
     Pack<T, V> x = {}, y;
     if (p.input != 0) {
         if (is_whole) {
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 #pragma unroll
     for (int i = 0; i < V; i += BLOCK) {
         u32 w[4];
-        philox(p.state, (at + i) / BLOCK, w);
+        philox(state, (at + i) / BLOCK, w);
         draw(p, w, &x.of[i], &y.of[i]);
     }
     if (is_whole) {

@@ -1,0 +1,131 @@
+//! What a step computes with, also where it is captured.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use tenure_tensor::cuda::varying;
+use tenure_tensor::{Device, Result, Tensor, TensorError};
+
+use super::{Rule, not_negative};
+
+/// The numbers of a [`Rule`] for one step.
+#[derive(Clone, Debug)]
+pub struct Numbers {
+    values: Vec<f64>,
+    /// In a capture, where their bits are in each replay.
+    words: Option<Tensor>,
+}
+
+/// A number that replays of a captured step look at, too.
+#[derive(Clone, Debug)]
+pub(super) struct Rate(Arc<AtomicU64>);
+
+/// How many steps were made.
+#[derive(Debug)]
+pub(super) struct Steps(Arc<AtomicU64>);
+
+impl Numbers {
+    /// Of these values.
+    pub fn new(values: Vec<f64>) -> Self {
+        Self { values, words: None }
+    }
+
+    /// In a capture, those of each replay, which counts as a step of all `members`.
+    pub(super) fn captured(
+        rule: &Arc<dyn Rule>,
+        rates: [Rate; 2],
+        device: Device,
+        members: Vec<Weak<AtomicU64>>,
+    ) -> Result<Self> {
+        if device.is_cpu() {
+            let reason = "parameters on the CPU cannot be stepped in a capture: only what a device does is captured";
+            return Err(TensorError::argument("Optimizer::step", reason));
+        }
+        let values = rule.numbers(1, 0.0);
+        let rule = Arc::clone(rule);
+        let fill = move |words: &mut [u64]| {
+            let lr = rates.iter().map(Rate::get).product();
+            not_negative("Optimizer::step", [("the learning rate", lr)])?;
+            let numbers = rule.numbers(count(&members)?, lr);
+            words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number.to_bits());
+            Ok(())
+        };
+        let words = varying(values.len(), fill)?;
+        Ok(Self { values, words })
+    }
+
+    /// The numbers, of a kernel on the CPU.
+    ///
+    /// # Errors
+    /// They are not `N`.
+    pub fn of<C: num_traits::Float, const N: usize>(&self) -> Result<[C; N]> {
+        let values: [f64; N] = self.values.as_slice().try_into().map_err(|_| {
+            let reason = format!("a rule has {} numbers, and its kernel takes {N}", self.values.len());
+            TensorError::argument("Optimizer::step", reason)
+        })?;
+        Ok(values.map(|value| C::from(value).unwrap_or_else(C::nan)))
+    }
+
+    /// The numbers; in a capture, any.
+    pub(super) fn values(&self) -> &[f64] {
+        &self.values
+    }
+
+    /// In a capture, the bits of those of each replay.
+    pub(super) fn words(&self) -> Option<&Tensor> {
+        self.words.as_ref()
+    }
+
+    /// From bits.
+    pub(super) fn read(words: &Tensor) -> Result<Self> {
+        let words = words.to_vec::<i64>()?;
+        Ok(Self::new(words.into_iter().map(|bits| f64::from_bits(bits as u64)).collect()))
+    }
+}
+
+/// Counts one more step of members that were stepped alike, and returns its number.
+fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
+    let refused = |reason: &str| TensorError::argument("Optimizer::step", format!("{reason}: capture the step again"));
+    let steps: Option<Vec<_>> = members.iter().map(Weak::upgrade).collect();
+    let steps =
+        steps.ok_or_else(|| refused("what is replayed is of an optimizer that was loaded since, or is gone"))?;
+    let made = steps.first().map_or(0, |steps| steps.load(Ordering::Relaxed));
+    if steps.iter().any(|steps| steps.load(Ordering::Relaxed) != made) {
+        return Err(refused("parameters that were captured together were stepped apart since"));
+    }
+    steps.iter().for_each(|steps| steps.store(made + 1, Ordering::Relaxed));
+    Ok(made + 1)
+}
+
+impl Rate {
+    pub(super) fn new(value: f64) -> Self {
+        Self(Arc::new(AtomicU64::new(value.to_bits())))
+    }
+
+    pub(super) fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+}
+
+impl Steps {
+    pub(super) fn new(made: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(made)))
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// For a replay, as long as these steps are those of the optimizer.
+    pub(super) fn watch(&self) -> Weak<AtomicU64> {
+        Arc::downgrade(&self.0)
+    }
+}

@@ -1,0 +1,187 @@
+//! Steps that are captured on a simulated device beside the same steps one by one.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
+use tenure_nn::train::{Classification, Plan, Task, Trainer};
+use tenure_nn::{Module, Parameter, Scope};
+use tenure_tensor::cuda::Captured;
+use tenure_tensor::random::{self, Generator};
+use tenure_tensor::{DType, Device, Tensor};
+
+type Run = Trainer<Classification<Gpt2>, TextWindows>;
+
+const DEVICE: Device = Device::cuda(0);
+const STEPS: u64 = 14;
+const WINDOW: usize = 8;
+
+/// The default generator and the device are the process's: a test has them for itself.
+fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
+        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap()
+    });
+    (ALONE.lock(), *MEMORY)
+}
+
+/// With dropout, and an epoch of six batches, the last of which is not full.
+fn run(rule: impl Rule + 'static, is_captured: bool) -> Run {
+    random::manual_seed(7);
+    let config =
+        Gpt2Config { vocab_size: 5, n_positions: WINDOW, n_embd: 16, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
+    let model = Gpt2::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), &config).unwrap();
+    let optimizer = Optimizer::new(model.parameters(), 1e-2, rule);
+    let options = LoaderOptions { batch_size: 4, shuffle: Some(3), device: DEVICE, ..LoaderOptions::default() };
+    let data = (0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect();
+    let loader = DataLoader::new(TextWindows::of_tokens(data, WINDOW).unwrap(), options);
+    let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
+    let plan = Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..Plan::default() };
+    Trainer::new(Classification(model), loader, optimizer, plan)
+}
+
+fn go_on(run: &mut Run, steps: usize) {
+    while run.history().len() < steps && run.step().unwrap().is_some() {}
+}
+
+/// What a run came to, bit for bit.
+fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
+    let losses = run.history().iter().map(|step| (step.loss.to_bits(), step.lr.to_bits())).collect();
+    let model = run.task().model().state().into_iter().map(|(_, tensor)| tensor.clone());
+    let optimizer = run.optimizer().state().unwrap().into_iter().map(|(_, tensor)| tensor);
+    let bytes = model.chain(optimizer).map(|tensor| tensor.to_bytes().unwrap()).collect();
+    (losses, bytes, random::default_generator().state())
+}
+
+fn whole(rule: impl Rule + 'static, is_captured: bool) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
+    let mut run = run(rule, is_captured);
+    go_on(&mut run, usize::MAX);
+    outcome(&run)
+}
+
+#[test]
+fn a_captured_run_is_the_run() {
+    let _alone = alone();
+    let sgd = Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() };
+    let adagrad = Adagrad { lr_decay: 0.1, ..Adagrad::default() };
+    assert_eq!(whole(Adam::w(), true), whole(Adam::w(), false));
+    assert_eq!(whole(sgd, true), whole(sgd, false));
+    assert_eq!(whole(Sgd::default(), true), whole(Sgd::default(), false));
+    assert_eq!(whole(adagrad, true), whole(adagrad, false));
+}
+
+#[test]
+fn a_captured_run_goes_on_after_an_interruption_and_an_evaluation() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    let expected = whole(Adam::w(), false);
+    let mut interrupted = run(Adam::w(), true);
+    go_on(&mut interrupted, 4);
+    interrupted.save(&path).unwrap();
+    let mut resumed = run(Adam::w(), true);
+    // Its own steps so far are of no consequence, captured or not.
+    go_on(&mut resumed, 3);
+    resumed.resume(&path).unwrap();
+    go_on(&mut resumed, 9);
+    let data = TextWindows::of_tokens(vec![1; 4 * WINDOW + 1], WINDOW).unwrap();
+    let held_out = DataLoader::new(data, LoaderOptions { batch_size: 4, device: DEVICE, ..LoaderOptions::default() });
+    assert_eq!(resumed.evaluate(&held_out, |_| true).unwrap().unwrap().all, 4 * WINDOW as u64);
+    go_on(&mut resumed, usize::MAX);
+    assert_eq!(outcome(&resumed), expected);
+}
+
+#[test]
+fn a_replay_asks_for_no_memory_and_reports_that_of_the_step() {
+    let (_alone, memory) = alone();
+    let eager = {
+        let mut run = run(Adam::w(), false);
+        go_on(&mut run, 4);
+        run.history()[3].memory
+    };
+    let mut run = run(Adam::w(), true);
+    go_on(&mut run, 3);
+    let statistics = || memory.allocator().statistics().all;
+    let before = statistics();
+    go_on(&mut run, 5);
+    assert_eq!(statistics().reserved_bytes.current, before.reserved_bytes.current);
+    // Two batches, of two tensors each, and what is read ahead.
+    assert!(statistics().allocation.allocated - before.allocation.allocated <= 12);
+    let captured = run.history()[3].memory;
+    assert!(captured.peak_bytes as f64 <= 1.2 * eager.peak_bytes as f64 + 1e6, "{captured:?} {eager:?}");
+    assert_eq!(captured.tags.of(tenure_core::Tag::Weight), eager.tags.of(tenure_core::Tag::Weight));
+}
+
+#[test]
+fn learning_rates_count_when_a_step_is_replayed() {
+    let _alone = alone();
+    let x = Parameter::new("x", Tensor::full(&[3], 4, DType::F64, DEVICE).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![x.clone()], 0.25, Sgd::default());
+    let loss = || Ok::<_, tenure_nn::Error>(x.sum_all()?);
+    let mut step = || {
+        loss()?.backward()?;
+        clip_grad_norm([&x], 100.0)?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        // Twice at once.
+        loss()?.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok::<_, tenure_nn::Error>(())
+    };
+    step().unwrap();
+    let (mut captured, ()) = Captured::new(DEVICE, step).unwrap();
+    assert_eq!(x.to_vec::<f64>().unwrap(), [3.5; 3]);
+    captured.replay().unwrap();
+    optimizer.groups_mut()[0].set_lr(0.5);
+    captured.replay().unwrap();
+    optimizer.set_lr_scale(0.5);
+    captured.replay().unwrap();
+    assert_eq!(x.to_vec::<f64>().unwrap(), [1.5; 3]);
+    assert_eq!(optimizer.state().unwrap()[0].1.item::<i64>().unwrap(), 8);
+    optimizer.groups_mut()[0].set_lr(-1.0);
+    let error = captured.replay().unwrap_err().to_string();
+    assert!(error.contains("learning rate is -0.5"), "{error}");
+    optimizer.groups_mut()[0].set_lr(0.5);
+    drop(optimizer);
+    let error = captured.replay().unwrap_err().to_string();
+    assert!(error.contains("or is gone"), "{error}");
+}
+
+#[test]
+fn what_cannot_be_captured_is_said() {
+    let _alone = alone();
+    let x = Parameter::new("x", Tensor::full(&[3], 4, DType::F32, DEVICE).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![x.clone()], 0.25, Adam::default());
+    let mut step = |scaler: Option<&mut GradScaler>| {
+        x.sum_all()?.backward()?;
+        match scaler {
+            Some(scaler) => scaler.step(&mut optimizer).map(drop),
+            None => optimizer.step(),
+        }
+    };
+    let error = Captured::new(DEVICE, || step(None)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("the first step of x"), "{error}");
+    x.set_grad(None).unwrap();
+    step(None).unwrap();
+    x.set_grad(None).unwrap();
+    let error = Captured::new(DEVICE, || step(Some(&mut GradScaler::default()))).map(drop).unwrap_err().to_string();
+    assert!(error.contains("cannot be captured"), "{error}");
+    x.set_grad(None).unwrap();
+    // All is as it was.
+    step(None).unwrap();
+    assert_eq!(x.to_vec::<f32>().unwrap(), [3.5; 3]);
+
+    let mut run = run(Adam::w(), true);
+    run.step().unwrap();
+    let y = Parameter::new("y", Tensor::ones(&[2], DType::F32, Device::CPU).unwrap()).unwrap();
+    let mut on_cpu = Optimizer::new(vec![y.clone()], 0.25, Sgd::default());
+    y.sum_all().unwrap().backward().unwrap();
+    let error = Captured::new(DEVICE, || on_cpu.step()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("on the CPU"), "{error}");
+}

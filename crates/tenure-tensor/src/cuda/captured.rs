@@ -1,0 +1,327 @@
+//! Work that is captured once, and replayed with numbers of the host that are others each time.
+//!
+//! # Note [What varies]
+//!
+//! A captured kernel has its parameters for good. What the host computes anew for each step, such as an optimizer's numbers,
+//! kernels of a capture read from *words* on the device instead: whoever launches them asks for words ([`varying`]), and
+//! says how each replay fills them. All words of a replay are copied at once, before its launch, from a buffer of its own:
+//! so replays queue up and nobody waits. The words are allocated before the capture: memory of the graph's own pool may
+//! have held something else earlier in the graph, which each replay would write again.
+//!
+//! Random numbers need no closure. A generator that is met in a capture gets two words, for its seed and offset when a
+//! replay begins, and draws are told how far from there they are. A capture draws nothing: afterwards the generator is where
+//! it was, and each replay takes it as far as the work would have, which also holds if the work sets it back. What the host
+//! draws itself, as for the seed of a fork, stays what it was in the capture.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tenure_core::{Purpose, Tag};
+use tenure_device::graph::Graph;
+use tenure_device::memory::{self, MemoryError};
+use tenure_device::pinned::{PinnedConfig, PinnedPool};
+use tenure_device::{Event, EventKind, Stream};
+
+use crate::random::{Generator, State};
+use crate::{Access, DType, Device, Result, Tensor, TensorError};
+
+const OP: &str = "Captured";
+
+/// Words of one capture.
+const MOST_WORDS: usize = 1 << 15;
+/// For replays that are not launched yet on the device; more than a driver queues.
+const PINNED_BYTES: u64 = 1 << 30;
+
+/// A piece of work on a device, such as an inference or a training step, to be replayed as one launch. PyTorch's
+/// `CUDAGraph`, but what changes on the host from step to step changes here too: random numbers, and what an optimizer
+/// computes with.
+///
+/// Tensors that the work makes are written again by each replay; those from outside must stay.
+///
+/// ```
+/// use tenure_tensor::cuda::Captured;
+/// use tenure_tensor::{DType, Device, Tensor, TensorError};
+/// # use std::sync::Arc;
+/// # use tenure_device::{memory::{self, MemoryConfig}, sim::{SimConfig, SimDriver}};
+/// # memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default())?;
+///
+/// let x = Tensor::ones(&[1000], DType::F32, Device::cuda(0))?;
+/// let (mut captured, y) = Captured::new(x.device(), || Ok::<_, TensorError>(x.mul(2.0)?.dropout(0.5, true)?))?;
+/// captured.replay()?;
+/// let first = y.to_vec::<f32>()?;
+/// captured.replay()?;
+/// assert_ne!(y.to_vec::<f32>()?, first);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Captured {
+    graph: Graph,
+    words: Tensor,
+    varying: Vec<Varying>,
+    origins: Vec<Origin>,
+    /// What the words are in the next replay.
+    next: Vec<u64>,
+    pinned: PinnedPool,
+    /// Where it was launched last.
+    stream: Option<Stream>,
+}
+
+/// Words, and what gives them.
+struct Varying {
+    at: Range<usize>,
+    fill: Fill,
+}
+
+type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
+
+/// A generator of a capture.
+struct Origin {
+    /// What states that count from here are marked by.
+    id: u64,
+    generator: Generator,
+    before: State,
+    after: State,
+    /// The first of its words.
+    at: usize,
+}
+
+/// A capture that goes on.
+struct Recorder {
+    words: Tensor,
+    used: usize,
+    varying: Vec<Varying>,
+    origins: Vec<Origin>,
+    /// Generators that the work made: each time anew, so that they begin where they began.
+    made: Vec<Generator>,
+    /// What could not be told where it happened.
+    failed: Option<TensorError>,
+}
+
+thread_local! {
+    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+}
+
+impl Captured {
+    /// Captures what `work` puts on the thread's current stream of a device, and runs none of it. The same work must have
+    /// run before: what is prepared when it is first used, such as an optimizer's state, cannot be in a capture. `work`
+    /// must not wait for the device, nor read from it.
+    ///
+    /// Waits for the device once, to give back memory that is cached: the work has memory of its own.
+    ///
+    /// # Errors
+    /// Those of `work`; what cannot be captured; failures of the driver. Then nothing is left of the capture.
+    pub fn new<T, E: From<TensorError>>(device: Device, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
+        if device.is_cpu() {
+            return Err(TensorError::argument(OP, "work on a CUDA device is captured, not on the CPU").into());
+        }
+        let memory = memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))?;
+        super::arrive(OP, device)?;
+        let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
+        let pinned = PinnedPool::new(memory.driver().clone(), pinned);
+        let pinned = pinned.map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let recording = Recording::begin(device)?;
+        memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
+        let captured = Graph::capture(memory, |_| work().map_err(Failure::Work));
+        let Recorder { words, used, varying, origins, failed, .. } = recording.end();
+        let (graph, made) = captured.map_err(|failure| match failure {
+            Failure::Memory(error) => TensorError::memory(OP, error).into(),
+            Failure::Work(error) => error,
+        })?;
+        failed.map_or(Ok(()), Err)?;
+        Ok((Self { graph, words, varying, origins, next: vec![0; used], pinned, stream: None }, made))
+    }
+
+    /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
+    ///
+    /// # Errors
+    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0: nothing is
+    /// launched then, though numbers of steps may have counted on. A driver call failed.
+    pub fn replay(&mut self) -> Result<()> {
+        if is_capturing() {
+            return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
+        }
+        let memory = self.graph.memory();
+        super::arrive(OP, memory.device())?;
+        let begun: Vec<State> = self.origins.iter().map(|origin| origin.generator.state()).collect();
+        for (origin, state) in self.origins.iter().zip(&begun) {
+            self.next[origin.at..origin.at + 2].copy_from_slice(&[state.seed, state.offset]);
+        }
+        self.varying.iter_mut().try_for_each(|varying| (varying.fill)(&mut self.next[varying.at.clone()]))?;
+        let stream = memory.streams().current();
+        self.upload(&stream)?;
+        self.stream = Some(stream);
+        self.graph.launch().map_err(|error| TensorError::memory(OP, error))?;
+        for origin in &self.origins {
+            origin.generator.set_state(self.resolve(origin.after, &begun));
+        }
+        Ok(())
+    }
+
+    /// Where the memory lies that was allocated in the capture.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Brings the words to the device.
+    fn upload(&self, stream: &Stream) -> Result<()> {
+        let memory = self.graph.memory();
+        if let Some(last) = self.stream.as_ref().filter(|last| last.id() != stream.id()) {
+            // The replay before, on another stream, reads the words until it is done.
+            let mut done = Event::new(memory.driver().clone(), EventKind::Order);
+            let ordered = done.record(last).and_then(|()| done.wait(stream));
+            ordered.map_err(|error| TensorError::memory(OP, error.into()))?;
+        }
+        if self.next.is_empty() {
+            return Ok(());
+        }
+        let target = Access::new(OP, &[&self.words], &[])?.write_ptr(0).addr() as u64;
+        memory.record_use(target, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
+        let bytes = self.next.len() * size_of::<u64>();
+        let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        for (to, word) in buffer.chunks_exact_mut(size_of::<u64>()).zip(&self.next) {
+            to.copy_from_slice(&word.to_ne_bytes());
+        }
+        // SAFETY: the buffer is dropped untouched, and not used again before the stream has passed the copy.
+        let copied =
+            unsafe { memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, stream.id()) };
+        copied.map_err(|error| TensorError::device(OP, error))?;
+        buffer.record_stream(stream.id()).map_err(|error| TensorError::argument(OP, error.to_string()))
+    }
+
+    /// A state of the capture in a replay in which the generators were at `begun`.
+    fn resolve(&self, state: State, begun: &[State]) -> State {
+        let origin = self.origins.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
+        origin.map_or(state, |(origin, begun)| begun.advanced(state.offset.wrapping_sub(origin.before.offset)))
+    }
+}
+
+/// Whether this thread captures, so that operations run in each replay and not now.
+pub fn is_capturing() -> bool {
+    RECORDER.with_borrow(Option::is_some)
+}
+
+/// In a capture by this thread, `count` words on the device for kernels to read, as `int64`: each replay gives them by
+/// `fill`, in the order in which they were asked for. `None` where nothing is captured.
+///
+/// # Errors
+/// Too many words.
+pub fn varying(count: usize, fill: impl FnMut(&mut [u64]) -> Result<()> + Send + 'static) -> Result<Option<Tensor>> {
+    RECORDER.with_borrow_mut(|recorder| {
+        let Some(recorder) = recorder else { return Ok(None) };
+        let at = recorder.take(count)?;
+        let words = recorder.words.narrow(0, at.start, count)?;
+        recorder.varying.push(Varying { at, fill: Box::new(fill) });
+        Ok(Some(words))
+    })
+}
+
+/// Notes that a generator was made.
+pub(crate) fn made(generator: &Generator) {
+    RECORDER.with_borrow_mut(|recorder| {
+        if let Some(recorder) = recorder {
+            recorder.made.push(generator.clone());
+        }
+    });
+}
+
+/// Makes a generator, which is at `state`, one of the capture by this thread, if there is one.
+#[inline]
+pub(crate) fn join(generator: &Generator, state: &mut State) {
+    RECORDER.with_borrow_mut(|recorder| {
+        if let Some(recorder) = recorder {
+            recorder.join(generator, state);
+        }
+    });
+}
+
+/// For a draw in a capture by this thread: how far from its generator's origin it is, and the words that say where that is.
+pub(crate) fn origin(state: State) -> Result<Option<(State, Tensor)>> {
+    RECORDER.with_borrow(|recorder| {
+        let Some(recorder) = recorder else { return Ok(None) };
+        let Some(origin) = recorder.origins.iter().find(|origin| origin.id == state.origin) else { return Ok(None) };
+        let distance = State::new(0, state.offset.wrapping_sub(origin.before.offset));
+        Ok(Some((distance, recorder.words.narrow(0, origin.at, 2)?)))
+    })
+}
+
+/// What a draw is at `distance` from the origin that words say.
+pub(crate) fn placed(distance: State, words: &Tensor) -> Result<State> {
+    let words = words.to_vec::<i64>()?;
+    Ok(State::new(words[0] as u64, words[1] as u64).advanced(distance.offset))
+}
+
+impl Recorder {
+    fn take(&mut self, count: usize) -> Result<Range<usize>> {
+        let at = self.used..self.used + count;
+        if at.end > MOST_WORDS {
+            let reason = format!("more than {MOST_WORDS} words vary: capture less at once");
+            return Err(TensorError::argument(OP, reason));
+        }
+        self.used = at.end;
+        Ok(at)
+    }
+
+    fn join(&mut self, generator: &Generator, state: &mut State) {
+        static IDS: AtomicU64 = AtomicU64::new(1);
+        let mut known = self.origins.iter().map(|origin| &origin.generator).chain(&self.made);
+        if known.any(|known| known.is(generator)) {
+            return;
+        }
+        match self.take(2) {
+            Ok(at) => {
+                let (id, before) = (IDS.fetch_add(1, Ordering::Relaxed), *state);
+                state.origin = id;
+                self.origins.push(Origin { id, generator: generator.clone(), before, after: before, at: at.start });
+            }
+            Err(error) => _ = self.failed.get_or_insert(error),
+        }
+    }
+}
+
+/// This thread captures as long as this lives.
+struct Recording;
+
+impl Recording {
+    fn begin(device: Device) -> Result<Self> {
+        if is_capturing() {
+            return Err(TensorError::argument(OP, "this thread captures already"));
+        }
+        let _purpose = Purpose::enter(Tag::Workspace, Purpose::current().1);
+        let words = Tensor::empty(&[MOST_WORDS], DType::I64, device)?;
+        let (varying, origins, made) = (Vec::new(), Vec::new(), Vec::new());
+        RECORDER.set(Some(Recorder { words, used: 0, varying, origins, made, failed: None }));
+        Ok(Self)
+    }
+
+    fn end(self) -> Recorder {
+        Self::stop().expect("it lives")
+    }
+
+    /// Ends the capture: its generators are where they were.
+    fn stop() -> Option<Recorder> {
+        let mut recorder = RECORDER.take()?;
+        for origin in &mut recorder.origins {
+            origin.after = origin.generator.state();
+            origin.generator.set_state(origin.before);
+        }
+        Some(recorder)
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        Self::stop();
+    }
+}
+
+/// Why there is no graph.
+enum Failure<E> {
+    Memory(MemoryError),
+    Work(E),
+}
+
+impl<E> From<MemoryError> for Failure<E> {
+    fn from(error: MemoryError) -> Self {
+        Self::Memory(error)
+    }
+}

@@ -1,0 +1,161 @@
+//! Work that is captured on a simulated device, and replayed with what varies.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::{Event, EventKind, Executor, Priority, StreamGuard};
+use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::cuda::{self, Captured};
+use tenure_tensor::random::{self, Generator};
+use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
+
+/// The default generator is the process's: a test has it for itself, and the device.
+fn alone() -> (MutexGuard<'static, ()>, Device, &'static DeviceMemory) {
+    static ALONE: Mutex<()> = Mutex::new(());
+    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
+        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap()
+    });
+    (ALONE.lock(), Device::cuda(0), *MEMORY)
+}
+
+fn waits(memory: &DeviceMemory) -> u64 {
+    match memory.driver().executor() {
+        Executor::Sim(sim) => sim.counters().host_syncs,
+        Executor::Cuda(_) => unreachable!("the device is simulated"),
+    }
+}
+
+/// Draws of all kinds from two generators; forward, recomputed and backward.
+fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
+    let (dtype, device) = (x.dtype(), x.device());
+    let y = autograd::checkpoint(&[x], |x| {
+        Ok(vec![x[0].dropout(0.5, true)?.mul(&Tensor::rand(
+            x[0].sizes(),
+            DType::F32,
+            x[0].device(),
+            &Generator::new(3),
+        )?)?])
+    })?;
+    let y = y[0].dropout(0.25, true)?;
+    autograd::backward(&[&y], &[Some(&y.ones_like()?)], Options::default())?;
+    let grad = x.set_grad(None)?.expect("it requires one");
+    Ok(vec![
+        y.detach(),
+        grad,
+        Tensor::randn(&[33], dtype, device, own)?,
+        Tensor::randint(0, 1000, &[7], DType::I64, device, own)?,
+        Tensor::randperm(20, device, own)?,
+        Tensor::full(&[9], 0.5, DType::F32, device)?.bernoulli(random::default_generator())?,
+    ])
+}
+
+fn bytes(tensors: &[Tensor]) -> Vec<Vec<u8>> {
+    tensors.iter().map(|tensor| tensor.to_bytes().unwrap()).collect()
+}
+
+#[test]
+fn a_replay_draws_what_the_work_would_have_drawn() {
+    let (_alone, device, memory) = alone();
+    let own = Generator::new(5);
+    let x = Tensor::ones(&[50], DType::F32, device).unwrap().requires_grad_(true).unwrap();
+    let states = || (random::default_generator().state(), own.state());
+    random::manual_seed(2);
+    let expected: Vec<_> = (0..4).map(|_| (bytes(&draws(&x, &own).unwrap()), states())).collect();
+
+    random::manual_seed(2);
+    own.manual_seed(5);
+    assert_eq!((bytes(&draws(&x, &own).unwrap()), states()), expected[0]);
+    let (mut captured, out) = Captured::new(device, || draws(&x, &own)).unwrap();
+    // Nothing was drawn.
+    assert_eq!(states(), expected[0].1);
+    let before = waits(memory);
+    captured.replay().unwrap();
+    assert_eq!(waits(memory), before);
+    assert_eq!((bytes(&out), states()), expected[1]);
+    // Without captures between too.
+    assert_eq!((bytes(&draws(&x, &own).unwrap()), states()), expected[2]);
+    captured.replay().unwrap();
+    assert_eq!((bytes(&out), states()), expected[3]);
+    random::manual_seed(2);
+    own.manual_seed(5);
+    captured.replay().unwrap();
+    assert_eq!((bytes(&out), states()), expected[0]);
+}
+
+#[test]
+fn a_generator_that_the_work_sets_is_where_the_work_leaves_it() {
+    let (_alone, device, _) = alone();
+    let own = Generator::new(5);
+    let draw = || Tensor::rand(&[10], DType::F32, device, &own);
+    let work = || {
+        let begin = own.state();
+        let first = draw()?;
+        own.set_state(begin);
+        let again = draw()?;
+        own.manual_seed(8);
+        Ok::<_, TensorError>((first, again, draw()?))
+    };
+    let of = |(first, again, last): &(Tensor, Tensor, Tensor)| bytes(&[first.clone(), again.clone(), last.clone()]);
+    let eager: Vec<_> = (0..2).map(|_| (of(&work().unwrap()), own.state())).collect();
+    own.manual_seed(5);
+    let (mut captured, out) = Captured::new(device, work).unwrap();
+    for expected in eager {
+        captured.replay().unwrap();
+        assert_eq!((of(&out), own.state()), expected);
+    }
+}
+
+#[test]
+fn replays_queue_up_with_their_own_words_on_any_stream() {
+    let (_alone, device, memory) = alone();
+    let sum = Tensor::zeros(&[2], DType::I64, device).unwrap();
+    let mut next = 0;
+    let work = || {
+        let words = cuda::varying(2, move |words| {
+            next += 1;
+            words.copy_from_slice(&[next, 100 * next]);
+            Ok(())
+        })?;
+        sum.add_(&words.expect("it is captured"))
+    };
+    let (mut captured, ()) = Captured::new(device, work).unwrap();
+    let side = memory.streams().pooled(Priority::Default).unwrap();
+    let main = memory.streams().current();
+    let before = waits(memory);
+    for _ in 0..100 {
+        captured.replay().unwrap();
+    }
+    {
+        let _side = StreamGuard::new(&side);
+        captured.replay().unwrap();
+    }
+    captured.replay().unwrap();
+    let mut done = Event::new(memory.driver().clone(), EventKind::Order);
+    done.record(&side).unwrap();
+    done.wait(&main).unwrap();
+    assert_eq!(waits(memory), before);
+    assert_eq!(sum.to_vec::<i64>().unwrap(), [5253, 525_300]);
+}
+
+#[test]
+fn a_capture_that_fails_leaves_nothing() {
+    let (_alone, device, _) = alone();
+    let own = Generator::new(5);
+    let before = own.state();
+    let failed = Captured::new(device, || Tensor::rand(&[10], DType::F32, device, &own)?.to_vec::<f32>());
+    assert!(failed.is_err());
+    assert_eq!(own.state(), before);
+    let failed = Captured::new(device, || cuda::varying(1 << 20, |_| Ok(()))).map(drop).unwrap_err().to_string();
+    assert!(failed.contains("words vary"), "{failed}");
+    assert!(!cuda::is_capturing() && cuda::varying(1, |_| Ok(())).unwrap().is_none());
+    let (_, nested) =
+        Captured::new(device, || Ok::<_, TensorError>(Captured::new(device, || Ok::<_, TensorError>(())).is_err()))
+            .unwrap();
+    assert!(nested);
+    let on_cpu = Captured::new(Device::CPU, || Ok::<_, TensorError>(())).map(drop).unwrap_err().to_string();
+    assert!(on_cpu.contains("CUDA device"), "{on_cpu}");
+    assert_eq!(Tensor::rand(&[10], DType::F32, device, &own).unwrap().to_vec::<f32>().unwrap().len(), 10);
+}
