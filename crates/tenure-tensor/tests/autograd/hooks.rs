@@ -283,7 +283,7 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     let log = Arc::<Mutex<Vec<(&str, Vec<f64>)>>>::default();
     let leaves = [("first", leaf(&[2.0])), ("last", leaf(&[3.0]))];
     for (name, leaf) in &leaves {
-        let log = Arc::clone(&log);
+        let (name, log) = (*name, Arc::clone(&log));
         let note = move |leaf: &Tensor| {
             log.lock().unwrap().push((name, leaf.grad().unwrap().to_vec::<f64>()?));
             Ok(())
