@@ -4,9 +4,11 @@
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
+use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::layers::{BatchNorm, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Plan, Task, Trainer};
@@ -107,12 +109,23 @@ fn a_replay_asks_for_no_memory_and_reports_that_of_the_step() {
     let mut run = run(Adam::w(), true);
     go_on(&mut run, 3);
     let statistics = || memory.allocator().statistics().all;
-    let before = statistics();
+    let waits = || match memory.driver().executor() {
+        Executor::Sim(sim) => sim.counters().host_syncs,
+        Executor::Cuda(_) => unreachable!("the device is simulated"),
+    };
+    let (before, waited) = (statistics(), waits());
     go_on(&mut run, 5);
+    // For the two losses.
+    assert_eq!(waits(), waited + 2);
     assert_eq!(statistics().reserved_bytes.current, before.reserved_bytes.current);
     // Two batches, of two tensors each, and what is read ahead.
     assert!(statistics().allocation.allocated - before.allocation.allocated <= 12);
     let captured = run.history()[3].memory;
+    // A batch that is stepped as ever leaves nothing reserved, once it was.
+    go_on(&mut run, 6);
+    let rest = statistics().reserved_bytes.current;
+    go_on(&mut run, 12);
+    assert_eq!(statistics().reserved_bytes.current, rest);
     assert!(captured.peak_bytes as f64 <= 1.2 * eager.peak_bytes as f64 + 1e6, "{captured:?} {eager:?}");
     assert_eq!(captured.tags.of(tenure_core::Tag::Weight), eager.tags.of(tenure_core::Tag::Weight));
 }
@@ -184,4 +197,26 @@ fn what_cannot_be_captured_is_said() {
     y.sum_all().unwrap().backward().unwrap();
     let error = Captured::new(DEVICE, || on_cpu.step()).map(drop).unwrap_err().to_string();
     assert!(error.contains("on the CPU"), "{error}");
+}
+
+#[test]
+fn statistics_of_batch_norm_count_in_replays() {
+    let _alone = alone();
+    let images = Tensor::randn(&[2, 3, 8, 8], DType::F32, Device::CPU, &Generator::new(2)).unwrap();
+    let images = images.to_device(DEVICE).unwrap();
+    let after = |replays: usize| {
+        let model = BatchNorm::<2>::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), 3).unwrap();
+        let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
+        let mut step = || {
+            model.forward(&images)?.square()?.mul(&images)?.sum_all()?.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok::<_, tenure_nn::Error>(())
+        };
+        (0..4 - replays).for_each(|_| step().unwrap());
+        let (mut captured, ()) = Captured::new(DEVICE, step).unwrap();
+        (0..replays).for_each(|_| captured.replay().unwrap());
+        model.state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
+    };
+    assert!(after(3) == after(0), "the states differ");
 }

@@ -93,8 +93,8 @@ fn run(
                 let list: String = (0..values.len()).map(|n| format!("const C n{n} = numbers[{n}]; ")).collect();
                 let slots: String = (0..how.slots).map(|slot| format!("C& s{slot} = x[{}]; ", slot + 1)).collect();
                 let element = format!(
-                    "DEVICE void element(const C (&numbers)[NUMBERS], C factor, C (&x)[1 + SLOTS], C grad) {{ {list}C& value = x[0]; \
-                     {slots}{} }}\n",
+                    "DEVICE void element(const C (&numbers)[NUMBERS], C factor, C (&x)[1 + SLOTS], C grad) {{ {list}\
+                     C& value = x[0]; {slots}{} }}\n",
                     how.element
                 );
                 let head = format!("#define SLOTS {}\n#define NUMBERS {}\n", how.slots, values.len().max(1));

@@ -1,5 +1,6 @@
 //! Steps that are captured once, and replayed.
 
+use tenure_device::memory::{self, MemoryError};
 use tenure_tensor::autograd::no_grad;
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::{DType, Device, Result, Tensor};
@@ -32,6 +33,12 @@ impl<B: Tensors> CapturedStep<B> {
         let (own, given) = (tensors(&mut self.batch)?, tensors(batch)?);
         no_grad(|| own.iter().zip(&given).try_for_each(|(own, given)| own.copy_(given)))
     }
+}
+
+/// Gives back what a step held that was not captured: the captured one has memory of its own.
+pub(super) fn give_back(device: Device) -> Result<()> {
+    let Some(memory) = memory::installed(device.index().into()) else { return Ok(()) };
+    Ok(memory.allocator().release_cached().map_err(MemoryError::from)?)
 }
 
 /// Handles of all tensors of a batch.

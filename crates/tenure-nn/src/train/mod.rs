@@ -67,7 +67,8 @@ pub struct Trainer<T: Task, D: Dataset> {
     history: Vec<Step>,
     /// On several devices: this one's part.
     rank: Option<Rank>,
-    /// The last batch that a step was made of that could be captured; what is prepared in a first step is prepared for such.
+    /// Of the last batch that a step was made of, or of those that are captured: what is prepared in a first step is
+    /// prepared for such.
     warm: Kind,
     captured: Option<CapturedStep<T::Batch>>,
 }
@@ -229,6 +230,7 @@ where
         };
         if made.is_err() {
             self.batches = None;
+            self.forget_capture();
             self.optimizer.zero_grad();
         }
         made.map(Some)
@@ -287,7 +289,8 @@ where
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
-        (self.history, self.batches, self.captured) = (history, None, None);
+        (self.history, self.batches) = (history, None);
+        self.forget_capture();
         self.resume_others(path)
     }
 
@@ -365,7 +368,11 @@ where
         if !self.plan.is_captured || !self.is_warm(&mut batch)? {
             let (loss, known) = self.work(&batch, &mut meter)?;
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
-            return Ok((value, meter.finish()));
+            let memory = meter.finish();
+            if self.captured.is_some() {
+                captured::give_back(self.device())?;
+            }
+            return Ok((value, memory));
         }
         let step = match self.captured.take() {
             Some(mut step) => {
@@ -395,6 +402,11 @@ where
             self.warm = kind;
         }
         Ok(is_warm)
+    }
+
+    /// The next step is made as ever.
+    fn forget_capture(&mut self) {
+        (self.warm, self.captured) = (Kind::new(), None);
     }
 
     /// Forward, backward, and the parameters' step. The loss, and its value where that is known early.

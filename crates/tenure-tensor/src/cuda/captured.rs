@@ -157,7 +157,7 @@ impl Captured {
         Ok(())
     }
 
-    /// Where the memory lies that was allocated in the capture.
+    /// The graph, whose pool has what was allocated in the capture.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
