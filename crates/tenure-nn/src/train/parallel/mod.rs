@@ -38,8 +38,8 @@ pub(super) struct Rank {
 
 /// What devices tell one another.
 enum Word {
-    /// Whether there is a batch.
-    Batch(bool),
+    /// How many examples it has of the batch; none if there is no batch.
+    Batch(Option<usize>),
     /// Parameters that got a gradient, in order.
     Gradients(Vec<usize>),
     /// All gradients are on their way.
@@ -163,7 +163,6 @@ where
         // What all devices have is averaged over devices, as if each had as many examples.
         let weight = (part.examples * rank.collective.size()) as f64 / part.of as f64;
         self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
-        rank.reducer.begin();
         let loss = match &part.batch {
             Some(batch) => {
                 let loss = purpose::forward(|| self.task.loss(batch))?;
@@ -216,13 +215,17 @@ impl Rank {
         Ok(())
     }
 
-    /// The batch, if all devices have theirs.
+    /// The batch, if all devices have theirs: a pass begins.
     pub(super) fn agree<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
-        let words = self.meet(Word::Batch(part.is_ok()));
-        let part = part?;
-        let all = words?.iter().all(|word| matches!(word, Word::Batch(true)));
-        self.is_exchanging.store(all, Ordering::Relaxed);
-        if all { Ok(part) } else { Err(TrainError::Apart.into()) }
+        let words = self.meet(Word::Batch(part.as_ref().ok().map(|part| part.examples)));
+        let (part, words) = (part?, words?);
+        if !words.iter().all(|word| matches!(word, Word::Batch(Some(_)))) {
+            return Err(TrainError::Apart.into());
+        }
+        self.is_exchanging.store(true, Ordering::Relaxed);
+        // A device without examples sends when the others are through: nothing of theirs is to wait for it on the way.
+        self.reducer.begin(words.iter().all(|word| matches!(word, Word::Batch(Some(1..)))));
+        Ok(part)
     }
 
     /// Ends a backward pass: the thread's stream has the gradients of all, and the loss over all, that this device has a part of.
@@ -267,11 +270,8 @@ impl Drop for Rank {
 
 /// Whether an error only says that there is one elsewhere.
 fn is_consequence(error: &crate::Error) -> bool {
-    match error {
-        crate::Error::Train(TrainError::Apart) => true,
-        crate::Error::Tensor(TensorError::Collective { .. }) => true,
-        _ => false,
-    }
+    use crate::Error::{Tensor, Train};
+    matches!(error, Train(TrainError::Apart) | Tensor(TensorError::Collective { .. }))
 }
 
 /// Where the generator of a rank is, if the first's is there: elsewhere for each.

@@ -43,6 +43,7 @@ struct State {
 struct Pass {
     /// How many gradients each bucket waits for.
     missing: Vec<usize>,
+    is_early: bool,
     /// Buckets that have left.
     gone: usize,
     /// Parameters in the order of their gradients.
@@ -68,11 +69,11 @@ impl Reducer {
         Ok(Self { shared, hooks })
     }
 
-    /// A backward pass begins.
-    pub(super) fn begin(&self) {
+    /// A backward pass begins, in which gradients leave early or at its end.
+    pub(super) fn begin(&self, is_early: bool) {
         let state = &mut *self.shared.state.lock();
         let missing = state.buckets.iter().map(Vec::len).collect();
-        state.pass = Some(Pass { missing, gone: 0, arrived: Vec::new() });
+        state.pass = Some(Pass { missing, is_early, gone: 0, arrived: Vec::new() });
     }
 
     /// It has ended: the parameters that got a gradient, in order.
@@ -123,7 +124,7 @@ impl Shared {
         pass.arrived.push(index);
         pass.missing[places[index]] -= 1;
         // In their order, which is that of the other devices.
-        while pass.missing.get(pass.gone) == Some(&0) {
+        while pass.is_early && pass.missing.get(pass.gone) == Some(&0) {
             self.send(&buckets[pass.gone])?;
             pass.gone += 1;
         }
