@@ -288,15 +288,16 @@ struct Seen {
     at_last_gradient: AtomicU64,
 }
 
-/// `second.weight` is more than the first bucket.
 const WIDTH: usize = 140;
+/// With so many outputs, `second.weight` is more than the first bucket.
+const MANY: usize = 1000;
 
 impl Partial {
-    fn new(device: Device, trouble: Trouble) -> Result<Self> {
+    fn new(device: Device, outputs: usize, trouble: Trouble) -> Result<Self> {
         let scope = Scope::new(&Generator::new(3)).with_device(device);
         let ones = |name: &str| Parameter::new(name, Tensor::ones(&[5], DType::F32, device)?);
         let (first, second) =
-            (Linear::new(&scope.at("first"), 5, WIDTH)?, Linear::new(&scope.at("second"), WIDTH, 1000)?);
+            (Linear::new(&scope.at("first"), 5, WIDTH)?, Linear::new(&scope.at("second"), WIDTH, outputs)?);
         let (sometimes, never) = (ones("sometimes")?, ones("never")?);
         let mut task = Self { first, second, sometimes, never, trouble, seen: Arc::default() };
         task.to_dtype(DType::F64)?;
@@ -361,15 +362,24 @@ fn partial<D: Dataset<Item = (Vec<i64>, Vec<i64>)> + 'static>(
     devices: &[Device],
     trouble: &Trouble,
 ) -> Trainer<Partial, D> {
+    partial_of(10, data, devices, trouble)
+}
+
+fn partial_of<D: Dataset<Item = (Vec<i64>, Vec<i64>)> + 'static>(
+    outputs: usize,
+    data: D,
+    devices: &[Device],
+    trouble: &Trouble,
+) -> Trainer<Partial, D> {
     let optimizer = |task: &Partial| {
         Optimizer::new(task.parameters(), 1e-3, Sgd { momentum: 0.9, weight_decay: 0.1, ..Sgd::default() })
     };
-    let task = Partial::new(devices[0], Arc::clone(trouble)).unwrap();
+    let task = Partial::new(devices[0], outputs, Arc::clone(trouble)).unwrap();
     let first = optimizer(&task);
     let run = Trainer::new(task, loader(data, devices[0]), first, Plan { steps: STEPS, ..Plan::default() });
     let trouble = Arc::clone(trouble);
     let run = run.on_devices(devices, move |device| {
-        let task = Partial::new(device, Arc::clone(&trouble))?;
+        let task = Partial::new(device, outputs, Arc::clone(&trouble))?;
         let optimizer = optimizer(&task);
         Ok((task, optimizer))
     });
@@ -399,7 +409,7 @@ fn a_parameter_counts_where_it_is_used() {
 fn gradients_leave_while_backward_goes_on() {
     let _alone = alone();
     let Some(two) = devices(2) else { return };
-    let mut run = partial(text(), &two, &fine());
+    let mut run = partial_of(MANY, text(), &two, &fine());
     let mut early = Vec::new();
     while run.step().unwrap().is_some() {
         let seen = &run.task().seen;
@@ -488,12 +498,12 @@ fn what_makes_no_group_is_refused() {
     let _alone = alone();
     let Some(two) = devices(2) else { return };
     let run = || {
-        let task = Partial::new(two[0], fine()).unwrap();
+        let task = Partial::new(two[0], 1, fine()).unwrap();
         let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
         Trainer::new(task, loader(text(), two[0]), optimizer, plan(1))
     };
     let replica = |device| -> Result<(Partial, Optimizer)> {
-        let task = Partial::new(device, fine())?;
+        let task = Partial::new(device, 1, fine())?;
         let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
         Ok((task, optimizer))
     };
@@ -508,7 +518,7 @@ fn what_makes_no_group_is_refused() {
     let error = run().on_devices(&two, |_| Err(TensorError::argument("replica", "no luck").into())).err().unwrap();
     assert_eq!(error.to_string(), format!("{}: replica: no luck", two[1]));
     let other = |device| {
-        let mut task = Partial::new(device, fine())?;
+        let mut task = Partial::new(device, 1, fine())?;
         task.to_dtype(DType::F32)?;
         let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
         Ok((task, optimizer))
