@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import os
 import time
 from collections import Counter
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
 from torch import nn
@@ -102,6 +104,9 @@ def ids(batch: int, length: int, vocabulary: int) -> torch.Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor):
+    if dist.is_initialized():
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
     def step() -> torch.Tensor:
         logits = model(inputs)
         loss = F.cross_entropy(logits.flatten(0, -2), targets)
@@ -188,14 +193,7 @@ def counts(step) -> dict[str, int]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--graph", action="store_true", help="captured")
-    parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")
-    args = parser.parse_args()
-
+def measure(args: argparse.Namespace) -> dict:
     torch.manual_seed(0)
     step = WORKLOADS[args.workload]()
     first = step()
@@ -215,14 +213,38 @@ def main() -> None:
             step()
         torch.cuda.synchronize()
         milliseconds.append((time.perf_counter() - start) * 1e3 / args.steps)
-    figures = {
+    return {
         "ms": milliseconds,
         "loss": loss,
         "allocated_bytes": peak,
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "counts": asked,
     }
-    print(json.dumps(figures))
+
+
+def of_rank(rank: int, args: argparse.Namespace) -> None:
+    """One process of several, each with a device."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=args.devices)
+    figures = measure(args)
+    if rank == 0:
+        print(json.dumps({"devices": args.devices} | figures), flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--graph", action="store_true", help="captured")
+    parser.add_argument("--devices", type=int, help="trained on so many at once, each with the batch of one")
+    parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")
+    args = parser.parse_args()
+    if args.devices is None:
+        print(json.dumps(measure(args)))
+        return
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+    torch.multiprocessing.spawn(of_rank, (args,), nprocs=args.devices)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 //! One workload on Tenure, on the first CUDA device; prints what `pytorch.py` does, and what the driver was asked for.
 
+mod parallel;
 mod workloads;
 
 use std::time::Instant;
@@ -23,6 +24,9 @@ struct Arguments {
     /// Captured
     #[arg(long)]
     graph: bool,
+    /// Trained on so many devices at once, each with the batch of one; also of one, to compare with
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "graph")]
+    devices: Option<u8>,
     /// In a row, without a wait between
     #[arg(long, default_value_t = 10)]
     steps: usize,
@@ -36,6 +40,9 @@ type Step = Box<dyn FnMut() -> tenure_nn::Result<Tensor>>;
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    if let Some(devices) = arguments.devices {
+        return parallel::run(&arguments, devices);
+    }
     let memory = memory::device(0)?;
     let Executor::Cuda(driver) = memory.driver().executor() else { bail!("a real device is needed") };
     let mut step = workloads::step(arguments.workload).context("the workload cannot be set up")?;

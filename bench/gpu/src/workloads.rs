@@ -6,6 +6,7 @@ use tenure_nn::models::{
     Bert, BertConfig, Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig, ResNet, ResNetConfig,
 };
 use tenure_nn::optim::{Adam, Optimizer, Sgd};
+use tenure_nn::train::{Score, Task};
 use tenure_nn::{Module, Result, Scope};
 use tenure_tensor::autograd::no_grad;
 use tenure_tensor::ops::CrossEntropy;
@@ -24,23 +25,48 @@ pub(crate) enum Workload {
     Bert,
 }
 
+impl Workload {
+    /// Whether it is training, rather than inference.
+    pub(crate) fn is_trained(self) -> bool {
+        matches!(self, Self::Resnet50 | Self::Gpt2 | Self::Llama)
+    }
+}
+
 const DEVICE: Device = Device::cuda(0);
 
 pub(crate) fn step(workload: Workload) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
     Ok(match workload {
-        Workload::Resnet50 => {
-            let mut model = ResNet::new(&scope, ResNetConfig::RESNET50)?;
-            model.to_dtype(DType::BF16)?;
-            model.to_format(MemoryFormat::ChannelsLast2d)?;
-            model.to_device(DEVICE)?;
-            let images = images(128, 224, &generator)?.to_dtype(DType::BF16)?;
-            let images = images.contiguous_in(MemoryFormat::ChannelsLast2d)?.to_device(DEVICE)?;
-            let labels = Tensor::arange(0, 128, 1, DType::I64, Device::CPU)?.to_device(DEVICE)?;
-            let optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
-            train(optimizer, move || Ok(model.forward(&images)?.cross_entropy(&labels, &CrossEntropy::default())?))
+        Workload::Resnet50 | Workload::Gpt2 | Workload::Llama => {
+            let (training, optimizer) = training(workload, DEVICE)?;
+            train(optimizer, move || training.loss_of_all())
         }
+        Workload::Resnet152 => infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?)?,
+        Workload::Inception => infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?)?,
+        Workload::Bert => {
+            let config = BertConfig::default();
+            let mut model = Bert::new(&scope, &config)?;
+            model.to_device(DEVICE)?;
+            model.eval();
+            let tokens = ids(8, 128, config.vocab_size, DEVICE)?;
+            Box::new(move || Ok(no_grad(|| model.forward(&tokens, None))?))
+        }
+    })
+}
+
+/// A model that is trained on the same examples again and again.
+pub(crate) struct Training {
+    model: Box<dyn Layer>,
+    inputs: Tensor,
+    targets: Tensor,
+}
+
+/// One of those that are trained.
+pub(crate) fn training(workload: Workload, device: Device) -> Result<(Training, Optimizer)> {
+    let generator = Generator::new(0);
+    let scope = Scope::new(&generator);
+    match workload {
         Workload::Gpt2 => {
             let config = Gpt2Config {
                 n_embd: 1024,
@@ -50,37 +76,69 @@ pub(crate) fn step(workload: Workload) -> Result<Step> {
                 resid_pdrop: 0.0,
                 ..Gpt2Config::default()
             };
-            let vocabulary = config.vocab_size;
-            language_model(Gpt2::new(&scope, &config)?, 8, 1024, vocabulary)?
+            language_model(Gpt2::new(&scope, &config)?, ids(8, 1024, config.vocab_size, device)?)
         }
         Workload::Llama => {
             let config = LlamaConfig::default();
-            let vocabulary = config.vocab_size;
-            language_model(Llama::new(&scope, &config)?, 4, 2048, vocabulary)?
+            language_model(Llama::new(&scope, &config)?, ids(4, 2048, config.vocab_size, device)?)
         }
-        Workload::Resnet152 => infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?)?,
-        Workload::Inception => infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?)?,
-        Workload::Bert => {
-            let config = BertConfig::default();
-            let mut model = Bert::new(&scope, &config)?;
-            model.to_device(DEVICE)?;
-            model.eval();
-            let tokens = ids(8, 128, config.vocab_size)?;
-            Box::new(move || Ok(no_grad(|| model.forward(&tokens, None))?))
+        _ => {
+            let mut model = ResNet::new(&scope, ResNetConfig::RESNET50)?;
+            model.to_dtype(DType::BF16)?;
+            model.to_format(MemoryFormat::ChannelsLast2d)?;
+            model.to_device(device)?;
+            let inputs = images(128, 224, &generator)?.to_dtype(DType::BF16)?;
+            let inputs = inputs.contiguous_in(MemoryFormat::ChannelsLast2d)?.to_device(device)?;
+            let targets = Tensor::arange(0, 128, 1, DType::I64, Device::CPU)?.to_device(device)?;
+            let optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
+            Ok((Training { model: Box::new(model), inputs, targets }, optimizer))
         }
-    })
+    }
 }
 
-fn language_model(mut model: impl Layer + 'static, batch: usize, length: usize, vocabulary: usize) -> Result<Step> {
+fn language_model(mut model: impl Layer + 'static, tokens: Tensor) -> Result<(Training, Optimizer)> {
     model.to_dtype(DType::BF16)?;
-    model.to_device(DEVICE)?;
-    let tokens = ids(batch, length, vocabulary)?;
-    let targets = tokens.flatten(0, -1)?;
+    model.to_device(tokens.device())?;
     let optimizer = Optimizer::new(model.parameters(), 1e-4, Adam::w());
-    Ok(train(optimizer, move || {
-        let logits = model.forward(&tokens)?.flatten(0, -2)?;
-        Ok(logits.cross_entropy(&targets, &CrossEntropy::default())?)
-    }))
+    let targets = tokens.flatten(0, -1)?;
+    Ok((Training { model: Box::new(model), inputs: tokens, targets }, optimizer))
+}
+
+impl Training {
+    fn loss_of_all(&self) -> Result<Tensor> {
+        let scores = self.model.forward(&self.inputs)?.flatten(0, -2)?;
+        Ok(scores.cross_entropy(&self.targets, &CrossEntropy::default())?)
+    }
+
+    /// Images, or texts.
+    pub(crate) fn examples(&self) -> usize {
+        self.inputs.sizes()[0]
+    }
+}
+
+/// For several devices: a batch stands for the examples that are there.
+impl Task for Training {
+    type Batch = Tensor;
+
+    fn examples(&self, batch: &Tensor) -> usize {
+        batch.numel()
+    }
+
+    fn model(&self) -> &dyn Module {
+        &*self.model
+    }
+
+    fn model_mut(&mut self) -> &mut dyn Module {
+        &mut *self.model
+    }
+
+    fn loss(&self, _: &Tensor) -> Result<Tensor> {
+        self.loss_of_all()
+    }
+
+    fn score(&self, _: &Tensor) -> Result<Score> {
+        Ok(Score::default())
+    }
 }
 
 fn train(mut optimizer: Optimizer, loss: impl Fn() -> Result<Tensor> + 'static) -> Step {
@@ -105,7 +163,7 @@ fn images(count: usize, side: usize, generator: &Generator) -> Result<Tensor> {
     Ok(Tensor::randn(&[count, 3, side, side], DType::F32, Device::CPU, generator)?)
 }
 
-fn ids(batch: usize, length: usize, vocabulary: usize) -> Result<Tensor> {
+fn ids(batch: usize, length: usize, vocabulary: usize, device: Device) -> Result<Tensor> {
     let ids: Vec<i64> = (0..batch * length).map(|at| (at * 7919 % vocabulary) as i64).collect();
-    Ok(Tensor::from_slice(&ids, &[batch, length])?.to_device(DEVICE)?)
+    Ok(Tensor::from_slice(&ids, &[batch, length])?.to_device(device)?)
 }

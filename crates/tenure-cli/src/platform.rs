@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use tenure::prelude::*;
+use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::SimPlatform;
 use tenure_device::{Platform, cuda};
 
@@ -15,6 +16,19 @@ pub(crate) fn platform(driver: DriverKind) -> &'static dyn Platform {
         DriverKind::Sim => &*SIMULATED,
         DriverKind::Cuda => cuda::platform(),
     }
+}
+
+/// Makes simulated devices the process's of these numbers.
+///
+/// # Errors
+/// One of them is there already.
+pub(crate) fn simulate(numbers: &[u8]) -> anyhow::Result<()> {
+    let count = numbers.last().map_or(0, |last| usize::from(*last) + 1);
+    let platform = SimPlatform::new(vec![SimConfig::default(); count]);
+    for number in numbers {
+        memory::install(platform.driver(*number)?, MemoryConfig::default())?;
+    }
+    Ok(())
 }
 
 /// A device to work on.

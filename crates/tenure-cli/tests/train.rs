@@ -105,7 +105,7 @@ fn json_has_what_machines_read_and_the_files_are_written() {
     let args = ["--steps", "3", "--report", "run.html", "--tensorboard", "events", "--checkpoint", "run.safetensors"];
     let outcome = train(folder.path(), &args);
     let fields: Vec<&str> = outcome.as_object().unwrap().keys().map(String::as_str).collect();
-    let mut expected = ["model", "device", "steps", "losses", "step_ms_median", "peak_bytes", "accuracy"];
+    let mut expected = ["model", "device", "devices", "steps", "losses", "step_ms_median", "peak_bytes", "accuracy"];
     expected.sort();
     assert_eq!(fields, expected);
     assert_eq!((&outcome["model"], &outcome["device"]), (&"gpt2-mini".into(), &"cpu".into()));
@@ -370,4 +370,35 @@ fn a_batch_of_one_image_says_which_option_to_change() {
         &["train", "--model", "resnet18", "--data", "fashion-mnist:.", "--batch-size", "1", "--steps", "1"],
     );
     assert!(said.contains("more than one value") && said.contains("a larger --batch-size than 1"), "{said}");
+}
+
+#[test]
+fn several_devices_learn_what_one_does() {
+    let folder = here();
+    let run = |args: &[&str]| {
+        let common = ["train", "--model", "gpt2-mini", "--data", "text:text", "--threads", "2", "--json"];
+        let options = ["--batch-size", "3", "--device", "cuda", "--driver", "sim"];
+        tenure(folder.path(), &[&common[..], &options, args].concat())
+    };
+    let one = json(&run(&["--steps", "2"]));
+    let two = json(&run(&["--steps", "2", "--devices", "2", "--checkpoint", "run.safetensors"]));
+    assert_eq!((&one["devices"], &two["devices"]), (&1.into(), &2.into()));
+    let losses = |outcome: &Value| -> Vec<f64> {
+        outcome["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+    };
+    for (one, two) in losses(&one).iter().zip(losses(&two)) {
+        assert!((one - two).abs() < 1e-4, "{two}, and on one device {one}");
+    }
+    let resumed = json(&run(&["--steps", "3", "--resume", "run.safetensors"]));
+    assert_eq!(losses(&resumed)[..2], losses(&two)[..]);
+
+    let refused = |output: Output, expected: &str| {
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(expected), "{said}");
+    };
+    refused(run(&["--devices", "4"]), "--batch-size 3: a batch is divided among 4 devices");
+    refused(run(&["--devices", "0"]), "expected a whole number above 0");
+    let on_cpu = tenure(folder.path(), &[TEXT, &["--devices", "2"]].concat());
+    refused(on_cpu, "--devices 2: the CPU is one device");
 }

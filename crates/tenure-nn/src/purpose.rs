@@ -1,7 +1,7 @@
 //! What a step's allocations are for.
 
 use tenure_core::{Key, KeyId, Purpose, Tag};
-use tenure_tensor::{Result, Tensor};
+use tenure_tensor::{Result, Tensor, autograd};
 
 /// Runs `forward` and says that what it allocates are activations.
 pub fn forward<R>(forward: impl FnOnce() -> R) -> R {
@@ -16,6 +16,13 @@ pub fn forward<R>(forward: impl FnOnce() -> R) -> R {
 pub fn backward(loss: &Tensor) -> Result<()> {
     let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
     loss.backward()
+}
+
+/// The same of a loss whose gradient is not 1.
+pub(crate) fn backward_by(loss: &Tensor, grad: f64) -> Result<()> {
+    let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
+    let grad = autograd::no_grad(|| loss.full_like(grad))?;
+    autograd::backward(&[loss], &[Some(&grad)], autograd::Options::default())
 }
 
 /// Says that this thread allocates `tag` for the parameter or buffer `name`, for the operation `op`.

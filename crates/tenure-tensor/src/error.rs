@@ -1,6 +1,7 @@
 //! What can go wrong with tensors.
 
 use tenure_device::CallError;
+use tenure_device::collective::CollectiveError;
 use tenure_device::cuda::KernelError;
 use tenure_device::memory::MemoryError;
 
@@ -129,6 +130,14 @@ pub enum TensorError {
         op: &'static str,
         /// What the compiler or the driver says.
         error: Box<KernelError>,
+    },
+    /// Devices do not work together.
+    #[error("{op}: {error}")]
+    Collective {
+        /// The operation.
+        op: &'static str,
+        /// Why.
+        error: Box<CollectiveError>,
     },
     /// What an earlier operation met while the device computed it. What it was to write there is any value; all else is as
     /// it should be.
@@ -273,6 +282,10 @@ impl TensorError {
     #[track_caller]
     pub(crate) fn device(op: &'static str, error: CallError) -> Self {
         Self::Memory { op, error: Box::new(error.into()) }
+    }
+
+    pub(crate) fn collective(op: &'static str, error: CollectiveError) -> Self {
+        Self::Collective { op, error: Box::new(error) }
     }
 
     pub(crate) fn memory(op: &'static str, error: MemoryError) -> Self {

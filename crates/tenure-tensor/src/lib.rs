@@ -20,6 +20,8 @@ mod access;
 pub mod autocast;
 #[forbid(unsafe_code)]
 pub mod autograd;
+#[forbid(unsafe_code)]
+pub mod collective;
 mod cpu;
 pub mod cuda;
 mod element;

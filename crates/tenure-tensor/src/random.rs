@@ -15,11 +15,13 @@
 //! | true with probability p | whether `w` < p 2³² |
 
 use std::array;
+use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::cuda::captured;
+use crate::scopes::Scopes;
 
 /// A seed, and how many blocks were drawn. A handle: clones draw from one sequence.
 ///
@@ -136,11 +138,36 @@ impl State {
     }
 }
 
-/// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout). Its seed is 0
-/// until [`manual_seed`].
-pub fn default_generator() -> &'static Generator {
+/// Where operations draw from that are given no generator, such as [`dropout`](crate::Tensor::dropout): the process's,
+/// whose seed is 0 until [`manual_seed`], unless the thread has [one of its own](DefaultGenerator).
+pub fn default_generator() -> Generator {
     static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::unnoted(0));
-    &DEFAULT
+    Scopes::latest(&OWN).unwrap_or_else(|| DEFAULT.clone())
+}
+
+thread_local! {
+    static OWN: Scopes<Generator> = const { Scopes::new() };
+}
+
+/// While it lives, the [default generator](default_generator) of this thread is one of its own: several threads that draw
+/// from one sequence take turns by chance. The latest that is alive holds.
+#[must_use = "it holds for as long as it lives"]
+pub struct DefaultGenerator {
+    scope: u64,
+    thread: PhantomData<*const ()>,
+}
+
+impl DefaultGenerator {
+    /// Begins.
+    pub fn enter(generator: Generator) -> Self {
+        Self { scope: Scopes::enter(&OWN, generator), thread: PhantomData }
+    }
+}
+
+impl Drop for DefaultGenerator {
+    fn drop(&mut self) {
+        Scopes::leave(&OWN, self.scope);
+    }
 }
 
 /// Takes the default generator to the beginning of a seed's sequence. PyTorch's `torch.manual_seed`.

@@ -60,7 +60,7 @@ fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
         Tensor::randn(&[33], dtype, device, own)?,
         Tensor::randint(0, 1000, &[7], DType::I64, device, own)?,
         Tensor::randperm(20, device, own)?,
-        Tensor::full(&[9], 0.5, DType::F32, device)?.bernoulli(random::default_generator())?,
+        Tensor::full(&[9], 0.5, DType::F32, device)?.bernoulli(&random::default_generator())?,
     ])
 }
 

@@ -54,7 +54,7 @@ fn step(function: Checkpointed) -> [Vec<u32>; 4] {
     manual_seed(3);
     let y = function(&x, &weight).unwrap();
     y.sum_all().unwrap().backward().unwrap();
-    let drawn = Tensor::rand(&[1], DType::F32, Device::CPU, default_generator()).unwrap();
+    let drawn = Tensor::rand(&[1], DType::F32, Device::CPU, &default_generator()).unwrap();
     [y, x.grad().unwrap(), weight.grad().unwrap(), drawn].map(bits)
 }
 

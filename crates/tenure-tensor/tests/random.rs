@@ -202,3 +202,18 @@ fn dropout_of_all_or_nothing() {
     assert_eq!(x.dropout(1.0, true).unwrap().to_vec::<f32>().unwrap(), [0.0; 4]);
     assert_eq!(x.dropout(1.5, true).unwrap_err().to_string(), "dropout: a probability is between 0 and 1, got 1.5");
 }
+
+#[test]
+fn a_thread_draws_from_a_generator_of_its_own() {
+    let generator = Generator::new(9);
+    let x = Tensor::ones(&[100], DType::F32, Device::CPU).unwrap();
+    let dropped = || x.dropout(0.5, true).unwrap().to_vec::<f32>().unwrap();
+    let before = random::default_generator().state();
+    let own = random::DefaultGenerator::enter(generator.clone());
+    let first = dropped();
+    assert_ne!(dropped(), first);
+    generator.manual_seed(9);
+    assert_eq!(dropped(), first);
+    drop(own);
+    assert_eq!(random::default_generator().state(), before);
+}

@@ -8,11 +8,12 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Event, EventKind, Executor, Platform, Priority, Stream, StreamGuard};
 use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
 /// Devices that differ in the order in which they run what may run. Each test has its own.
 const SEEDS: u8 = 6;
-const TESTS: u8 = 7;
+const TESTS: u8 = 9;
 
 fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
@@ -175,4 +176,49 @@ fn uploads_arrive_while_the_host_goes_on_and_their_memory_is_not_reused_early() 
         assert_eq!(waits(), before);
         assert_eq!(sum.to_vec::<f32>().unwrap(), [28.0; 6]);
     }
+}
+
+#[test]
+fn devices_exchange_tensors_beside_what_they_compute() {
+    let all: Vec<Device> = devices(7).map(|(device, _)| device).collect();
+    for pair in all.chunks(2) {
+        std::thread::scope(|scope| {
+            for part in Collective::group(pair).unwrap() {
+                scope.spawn(move || {
+                    let rank = part.rank() as f32;
+                    let ours = |rank: f32| Tensor::full(&[100], rank, DType::F32, part.device()).unwrap();
+                    let [sum, root, left] = [rank, rank, rank].map(ours);
+                    part.all_reduce(std::slice::from_ref(&sum), Reduction::Sum).unwrap();
+                    part.broadcast(std::slice::from_ref(&root), 1).unwrap();
+                    let beside = left.add(1.0).unwrap();
+                    part.join().unwrap();
+                    let sums = sum.add(&root).unwrap().to_vec::<f32>().unwrap();
+                    assert_eq!(sums, [2.0; 100]);
+                    assert_eq!(beside.to_vec::<f32>().unwrap(), [rank + 1.0; 100]);
+                    // What is on its way may be dropped, and asked for again.
+                    part.all_reduce(&[left], Reduction::Average).unwrap();
+                    part.join().unwrap();
+                    assert_eq!(ours(7.0).to_vec::<f32>().unwrap(), [7.0; 100]);
+                    let gaps = ours(1.0).slice(0, 0, 100, 2).unwrap();
+                    part.all_reduce(&[gaps], Reduction::Sum).unwrap_err();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_used_before_it_is_joined_is_found() {
+    let pair: Vec<Device> = devices(8).take(2).map(|(device, _)| device).collect();
+    let mut group = Collective::group(&pair).unwrap().into_iter();
+    let part = group.next().unwrap();
+    let x = Tensor::full(&[64], 1, DType::F32, part.device()).unwrap();
+    part.all_reduce(std::slice::from_ref(&x), Reduction::Sum).unwrap();
+    let error = x.add(1).map(drop).unwrap_err().to_string();
+    assert!(error.contains("race") && error.contains("all_reduce"), "{error}");
+    part.abort();
+    let other = group.next().unwrap();
+    let x = Tensor::full(&[64], 1, DType::F32, other.device()).unwrap();
+    let error = other.all_reduce(&[x], Reduction::Sum).unwrap_err().to_string();
+    assert!(error.starts_with("all_reduce: another device of the group"), "{error}");
 }

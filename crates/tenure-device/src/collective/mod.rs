@@ -49,7 +49,7 @@ pub enum CollectiveError {
     /// Numbers that are not reduced.
     #[error("{0} is not exchanged between devices: convert it first")]
     DType(DType),
-    /// Another device did not come.
+    /// Another device did not come, or the group was [ended](Communicator::abort).
     #[error("another device of the group did not make the same call within a minute, or failed")]
     Alone,
     /// A driver call failed.
@@ -65,11 +65,12 @@ pub struct Communicator {
     driver: Arc<dyn Driver>,
     rank: usize,
     size: usize,
-    group: Group,
+    group: Arc<Group>,
 }
 
 enum Group {
-    Nccl(nccl::Handle),
+    /// By rank.
+    Nccl(Vec<nccl::Handle>),
     Sim(Arc<sim::Meeting>),
 }
 
@@ -85,17 +86,15 @@ impl Communicator {
         if devices.is_empty() || devices.iter().enumerate().any(is_twice) || ![0, devices.len()].contains(&simulated) {
             return Err(CollectiveError::NoGroup { devices });
         }
-        let groups: Vec<Group> = if simulated > 0 {
-            let meeting = Arc::new(sim::Meeting::new(drivers.len()));
-            drivers.iter().map(|_| Group::Sim(Arc::clone(&meeting))).collect()
-        } else {
-            nccl::Handle::group(drivers)?.into_iter().map(Group::Nccl).collect()
+        let group = Arc::new(match simulated {
+            0 => Group::Nccl(nccl::Handle::group(drivers)?),
+            _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
+        });
+        let communicator = |(rank, driver)| {
+            let (driver, group) = (Arc::clone(driver), Arc::clone(&group));
+            Self { driver, rank, size: drivers.len(), group }
         };
-        let communicator = |(rank, group)| {
-            let driver: &Arc<dyn Driver> = &drivers[rank];
-            Self { driver: Arc::clone(driver), rank, size: drivers.len(), group }
-        };
-        Ok(groups.into_iter().enumerate().map(communicator).collect())
+        Ok(drivers.iter().enumerate().map(communicator).collect())
     }
 
     /// The device's place in the group, from 0.
@@ -125,9 +124,9 @@ impl Communicator {
         reduction: Reduction,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        match (&self.group, self.driver.executor()) {
-            (Group::Nccl(handle), Executor::Cuda(driver)) => {
-                handle.all_reduce(driver, address, count, dtype, reduction, stream)
+        match (&*self.group, self.driver.executor()) {
+            (Group::Nccl(handles), Executor::Cuda(driver)) => {
+                handles[self.rank].all_reduce(driver, address, count, dtype, reduction, stream)
             }
             (Group::Sim(meeting), Executor::Sim(driver)) => {
                 sim::all_reduce(meeting, self.rank, driver, address, count, dtype, reduction, stream)
@@ -147,12 +146,34 @@ impl Communicator {
         root: usize,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        match (&self.group, self.driver.executor()) {
-            (Group::Nccl(handle), Executor::Cuda(driver)) => handle.broadcast(driver, address, bytes, root, stream),
+        match (&*self.group, self.driver.executor()) {
+            (Group::Nccl(handles), Executor::Cuda(driver)) => {
+                handles[self.rank].broadcast(driver, address, bytes, root, stream)
+            }
             (Group::Sim(meeting), Executor::Sim(driver)) => {
                 sim::broadcast(meeting, self.rank, driver, address, bytes, root, stream)
             }
             _ => unreachable!("a group is of its devices' kind"),
+        }
+    }
+
+    /// Makes calls that are put on their stream as one: many small ones cost about what one large one does.
+    ///
+    /// # Errors
+    /// Those of `calls`; NCCL refuses.
+    pub fn together(&self, calls: impl FnOnce() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
+        match (&*self.group, self.driver.executor()) {
+            (Group::Nccl(handles), Executor::Cuda(driver)) => handles[self.rank].together(driver, calls),
+            _ => calls(),
+        }
+    }
+
+    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no later
+    /// call succeeds. For a device that cannot make the calls that others wait for.
+    pub fn abort(&self) {
+        match &*self.group {
+            Group::Nccl(handles) => handles.iter().for_each(nccl::Handle::abort),
+            Group::Sim(meeting) => meeting.abort(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::nccl::sys::{self, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
+use parking_lot::{RwLock, RwLockReadGuard};
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
@@ -12,14 +13,17 @@ use super::{CollectiveError, Reduction};
 use crate::cuda::CudaDriver;
 use crate::{Call, Driver, Executor};
 
-/// NCCL's name for a device's part in a group.
-pub(super) struct Handle(ncclComm_t);
+/// NCCL's name for a device's part in a group; none when that was ended. Whoever calls NCCL reads it meanwhile.
+pub(super) struct Handle(RwLock<Option<Name>>);
+
+#[derive(Clone, Copy)]
+struct Name(ncclComm_t);
 
 // SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread, and
 // NCCL locks what is shared.
-unsafe impl Send for Handle {}
+unsafe impl Send for Name {}
 // SAFETY: as above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for Name {}
 
 impl Handle {
     /// Of CUDA devices.
@@ -42,7 +46,38 @@ impl Handle {
             unsafe { sys::ncclCommInitAll(handles.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
         })?;
         check("ncclCommInitAll", made)?;
-        Ok(handles.into_iter().map(Self).collect())
+        Ok(handles.into_iter().map(|handle| Self(RwLock::new(Some(Name(handle))))).collect())
+    }
+
+    /// Keeps the communicator alive.
+    fn name(&self) -> Result<(RwLockReadGuard<'_, Option<Name>>, ncclComm_t), CollectiveError> {
+        // Within `together` the thread reads it already.
+        let guard = self.0.read_recursive();
+        let Name(name) = guard.ok_or(CollectiveError::Alone)?;
+        Ok((guard, name))
+    }
+
+    pub(super) fn together(
+        &self,
+        driver: &CudaDriver,
+        calls: impl FnOnce() -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let (_alive, _) = self.name()?;
+        // SAFETY: it has no conditions; the group that it begins is the thread's, and ends below.
+        let begun = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupStart() })?;
+        check("ncclGroupStart", begun)?;
+        let made = calls();
+        // SAFETY: the thread has begun a group. What was put into it are communicators that are alive.
+        let ended = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupEnd() })?;
+        made.and(check("ncclGroupEnd", ended))
+    }
+
+    /// Nobody uses the communicator after this. What it is in the midst of is given up.
+    pub(super) fn abort(&self) {
+        if let Some(Name(name)) = self.0.write().take() {
+            // SAFETY: the communicator is alive, and in no call.
+            let _ = unsafe { sys::ncclCommAbort(name) };
+        }
     }
 
     pub(super) fn all_reduce(
@@ -54,6 +89,7 @@ impl Handle {
         reduction: Reduction,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
+        let (_alive, name) = self.name()?;
         let (data, number) = (address as *mut _, number(dtype)?);
         let operation = match reduction {
             Reduction::Sum => ncclRedOp_t::ncclSum,
@@ -62,7 +98,7 @@ impl Handle {
         };
         let put = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: the communicator is alive, and the stream known; the device checks the addresses.
-            unsafe { sys::ncclAllReduce(data, data, count, number, operation, self.0, stream.cast()) }
+            unsafe { sys::ncclAllReduce(data, data, count, number, operation, name, stream.cast()) }
         })?;
         check("ncclAllReduce", put)
     }
@@ -75,11 +111,12 @@ impl Handle {
         root: usize,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
+        let (_alive, name) = self.name()?;
         let data = address as *mut _;
         let put = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: as for `all_reduce`.
             unsafe {
-                sys::ncclBroadcast(data, data, bytes, ncclDataType_t::ncclUint8, root as c_int, self.0, stream.cast())
+                sys::ncclBroadcast(data, data, bytes, ncclDataType_t::ncclUint8, root as c_int, name, stream.cast())
             }
         })?;
         check("ncclBroadcast", put)
@@ -88,8 +125,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the communicator is alive, and nobody uses it after this. What it is in the midst of is given up.
-        let _ = unsafe { sys::ncclCommAbort(self.0) };
+        self.abort();
     }
 }
 

@@ -1,10 +1,10 @@
-//! Collectives of simulated devices: kernels that wait for one another, as NCCL's do.
+//! Collectives of simulated devices: work of their streams that waits for one another, as NCCL's kernels do.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
@@ -15,13 +15,10 @@ use crate::sim::{Kernel, SimDriver};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where devices of a group meet.
-pub(super) struct Meeting {
-    state: Mutex<State>,
-    came: Condvar,
-}
+pub(super) struct Meeting(Mutex<State>);
 
 struct State {
-    /// How many calls each device has run.
+    /// How many calls each device has made.
     made: Vec<usize>,
     rounds: BTreeMap<usize, Round>,
     is_broken: bool,
@@ -32,50 +29,68 @@ struct State {
 struct Round {
     /// The bytes of each that has come.
     given: Vec<Option<Vec<u8>>>,
+    /// When the first device began to wait.
+    awaited: Option<Instant>,
     result: Option<Arc<Vec<u8>>>,
     gone: usize,
 }
 
 impl Meeting {
     pub(super) fn new(size: usize) -> Self {
-        let state = State { made: vec![0; size], rounds: BTreeMap::new(), is_broken: false };
-        Self { state: Mutex::new(state), came: Condvar::new() }
+        Self(Mutex::new(State { made: vec![0; size], rounds: BTreeMap::new(), is_broken: false }))
     }
 
-    fn check(&self) -> Result<(), CollectiveError> {
-        if self.state.lock().is_broken { Err(CollectiveError::Alone) } else { Ok(()) }
+    /// Lets everybody go, with the numbers that they came with.
+    pub(super) fn abort(&self) {
+        self.0.lock().is_broken = true;
     }
 
-    /// What `merge` makes of all devices' bytes, in their order; none if one did not come.
-    fn exchange(&self, rank: usize, bytes: Vec<u8>, merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8>) -> Option<Arc<Vec<u8>>> {
-        let mut state = self.state.lock();
-        let size = state.made.len();
-        let number = state.made[rank];
+    /// The number of a device's next call.
+    fn call(&self, rank: usize) -> Result<usize, CollectiveError> {
+        let mut state = self.0.lock();
+        if state.is_broken {
+            return Err(CollectiveError::Alone);
+        }
         state.made[rank] += 1;
+        Ok(state.made[rank])
+    }
+
+    /// A device has come to a call.
+    fn give(&self, number: usize, rank: usize, bytes: Vec<u8>) {
+        let mut state = self.0.lock();
+        let size = state.made.len();
         let round = state.rounds.entry(number).or_default();
         round.given.resize(size, None);
         round.given[rank] = Some(bytes);
-        if round.given.iter().all(Option::is_some) {
-            let given = std::mem::take(&mut round.given);
-            round.result = Some(Arc::new(merge(given.into_iter().flatten().collect())));
-            self.came.notify_all();
+    }
+
+    /// Whether all have come to a call, or nobody waits any more.
+    fn is_over(&self, number: usize) -> bool {
+        let state = &mut *self.0.lock();
+        let Some(round) = state.rounds.get_mut(&number) else { return state.is_broken };
+        if round.result.is_none() && !round.given.iter().all(Option::is_some) {
+            state.is_broken |= round.awaited.get_or_insert_with(Instant::now).elapsed() > PATIENCE;
+            return state.is_broken;
         }
-        loop {
-            let State { rounds, is_broken, .. } = &mut *state;
-            let round = rounds.get_mut(&number)?;
-            if let Some(result) = round.result.clone() {
-                round.gone += 1;
-                if round.gone == size {
-                    rounds.remove(&number);
-                }
-                return Some(result);
-            }
-            if *is_broken || self.came.wait_for(&mut state, PATIENCE).timed_out() {
-                state.is_broken = true;
-                self.came.notify_all();
+        true
+    }
+
+    /// What `merge` makes of all devices' bytes, in their order; none if one did not come.
+    fn take(&self, number: usize, merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8>) -> Option<Arc<Vec<u8>>> {
+        let state = &mut *self.0.lock();
+        let round = state.rounds.get_mut(&number)?;
+        if round.result.is_none() {
+            if !round.given.iter().all(Option::is_some) {
                 return None;
             }
+            round.result = Some(Arc::new(merge(round.given.drain(..).flatten().collect())));
         }
+        let result = round.result.clone();
+        round.gone += 1;
+        if round.gone == state.made.len() {
+            state.rounds.remove(&number);
+        }
+        result
     }
 }
 
@@ -124,16 +139,22 @@ fn put(
     stream: StreamId,
     merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8> + Send + Sync + 'static,
 ) -> Result<(), CollectiveError> {
-    meeting.check()?;
-    let meeting = Arc::clone(meeting);
-    let kernel = Kernel::new(name, stream).writes(address, bytes as u64).body(move |memory| {
+    let number = meeting.call(rank)?;
+    let (giver, waiter, taker) = (Arc::clone(meeting), Arc::clone(meeting), Arc::clone(meeting));
+    let give = Kernel::new(name, stream).reads(address, bytes as u64).body(move |memory| {
         let mut own = vec![0; bytes];
         memory.read(address, &mut own);
-        if let Some(result) = meeting.exchange(rank, own, &merge) {
+        giver.give(number, rank, own);
+    });
+    let take = Kernel::new(name, stream).writes(address, bytes as u64).body(move |memory| {
+        if let Some(result) = taker.take(number, &merge) {
             memory.write(address, &result);
         }
     });
-    driver.launch(kernel)?;
+    driver.launch(give)?;
+    // The stream waits, and not whoever makes it run, as with NCCL's.
+    driver.wait_outside(stream, Box::new(move || waiter.is_over(number)))?;
+    driver.launch(take)?;
     Ok(())
 }
 

@@ -65,6 +65,7 @@ pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
+use self::timeline::Condition;
 use crate::{Access, Call, CallError, Counters, Launch, Priority, ProcessMemory};
 
 /// What device to simulate.
@@ -127,6 +128,16 @@ impl SimDriver {
     /// The stream does not exist, or what the kernel declares is not accessible, or it races with work before it.
     pub fn launch(&self, kernel: Kernel) -> Result<Launch, CallError> {
         self.call(Call::Launch, |state| state.launch(kernel))
+    }
+
+    /// Makes later work of `stream` wait until `condition` holds, which is asked for again and again.
+    pub(crate) fn wait_outside(&self, stream: StreamId, condition: Condition) -> Result<(), CallError> {
+        self.call(Call::WaitEvent, |state| {
+            let stream = state.timeline.stream(stream)?;
+            state.forbid_in_capture_of(stream)?;
+            state.timeline.push_wait_outside(stream, condition);
+            Ok(())
+        })
     }
 
     /// Runs one thing that may run now, on a stream that the seed chooses. Returns whether there was one.

@@ -16,6 +16,9 @@ use crate::{ErrorKind, EventId, EventKind, Priority};
 /// Work on real bytes.
 pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
 
+/// Whether something outside of the device has happened.
+pub(crate) type Condition = Box<dyn Fn() -> bool + Send>;
+
 /// The first handle that a new stream gets; CUDA keeps the lowest for streams of its own.
 const FIRST_STREAM: u64 = 0x10;
 
@@ -48,6 +51,8 @@ enum Item {
     Signal(Arc<Signal>, u64),
     /// Until another process has passed a record.
     WaitElsewhere(Arc<Signal>, u64),
+    /// Until something has happened outside.
+    WaitOutside(Condition),
 }
 
 /// One stream. Programs that only tell the time never queue anything: `ready_us` says it all.
@@ -175,6 +180,11 @@ impl Timeline {
         }
     }
 
+    /// Makes `stream` wait for something outside.
+    pub(super) fn push_wait_outside(&mut self, stream: usize, condition: Condition) {
+        self.push(stream, Item::WaitOutside(condition));
+    }
+
     fn push(&mut self, stream: usize, item: Item) {
         self.streams[stream].queue.push_back(item);
         self.queued += 1;
@@ -252,19 +262,20 @@ impl Timeline {
                 }
             }
             Item::Signal(signal, record) => signal.pass(record),
-            Item::Wait(_) | Item::Busy(_) | Item::WaitElsewhere(..) => {}
+            Item::Wait(_) | Item::Busy(_) | Item::WaitElsewhere(..) | Item::WaitOutside(_) => {}
         }
         Some(None)
     }
 
     /// Moves the clock to the next time at which something can happen that brings `point` nearer, when nothing can
-    /// run before. Returns false if that is up to another process.
+    /// run before. Returns false if that is up to another process or device.
     pub(super) fn skip_ahead(&mut self, point: Point) -> bool {
         let starts = (0..self.streams.len()).filter_map(|stream| self.starts_us(stream));
         let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
         let Some(next) = starts.chain(passes).min() else {
             // Waits are for points recorded before them, so the oldest item of all can run once its time has come.
-            let elsewhere = |stream: &Stream| matches!(stream.queue.front(), Some(Item::WaitElsewhere(..)));
+            let elsewhere =
+                |stream: &Stream| matches!(stream.queue.front(), Some(Item::WaitElsewhere(..) | Item::WaitOutside(_)));
             assert!(self.streams.iter().any(elsewhere), "waits form no circle");
             return false;
         };
@@ -278,6 +289,7 @@ impl Timeline {
         let own_us = match stream.queue.front()? {
             Item::Work(_) | Item::Note(..) | Item::Signal(..) => 0,
             Item::WaitElsewhere(signal, record) => signal.has_passed(*record).then_some(0)?,
+            Item::WaitOutside(condition) => condition().then_some(0)?,
             Item::Busy(until_us) => *until_us,
             Item::Wait(point) => {
                 let ran = self.streams[point.stream].executed >= point.position;

@@ -1,6 +1,7 @@
 //! Batches, read ahead by threads.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -41,12 +42,55 @@ impl Default for LoaderOptions {
 pub struct DataLoader<D> {
     dataset: Arc<D>,
     options: LoaderOptions,
+    share: Share,
+}
+
+/// Which part of each batch: one of several of about the same size, that are the batch one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    rank: usize,
+    of: usize,
+}
+
+impl Share {
+    const WHOLE: Self = Self { rank: 0, of: 1 };
+
+    /// Of so many examples. Those that are left over go to the first parts.
+    fn part(self, examples: usize) -> Range<usize> {
+        let (least, over) = (examples / self.of, examples % self.of);
+        let begin = |rank: usize| rank * least + rank.min(over);
+        begin(self.rank)..begin(self.rank + 1)
+    }
+}
+
+/// A part of a batch.
+pub(crate) struct Part<B> {
+    /// None if it has no example.
+    pub(crate) batch: Option<B>,
+    /// Its examples.
+    pub(crate) examples: usize,
+    /// Those of the whole batch.
+    pub(crate) of: usize,
+}
+
+impl<B> Part<B> {
+    /// The batch of a loader of whole ones.
+    pub(crate) fn whole(self) -> Result<B> {
+        self.batch.ok_or_else(|| DataError::Bytes("a batch has no example".into()))
+    }
 }
 
 impl<D: Dataset + 'static> DataLoader<D> {
     /// A loader of this data set.
     pub fn new(dataset: D, options: LoaderOptions) -> Self {
-        Self { dataset: Arc::new(dataset), options }
+        Self { dataset: Arc::new(dataset), options, share: Share::WHOLE }
+    }
+
+    /// A loader of a part of each batch, to another device. Such batches may be empty: read them by
+    /// [`next_part`](Epoch::next_part).
+    pub(crate) fn share(&self, rank: usize, of: usize, device: Device) -> Self {
+        let options = LoaderOptions { device, ..self.options };
+        Self { dataset: Arc::clone(&self.dataset), options, share: Share { rank, of } }
     }
 
     /// The data set.
@@ -73,6 +117,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
             order,
             batch_size: batch_size.max(1),
             batches: self.batches(),
+            share: self.share,
             bridge: Bridge { device, uploader: OnceLock::new() },
         };
         let state =
@@ -99,18 +144,27 @@ impl<D: Dataset> Iterator for Epoch<D> {
     type Item = Result<<D::Item as Collate>::Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        Some(self.next_part()?.and_then(Part::whole))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.shared.work.batches.saturating_sub(self.next);
+        (left, Some(left))
+    }
+}
+
+impl<D: Dataset> Epoch<D> {
+    /// The same as [`next`](Iterator::next), of a loader of parts.
+    pub(crate) fn next_part(&mut self) -> Option<Result<Part<<D::Item as Collate>::Batch>>> {
         if self.next >= self.shared.work.batches {
             return None;
         }
         let batch = self.next;
         self.next += 1;
         let read = if self.workers.is_empty() { self.shared.work.read(batch) } else { self.shared.take(batch) };
-        Some(read.and_then(Ready::arrive))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.shared.work.batches.saturating_sub(self.next);
-        (left, Some(left))
+        let work = &self.shared.work;
+        let (of, examples) = (work.examples(batch).len(), work.part(batch).len());
+        Some(read.and_then(Ready::arrive).map(|batch| Part { batch, examples, of }))
     }
 }
 
@@ -130,6 +184,7 @@ struct Work<D> {
     order: Vec<usize>,
     batch_size: usize,
     batches: usize,
+    share: Share,
     bridge: Bridge,
 }
 
@@ -156,29 +211,44 @@ impl Bridge {
                 Ok(())
             })?;
         }
-        Ok(Ready { batch, uploads })
+        Ok(Ready { batch: Some(batch), uploads })
     }
 }
 
 /// A batch that was read, and is on its way.
 struct Ready<B> {
-    batch: B,
+    /// None of no examples.
+    batch: Option<B>,
     uploads: Vec<Upload>,
 }
 
 impl<B> Ready<B> {
     /// For the calling thread's stream, which waits for it.
-    fn arrive(self) -> Result<B> {
+    fn arrive(self) -> Result<Option<B>> {
         self.uploads.into_iter().try_for_each(|upload| upload.take().map(drop))?;
         Ok(self.batch)
     }
 }
 
 impl<D: Dataset> Work<D> {
-    fn read(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
+    /// Those of a whole batch.
+    fn examples(&self, batch: usize) -> &[usize] {
         let end = self.order.len().min((batch + 1) * self.batch_size);
-        let indices = &self.order[batch * self.batch_size..end];
-        let examples = indices.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
+        &self.order[batch * self.batch_size..end]
+    }
+
+    /// Those that are read of it.
+    fn part(&self, batch: usize) -> &[usize] {
+        let examples = self.examples(batch);
+        &examples[self.share.part(examples.len())]
+    }
+
+    fn read(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
+        let part = self.part(batch);
+        if part.is_empty() {
+            return Ok(Ready { batch: None, uploads: Vec::new() });
+        }
+        let examples = part.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
         let examples = examples.collect::<Result<Vec<_>>>()?;
         self.bridge.send(D::Item::collate(examples)?)
     }

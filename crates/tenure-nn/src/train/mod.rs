@@ -3,6 +3,7 @@
 mod captured;
 mod history;
 mod memory;
+mod parallel;
 mod task;
 
 use std::collections::BTreeMap;
@@ -17,10 +18,11 @@ use tenure_tensor::{Device, Tensor, TensorError, random};
 use captured::{CapturedStep, Kind};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
+use parallel::Rank;
 pub use task::{Classification, Score, Task};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, Progress};
-use crate::data::{Collate, DataLoader, Dataset, Epoch};
+use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
 use crate::{Result, purpose};
 
@@ -63,6 +65,8 @@ pub struct Trainer<T: Task, D: Dataset> {
     batch: u64,
     batches: Option<Epoch<D>>,
     history: Vec<Step>,
+    /// On several devices: this one's part.
+    rank: Option<Rank>,
     /// Of the last batch that a step was made of, or of those that are captured: what is prepared in a first step is
     /// prepared for such.
     warm: Kind,
@@ -136,6 +140,20 @@ pub enum TrainError {
         /// In the data set.
         examples: usize,
     },
+    /// A device of a run on several failed, or its thread panicked.
+    #[error("{device}: {message}")]
+    OnDevice {
+        /// Which, other than the first, whose errors are told as they are.
+        device: Device,
+        /// Why.
+        message: String,
+    },
+    /// What runs on a thread of its own panicked.
+    #[error("it panicked: {0}")]
+    Panicked(String),
+    /// The devices of a run no longer work together, since one failed.
+    #[error("a device of the run failed, and the others no longer work with it: go on from a checkpoint, in a new run")]
+    Apart,
     /// A checkpoint of a run that is not this one.
     #[error("the checkpoint is of a run with {name} {saved}, not {given}")]
     OtherRun {
@@ -162,8 +180,8 @@ where
     /// A run that has not begun. The optimizer has the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
         let (history, warm) = (Vec::new(), Kind::new());
-        let (step, epoch, batch, batches, captured) = (0, 0, 0, None, None);
-        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured }
+        let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
+        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured, rank }
     }
 
     /// The task.
@@ -206,7 +224,10 @@ where
         if self.step >= self.plan.steps {
             return Ok(None);
         }
-        let made = self.make_step();
+        let made = match &self.rank {
+            Some(rank) if rank.leads() => self.make_step_of_all(),
+            _ => self.make_step(),
+        };
         if made.is_err() {
             self.batches = None;
             self.forget_capture();
@@ -270,7 +291,7 @@ where
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
         (self.history, self.batches) = (history, None);
         self.forget_capture();
-        Ok(())
+        self.resume_others(path)
     }
 
     /// Says what of a checkpoint's progress does not go together.
@@ -297,9 +318,20 @@ where
 
     fn make_step(&mut self) -> Result<Step> {
         let (began, meter) = (Instant::now(), Meter::begin(self.device()));
-        let batch = self.next_batch()?;
-        let examples = self.task.examples(&batch);
-        let (loss, memory) = self.learn(batch, meter)?;
+        let part = self.next_part();
+        let (loss, memory, examples) = match &self.rank {
+            Some(rank) => {
+                let part = rank.agree(part)?;
+                let (loss, memory) = self.learn_part(&part, meter)?;
+                (loss, memory, part.of)
+            }
+            None => {
+                let batch = part?.whole()?;
+                let examples = self.task.examples(&batch);
+                let (loss, memory) = self.learn(batch, meter)?;
+                (loss, memory, examples)
+            }
+        };
         self.step += 1;
         self.batch += 1;
         let step = Step {
@@ -317,14 +349,14 @@ where
     }
 
     /// The batch that is next, of the next epoch if this one has no more.
-    fn next_batch(&mut self) -> Result<T::Batch> {
+    fn next_part(&mut self) -> Result<Part<T::Batch>> {
         if self.loader.batches() == 0 {
             return Err(TrainError::NoBatch { examples: self.loader.dataset().len() }.into());
         }
         loop {
             let batches = self.batches.get_or_insert_with(|| self.loader.epoch(self.epoch, self.batch as usize));
-            if let Some(batch) = batches.next() {
-                return Ok(batch?);
+            if let Some(part) = batches.next_part() {
+                return Ok(part?);
             }
             (self.epoch, self.batch, self.batches) = (self.epoch + 1, 0, None);
         }
@@ -386,13 +418,18 @@ where
         purpose::backward(&loss)?;
         let loss = loss.detach();
         meter.look();
-        if let Some(norm) = self.plan.clip_norm {
-            clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
-        }
-        self.optimizer.step()?;
+        self.update()?;
         meter.look();
         self.optimizer.zero_grad();
         Ok((loss, known))
+    }
+
+    /// Steps the parameters by their gradients.
+    fn update(&mut self) -> Result<()> {
+        if let Some(norm) = self.plan.clip_norm {
+            clip_grad_norm(self.optimizer.parameters().collect::<Vec<_>>(), norm)?;
+        }
+        self.optimizer.step()
     }
 
     /// A loss as a number, which must be finite.

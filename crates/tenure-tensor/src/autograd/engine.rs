@@ -176,7 +176,10 @@ impl Pass {
     fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &Lane) -> Result<()> {
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
-                Some(grad) if self.wanted.is_none() => lane.run(|| leaf.accumulate_grad(grad)),
+                Some(grad) if self.wanted.is_none() => lane.run(|| {
+                    leaf.accumulate_grad(grad)?;
+                    leaf.accumulated()
+                }),
                 _ => Ok(()),
             };
         }

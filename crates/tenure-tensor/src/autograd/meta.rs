@@ -31,6 +31,8 @@ struct State {
     /// None until there is one. Its node has them too.
     hooks: Option<Arc<Hooks>>,
     retains_grad: bool,
+    /// Called when the gradient was added to.
+    accumulated: Option<Arc<Hooks>>,
     view: Option<View>,
 }
 
@@ -153,6 +155,15 @@ impl Meta {
         if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
             self.hooks().set_last(hook);
         }
+    }
+
+    pub(crate) fn add_accumulated_hook(&self, hook: GradHook) -> HookHandle {
+        self.state.lock().accumulated.get_or_insert_default().add(hook)
+    }
+
+    /// The hooks of a leaf whose gradient was added to.
+    pub(crate) fn accumulated_hooks(&self) -> Option<Arc<Hooks>> {
+        self.state.lock().accumulated.clone()
     }
 
     fn hooks(&self) -> Arc<Hooks> {

@@ -239,6 +239,24 @@ impl Tensor {
         Ok(self.meta().add_hook(Arc::new(hook)))
     }
 
+    /// Calls `hook` with this leaf whenever [`backward`](Self::backward) has added to its [`grad`](Self::grad), while it
+    /// goes on with others: once in a pass, when the gradient is whole.
+    ///
+    /// # Errors
+    /// It is no leaf, or requires no gradient.
+    pub fn register_post_accumulate_grad_hook(
+        &self,
+        hook: impl Fn(&Self) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        if !self.is_leaf() {
+            return Err(AutogradError::NotLeaf.into());
+        }
+        if !self.requires_grad() {
+            return Err(no_gradient("register_post_accumulate_grad_hook"));
+        }
+        Ok(self.meta().add_accumulated_hook(Arc::new(move |leaf| hook(leaf).map(|()| None))))
+    }
+
     /// Makes [`backward`](Self::backward) leave the gradient of this tensor in [`grad`](Self::grad), though it is no leaf.
     ///
     /// # Errors
@@ -304,6 +322,14 @@ impl Tensor {
         };
         self.inner.meta.set_grad(sum);
         added
+    }
+
+    /// Calls the hooks of a leaf whose gradient was added to.
+    pub(crate) fn accumulated(&self) -> Result<()> {
+        match self.inner.meta.accumulated_hooks() {
+            Some(hooks) => hooks.run(|| "a leaf".to_owned(), self.clone()).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Whether nobody else has it, nor a view of its storage, which came from an allocator: it can be overwritten unseen.

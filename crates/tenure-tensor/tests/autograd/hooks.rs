@@ -277,3 +277,30 @@ fn no_graph_holds_itself() {
     drop((a, b, c, part));
     assert_eq!(Arc::strong_count(&token), 1);
 }
+
+#[test]
+fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
+    let log = Arc::<Mutex<Vec<(&str, Vec<f64>)>>>::default();
+    let leaves = [("first", leaf(&[2.0])), ("last", leaf(&[3.0]))];
+    for (name, leaf) in &leaves {
+        let (name, log) = (*name, Arc::clone(&log));
+        let note = move |leaf: &Tensor| {
+            log.lock().unwrap().push((name, leaf.grad().unwrap().to_vec::<f64>()?));
+            Ok(())
+        };
+        leaf.register_post_accumulate_grad_hook(note).unwrap();
+    }
+    let [(_, first), (_, last)] = &leaves;
+    // Each is used twice, and the last gets its gradient before what leads to the first is gone through.
+    let y = first.mul(first).unwrap().mul(last).unwrap().mul(last).unwrap();
+    y.backward().unwrap();
+    assert_eq!(log.lock().unwrap().drain(..).collect::<Vec<_>>(), [("last", vec![24.0]), ("first", vec![36.0])]);
+    let handle = first.register_post_accumulate_grad_hook(|_| panic!("it is removed")).unwrap();
+    handle.remove();
+    // What is asked for apart is added to nothing.
+    let y = first.square().unwrap();
+    autograd::grad(&[&y], &[first], &[], Options::default()).unwrap();
+    assert!(log.lock().unwrap().is_empty());
+    y.register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
+    first.detach().register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
+}

@@ -1,14 +1,16 @@
 //! The command line of a training run.
 
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::{NonZeroU8, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use tenure::tensor::Device;
+use tenure_device::memory;
 
 use super::data::DataSpec;
 use super::models::ModelKind;
-use crate::output;
+use crate::args::DriverKind;
+use crate::{output, platform};
 
 /// Train a model
 #[derive(clap::Args)]
@@ -33,15 +35,20 @@ is no finite number any more, the run ends, and --checkpoint's file stays that o
 smaller --lr goes on from there. What was learned until then is printed and reported in any case. The same seed gives the \
 same losses, bit for bit, for any number of threads, whether interrupted or not.
 
-The last line of --json is {\"model\",\"device\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\"accuracy\"}. \
-peak_bytes is the most that tensors held during a step; accuracy is from 0 to 1, and null where nothing was held out or \
+On several devices the losses are those of one, but for rounding and dropout: examples are averaged over, however they are \
+divided. Batch normalisation sees a device's own examples, and dropout draws other numbers on each. A run goes on from its \
+checkpoint on any number of devices.
+
+The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\
+\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; accuracy is from 0 to 1, and null where nothing was held out or \
 the run was interrupted.
 
 Examples:
   tenure train --model llama-mini --data text:README.md
   tenure train --model resnet18 --data fashion-mnist --report run.html
   tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
-  tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors")]
+  tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors
+  tenure train --model resnet50 --data images:photos --device cuda --devices 2 --batch-size 256")]
 pub(crate) struct TrainArgs {
     /// The model: one of those below
     #[arg(long, value_enum, hide_possible_values = true, value_name = "NAME")]
@@ -52,9 +59,15 @@ pub(crate) struct TrainArgs {
     /// Where to compute: cpu, cuda, or cuda:N
     #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
     pub(super) device: Device,
+    /// How many devices to compute on, from that of --device on: each has the model, and computes a part of each batch
+    #[arg(long, value_parser = above_zero::<NonZeroU8>, allow_negative_numbers = true, value_name = "N")]
+    pub(super) devices: Option<NonZeroU8>,
+    /// Whose devices: simulated ones are for tests
+    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true, value_name = "NAME")]
+    pub(super) driver: DriverKind,
     /// With --device cuda, make each step in one launch: the first steps of a batch's size are made one kernel after the
     /// other, and then captured. The losses are the same
-    #[arg(long)]
+    #[arg(long, conflicts_with = "devices")]
     pub(super) captured: bool,
     /// Examples of one step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
@@ -94,6 +107,30 @@ pub(crate) struct TrainArgs {
 }
 
 impl TrainArgs {
+    /// Where to compute, the first device first. They are there.
+    pub(super) fn devices(&self) -> anyhow::Result<Vec<Device>> {
+        let (first, count) = (self.device, self.devices.map_or(1, NonZeroU8::get));
+        anyhow::ensure!(
+            !first.is_cpu() || count == 1,
+            "--devices {count}: the CPU is one device, however many processors it has; --device cuda computes on GPUs"
+        );
+        if first.is_cpu() {
+            return Ok(vec![first]);
+        }
+        let numbers: Vec<u8> = (first.index()..=u8::MAX).take(count.into()).collect();
+        if matches!(self.driver, DriverKind::Sim) {
+            platform::simulate(&numbers)?;
+        }
+        let option = if count > 1 { format!("--devices {count}") } else { format!("--device {first}") };
+        for number in &numbers {
+            memory::device(*number).map_err(|error| match count {
+                1 => anyhow::anyhow!("{option}: {error}"),
+                _ => anyhow::anyhow!("{option}: {}: {error}", Device::cuda(*number)),
+            })?;
+        }
+        Ok(numbers.into_iter().map(Device::cuda).collect())
+    }
+
     /// Refuses to write over what is read, or two files to one place.
     pub(super) fn check_files(&self) -> anyhow::Result<()> {
         for (option, path) in [("--report", &self.report), ("--checkpoint", &self.checkpoint)] {

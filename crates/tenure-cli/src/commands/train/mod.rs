@@ -12,13 +12,11 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tenure_device::memory;
-
 use tenure::nn::data::{Collate, DataLoader, Dataset, LoaderOptions};
 use tenure::nn::train::{Plan, TrainError, Trainer};
 use tenure::nn::{self, Scope, checkpoint};
 use tenure::tensor::random::{self, Generator};
-use tenure::tensor::{TensorError, threads};
+use tenure::tensor::{Device, TensorError, threads};
 
 pub(crate) use args::TrainArgs;
 
@@ -51,28 +49,43 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         threads::set_threads(threads.get())?;
     }
     random::manual_seed(args.seed);
-    if !args.device.is_cpu() {
-        memory::device(args.device.index()).map_err(|error| anyhow::anyhow!("--device {}: {error}", args.device))?;
-    }
-    let scope = Scope::new(&Generator::new(args.seed)).with_device(args.device);
-    match args.data.open(args.model, args.seed)? {
-        Data::Images(parts, kind) => train_on(args, args.model.for_images(&scope, kind)?, parts),
-        Data::Text(parts) => train_on(args, args.model.for_text(&scope)?, parts),
+    let (devices, model) = (args.devices()?, args.model);
+    match args.data.open(model, args.seed)? {
+        Data::Images(parts, kind) => train_on(args, &devices, move |scope| model.for_images(scope, kind), parts),
+        Data::Text(parts) => train_on(args, &devices, move |scope| model.for_text(scope), parts),
     }
 }
 
-fn train_on<D: Examples>(args: &TrainArgs, task: AnyTask, parts: Parts<D>) -> anyhow::Result<ExitCode> {
+/// `model` makes a fresh one.
+fn train_on<D: Examples>(
+    args: &TrainArgs,
+    devices: &[Device],
+    model: impl Fn(&Scope) -> nn::Result<AnyTask> + Send + Sync + 'static,
+    parts: Parts<D>,
+) -> anyhow::Result<ExitCode> {
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
     let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
     let examples = parts.training.len();
+    anyhow::ensure!(
+        batch_size >= devices.len(),
+        "--batch-size {batch_size}: a batch is divided among {} devices, and has too few examples for that",
+        devices.len()
+    );
     // Over one image there is nothing to normalise.
-    let drop_last = !args.model.is_for_text() && examples > batch_size && examples % batch_size == 1;
+    let is_too_small = (1..2 * devices.len()).contains(&(examples % batch_size));
+    let drop_last = !args.model.is_for_text() && examples > batch_size && is_too_small;
     let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
     let held_out = DataLoader::new(parts.held_out, options);
     let plan = plan(args, &recipe, batch_size, &training);
-    let optimizer = recipe.optimizer(task.model().parameters(), args.lr.unwrap_or(recipe.lr));
-    let mut run = Trainer::new(task, training, optimizer, plan);
+    let (seed, lr) = (args.seed, args.lr.unwrap_or(recipe.lr));
+    let replica = move |device| {
+        let task = model(&Scope::new(&Generator::new(seed)).with_device(device))?;
+        let optimizer = recipe.optimizer(task.model().parameters(), lr);
+        Ok((task, optimizer))
+    };
+    let (task, optimizer) = replica(args.device)?;
+    let mut run = Trainer::new(task, training, optimizer, plan).on_devices(devices, replica)?;
     if let Some(path) = &args.resume {
         resume(&mut run, path, args.lr)?;
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use tenure::nn::train::Trainer;
-use tenure::tensor::threads;
+use tenure::tensor::{Device, threads};
 use tenure::units::{Bytes, Count, Micros};
 
 use super::Examples;
@@ -19,6 +19,7 @@ const LAST: usize = 20;
 pub(super) struct Outcome {
     model: String,
     device: String,
+    devices: usize,
     steps: usize,
     losses: Vec<f32>,
     step_ms_median: f64,
@@ -35,7 +36,9 @@ impl Outcome {
         let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
         let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
         let losses: Vec<f32> = history.iter().map(|step| step.loss).collect();
+        let peaks = run.device_peaks();
         let peak_bytes = history.iter().map(|step| step.memory.peak_bytes).max().unwrap_or(0);
+        let peak_bytes = peaks.iter().map(|(_, peak)| *peak).fold(peak_bytes, u64::max);
         let sizes = || history.iter().map(|step| step.examples);
         let batch_size = sizes().max().unwrap_or(0);
         let each = if sizes().all(|size| size == batch_size) { "" } else { "up to " };
@@ -47,7 +50,11 @@ impl Outcome {
                 "Computed on",
                 match args.device.is_cpu() {
                     true => format!("cpu, {threads} thread{}, seed {}", if threads == 1 { "" } else { "s" }, args.seed),
-                    false => format!("{}, seed {}", args.device, args.seed),
+                    false if peaks.is_empty() => format!("{}, seed {}", args.device, args.seed),
+                    false => {
+                        let devices: Vec<String> = peaks.iter().map(|(device, _)| device.to_string()).collect();
+                        format!("{}, seed {}", devices.join(", "), args.seed)
+                    }
                 },
             ),
             ("Steps", format!("{steps}, of {each}{batch_size} examples each, in {}", Micros(elapsed_ms * 1e3))),
@@ -64,11 +71,16 @@ impl Outcome {
         if let Some(accuracy) = accuracy {
             facts.push(("Accuracy", format!("{:.2}% of what was held out", accuracy * 100.0)));
         }
-        facts.push(("Peak memory", Bytes(peak_bytes).to_string()));
+        let peak = |(device, peak): &(Device, u64)| format!("{} on {device}", Bytes(*peak));
+        facts.push(match peaks {
+            [] => ("Peak memory", Bytes(peak_bytes).to_string()),
+            peaks => ("Peak memory", peaks.iter().map(peak).collect::<Vec<_>>().join(", ")),
+        });
         let model = args.model.name();
         Self {
             model,
             device: args.device.to_string(),
+            devices: peaks.len().max(1),
             steps: losses.len(),
             losses,
             step_ms_median,

@@ -7,6 +7,7 @@ use super::data::DataSpec;
 use super::models::ModelKind;
 
 /// What suits a kind of model, and its data.
+#[derive(Clone, Copy)]
 pub(super) struct Recipe {
     pub(super) batch_size: usize,
     pub(super) length: Length,

@@ -1,0 +1,63 @@
+//! Training on several devices, each with the batch that one has otherwise.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use serde_json::json;
+use tenure_nn::data::{DataLoader, Dataset, LoaderOptions};
+use tenure_nn::train::{Plan, Trainer};
+use tenure_tensor::Device;
+
+use crate::Arguments;
+use crate::workloads;
+
+/// One number for each device in each step, which stands for the examples that it has.
+struct Numbers;
+
+impl Dataset for Numbers {
+    type Item = i64;
+
+    fn len(&self) -> usize {
+        1 << 20
+    }
+
+    fn item(&self, index: usize) -> tenure_nn::data::Result<i64> {
+        Ok(index as i64)
+    }
+}
+
+/// Steps of a trainer, which reads the loss of each.
+pub(crate) fn run(arguments: &Arguments, count: u8) -> Result<()> {
+    let workload = arguments.workload;
+    ensure!(workload.is_trained(), "--devices: resnet50, gpt2 and llama are trained");
+    let devices: Vec<Device> = (0..count).map(Device::cuda).collect();
+    let (task, optimizer) = workloads::training(workload, devices[0])?;
+    let examples = task.examples() * devices.len();
+    let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: devices.len(), ..LoaderOptions::default() });
+    let plan = Plan { steps: u64::MAX, ..Plan::default() };
+    let run = Trainer::new(task, loader, optimizer, plan);
+    let mut run = run.on_devices(&devices, move |device| workloads::training(workload, device))?;
+    let loss = run.step()?.map(|step| step.loss);
+    for _ in 0..4 {
+        run.step()?;
+    }
+    let mut milliseconds = Vec::new();
+    for _ in 0..arguments.repeats {
+        let began = Instant::now();
+        for _ in 0..arguments.steps {
+            run.step()?;
+        }
+        milliseconds.push(began.elapsed().as_secs_f64() * 1e3 / arguments.steps as f64);
+    }
+    let best = milliseconds.iter().copied().fold(f64::INFINITY, f64::min);
+    let peak = run.history().iter().map(|step| step.memory.peak_bytes).max();
+    let figures = json!({
+        "devices": count,
+        "ms": milliseconds,
+        "examples_per_second": examples as f64 / best * 1e3,
+        "loss": loss,
+        "allocated_bytes": peak,
+    });
+    println!("{figures}");
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! The threads of all devices but the first.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use tenure_core::{DType, Device};
+use tenure_tensor::TensorError;
+use tenure_tensor::collective::Collective;
+use tenure_tensor::random::{DefaultGenerator, Generator, State};
+
+use super::lockstep::Lockstep;
+use super::{OP, Word, is_consequence, of_rank};
+use crate::data::{Collate, Dataset};
+use crate::optim::Optimizer;
+use crate::train::{Step, Task, TrainError, Trainer};
+use crate::{Module, Result};
+
+/// What the first device tells the others to do.
+pub(super) enum Order {
+    /// To take over its parameters.
+    Begin,
+    /// To make the step that it makes.
+    Step {
+        /// Where its generator is.
+        random: State,
+        /// Of each group of parameters.
+        lrs: Vec<f64>,
+    },
+    /// To go on from a checkpoint.
+    Resume(PathBuf),
+}
+
+/// What became of an order: the step, if it was to make one.
+type Answer = Result<Option<Step>>;
+
+pub(super) struct Crew {
+    members: Vec<Member>,
+    lockstep: Arc<Lockstep<Word>>,
+    /// The most that tensors held on each device, the first included.
+    pub(super) peaks: Vec<(Device, u64)>,
+}
+
+struct Member {
+    device: Device,
+    orders: Sender<Order>,
+    answers: Receiver<Answer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Crew {
+    /// Threads with replicas of a trainer, which all are there when this returns.
+    pub(super) fn new<T: Task + 'static, D: Dataset + 'static>(
+        first: &Trainer<T, D>,
+        collectives: impl Iterator<Item = Collective>,
+        lockstep: &Arc<Lockstep<Word>>,
+        replica: impl Fn(Device) -> Result<(T, Optimizer)> + Send + Sync + 'static,
+    ) -> Result<Self>
+    where
+        D::Item: Collate<Batch = T::Batch>,
+    {
+        let replica = Arc::new(replica);
+        let mut crew = Self { members: Vec::new(), lockstep: Arc::clone(lockstep), peaks: vec![(first.device(), 0)] };
+        for collective in collectives {
+            let device = collective.device();
+            let (orders, taken) = channel();
+            let (answer, answers) = channel();
+            let (replica, lockstep) = (Arc::clone(&replica), Arc::clone(lockstep));
+            let (loader, plan, expected) = (
+                first.loader.share(collective.rank(), collective.size(), device),
+                first.plan.clone(),
+                signature(first.task.model()),
+            );
+            let work = move || {
+                // Where it is, is said with each step.
+                let generator = Generator::new(0);
+                let _own = DefaultGenerator::enter(generator.clone());
+                let rank = collective.rank();
+                let make = || {
+                    let (task, optimizer) = replica(device)?;
+                    same(&expected, &signature(task.model()))?;
+                    Trainer::new(task, loader, optimizer, plan).of_rank(collective, lockstep)
+                };
+                let mut trainer = match caught(make) {
+                    Ok(trainer) => trainer,
+                    Err(error) => return drop(answer.send(Err(error))),
+                };
+                if answer.send(Ok(None)).is_err() {
+                    return;
+                }
+                for order in taken {
+                    let obeyed = caught(|| {
+                        if let Order::Step { random, .. } = &order {
+                            generator.set_state(of_rank(rank, *random));
+                        }
+                        trainer.obey(order)
+                    });
+                    if let (Err(crate::Error::Train(TrainError::Panicked(_))), Some(rank)) = (&obeyed, &trainer.rank) {
+                        rank.fail();
+                    }
+                    if answer.send(obeyed).is_err() {
+                        return;
+                    }
+                }
+            };
+            let name = format!("tenure-train-{}", device.index());
+            let thread = std::thread::Builder::new().name(name).spawn(work);
+            let thread =
+                thread.map_err(|error| TensorError::argument(OP, format!("no thread for {device}: {error}")))?;
+            crew.members.push(Member { device, orders, answers, thread: Some(thread) });
+            crew.peaks.push((device, 0));
+        }
+        crew.hear()?;
+        Ok(crew)
+    }
+
+    /// Tells all to do something.
+    pub(super) fn tell(&self, order: impl Fn() -> Order) -> Result<()> {
+        let told = self.members.iter().map(|member| member.orders.send(order()));
+        // One that is gone has said why.
+        if told.filter(std::result::Result::is_err).count() > 0 { Err(TrainError::Apart.into()) } else { Ok(()) }
+    }
+
+    /// Waits until all have done it. The first error is one that is no consequence of another, if there is such.
+    pub(super) fn hear(&self) -> Result<Vec<Option<Step>>> {
+        let answers: Vec<Answer> = self.members.iter().map(Member::hear).collect();
+        let mut steps = Vec::new();
+        let mut first = None;
+        for (member, answer) in self.members.iter().zip(answers) {
+            match answer {
+                Ok(step) => steps.push(step),
+                Err(error) if is_consequence(&error) => _ = first.get_or_insert((true, error)),
+                Err(error) if first.as_ref().is_none_or(|(is_consequence, _)| *is_consequence) => {
+                    let (device, message) = (member.device, error.to_string());
+                    first = Some((false, TrainError::OnDevice { device, message }.into()));
+                }
+                Err(_) => {}
+            }
+        }
+        first.map_or(Ok(steps), |(_, error)| Err(error))
+    }
+
+    /// Notes what a step took.
+    pub(super) fn note(&mut self, own: &Step, others: &[Option<Step>]) {
+        let steps = std::iter::once(Some(own)).chain(others.iter().map(Option::as_ref));
+        for ((_, peak), step) in self.peaks.iter_mut().zip(steps) {
+            *peak = (*peak).max(step.map_or(0, |step| step.memory.peak_bytes));
+        }
+    }
+}
+
+impl Member {
+    fn hear(&self) -> Answer {
+        self.answers.recv().unwrap_or_else(|_| Err(TrainError::Apart.into()))
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        self.lockstep.end();
+        for mut member in self.members.drain(..) {
+            drop(member.orders);
+            // It does not panic: what it meets is an answer.
+            drop(member.thread.take().map(JoinHandle::join));
+        }
+    }
+}
+
+impl<T: Task, D: Dataset + 'static> Trainer<T, D>
+where
+    D::Item: Collate<Batch = T::Batch>,
+{
+    /// As another than the first.
+    fn obey(&mut self, order: Order) -> Answer {
+        match order {
+            Order::Begin => {
+                let Some(rank) = &self.rank else { return Err(TrainError::Apart.into()) };
+                rank.begin(self.task.model()).map(|()| None)
+            }
+            Order::Step { lrs, .. } => {
+                for (group, lr) in self.optimizer.groups_mut().iter_mut().zip(lrs) {
+                    group.set_lr(lr);
+                }
+                self.step()
+            }
+            Order::Resume(path) => self.resume(&path).map(|()| None),
+        }
+    }
+}
+
+/// Runs what may panic, which is an error then.
+fn caught<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(TrainError::Panicked(said(&*panic)).into()))
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("no message").to_owned()
+}
+
+/// What must be the same of replicas: names, sizes, strides and dtypes.
+type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType)>;
+
+fn signature(model: &dyn Module) -> Signature {
+    let of = |(name, tensor): (&str, &tenure_tensor::Tensor)| {
+        (name.to_owned(), tensor.sizes().to_vec(), tensor.strides().to_vec(), tensor.dtype())
+    };
+    model.state().into_iter().map(of).collect()
+}
+
+fn same(expected: &Signature, found: &Signature) -> Result<()> {
+    let differing = expected.iter().zip(found).find(|(expected, found)| expected != found);
+    let reason = match differing {
+        Some((expected, found)) => format!("a replica has {found:?} where the model has {expected:?}"),
+        None if expected.len() != found.len() => {
+            format!("a replica has {} tensors, and the model {}", found.len(), expected.len())
+        }
+        None => return Ok(()),
+    };
+    Err(TensorError::argument(OP, reason).into())
+}

@@ -1,0 +1,182 @@
+//! Gradients that leave for the other devices as soon as they are there.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tenure_core::{KeyId, Purpose, Tag};
+use tenure_tensor::Tensor;
+use tenure_tensor::autograd::{HookHandle, no_grad};
+use tenure_tensor::collective::{Collective, Reduction};
+
+use crate::{Module, Parameter, Result};
+
+/// Gradients that leave together: few calls, and yet early ones. The first is small, so that devices begin to exchange
+/// early. PyTorch's sizes.
+const FIRST_BUCKET_BYTES: usize = 1 << 20;
+const BUCKET_BYTES: usize = 25 << 20;
+
+/// Averages the gradients of a model over devices, bucket after bucket, in place. The `Reducer` of PyTorch's
+/// `DistributedDataParallel`, without its copies: a bucket is no memory, but gradients that are put on their way as one.
+pub(super) struct Reducer {
+    shared: Arc<Shared>,
+    hooks: Vec<HookHandle>,
+}
+
+struct Shared {
+    collective: Arc<Collective>,
+    /// That require gradients, in the model's order.
+    parameters: Vec<Parameter>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Numbers of parameters, in the order in which buckets leave: the same on all devices.
+    buckets: Vec<Vec<usize>>,
+    /// The bucket of each parameter.
+    places: Vec<usize>,
+    /// Whether buckets are as gradients come.
+    is_ordered: bool,
+    /// Of the backward pass that is under way, if one is.
+    pass: Option<Pass>,
+}
+
+struct Pass {
+    /// How many gradients each bucket waits for.
+    missing: Vec<usize>,
+    is_early: bool,
+    /// Buckets that have left.
+    gone: usize,
+    /// Parameters in the order of their gradients.
+    arrived: Vec<usize>,
+}
+
+impl Reducer {
+    pub(super) fn new(model: &dyn Module, collective: Arc<Collective>) -> Result<Self> {
+        let parameters: Vec<Parameter> =
+            model.parameters().into_iter().filter(|parameter| parameter.requires_grad()).collect();
+        // Backward begins with what forward ended with.
+        let order: Vec<usize> = (0..parameters.len()).rev().collect();
+        let (buckets, places) = group(&parameters, &order);
+        let state = Mutex::new(State { buckets, places, is_ordered: false, pass: None });
+        let shared = Arc::new(Shared { collective, parameters, state });
+        let hook = |(index, parameter): (usize, &Parameter)| {
+            let shared: Weak<Shared> = Arc::downgrade(&shared);
+            parameter.register_post_accumulate_grad_hook(move |_| {
+                shared.upgrade().map_or(Ok(()), |shared| shared.arrived(index))
+            })
+        };
+        let hooks = shared.parameters.iter().enumerate().map(hook).collect::<tenure_tensor::Result<_>>()?;
+        Ok(Self { shared, hooks })
+    }
+
+    /// A backward pass begins, in which gradients leave early or at its end.
+    pub(super) fn begin(&self, is_early: bool) {
+        let state = &mut *self.shared.state.lock();
+        let missing = state.buckets.iter().map(Vec::len).collect();
+        state.pass = Some(Pass { missing, is_early, gone: 0, arrived: Vec::new() });
+    }
+
+    /// It has ended: the parameters that got a gradient, in order.
+    pub(super) fn arrived(&self) -> Vec<usize> {
+        self.shared.state.lock().pass.as_mut().map(|pass| std::mem::take(&mut pass.arrived)).unwrap_or_default()
+    }
+
+    /// Lets the other buckets leave, when it is known which parameters got a gradient on each device. Where one has none that
+    /// has one elsewhere, it is zeros; what has none anywhere gets none.
+    pub(super) fn finish(&self, arrived: &[Vec<usize>]) -> Result<()> {
+        let state = &mut *self.shared.state.lock();
+        let gone = state.pass.take().map_or(0, |pass| pass.gone);
+        let mut has_grad = vec![false; self.shared.parameters.len()];
+        arrived.iter().flatten().for_each(|index| has_grad[*index] = true);
+        for bucket in &state.buckets[gone..] {
+            let bucket: Vec<usize> = bucket.iter().copied().filter(|index| has_grad[*index]).collect();
+            self.shared.send(&bucket)?;
+        }
+        if !state.is_ordered
+            && let Some(order) = arrived.first().filter(|order| !order.is_empty())
+        {
+            let came = |index: &usize| order.contains(index);
+            let never = (0..has_grad.len()).rev().filter(|index| !came(index));
+            let order: Vec<usize> = order.iter().copied().chain(never).collect();
+            (state.buckets, state.places) = group(&self.shared.parameters, &order);
+            state.is_ordered = true;
+        }
+        Ok(())
+    }
+
+    /// Nothing more of the pass leaves.
+    pub(super) fn give_up(&self) {
+        self.shared.state.lock().pass = None;
+    }
+}
+
+impl Drop for Reducer {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(HookHandle::remove);
+    }
+}
+
+impl Shared {
+    /// The gradient of a parameter is whole.
+    fn arrived(&self, index: usize) -> tenure_tensor::Result<()> {
+        let State { buckets, places, pass, .. } = &mut *self.state.lock();
+        let Some(pass) = pass else { return Ok(()) };
+        pass.arrived.push(index);
+        pass.missing[places[index]] -= 1;
+        // In their order, which is that of the other devices.
+        while pass.is_early && pass.missing.get(pass.gone) == Some(&0) {
+            self.send(&buckets[pass.gone])?;
+            pass.gone += 1;
+        }
+        Ok(())
+    }
+
+    fn send(&self, bucket: &[usize]) -> tenure_tensor::Result<()> {
+        let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
+        let grads = bucket.iter().map(|index| grad(&self.parameters[*index]));
+        let grads = no_grad(|| grads.collect::<tenure_tensor::Result<Vec<_>>>())?;
+        self.collective.all_reduce(&grads, Reduction::Average)
+    }
+}
+
+/// The gradient of a parameter, as it lies on every device: as the parameter does. Zeros if there is none.
+fn grad(parameter: &Parameter) -> tenure_tensor::Result<Tensor> {
+    let Some(grad) = parameter.grad() else {
+        let zeros = parameter.zeros_like()?;
+        parameter.set_grad(Some(zeros.clone()))?;
+        return Ok(zeros);
+    };
+    let alike = |other: &Tensor| {
+        let strides = grad.strides().iter().zip(other.strides());
+        grad.sizes().iter().zip(strides).all(|(size, (left, right))| *size < 2 || left == right)
+    };
+    if alike(parameter) {
+        return Ok(grad);
+    }
+    let dense = parameter.empty_like()?;
+    if alike(&dense) {
+        return Ok(grad);
+    }
+    dense.copy_(&grad)?;
+    parameter.set_grad(Some(dense.clone()))?;
+    Ok(dense)
+}
+
+/// Parameters in buckets, in this order, and the bucket of each.
+fn group(parameters: &[Parameter], order: &[usize]) -> (Vec<Vec<usize>>, Vec<usize>) {
+    let (mut buckets, mut places) = (Vec::new(), vec![0; parameters.len()]);
+    let (mut bucket, mut bytes) = (Vec::new(), 0);
+    for index in order {
+        bucket.push(*index);
+        places[*index] = buckets.len();
+        bytes += parameters[*index].numel() * parameters[*index].dtype().size();
+        if bytes >= if buckets.is_empty() { FIRST_BUCKET_BYTES } else { BUCKET_BYTES } {
+            buckets.push(std::mem::take(&mut bucket));
+            bytes = 0;
+        }
+    }
+    if !bucket.is_empty() {
+        buckets.push(bucket);
+    }
+    (buckets, places)
+}
