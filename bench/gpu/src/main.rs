@@ -10,9 +10,9 @@ use clap::Parser;
 use serde_json::json;
 use tenure_device::cuda::CudaDriver;
 use tenure_device::memory::{self, DeviceMemory};
-use tenure_device::{Driver, Executor};
-use tenure_tensor::Tensor;
+use tenure_device::{Call, Driver, Executor};
 use tenure_tensor::cuda::Captured;
+use tenure_tensor::{Tensor, tuning};
 
 use workloads::Workload;
 
@@ -24,6 +24,9 @@ struct Arguments {
     /// Captured
     #[arg(long)]
     graph: bool,
+    /// The fastest algorithms for products and convolutions, found by trying them
+    #[arg(long)]
+    measure: bool,
     /// Trained on so many devices at once, each with the batch of one; also of one, to compare with
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "graph")]
     devices: Option<u8>,
@@ -40,6 +43,7 @@ type Step = Box<dyn FnMut() -> tenure_nn::Result<Tensor>>;
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    tuning::measure_algorithms(arguments.measure);
     if let Some(devices) = arguments.devices {
         return parallel::run(&arguments, devices);
     }
@@ -91,14 +95,24 @@ fn main() -> Result<()> {
 /// What one step asks of the driver.
 fn counts(driver: &CudaDriver, memory: &DeviceMemory, step: &mut Step) -> Result<serde_json::Value> {
     let launches = || driver.launches().recent(1).first().map_or(0, |launch| launch.number + 1);
-    let calls = || driver.timings().iter().map(|timing| timing.count).sum::<u64>();
+    let waits = |call: Call| {
+        let is_copy = matches!(call, Call::CopyToDevice | Call::CopyFromDevice);
+        is_copy || matches!(call, Call::Synchronize | Call::SynchronizeStream | Call::SynchronizeEvent)
+    };
+    let calls = |is_wait: bool| {
+        let timings = driver.timings().into_iter().filter(|timing| waits(timing.call) == is_wait);
+        timings.map(|timing| timing.count).sum::<u64>()
+    };
     let allocations = || memory.allocator().statistics().all.allocation.allocated;
-    let before = (launches(), calls(), allocations());
+    let now = || [launches(), calls(true), calls(false), allocations()];
+    let before = now();
     step()?;
-    let after = (launches(), calls(), allocations());
+    let after = now();
+    let [launches, waits, memory_calls, allocations] = std::array::from_fn(|what| after[what] - before[what]);
     Ok(json!({
-        "launches": after.0 - before.0,
-        "driver_memory_calls": after.1 - before.1,
-        "allocations": after.2 - before.2,
+        "launches": launches,
+        "waits": waits,
+        "driver_memory_calls": memory_calls,
+        "allocations": allocations,
     }))
 }

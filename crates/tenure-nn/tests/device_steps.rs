@@ -15,9 +15,9 @@ use tenure_tensor::random::Generator;
 
 const VOCABULARY: usize = 3000;
 const WINDOW: usize = 64;
-const STEPS: u64 = 14;
-/// Until memory is where every later step finds it, and the second step of an epoch has been read ahead.
-const WARM: usize = 6;
+const STEPS: u64 = 20;
+/// An epoch of eight, and the first of the next.
+const WARM: usize = 9;
 
 #[test]
 fn a_step_that_is_warm_allocates_nothing_from_the_driver_and_waits_once() {

@@ -43,6 +43,7 @@ pub struct DataLoader<D> {
     dataset: Arc<D>,
     options: LoaderOptions,
     share: Share,
+    bridge: Arc<Bridge>,
 }
 
 /// Which part of each batch: one of several of about the same size, that are the batch one after the other.
@@ -83,14 +84,14 @@ impl<B> Part<B> {
 impl<D: Dataset + 'static> DataLoader<D> {
     /// A loader of this data set.
     pub fn new(dataset: D, options: LoaderOptions) -> Self {
-        Self { dataset: Arc::new(dataset), options, share: Share::WHOLE }
+        Self { dataset: Arc::new(dataset), share: Share::WHOLE, bridge: Bridge::to(options.device), options }
     }
 
     /// A loader of a part of each batch, to another device. Such batches may be empty: read them by
     /// [`next_part`](Epoch::next_part).
     pub(crate) fn share(&self, rank: usize, of: usize, device: Device) -> Self {
         let options = LoaderOptions { device, ..self.options };
-        Self { dataset: Arc::clone(&self.dataset), options, share: Share { rank, of } }
+        Self { dataset: Arc::clone(&self.dataset), options, share: Share { rank, of }, bridge: Bridge::to(device) }
     }
 
     /// The data set.
@@ -106,7 +107,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
 
     /// The batches of epoch number `epoch`, from batch `first` on. Workers stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
-        let LoaderOptions { batch_size, shuffle, workers, prefetch, device, .. } = self.options;
+        let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
         // Nobody reads more than there is.
         let left = self.batches().saturating_sub(first);
         let (workers, prefetch) = (workers.min(left), prefetch.min(left));
@@ -118,7 +119,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
             batch_size: batch_size.max(1),
             batches: self.batches(),
             share: self.share,
-            bridge: Bridge { device, uploader: OnceLock::new() },
+            bridge: Arc::clone(&self.bridge),
         };
         let state =
             State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
@@ -185,7 +186,7 @@ struct Work<D> {
     batch_size: usize,
     batches: usize,
     share: Share,
-    bridge: Bridge,
+    bridge: Arc<Bridge>,
 }
 
 /// The way to where batches are wanted.
@@ -199,6 +200,10 @@ struct Bridge {
 const PINNED_BYTES: u64 = 4 << 30;
 
 impl Bridge {
+    fn to(device: Device) -> Arc<Self> {
+        Arc::new(Self { device, uploader: OnceLock::new() })
+    }
+
     fn send<B: Tensors>(&self, mut batch: B) -> Result<Ready<B>> {
         let mut uploads = Vec::new();
         if !self.device.is_cpu() {
