@@ -13,6 +13,7 @@ mod slots;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod batch_norm;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod conv;

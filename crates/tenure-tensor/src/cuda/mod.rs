@@ -46,6 +46,7 @@ mod written;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod batch_norm;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod conv;

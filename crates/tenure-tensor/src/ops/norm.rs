@@ -16,9 +16,9 @@ static NORMALIZE_ROWS: Kernel<NormalizeRows> =
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD, cuda::norm::NORMALIZE_ROWS_BACKWARD]);
 static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
-static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
+pub(super) static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD, cuda::norm::NORMALIZE_BACKWARD]);
-static NORMALIZE_SUMS: Kernel<NormalizeSums> =
+pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS, cuda::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
@@ -77,59 +77,6 @@ impl Tensor {
         let (mean, rstd) = no_grad(|| statistics(&grouped, &[2, 3], eps)).map(|(mean, _, rstd)| (mean, rstd))?;
         let norm = Norm { op: "group_norm", eps, dims: &[2, 3], sums: &[3] };
         norm.apply(&grouped, weight.as_ref(), bias.as_ref(), &mean, &rstd)?.reshape(&signed(self.sizes()))
-    }
-
-    /// Of sizes `[batch, channels, ...]`, each channel normalised over all others dimensions, with a weight and bias for
-    /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
-    /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
-    /// PyTorch's `batch_norm`.
-    ///
-    /// # Errors
-    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
-    /// outside training; one element for each channel in training.
-    pub fn batch_norm(
-        &self,
-        running: Option<(&Self, &Self)>,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Self> {
-        let op = "batch_norm";
-        let channels = channels(op, self, weight, bias)?;
-        for average in running.iter().flat_map(|(mean, variance)| [mean, variance]) {
-            expect_sizes(op, "a running average", average, &[channels])?;
-        }
-        let dims: Vec<isize> = (0..self.rank() as isize).filter(|dim| *dim != 1).collect();
-        let mut affine = vec![1; self.rank()];
-        affine[1] = channels as isize;
-        let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
-        let norm = Norm { op, eps, dims: &dims, sums: &dims };
-        if training {
-            let count = self.numel().checked_div(channels).unwrap_or(0);
-            if count == 1 {
-                let reason =
-                    format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
-                return Err(TensorError::shape(op, reason));
-            }
-            let (mean, variance, rstd) = no_grad(|| statistics(self, &dims, eps))?;
-            if let Some((running_mean, running_variance)) = running {
-                let unbiased = no_grad(|| variance.mul(count as f64 / (count as f64 - 1.0)))?;
-                follow(running_mean, &mean, momentum)?;
-                follow(running_variance, &unbiased, momentum)?;
-            }
-            return norm.apply(self, weight.as_ref(), bias.as_ref(), &mean, &rstd);
-        }
-        let Some((mean, variance)) = running else {
-            return Err(TensorError::argument(op, "running averages are needed outside training, got none"));
-        };
-        let compute = computed(self.dtype());
-        let (mean, rstd) = no_grad(|| {
-            let rstd = variance.to_dtype(compute)?.add(eps)?.rsqrt()?.reshape(&affine)?;
-            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd))
-        })?;
-        norm.apply_fixed(self, weight.as_ref(), bias.as_ref(), &mean, &rstd)
     }
 
     fn normalize_rows(
@@ -272,39 +219,6 @@ impl Norm<'_> {
             })
         })
     }
-
-    /// By statistics that do not depend on the input.
-    fn apply_fixed(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        mean: &Tensor,
-        rstd: &Tensor,
-    ) -> Result<Tensor> {
-        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
-        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
-        let sum_dims = self.sums.to_vec();
-        attach(out, self.op, &inputs, |saver| {
-            let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(mean)?, saver.save(rstd)?);
-            let has_bias = bias.is_some();
-            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, mean, rstd) = (context.grad(0)?, context.unpack(mean)?, context.unpack(rstd)?);
-                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
-                let to_x = context.give(0, || grad.mul(&scale(weight.as_ref(), &rstd)?)?.to_dtype(grad.dtype()))?;
-                let mut grads: Grads = [to_x].into_iter().collect();
-                if weight.is_some() {
-                    let x = context.unpack(saved)?;
-                    grads.push(context.give(1, || grad.mul(&x.sub(&mean)?)?.sum(&sum_dims, true)?.mul(&rstd))?);
-                }
-                if has_bias {
-                    grads.push(Some(grad.sum(&sum_dims, true)?));
-                }
-                Ok(grads)
-            })
-        })
-    }
 }
 
 /// `(x - mean) * rstd * weight + bias`.
@@ -351,12 +265,12 @@ fn sums(grad: &Tensor, x: &Tensor, mean: &Tensor, dims: &[isize]) -> Result<[Ten
     let mean = mean.expand(&signed(&sizes))?.contiguous()?;
     let sum = || Tensor::empty(&sizes, mean.dtype(), x.device());
     let out = [sum()?, sum()?];
-    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean)?;
+    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean, None)?;
     Ok(out)
 }
 
 /// The gradients of input, weight and bias, by operations that have gradients themselves; of 16-bit floats in `f32`.
-fn composed(
+pub(super) fn composed(
     grad: &Tensor,
     x: &Tensor,
     weight: Option<&Tensor>,
@@ -382,16 +296,8 @@ fn composed(
     Ok(grads)
 }
 
-/// Moves a running average towards a statistic.
-fn follow(average: &Tensor, statistic: &Tensor, momentum: f64) -> Result<()> {
-    no_grad(|| {
-        let moved = average.mul(1.0 - momentum)?.add(&statistic.reshape(&signed(average.sizes()))?.mul(momentum)?)?;
-        average.copy_(&moved)
-    })
-}
-
 /// The number of channels, of which a weight and bias must have one for each.
-fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
+pub(super) fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
     floating(op, x)?;
     let &[_, channels, ..] = x.sizes() else {
         let reason = format!("sizes [batch, channels, ...] are needed, got {:?}", x.sizes());
@@ -403,14 +309,14 @@ fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<
     Ok(channels)
 }
 
-fn expect_sizes(op: &'static str, what: &str, tensor: &Tensor, sizes: &[usize]) -> Result<()> {
+pub(super) fn expect_sizes(op: &'static str, what: &str, tensor: &Tensor, sizes: &[usize]) -> Result<()> {
     if tensor.sizes() == sizes {
         return Ok(());
     }
     Err(TensorError::shape(op, format!("{what} must have sizes {sizes:?}, got {:?}", tensor.sizes())))
 }
 
-fn shaped(tensor: Option<&Tensor>, sizes: &[isize]) -> Result<Option<Tensor>> {
+pub(super) fn shaped(tensor: Option<&Tensor>, sizes: &[isize]) -> Result<Option<Tensor>> {
     tensor.map(|tensor| tensor.reshape(sizes)).transpose()
 }
 
@@ -423,6 +329,6 @@ fn dense(tensor: &Option<Tensor>) -> Result<Option<Tensor>> {
 }
 
 /// What a dtype is computed in.
-fn computed(dtype: DType) -> DType {
+pub(super) fn computed(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

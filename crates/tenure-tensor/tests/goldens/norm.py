@@ -20,6 +20,10 @@ def batch(x, w, b):
     return F.batch_norm(x, None, None, w, b, training=True)
 
 
+def residual(x, w, b, carried):
+    return (batch(x, w, b) + carried).relu()
+
+
 def running(x, mean, variance):
     """What running averages become."""
     mean, variance = mean.clone(), variance.clone()
@@ -42,6 +46,28 @@ CASES = [
         lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b),
         [IMAGES, PER_CHANNEL, PER_CHANNEL, *RUNNING],
         [(0, 4, 2, 3), *[(4,)] * 4],
+        variants=UNEXPANDED,
+    ),
+    Case("batch_norm_relu", lambda x, w, b: batch(x, w, b).relu(), [IMAGES, PER_CHANNEL, PER_CHANNEL]),
+    Case("batch_norm_add_relu", residual, [IMAGES, PER_CHANNEL, PER_CHANNEL, IMAGES]),
+    Case(
+        "batch_norm_relu_running",
+        lambda x, mean, var: (lambda y, *moved: (y.relu(), *moved))(*running(x, mean, var)),
+        [Input((5, 4, 2)), *RUNNING],
+        variants=("contiguous",),
+        gradcheck=False,
+    ),
+    Case(
+        "batch_norm_relu_evaluated",
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b).relu(),
+        [IMAGES, PER_CHANNEL, PER_CHANNEL, *RUNNING],
+        [(0, 4, 2, 3), *[(4,)] * 4],
+        variants=UNEXPANDED,
+    ),
+    Case(
+        "batch_norm_add_relu_evaluated",
+        lambda x, carried, mean, var: (F.batch_norm(x, mean, var) + carried).relu(),
+        [IMAGES, IMAGES, *RUNNING],
         variants=UNEXPANDED,
     ),
     Case("cumsum", lambda x: x.cumsum(1), [Input((3, 4, 2))], [(0, 3, 2)]),
