@@ -11,7 +11,7 @@ use tenure_device::cuda::CudaDriver;
 use tenure_device::graph::Graph;
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::{Driver, Executor};
-use tenure_tensor::{Tensor, TensorError};
+use tenure_tensor::{MemoryFormat, Tensor, TensorError};
 
 use workloads::Workload;
 
@@ -23,6 +23,9 @@ struct Arguments {
     /// Captured
     #[arg(long)]
     graph: bool,
+    /// Convolutional inference with channels last
+    #[arg(long)]
+    channels_last: bool,
     /// In a row, without a wait between
     #[arg(long, default_value_t = 10)]
     steps: usize,
@@ -38,7 +41,8 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let memory = memory::device(0)?;
     let Executor::Cuda(driver) = memory.driver().executor() else { bail!("a real device is needed") };
-    let mut step = workloads::step(arguments.workload).context("the workload cannot be set up")?;
+    let format = if arguments.channels_last { MemoryFormat::ChannelsLast2d } else { MemoryFormat::Contiguous };
+    let mut step = workloads::step(arguments.workload, format).context("the workload cannot be set up")?;
     let first = step()?;
     let loss = if first.numel() == 1 {
         Some(first.to_device(tenure_tensor::Device::CPU)?.item_scalar()?.to_f64())

@@ -26,7 +26,8 @@ pub(crate) enum Workload {
 
 const DEVICE: Device = Device::cuda(0);
 
-pub(crate) fn step(workload: Workload) -> Result<Step> {
+/// A step of a workload, whose convolutional inference is on images in that `format`.
+pub(crate) fn step(workload: Workload, format: MemoryFormat) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
     Ok(match workload {
@@ -58,8 +59,12 @@ pub(crate) fn step(workload: Workload) -> Result<Step> {
             let vocabulary = config.vocab_size;
             language_model(Llama::new(&scope, &config)?, 4, 2048, vocabulary)?
         }
-        Workload::Resnet152 => infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?)?,
-        Workload::Inception => infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?)?,
+        Workload::Resnet152 => {
+            infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?, format)?
+        }
+        Workload::Inception => {
+            infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?, format)?
+        }
         Workload::Bert => {
             let config = BertConfig::default();
             let mut model = Bert::new(&scope, &config)?;
@@ -93,10 +98,11 @@ fn train(mut optimizer: Optimizer, loss: impl Fn() -> Result<Tensor> + 'static) 
     })
 }
 
-fn infer(mut model: impl Layer + 'static, inputs: Tensor) -> Result<Step> {
+fn infer(mut model: impl Layer + 'static, inputs: Tensor, format: MemoryFormat) -> Result<Step> {
+    model.to_format(format)?;
     model.to_device(DEVICE)?;
     model.eval();
-    let inputs = inputs.to_device(DEVICE)?;
+    let inputs = inputs.contiguous_in(format)?.to_device(DEVICE)?;
     Ok(Box::new(move || Ok(no_grad(|| model.forward(&inputs))?)))
 }
 

@@ -32,8 +32,17 @@ fn takes(target: &mut Tensor, other: &Tensor) -> bool {
 /// A gradient as a tensor's first: itself if nobody else has it, so that writing to it changes no other. Otherwise, or if
 /// it shares memory with itself, a copy in the order of the tensor's layout.
 pub(crate) fn own(mut grad: Tensor, like: &Layout) -> Result<Tensor> {
-    if !is_grad_enabled() && grad.layout().overlap() == Overlap::No && grad.is_unique() {
-        return Ok(grad.detach());
+    if !is_grad_enabled() && grad.layout().overlap() == Overlap::No {
+        if grad.is_unique() {
+            return Ok(grad.detach());
+        }
+        // A view of all of something may be the last that has it, as a product that was transposed.
+        if grad.storage().bytes() == grad.numel() * grad.dtype().size() {
+            grad = grad.detach();
+            if grad.is_unique() {
+                return Ok(grad);
+            }
+        }
     }
     let layout = dense_like(grad.sizes(), Some(like))?;
     let dtype = grad.dtype();

@@ -23,6 +23,7 @@ pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod index;
+pub(crate) mod join;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod norm;

@@ -55,6 +55,7 @@ pub(crate) mod fill;
 pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod index;
+pub(crate) mod join;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention.
 
+use tenure_core::Overlap;
+
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
 use super::random::check_probability;
@@ -137,8 +139,15 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
             if is_grad_enabled() {
                 return backward_of_weights(&grad, [&q, &k, &v], &sums, mask.as_ref(), weighting);
             }
-            let (out, grad) = (context.unpack(out)?, grad.contiguous()?);
-            let like = |tensor: &Tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
+            let out = context.unpack(out)?;
+            // On a device, all lie in memory as the queries, keys and values do, which were mostly one tensor.
+            let is_here = q.device().is_cpu();
+            let is_dense = grad.strides()[3] == 1 && grad.layout().overlap() == Overlap::No;
+            let grad = if is_here || !is_dense { grad.contiguous()? } else { grad };
+            let like = |tensor: &Tensor| {
+                let order = Some(tensor.layout()).filter(|_| !is_here);
+                Tensor::empty_strided(pointwise::dense_like(tensor.sizes(), order)?, tensor.dtype(), tensor.device())
+            };
             let grads = [like(&q)?, like(&k)?, like(&v)?];
             let kernel = BACKWARD.find(q.device().kind(), q.dtype())?;
             let inputs = [&q, &k, &v, &grad, &out, &sums];
