@@ -1,6 +1,6 @@
 //! Normalisation: means taken out, deviations made one.
 
-use tenure_core::{DType, DeviceKind};
+use tenure_core::{DType, Device, DeviceKind};
 
 use super::pointwise::{output, wide};
 use super::reduce::floating;
@@ -74,9 +74,7 @@ impl Tensor {
         let grouped = self.reshape(&signed(&[batch, groups, depth, length]))?;
         let affine = signed(&[1, groups, depth, 1]);
         let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
-        let (mean, rstd) = no_grad(|| statistics(&grouped, &[2, 3], eps)).map(|(mean, _, rstd)| (mean, rstd))?;
-        let norm = Norm { op: "group_norm", eps, dims: &[2, 3], sums: &[3] };
-        norm.apply(&grouped, weight.as_ref(), bias.as_ref(), &mean, &rstd)?.reshape(&signed(self.sizes()))
+        by_groups(&grouped, weight.as_ref(), bias.as_ref(), eps)?.reshape(&signed(self.sizes()))
     }
 
     fn normalize_rows(
@@ -154,71 +152,57 @@ impl Tensor {
     }
 }
 
-/// Normalisation by statistics over dimensions, with weights and biases of sizes that broadcast.
-struct Norm<'a> {
-    op: &'static str,
-    eps: f64,
-    /// What statistics are over.
-    dims: &'a [isize],
-    /// Those of them along which weights do not change.
-    sums: &'a [isize],
-}
-
-impl Norm<'_> {
-    /// By the input's own statistics.
-    fn apply(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        mean: &Tensor,
-        rstd: &Tensor,
-    ) -> Result<Tensor> {
-        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
-        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
-        let (eps, dims, sum_dims) = (self.eps, self.dims.to_vec(), self.sums.to_vec());
-        attach(out, self.op, &inputs, |saver| {
-            let (saved, mean, rstd) = (saver.save(x)?, saver.save(mean)?, saver.save(rstd)?);
-            let has_bias = bias.is_some();
-            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
-                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
-                if is_grad_enabled() {
-                    return composed(&grad, &x, weight.as_ref(), has_bias, true, &dims, eps);
-                }
-                let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
-                let [to_bias, products] = sums(&grad, &x, &mean, &sum_dims)?;
-                let to_x = context.give(0, || {
-                    let scale = scale(weight.as_ref(), &rstd)?;
-                    // What the gradient loses with the mean and along the deviations.
-                    let count = x.numel() as f64 / rstd.numel() as f64;
-                    let weighted = |sums: &Tensor| -> Result<Tensor> {
-                        let sums = match &weight {
-                            Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
-                            None => sums.clone(),
-                        };
-                        sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+/// Sizes `[batch, groups, channels of a group, length]`, each group normalised; weight and bias broadcast.
+fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    /// What a group is.
+    const DIMS: [isize; 2] = [2, 3];
+    let (mean, rstd) = no_grad(|| {
+        let (variance, mean) = x.moments("norm", &DIMS, 0.0)?;
+        Ok::<_, TensorError>((mean, variance.add(eps)?.rsqrt()?))
+    })?;
+    let out = no_grad(|| normalized(x, weight, bias, &mean, &rstd))?;
+    let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
+    attach(out, "group_norm", &inputs, |saver| {
+        let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
+        let has_bias = bias.is_some();
+        let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+        Ok(move |context: &Context<'_>| {
+            let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
+            let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+            if is_grad_enabled() {
+                return composed(&grad, &x, weight.as_ref(), has_bias, true, &DIMS, eps);
+            }
+            let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
+            let [to_bias, products] = sums_of_channels(&grad, &x, &mean)?;
+            let to_x = context.give(0, || {
+                let scale = scale(weight.as_ref(), &rstd)?;
+                // What the gradient loses with the mean and along the deviations.
+                let count = x.numel() as f64 / rstd.numel() as f64;
+                let weighted = |sums: &Tensor| -> Result<Tensor> {
+                    let sums = match &weight {
+                        Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
+                        None => sums.clone(),
                     };
-                    let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
-                    let out = output(x.sizes(), x.dtype(), &[&x])?;
-                    let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
-                    let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
-                    NORMALIZE_BACKWARD.find(x.device().kind(), x.dtype())?(&iter)?;
-                    drop(iter);
-                    Ok(out)
-                })?;
-                let mut grads: Grads = [to_x].into_iter().collect();
-                if weight.is_some() {
-                    grads.push(Some(products.mul(&rstd)?));
-                }
-                if has_bias {
-                    grads.push(Some(to_bias));
-                }
-                Ok(grads)
-            })
+                    sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+                };
+                let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
+                let out = output(x.sizes(), x.dtype(), &[&x])?;
+                let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
+                let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
+                NORMALIZE_BACKWARD.find(x.device().kind(), x.dtype())?(&iter)?;
+                drop(iter);
+                Ok(out)
+            })?;
+            let mut grads: Grads = [to_x].into_iter().collect();
+            if weight.is_some() {
+                grads.push(Some(products.mul(&rstd)?));
+            }
+            if has_bias {
+                grads.push(Some(to_bias));
+            }
+            Ok(grads)
         })
-    }
+    })
 }
 
 /// `(x - mean) * rstd * weight + bias`.
@@ -230,16 +214,9 @@ fn normalized(
     rstd: &Tensor,
 ) -> Result<Tensor> {
     let scale = scale(weight, rstd)?;
-    let zero;
-    let bias = match bias {
-        Some(bias) => bias,
-        None => {
-            zero = Tensor::zeros(&[], rstd.dtype(), x.device())?;
-            &zero
-        }
-    };
+    let zero = Tensor::zeros(&[], rstd.dtype(), Device::CPU)?;
     let out = output(x.sizes(), x.dtype(), &[x])?;
-    let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias])?;
+    let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias.unwrap_or(&zero)])?;
     NORMALIZE.find(x.device().kind(), x.dtype())?(&iter)?;
     drop(iter);
     Ok(out)
@@ -249,22 +226,11 @@ fn scale(weight: Option<&Tensor>, rstd: &Tensor) -> Result<Tensor> {
     weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(rstd.dtype())?))
 }
 
-/// Mean, variance and one over the standard deviation, in what is computed in.
-fn statistics(x: &Tensor, dims: &[isize], eps: f64) -> Result<(Tensor, Tensor, Tensor)> {
-    let (variance, mean) = x.moments("norm", dims, 0.0)?;
-    let rstd = variance.add(eps)?.rsqrt()?;
-    Ok((mean, variance, rstd))
-}
-
-/// Sums of a gradient, and of its products with deviations from a mean.
-fn sums(grad: &Tensor, x: &Tensor, mean: &Tensor, dims: &[isize]) -> Result<[Tensor; 2]> {
-    let mut sizes = x.sizes().to_vec();
-    for dim in dims {
-        sizes[x.dim("norm", *dim)?] = 1;
-    }
+/// Sums of a gradient, and of its products with deviations from the mean of a group, over the length.
+fn sums_of_channels(grad: &Tensor, x: &Tensor, mean: &Tensor) -> Result<[Tensor; 2]> {
+    let sizes = [&x.sizes()[..3], &[1]].concat();
     let mean = mean.expand(&signed(&sizes))?.contiguous()?;
-    let sum = || Tensor::empty(&sizes, mean.dtype(), x.device());
-    let out = [sum()?, sum()?];
+    let out = [mean.empty_like()?, mean.empty_like()?];
     NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean, None)?;
     Ok(out)
 }
