@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
 use tenure_nn::layers::Layer;
-use tenure_nn::models::{Gpt2, Gpt2Config, InceptionConfig, InceptionV3, ResNet, ResNetConfig};
+use tenure_nn::models::{Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer, Sgd};
 use tenure_nn::{Module, Result, Scope};
 use tenure_tensor::autograd::no_grad;
@@ -98,6 +98,25 @@ fn a_gpt2s_step_has_no_launch_too_many() {
     let [loss, optimizer_step] = [10, 1];
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
     assert_eq!(found, layers * layer + embeddings + norm + head + loss + optimizer_step);
+}
+
+#[test]
+fn a_llamas_step_has_no_launch_too_many() {
+    let _alone = alone();
+    let config = LlamaConfig { vocab_size: 56, hidden_size: 32, intermediate_size: 64, ..LlamaConfig::default() };
+    let heads = LlamaConfig { num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, ..config };
+    let mut model = Llama::new(&Scope::new(&Generator::new(0)), &heads).unwrap();
+    model.to_dtype(DType::BF16).unwrap();
+    model.to_device(CUDA).unwrap();
+    let tokens = Tensor::from_slice(&(0..16).collect::<Vec<i64>>(), &[2, 8]).unwrap().to_device(CUDA).unwrap();
+    let optimizer = Optimizer::new(model.parameters(), 0.01, Adam::w());
+    let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
+    // Seven products, each with a gradient of its input and its weight; queries and keys turned and turned back by halves;
+    // attention; gates; two norms, each with a sum and a conversion of gradients; sums of values, and of gradients that come
+    // from several products.
+    let layer = 7 * (1 + 2) + 2 * (2 + 2) + (1 + 1) + (2 + 3) + 2 * (1 + 1 + 2) + (2 + 2) + (2 + 1);
+    let (embedding, norm, head, loss, optimizer_step) = (1 + 2, 1 + 1 + 2, 1 + 2, 10, 1);
+    assert_eq!(found, 2 * layer + embedding + norm + head + loss + optimizer_step);
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::f64::consts::TAU;
 
 use parking_lot::Mutex;
 use serde::Deserialize;
-use tenure_tensor::ops;
 use tenure_tensor::{DType, Result, Tensor, TensorError};
 
 use super::config::{ConfigFile, Refusal};
@@ -45,7 +44,7 @@ pub enum RopeScaling {
     },
 }
 
-/// The angles' cosines and sines: `[length, size]`.
+/// The angles' cosines and sines: `[length, size / 2]`.
 #[derive(Clone)]
 pub(super) struct Waves {
     cos: Tensor,
@@ -61,7 +60,8 @@ impl LastWaves {
     pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
         let mut last = self.0.lock();
         let fits = |waves: &&Waves| {
-            (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device()) == (&[length, size], like.dtype(), like.device())
+            (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device())
+                == (&[length, size / 2], like.dtype(), like.device())
         };
         if let Some(waves) = last.as_ref().filter(fits) {
             return Ok(waves.clone());
@@ -116,10 +116,9 @@ impl Rope {
     fn waves(&self, length: usize, size: usize, dtype: DType) -> Result<Waves> {
         // In single precision, as Hugging Face computes them.
         let frequencies: Vec<f32> = (0..size / 2).map(|pair| self.frequency(pair, size) as f32).collect();
-        let angles: Vec<f32> = (0..length)
-            .flat_map(|position| frequencies.iter().chain(&frequencies).map(move |one| position as f32 * one))
-            .collect();
-        let angles = Tensor::from_slice(&angles, &[length, frequencies.len() * 2])?;
+        let angles: Vec<f32> =
+            (0..length).flat_map(|position| frequencies.iter().map(move |one| position as f32 * one)).collect();
+        let angles = Tensor::from_slice(&angles, &[length, frequencies.len()])?;
         Ok(Waves { cos: angles.cos()?.to_dtype(dtype)?, sin: angles.sin()?.to_dtype(dtype)? })
     }
 
@@ -140,10 +139,7 @@ impl Rope {
 impl Waves {
     /// Turns each pair of a number in the first half and its partner in the second.
     pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor> {
-        let half = x.size(-1)? / 2;
-        let (first, second) = (x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?);
-        let partners = ops::cat(&[&second.neg()?, &first], -1)?;
-        x.mul(&self.cos)?.add(&partners.mul(&self.sin)?)
+        x.rotary(&self.cos, &self.sin)
     }
 }
 

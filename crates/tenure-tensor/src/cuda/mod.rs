@@ -62,6 +62,7 @@ pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
 pub(crate) mod reduce;
+pub(crate) mod rotary;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 pub(crate) mod select;

@@ -22,6 +22,7 @@ mod pool;
 mod power;
 mod random;
 mod reduce;
+mod rotary;
 mod scan;
 mod scatter;
 mod select;

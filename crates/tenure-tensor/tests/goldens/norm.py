@@ -1,4 +1,4 @@
-"""Normalisation; sums and products so far; sorting."""
+"""Normalisation; rotary positions; sums and products so far; sorting."""
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,14 @@ def running(x, mean, variance):
     mean, variance = mean.clone(), variance.clone()
     return F.batch_norm(x, mean, variance, None, None, training=True, momentum=0.3), mean, variance
 
+
+def rotary(x, cos, sin):
+    """Hugging Face's, of an angle for each pair."""
+    first, second = x.chunk(2, -1)
+    return x * torch.cat([cos, cos], -1) + torch.cat([-second, first], -1) * torch.cat([sin, sin], -1)
+
+
+ANGLES = Input((3, 2), grad=False)
 
 CASES = [
     Case("layer_norm", layer, [ROWS, WEIGHT, BIAS], [(0, 3, 4), (4,), (4,)]),
@@ -70,6 +78,8 @@ CASES = [
         [IMAGES, IMAGES, *RUNNING],
         variants=UNEXPANDED,
     ),
+    Case("rotary", rotary, [Input((2, 3, 4)), ANGLES, ANGLES], [(0, 3, 4), (3, 2), (3, 2)]),
+    Case("rotary_angles", rotary, [Input((3, 4)), Input((3, 2)), Input((3, 2))], variants=("contiguous",)),
     Case("cumsum", lambda x: x.cumsum(1), [Input((3, 4, 2))], [(0, 3, 2)]),
     Case("cumsum_last", lambda x: x.cumsum(-1), [Input((3, 4))], [(2, 0)], [()]),
     Case("cumsum_integers", lambda x: x.cumsum(0), [Input((3, 4), -9, 9, torch.int32)]),

@@ -58,6 +58,8 @@ pub(crate) const CASES: &[Case] = &[
         Ok(vec![x[0].batch_norm_relu(None, &norm)?])
     }),
     ("batch_norm_add_relu_evaluated", |x| Ok(vec![x[0].batch_norm_relu(Some(&x[1]), &evaluated(&x[2], &x[3]))?])),
+    ("rotary", |x| Ok(vec![x[0].rotary(&x[1], &x[2])?])),
+    ("rotary_angles", |x| Ok(vec![x[0].rotary(&x[1], &x[2])?])),
     ("cumsum", |x| Ok(vec![x[0].cumsum(1)?])),
     ("cumsum_last", |x| Ok(vec![x[0].cumsum(-1)?])),
     ("cumsum_integers", |x| Ok(vec![x[0].cumsum(0)?])),
