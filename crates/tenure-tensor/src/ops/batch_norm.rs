@@ -35,7 +35,7 @@ pub struct BatchNorm<'a> {
 }
 
 impl Tensor {
-    /// Of sizes `[batch, channels, ...]`, each channel normalised over all others dimensions, with a weight and bias for
+    /// Of sizes `[batch, channels, ...]`, each channel normalised over all other dimensions, with a weight and bias for
     /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
     /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
     /// PyTorch's `batch_norm`.
@@ -162,9 +162,7 @@ impl BatchNorm<'_> {
                     GRADIENTS.find(x.device().kind(), x.dtype())?(gradients, count)?;
                     let to_x = context.give(0, || {
                         let out = output(x.sizes(), x.dtype(), &[&x])?;
-                        let by = [&scale, &slope, &shift].map(|number| along(number, &x));
-                        let [scale, slope, shift] = by;
-                        let (scale, slope, shift) = (scale?, slope?, shift?);
+                        let (scale, slope, shift) = (along(&scale, &x)?, along(&slope, &x)?, along(&shift, &x)?);
                         let mut inputs = vec![&grad, &x, &mean, &scale, &slope, &shift];
                         inputs.extend(&y);
                         let kernel = if y.is_some() { &RELU_BACKWARD } else { &NORMALIZE_BACKWARD };
