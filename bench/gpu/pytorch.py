@@ -146,13 +146,17 @@ def infer(model: nn.Module, inputs: torch.Tensor):
     return torch.inference_mode()(lambda: model(inputs))
 
 
-def resnet152():
-    return infer(torchvision.models.resnet152(), torch.randn(8, 3, 224, 224, device=DEVICE))
+def infer_images(model: nn.Module, side: int, memory_format: torch.memory_format):
+    images = torch.randn(8, 3, side, side, device=DEVICE).contiguous(memory_format=memory_format)
+    return infer(model.to(memory_format=memory_format), images)
 
 
-def inception():
-    model = torchvision.models.inception_v3(weights=None, init_weights=False)
-    return infer(model, torch.randn(8, 3, 299, 299, device=DEVICE))
+def resnet152(memory_format=torch.contiguous_format):
+    return infer_images(torchvision.models.resnet152(), 224, memory_format)
+
+
+def inception(memory_format=torch.contiguous_format):
+    return infer_images(torchvision.models.inception_v3(weights=None, init_weights=False), 299, memory_format)
 
 
 def bert():
@@ -195,7 +199,7 @@ def counts(step) -> dict[str, int]:
 
 def measure(args: argparse.Namespace) -> dict:
     torch.manual_seed(0)
-    step = WORKLOADS[args.workload]()
+    step = WORKLOADS[args.workload](**({"memory_format": torch.channels_last} if args.channels_last else {}))
     first = step()
     loss = first.item() if isinstance(first, torch.Tensor) and first.numel() == 1 else None
     for _ in range(4):
@@ -236,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--graph", action="store_true", help="captured")
+    parser.add_argument("--channels-last", action="store_true", help="convolutional inference with channels last")
     parser.add_argument("--devices", type=int, help="trained on so many at once, each with the batch of one")
     parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")

@@ -12,7 +12,7 @@ use tenure_device::cuda::CudaDriver;
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::{Call, Driver, Executor};
 use tenure_tensor::cuda::Captured;
-use tenure_tensor::{Tensor, tuning};
+use tenure_tensor::{MemoryFormat, Tensor, tuning};
 
 use workloads::Workload;
 
@@ -24,6 +24,9 @@ struct Arguments {
     /// Captured
     #[arg(long)]
     graph: bool,
+    /// Convolutional inference with channels last
+    #[arg(long)]
+    channels_last: bool,
     /// The fastest algorithms for products and convolutions, found by trying them
     #[arg(long)]
     measure: bool,
@@ -49,7 +52,8 @@ fn main() -> Result<()> {
     }
     let memory = memory::device(0)?;
     let Executor::Cuda(driver) = memory.driver().executor() else { bail!("a real device is needed") };
-    let mut step = workloads::step(arguments.workload).context("the workload cannot be set up")?;
+    let format = if arguments.channels_last { MemoryFormat::ChannelsLast2d } else { MemoryFormat::Contiguous };
+    let mut step = workloads::step(arguments.workload, format).context("the workload cannot be set up")?;
     let first = step()?;
     let loss = if first.numel() == 1 {
         Some(first.to_device(tenure_tensor::Device::CPU)?.item_scalar()?.to_f64())

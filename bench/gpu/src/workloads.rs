@@ -34,7 +34,8 @@ impl Workload {
 
 const DEVICE: Device = Device::cuda(0);
 
-pub(crate) fn step(workload: Workload) -> Result<Step> {
+/// A step of a workload, whose convolutional inference is on images in that `format`.
+pub(crate) fn step(workload: Workload, format: MemoryFormat) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
     Ok(match workload {
@@ -42,8 +43,12 @@ pub(crate) fn step(workload: Workload) -> Result<Step> {
             let (training, optimizer) = training(workload, DEVICE)?;
             train(optimizer, move || training.loss_of_all())
         }
-        Workload::Resnet152 => infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?)?,
-        Workload::Inception => infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?)?,
+        Workload::Resnet152 => {
+            infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?, format)?
+        }
+        Workload::Inception => {
+            infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?, format)?
+        }
         Workload::Bert => {
             let config = BertConfig::default();
             let mut model = Bert::new(&scope, &config)?;
@@ -152,10 +157,11 @@ fn train(mut optimizer: Optimizer, loss: impl Fn() -> Result<Tensor> + 'static) 
     })
 }
 
-fn infer(mut model: impl Layer + 'static, inputs: Tensor) -> Result<Step> {
+fn infer(mut model: impl Layer + 'static, inputs: Tensor, format: MemoryFormat) -> Result<Step> {
+    model.to_format(format)?;
     model.to_device(DEVICE)?;
     model.eval();
-    let inputs = inputs.to_device(DEVICE)?;
+    let inputs = inputs.contiguous_in(format)?.to_device(DEVICE)?;
     Ok(Box::new(move || Ok(no_grad(|| model.forward(&inputs))?)))
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::{cuda, in_use, in_use_alone};
 use tenure_tensor::autograd::{self, Options};
-use tenure_tensor::ops::ELLIPSIS;
+use tenure_tensor::ops::{ELLIPSIS, cat};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, MemoryFormat, Pool, Result, Tensor, TensorError};
 
@@ -37,6 +37,38 @@ fn integers(end: i64, sizes: &[usize], device: Device) -> Result<Tensor> {
 
 fn normal(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
     Tensor::randn(sizes, DType::F32, Device::CPU, &Generator::new(6))?.to_dtype(dtype)?.to_device(device)
+}
+
+#[test]
+fn tensors_are_joined_in_any_layout() {
+    let images = |channels, format, device| normal(&[3, channels, 5, 7], DType::F32, device)?.contiguous_in(format);
+    for dtype in [DType::F32, DType::BF16, DType::F64, DType::U8] {
+        check("cat", 0.0, |device| {
+            let mut found = Vec::new();
+            for (channels, format) in [
+                ([8, 16, 8, 4], MemoryFormat::ChannelsLast2d),
+                ([8, 16, 8, 4], MemoryFormat::Contiguous),
+                ([3, 1, 5, 7], MemoryFormat::ChannelsLast2d),
+                ([3, 0, 5, 1], MemoryFormat::Contiguous),
+            ] {
+                let parts: Vec<Tensor> = channels
+                    .into_iter()
+                    .map(|channels| images(channels, format, device)?.mul(8)?.to_dtype(dtype))
+                    .collect::<Result<_>>()?;
+                found.push(cat(&parts.iter().collect::<Vec<_>>(), 1)?);
+                found.push(cat(&[&parts[0], &parts[0]], 0)?);
+                found.push(cat(&[&parts[0], &parts[0].narrow(2, 1, 3)?], 2)?);
+                // Parts that lie otherwise than the whole.
+                let other = parts[2].contiguous_in(MemoryFormat::Contiguous)?;
+                found.push(cat(&[&parts[0], &other, &parts[0].transpose(2, 3)?.contiguous()?.transpose(2, 3)?], 1)?);
+            }
+            let row = normal(&[70, 33], DType::F32, device)?.mul(8)?.to_dtype(dtype)?;
+            let columns: Vec<Tensor> = (0..70).map(|at| row.narrow(0, at, 1)).collect::<Result<_>>()?;
+            found.push(cat(&columns.iter().collect::<Vec<_>>(), 0)?);
+            found.push(cat(&columns[..64].iter().collect::<Vec<_>>(), 1)?);
+            Ok(found)
+        });
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What reductions, norms and losses promise beside their values.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use tenure_tensor::ops::CrossEntropy;
+use tenure_tensor::ops::{BatchNorm, CrossEntropy};
 use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor, autograd, threads};
 
 /// Numbers without a pattern.
@@ -94,6 +94,38 @@ fn channels_stay_last() {
     let x = noise(&[2, 3, 4, 5]).contiguous_in(MemoryFormat::ChannelsLast2d).unwrap();
     let y = x.batch_norm(None, None, None, true, 0.1, 1e-5).unwrap();
     assert!(y.layout().is_contiguous_in(MemoryFormat::ChannelsLast2d));
+}
+
+#[test]
+fn a_batch_norm_with_what_follows_is_the_same_bits() {
+    let bits = |tensor: &Tensor| tensor.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
+        let new = |sizes: &[usize]| noise(sizes).to_dtype(dtype).unwrap().requires_grad_(true).unwrap();
+        let leaves = [new(&[4, 8, 5, 5]), new(&[8]), new(&[8]), new(&[4, 8, 5, 5])];
+        let [x, weight, bias, carried] = leaves.each_ref();
+        let grad = noise(&[4, 8, 5, 5]).to_dtype(dtype).unwrap();
+        for (training, around) in [(true, false), (true, true), (false, false), (false, true)] {
+            let found = [false, true].map(|at_once| {
+                let [mean, variance] = [noise(&[8]), noise(&[8]).abs().unwrap()];
+                let (weight, bias, running) = (Some(weight), Some(bias), Some((&mean, &variance)));
+                let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
+                let out = if at_once {
+                    x.batch_norm_relu(around.then_some(carried), &norm).unwrap()
+                } else {
+                    let out = x.batch_norm(running, weight, bias, training, 0.1, 1e-5).unwrap();
+                    if around { out.add(carried).unwrap().relu().unwrap() } else { out.relu().unwrap() }
+                };
+                let without = autograd::no_grad(|| x.batch_norm_relu(around.then_some(carried), &norm)).unwrap();
+                assert!(training || bits(&without) == bits(&out));
+                let inputs = if around { &leaves[..] } else { &leaves[..3] };
+                let inputs: Vec<&Tensor> = inputs.iter().collect();
+                let mut found = autograd::grad(&[&out], &inputs, &[Some(&grad)], autograd::Options::default()).unwrap();
+                found.extend([Some(out.detach()), Some(mean.clone()), Some(variance.clone())]);
+                found.into_iter().map(|tensor| bits(&tensor.unwrap())).collect::<Vec<_>>()
+            });
+            assert_eq!(found[0], found[1], "{dtype}, training {training}, around {around}");
+        }
+    }
 }
 
 #[test]

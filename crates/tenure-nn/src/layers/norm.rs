@@ -1,6 +1,6 @@
 //! Normalisation.
 
-use tenure_tensor::{DType, Result, Tensor, TensorError, autograd};
+use tenure_tensor::{DType, Result, Tensor, TensorError, autograd, ops};
 
 use super::Layer;
 use crate::{Buffer, Init, Mode, Parameter, Scope, module};
@@ -84,7 +84,17 @@ impl<const D: usize> BatchNorm<D> {
         })
     }
 
-    fn apply(&self, input: &Tensor) -> Result<Tensor> {
+    /// What is above 0 of what the layer makes of an input, and of its sum with what is `carried` around it: as one
+    /// operation, [`Tensor::batch_norm_relu`].
+    ///
+    /// # Errors
+    /// Those of [`forward`](Layer::forward); sizes of `carried` that do not broadcast.
+    pub fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
+        input.batch_norm_relu(carried, &self.settings(input)?)
+    }
+
+    /// What this time's input is normalised with. Counts it.
+    fn settings(&self, input: &Tensor) -> Result<ops::BatchNorm<'_>> {
         if input.rank() != D + 2 && !(D == 1 && input.rank() == 2) {
             let reason = format!("{} dimensions are expected, got sizes {:?}", D + 2, input.sizes());
             return Err(TensorError::shape("batch_norm", reason));
@@ -97,8 +107,14 @@ impl<const D: usize> BatchNorm<D> {
         };
         let averages = running.filter(|_| sees || !is_training);
         let averages = averages.map(|running| (&*running.running_mean, &*running.running_var));
-        let (weight, bias) = (self.weight.as_deref(), self.bias.as_deref());
-        input.batch_norm(averages, weight, bias, is_training || running.is_none(), momentum, self.options.eps)
+        Ok(ops::BatchNorm {
+            running: averages,
+            weight: self.weight.as_deref(),
+            bias: self.bias.as_deref(),
+            training: is_training || running.is_none(),
+            momentum,
+            eps: self.options.eps,
+        })
     }
 }
 
@@ -125,7 +141,8 @@ macro_rules! layers {
     ($($dims:literal)*) => {$(
         impl Layer for BatchNorm<$dims> {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
-                self.apply(input)
+                let ops::BatchNorm { running, weight, bias, training, momentum, eps } = self.settings(input)?;
+                input.batch_norm(running, weight, bias, training, momentum, eps)
             }
         }
     )*};

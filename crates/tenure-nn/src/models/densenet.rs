@@ -73,9 +73,9 @@ impl DenseNet {
 impl Layer for DenseNet {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let pool = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
-        let x = pool.forward(&self.norm0.forward(&self.conv0.forward(input)?)?.relu()?)?;
+        let x = pool.forward(&self.norm0.forward_relu(&self.conv0.forward(input)?, None)?)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
-        let x = self.norm5.forward(&x)?.relu()?;
+        let x = self.norm5.forward_relu(&x, None)?;
         self.classifier.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1]).forward(&x)?)?)
     }
 }
@@ -121,8 +121,8 @@ impl DenseLayer {
 
 impl Layer for DenseLayer {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = self.conv1.forward(&self.norm1.forward(input)?.relu()?)?;
-        self.conv2.forward(&self.norm2.forward(&x)?.relu()?)
+        let x = self.conv1.forward(&self.norm1.forward_relu(input, None)?)?;
+        self.conv2.forward(&self.norm2.forward_relu(&x, None)?)
     }
 }
 
@@ -142,7 +142,7 @@ impl Transition {
 
 impl Layer for Transition {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        AvgPool(PoolOptions::new([2, 2])).forward(&self.conv.forward(&self.norm.forward(input)?.relu()?)?)
+        AvgPool(PoolOptions::new([2, 2])).forward(&self.conv.forward(&self.norm.forward_relu(input, None)?)?)
     }
 }
 

@@ -341,7 +341,7 @@ impl Convolution {
 
 impl Layer for Convolution {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.bn.forward(&self.conv.forward(input)?)?.relu()
+        self.bn.forward_relu(&self.conv.forward(input)?, None)
     }
 }
 

@@ -2,9 +2,7 @@
 
 use tenure_tensor::{Result, Tensor};
 
-use crate::layers::{
-    Activation, AdaptiveAvgPool, BatchNorm3d, Conv3d, ConvOptions, Flatten, Layer, Linear, Sequential,
-};
+use crate::layers::{AdaptiveAvgPool, BatchNorm3d, Conv3d, ConvOptions, Flatten, Layer, Linear};
 use crate::{Fan, Init, Scope, module};
 
 /// How large an R3D is.
@@ -27,7 +25,7 @@ impl R3dConfig {
 
 /// Classes of videos `[batch, channels, frames, height, width]`, as scores `[batch, classes]`.
 pub struct R3d {
-    stem: Sequential,
+    stem: Convolution,
     stages: Vec<Vec<Block>>,
     fc: Linear,
 }
@@ -40,7 +38,7 @@ impl R3d {
     /// No memory.
     pub fn new(scope: &Scope, config: R3dConfig) -> Result<Self> {
         let (stride, padding) = ([1, 2, 2], [1, 3, 3]);
-        let stem = normal(&scope.at("stem"), config.channels, config.width, [3, 7, 7], stride, padding)?;
+        let stem = Convolution::new(&scope.at("stem"), config.channels, config.width, [3, 7, 7], stride, padding)?;
         let (mut stages, mut inputs) = (Vec::new(), config.width);
         for (stage, count) in config.blocks.into_iter().enumerate() {
             let (at, width) = (scope.at(format!("layer{}", stage + 1)), config.width << stage);
@@ -60,7 +58,7 @@ impl R3d {
 
 impl Layer for R3d {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = self.stem.forward(input)?.relu()?;
+        let x = self.stem.forward_relu(input, None)?;
         let x = self.stages.iter().flatten().try_fold(x, |x, block| block.forward(&x))?;
         self.fc.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1, 1]).forward(&x)?)?)
     }
@@ -68,19 +66,19 @@ impl Layer for R3d {
 
 /// Two convolutions around which the input is carried.
 struct Block {
-    conv1: Sequential,
-    conv2: Sequential,
+    conv1: Convolution,
+    conv2: Convolution,
     /// Where the sizes change.
-    downsample: Option<Sequential>,
+    downsample: Option<Convolution>,
 }
 module!(Block { conv1, conv2, downsample });
 
 impl Block {
     fn new(scope: &Scope, inputs: usize, width: usize, stride: usize) -> Result<Self> {
-        let downsample = || normal(&scope.at("downsample"), inputs, width, [1; 3], [stride; 3], [0; 3]);
+        let downsample = || Convolution::new(&scope.at("downsample"), inputs, width, [1; 3], [stride; 3], [0; 3]);
         Ok(Self {
-            conv1: normal(&scope.at("conv1"), inputs, width, [3; 3], [stride; 3], [1; 3])?,
-            conv2: normal(&scope.at("conv2"), width, width, [3; 3], [1; 3], [1; 3])?,
+            conv1: Convolution::new(&scope.at("conv1"), inputs, width, [3; 3], [stride; 3], [1; 3])?,
+            conv2: Convolution::new(&scope.at("conv2"), width, width, [3; 3], [1; 3], [1; 3])?,
             downsample: (stride != 1 || inputs != width).then(downsample).transpose()?,
         })
     }
@@ -88,23 +86,40 @@ impl Block {
 
 impl Layer for Block {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let x = self.conv2.forward(&self.conv1.forward(input)?.relu()?)?;
+        let x = self.conv1.forward_relu(input, None)?;
         let carried = self.downsample.as_ref().map(|downsample| downsample.forward(input)).transpose()?;
-        Activation::Relu.forward(&x.add(carried.as_ref().unwrap_or(input))?)
+        self.conv2.forward_relu(&x, Some(carried.as_ref().unwrap_or(input)))
     }
 }
 
 /// A convolution without bias, normalised.
-fn normal(
-    scope: &Scope,
-    inputs: usize,
-    outputs: usize,
-    kernel: [usize; 3],
-    stride: [usize; 3],
-    padding: [usize; 3],
-) -> Result<Sequential> {
-    let options = ConvOptions { stride, padding, bias: false, ..ConvOptions::default() };
-    let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };
-    let conv = |at: &Scope| Conv3d::with_init(at, inputs, outputs, kernel, options, init);
-    Sequential::default().then(scope, conv)?.then(scope, |at| BatchNorm3d::new(at, outputs))
+struct Convolution {
+    conv: Conv3d,
+    norm: BatchNorm3d,
+}
+module!(Convolution { conv, norm });
+
+impl Convolution {
+    fn new(
+        scope: &Scope,
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; 3],
+        stride: [usize; 3],
+        padding: [usize; 3],
+    ) -> Result<Self> {
+        let options = ConvOptions { stride, padding, bias: false, ..ConvOptions::default() };
+        let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };
+        let conv = Conv3d::with_init(&scope.at(0), inputs, outputs, kernel, options, init)?;
+        Ok(Self { conv, norm: BatchNorm3d::new(&scope.at(1), outputs)? })
+    }
+
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.norm.forward(&self.conv.forward(input)?)
+    }
+
+    /// With what is carried around it, above 0.
+    fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
+        self.norm.forward_relu(&self.conv.forward(input)?, carried)
+    }
 }

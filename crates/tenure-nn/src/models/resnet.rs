@@ -3,8 +3,7 @@
 use tenure_tensor::{Result, Tensor};
 
 use crate::layers::{
-    Activation, AdaptiveAvgPool, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, MaxPool, PoolOptions,
-    Sequential,
+    AdaptiveAvgPool, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, MaxPool, PoolOptions, Sequential,
 };
 use crate::{Fan, Init, Scope, module};
 
@@ -73,7 +72,7 @@ impl ResNet {
 impl Layer for ResNet {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let pool = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
-        let x = pool.forward(&self.bn1.forward(&self.conv1.forward(input)?)?.relu()?)?;
+        let x = pool.forward(&self.bn1.forward_relu(&self.conv1.forward(input)?, None)?)?;
         let x = self.stages.iter().flatten().try_fold(x, |x, block| block.forward(&x))?;
         self.fc.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1]).forward(&x)?)?)
     }
@@ -126,13 +125,13 @@ impl Block {
 
 impl Layer for Block {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let mut x = self.bn1.forward(&self.conv1.forward(input)?)?.relu()?;
-        x = self.bn2.forward(&self.conv2.forward(&x)?)?;
-        if let Some(Third { conv3, bn3 }) = &self.third {
-            x = bn3.forward(&conv3.forward(&x.relu()?)?)?;
-        }
+        let x = self.conv2.forward(&self.bn1.forward_relu(&self.conv1.forward(input)?, None)?)?;
+        let (x, norm) = match &self.third {
+            Some(Third { conv3, bn3 }) => (conv3.forward(&self.bn2.forward_relu(&x, None)?)?, bn3),
+            None => (x, &self.bn2),
+        };
         let carried = self.downsample.as_ref().map(|downsample| downsample.forward(input)).transpose()?;
-        Activation::Relu.forward(&x.add(carried.as_ref().unwrap_or(input))?)
+        norm.forward_relu(&x, Some(carried.as_ref().unwrap_or(input)))
     }
 }
 

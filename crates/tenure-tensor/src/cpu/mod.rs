@@ -13,6 +13,7 @@ mod slots;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod batch_norm;
 pub(crate) mod binary;
 pub(crate) mod compare;
 pub(crate) mod conv;
@@ -22,6 +23,7 @@ pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod index;
+pub(crate) mod join;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod norm;

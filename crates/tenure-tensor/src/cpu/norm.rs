@@ -34,17 +34,20 @@ pub(crate) type NormalizeRows = fn(&Tensor, Rows<'_>, f64) -> Result<()>;
 pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>) -> Result<()>;
 /// Writes `(x - mean) * scale + shift`.
 pub(crate) type Normalize = fn(&Elementwise<'_>) -> Result<()>;
-/// Writes `grad * scale + (x - mean) * slope + shift`.
+/// Writes `grad * scale + (x - mean) * slope + shift`; with an output as the last input, the gradient counts where that is
+/// above 0.
 pub(crate) type NormalizeBackward = fn(&Elementwise<'_>) -> Result<()>;
 /// Writes sums of a gradient, and of its products with deviations of an input from given means: both in what they are
-/// computed in.
-pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor) -> Result<()>;
+/// computed in. If an output is given, the gradient counts where that is above 0.
+pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor, Option<&Tensor>) -> Result<()>;
 
 pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cpu!(floats: normalize_rows::<T>);
 pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
     on_cpu!(floats: normalize_rows_backward::<T>);
 pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(lanes of floats: normalize::<T>);
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cpu!(lanes of floats: normalize_backward::<T>);
+pub(crate) const NORMALIZE_RELU_BACKWARD: &[Entry<NormalizeBackward>] =
+    on_cpu!(lanes of floats: normalize_relu_backward::<T>);
 pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(floats: normalize_sums::<T>);
 
 fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
@@ -218,7 +221,7 @@ fn row_backward<T: Float<Compute: Math>, const N: usize>(
     }
 }
 
-fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
+pub(super) fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [R::DTYPE; 5], &|[out, inputs @ ..], n| {
         // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the output's.
         let (out, [x, mean, scale, shift]) = unsafe { block::<R, 4>(out, inputs, n) };
@@ -235,6 +238,18 @@ fn normalize_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
         let (out, [grad, x, mean, scale, slope, shift]) = unsafe { block::<R, 6>(out, inputs, n) };
         vectorized!(for i in 0..n {
             out[i] = grad[i] * scale[i] + (x[i] - mean[i]) * slope[i] + shift[i];
+        });
+    });
+    Ok(())
+}
+
+fn normalize_relu_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
+    for_each_block(iter, [R::DTYPE; 8], &|[out, inputs @ ..], n| {
+        // SAFETY: as in `normalize`.
+        let (out, [grad, x, mean, scale, slope, shift, y]) = unsafe { block::<R, 7>(out, inputs, n) };
+        vectorized!(for i in 0..n {
+            let grad = if y[i] <= R::ZERO { R::ZERO } else { grad[i] };
+            out[i] = grad * scale[i] + (x[i] - mean[i]) * slope[i] + shift[i];
         });
     });
     Ok(())
@@ -259,13 +274,24 @@ pub(super) unsafe fn block<'a, R: Element, const N: usize>(
     }
 }
 
-fn normalize_sums<T: Float>(out: [&Tensor; 2], grad: &Tensor, input: &Tensor, mean: &Tensor) -> Result<()> {
-    fold("norm_backward", &Products::<T>(PhantomData), out, [grad, input], Some(mean))
+fn normalize_sums<T: Float>(
+    out: [&Tensor; 2],
+    grad: &Tensor,
+    input: &Tensor,
+    mean: &Tensor,
+    output: Option<&Tensor>,
+) -> Result<()> {
+    let (op, products) = ("norm_backward", Products::<T>(PhantomData));
+    match output {
+        None => fold(op, &products, out, [grad, input], Some(mean)),
+        Some(output) => fold(op, &products, out, [grad, input, output], Some(mean)),
+    }
 }
 
+/// Of a gradient and an input; and of an output, if there are three.
 struct Products<T>(PhantomData<fn(T)>);
 
-impl<T: Float> Fold<2, 2> for Products<T> {
+impl<T: Float, const N: usize> Fold<N, 2> for Products<T> {
     type From = T;
     type Sum = T::Compute;
     type To = T::Compute;
@@ -277,9 +303,10 @@ impl<T: Float> Fold<2, 2> for Products<T> {
     }
 
     #[inline(always)]
-    fn step(&self, sums: [T::Compute; 2], [grad, x]: [T; 2], mean: T::Compute, _: usize) -> [T::Compute; 2] {
-        let grad = grad.widen();
-        [sums[0] + grad, sums[1] + grad * (x.widen() - mean)]
+    fn step(&self, sums: [T::Compute; 2], values: [T; N], mean: T::Compute, _: usize) -> [T::Compute; 2] {
+        let is_out = N > 2 && values[N - 1].widen() <= T::Compute::ZERO;
+        let grad = if is_out { T::Compute::ZERO } else { values[0].widen() };
+        [sums[0] + grad, sums[1] + grad * (values[1].widen() - mean)]
     }
 
     #[inline(always)]

@@ -89,8 +89,12 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
                 .try_for_each(|part| work.launch(queue, part, inner, all))
         },
         move |writes, reads| {
-            let inputs = [&reads[0], &reads[1], &reads[2], &reads[3], &reads[4], &reads[5]];
-            host([&writes[0], &writes[1], &writes[2]], inputs, reads.get(6), weighting)
+            let grad = reads[3].contiguous()?;
+            let inputs = [&reads[0], &reads[1], &reads[2], &grad, &reads[4], &reads[5]];
+            let dense = |index: usize| Tensor::empty(writes[index].sizes(), writes[index].dtype(), grad.device());
+            let all = [dense(0)?, dense(1)?, dense(2)?];
+            host([&all[0], &all[1], &all[2]], inputs, reads.get(6), weighting)?;
+            writes.iter().zip(&all).try_for_each(|(to, dense)| to.copy_raw(dense))
         },
     )
 }

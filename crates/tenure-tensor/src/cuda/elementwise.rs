@@ -42,16 +42,27 @@ pub(super) fn run(
     numbers: &[Scalar],
     host: impl Fn(&Elementwise<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    if iter.numel() == 0 {
-        return Ok(());
-    }
     let (op, outputs) = (iter.op(), iter.outputs().len());
-    let launch = |queue: &mut Queue| Shape::new(iter, expression).launch(queue, iter, compute, expression, numbers);
-    queue::submit(iter, launch, move |writes: &[Tensor], reads: &[Tensor]| {
+    run_of(iter, compute, expression, numbers, move |writes, reads| {
         debug_assert_eq!(writes.len(), outputs);
         let (writes, reads): (Vec<&Tensor>, Vec<&Tensor>) = (writes.iter().collect(), reads.iter().collect());
         host(&Elementwise::new(op, &writes, &reads)?)
     })
+}
+
+/// The same, where `host` takes tensors, of the sizes that the operands were brought to.
+pub(super) fn run_of(
+    iter: &Elementwise<'_>,
+    compute: DType,
+    expression: &'static Expression,
+    numbers: &[Scalar],
+    host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    if iter.numel() == 0 {
+        return Ok(());
+    }
+    let launch = |queue: &mut Queue| Shape::new(iter, expression).launch(queue, iter, compute, expression, numbers);
+    queue::submit(iter, launch, host)
 }
 
 /// How an operand is read.

@@ -46,6 +46,7 @@ mod written;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod batch_norm;
 pub(crate) mod binary;
 pub(crate) mod captured;
 pub(crate) mod compare;
@@ -55,6 +56,7 @@ pub(crate) mod fill;
 pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod index;
+pub(crate) mod join;
 pub(crate) mod loss;
 pub(crate) mod matmul;
 pub(crate) mod norm;

@@ -22,6 +22,8 @@ pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
 pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cuda!(floats: normalize_sums::<T>);
 pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(lanes of floats: normalize::<T>);
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cuda!(lanes of floats: normalize_backward::<T>);
+pub(crate) const NORMALIZE_RELU_BACKWARD: &[Entry<NormalizeBackward>] =
+    on_cuda!(lanes of floats: normalize_relu_backward::<T>);
 
 fn normalize<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
     static EXPRESSION: Expression = Expression {
@@ -44,6 +46,18 @@ fn normalize_backward<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
         fault: None,
     };
     let host = elementwise::on_cpu(cpu::norm::NORMALIZE_BACKWARD, E::DTYPE);
+    elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+}
+
+fn normalize_relu_backward<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
+    static EXPRESSION: Expression = Expression {
+        name: "normalize_relu_backward",
+        lanes: &["T", "T", "T", "T", "T", "T", "T", "T"],
+        numbers: 0,
+        value: "(g <= (T)0 ? (T)0 : a) * d + (b - c) * e + f",
+        fault: None,
+    };
+    let host = elementwise::on_cpu(cpu::norm::NORMALIZE_RELU_BACKWARD, E::DTYPE);
     elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
 }
 
@@ -126,10 +140,23 @@ fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tens
     })
 }
 
-fn normalize_sums<T: Element>(out: [&Tensor; 2], grad: &Tensor, input: &Tensor, mean: &Tensor) -> Result<()> {
+fn normalize_sums<T: Element>(
+    out: [&Tensor; 2],
+    grad: &Tensor,
+    input: &Tensor,
+    mean: &Tensor,
+    output: Option<&Tensor>,
+) -> Result<()> {
     static PRODUCTS: Fold = Fold { name: "norm_sums", fold: "typedef Products Fold;", part_bytes: [8, 16] };
-    let host = on_cpu(cpu::norm::NORMALIZE_SUMS, T::DTYPE);
-    fold(&PRODUCTS, out, [grad, input], Some(mean), move |writes, reads| {
-        host.map_or(Ok(()), |host| host([&writes[0], &writes[1]], &reads[0], &reads[1], &reads[2]))
-    })
+    static OF_RELU: Fold = Fold { name: "norm_relu_sums", ..PRODUCTS };
+    let (host, has_output) = (on_cpu(cpu::norm::NORMALIZE_SUMS, T::DTYPE), output.is_some());
+    let host = move |writes: &[Tensor], reads: &[Tensor]| {
+        let Some(host) = host else { return Ok(()) };
+        let (output, mean) = if has_output { (Some(&reads[2]), &reads[3]) } else { (None, &reads[2]) };
+        host([&writes[0], &writes[1]], &reads[0], &reads[1], mean, output)
+    };
+    match output {
+        None => fold(&PRODUCTS, out, [grad, input], Some(mean), host),
+        Some(output) => fold(&OF_RELU, out, [grad, input, output], Some(mean), host),
+    }
 }

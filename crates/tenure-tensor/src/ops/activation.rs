@@ -33,7 +33,7 @@ functions! {
     /// The logistic function, from 0 to 1.
     sigmoid / sigmoid_ = unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
     /// What is above 0, else 0.
-    relu / relu_ = activation::RELU, by output |grad, y| band_backward(grad, y, slope_above(0.0, 0.0));
+    relu / relu_ = activation::RELU, by output |grad, y| relu_backward(grad, y);
     /// x·Φ(x), by the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
     gelu = activation::GELU, by input |grad, x| gelu_backward(grad, x);
     /// The approximation of [`gelu`](Self::gelu) by the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
@@ -227,6 +227,11 @@ fn elu_backward(grad: &Tensor, x: &Tensor, numbers: [f64; 3]) -> Result<Tensor> 
     let this = move |grad: &Tensor, x: &Tensor| elu_backward(grad, x, numbers);
     let [below, _, input] = numbers;
     sloped(out, grad, x, this, move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]))
+}
+
+/// `grad` where `y`, what is above 0 of something, is above 0.
+pub(super) fn relu_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
+    band_backward(grad, y, slope_above(0.0, 0.0))
 }
 
 /// `grad` times the slope that `band` has at `x`.

@@ -5,7 +5,10 @@ use smallvec::SmallVec;
 use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach};
-use crate::{Result, Tensor, TensorError, Value};
+use crate::cpu::join::Join;
+use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
+
+static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
 
 /// Tensors one after the other along a dimension, in the dtype that they promote to. Their other sizes are the same;
 /// those of sizes `[0]` are left out.
@@ -44,11 +47,9 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let layout = pointwise::dense_like(&sizes, Some(first.layout()))?;
     pointwise::check_devices("cat", tensors)?;
     let out = Tensor::empty_strided(layout, dtype, first.device())?;
-    for (tensor, start) in tensors.iter().zip(&starts) {
-        if let Some(start) = *start {
-            out.alias(out.layout().narrow(place, start, tensor.sizes()[place])?).copy_raw(tensor)?;
-        }
-    }
+    let parts: SmallVec<[&Tensor; 8]> =
+        tensors.iter().zip(&starts).filter(|(_, start)| start.is_some()).map(|(tensor, _)| *tensor).collect();
+    JOIN.find(out.device().kind(), dtype)?(&out, place, &parts)?;
     attach(out, "cat", tensors, |_| {
         let parts: SmallVec<[(Option<usize>, usize); 4]> =
             tensors.iter().zip(starts).map(|(tensor, start)| (start, tensor.sizes()[place])).collect();

@@ -3,6 +3,7 @@
 mod activation;
 mod arithmetic;
 mod attention;
+mod batch_norm;
 mod compare;
 mod conv;
 mod copy;
@@ -34,6 +35,7 @@ mod view;
 
 pub use attention::Attention;
 pub(crate) use attention::Weighting;
+pub use batch_norm::BatchNorm;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
 pub use einsum::einsum;

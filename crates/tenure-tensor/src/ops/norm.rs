@@ -1,6 +1,6 @@
 //! Normalisation: means taken out, deviations made one.
 
-use tenure_core::{DType, DeviceKind};
+use tenure_core::{DType, Device, DeviceKind};
 
 use super::pointwise::{output, wide};
 use super::reduce::floating;
@@ -16,9 +16,9 @@ static NORMALIZE_ROWS: Kernel<NormalizeRows> =
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD, cuda::norm::NORMALIZE_ROWS_BACKWARD]);
 static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
-static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
+pub(super) static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD, cuda::norm::NORMALIZE_BACKWARD]);
-static NORMALIZE_SUMS: Kernel<NormalizeSums> =
+pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS, cuda::norm::NORMALIZE_SUMS]);
 
 impl Tensor {
@@ -74,62 +74,7 @@ impl Tensor {
         let grouped = self.reshape(&signed(&[batch, groups, depth, length]))?;
         let affine = signed(&[1, groups, depth, 1]);
         let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
-        let (mean, rstd) = no_grad(|| statistics(&grouped, &[2, 3], eps)).map(|(mean, _, rstd)| (mean, rstd))?;
-        let norm = Norm { op: "group_norm", eps, dims: &[2, 3], sums: &[3] };
-        norm.apply(&grouped, weight.as_ref(), bias.as_ref(), &mean, &rstd)?.reshape(&signed(self.sizes()))
-    }
-
-    /// Of sizes `[batch, channels, ...]`, each channel normalised over all others dimensions, with a weight and bias for
-    /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
-    /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
-    /// PyTorch's `batch_norm`.
-    ///
-    /// # Errors
-    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
-    /// outside training; one element for each channel in training.
-    pub fn batch_norm(
-        &self,
-        running: Option<(&Self, &Self)>,
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Self> {
-        let op = "batch_norm";
-        let channels = channels(op, self, weight, bias)?;
-        for average in running.iter().flat_map(|(mean, variance)| [mean, variance]) {
-            expect_sizes(op, "a running average", average, &[channels])?;
-        }
-        let dims: Vec<isize> = (0..self.rank() as isize).filter(|dim| *dim != 1).collect();
-        let mut affine = vec![1; self.rank()];
-        affine[1] = channels as isize;
-        let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
-        let norm = Norm { op, eps, dims: &dims, sums: &dims };
-        if training {
-            let count = self.numel().checked_div(channels).unwrap_or(0);
-            if count == 1 {
-                let reason =
-                    format!("training needs more than one value for each channel, got sizes {:?}", self.sizes());
-                return Err(TensorError::shape(op, reason));
-            }
-            let (mean, variance, rstd) = no_grad(|| statistics(self, &dims, eps))?;
-            if let Some((running_mean, running_variance)) = running {
-                let unbiased = no_grad(|| variance.mul(count as f64 / (count as f64 - 1.0)))?;
-                follow(running_mean, &mean, momentum)?;
-                follow(running_variance, &unbiased, momentum)?;
-            }
-            return norm.apply(self, weight.as_ref(), bias.as_ref(), &mean, &rstd);
-        }
-        let Some((mean, variance)) = running else {
-            return Err(TensorError::argument(op, "running averages are needed outside training, got none"));
-        };
-        let compute = computed(self.dtype());
-        let (mean, rstd) = no_grad(|| {
-            let rstd = variance.to_dtype(compute)?.add(eps)?.rsqrt()?.reshape(&affine)?;
-            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd))
-        })?;
-        norm.apply_fixed(self, weight.as_ref(), bias.as_ref(), &mean, &rstd)
+        by_groups(&grouped, weight.as_ref(), bias.as_ref(), eps)?.reshape(&signed(self.sizes()))
     }
 
     fn normalize_rows(
@@ -207,104 +152,57 @@ impl Tensor {
     }
 }
 
-/// Normalisation by statistics over dimensions, with weights and biases of sizes that broadcast.
-struct Norm<'a> {
-    op: &'static str,
-    eps: f64,
-    /// What statistics are over.
-    dims: &'a [isize],
-    /// Those of them along which weights do not change.
-    sums: &'a [isize],
-}
-
-impl Norm<'_> {
-    /// By the input's own statistics.
-    fn apply(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        mean: &Tensor,
-        rstd: &Tensor,
-    ) -> Result<Tensor> {
-        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
-        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
-        let (eps, dims, sum_dims) = (self.eps, self.dims.to_vec(), self.sums.to_vec());
-        attach(out, self.op, &inputs, |saver| {
-            let (saved, mean, rstd) = (saver.save(x)?, saver.save(mean)?, saver.save(rstd)?);
-            let has_bias = bias.is_some();
-            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
-                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
-                if is_grad_enabled() {
-                    return composed(&grad, &x, weight.as_ref(), has_bias, true, &dims, eps);
-                }
-                let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
-                let [to_bias, products] = sums(&grad, &x, &mean, &sum_dims)?;
-                let to_x = context.give(0, || {
-                    let scale = scale(weight.as_ref(), &rstd)?;
-                    // What the gradient loses with the mean and along the deviations.
-                    let count = x.numel() as f64 / rstd.numel() as f64;
-                    let weighted = |sums: &Tensor| -> Result<Tensor> {
-                        let sums = match &weight {
-                            Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
-                            None => sums.clone(),
-                        };
-                        sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+/// Sizes `[batch, groups, channels of a group, length]`, each group normalised; weight and bias broadcast.
+fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    /// What a group is.
+    const DIMS: [isize; 2] = [2, 3];
+    let (mean, rstd) = no_grad(|| {
+        let (variance, mean) = x.moments("norm", &DIMS, 0.0)?;
+        Ok::<_, TensorError>((mean, variance.add(eps)?.rsqrt()?))
+    })?;
+    let out = no_grad(|| normalized(x, weight, bias, &mean, &rstd))?;
+    let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
+    attach(out, "group_norm", &inputs, |saver| {
+        let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
+        let has_bias = bias.is_some();
+        let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+        Ok(move |context: &Context<'_>| {
+            let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
+            let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+            if is_grad_enabled() {
+                return composed(&grad, &x, weight.as_ref(), has_bias, true, &DIMS, eps);
+            }
+            let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
+            let [to_bias, products] = sums_of_channels(&grad, &x, &mean)?;
+            let to_x = context.give(0, || {
+                let scale = scale(weight.as_ref(), &rstd)?;
+                // What the gradient loses with the mean and along the deviations.
+                let count = x.numel() as f64 / rstd.numel() as f64;
+                let weighted = |sums: &Tensor| -> Result<Tensor> {
+                    let sums = match &weight {
+                        Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
+                        None => sums.clone(),
                     };
-                    let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
-                    let out = output(x.sizes(), x.dtype(), &[&x])?;
-                    let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
-                    let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
-                    NORMALIZE_BACKWARD.find(x.device().kind(), x.dtype())?(&iter)?;
-                    drop(iter);
-                    Ok(out)
-                })?;
-                let mut grads: Grads = [to_x].into_iter().collect();
-                if weight.is_some() {
-                    grads.push(Some(products.mul(&rstd)?));
-                }
-                if has_bias {
-                    grads.push(Some(to_bias));
-                }
-                Ok(grads)
-            })
+                    sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+                };
+                let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
+                let out = output(x.sizes(), x.dtype(), &[&x])?;
+                let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
+                let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
+                NORMALIZE_BACKWARD.find(x.device().kind(), x.dtype())?(&iter)?;
+                drop(iter);
+                Ok(out)
+            })?;
+            let mut grads: Grads = [to_x].into_iter().collect();
+            if weight.is_some() {
+                grads.push(Some(products.mul(&rstd)?));
+            }
+            if has_bias {
+                grads.push(Some(to_bias));
+            }
+            Ok(grads)
         })
-    }
-
-    /// By statistics that do not depend on the input.
-    fn apply_fixed(
-        &self,
-        x: &Tensor,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        mean: &Tensor,
-        rstd: &Tensor,
-    ) -> Result<Tensor> {
-        let out = no_grad(|| normalized(x, weight, bias, mean, rstd))?;
-        let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
-        let sum_dims = self.sums.to_vec();
-        attach(out, self.op, &inputs, |saver| {
-            let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(mean)?, saver.save(rstd)?);
-            let has_bias = bias.is_some();
-            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            Ok(move |context: &Context<'_>| {
-                let (grad, mean, rstd) = (context.grad(0)?, context.unpack(mean)?, context.unpack(rstd)?);
-                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
-                let to_x = context.give(0, || grad.mul(&scale(weight.as_ref(), &rstd)?)?.to_dtype(grad.dtype()))?;
-                let mut grads: Grads = [to_x].into_iter().collect();
-                if weight.is_some() {
-                    let x = context.unpack(saved)?;
-                    grads.push(context.give(1, || grad.mul(&x.sub(&mean)?)?.sum(&sum_dims, true)?.mul(&rstd))?);
-                }
-                if has_bias {
-                    grads.push(Some(grad.sum(&sum_dims, true)?));
-                }
-                Ok(grads)
-            })
-        })
-    }
+    })
 }
 
 /// `(x - mean) * rstd * weight + bias`.
@@ -316,16 +214,9 @@ fn normalized(
     rstd: &Tensor,
 ) -> Result<Tensor> {
     let scale = scale(weight, rstd)?;
-    let zero;
-    let bias = match bias {
-        Some(bias) => bias,
-        None => {
-            zero = Tensor::zeros(&[], rstd.dtype(), x.device())?;
-            &zero
-        }
-    };
+    let zero = Tensor::zeros(&[], rstd.dtype(), Device::CPU)?;
     let out = output(x.sizes(), x.dtype(), &[x])?;
-    let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias])?;
+    let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias.unwrap_or(&zero)])?;
     NORMALIZE.find(x.device().kind(), x.dtype())?(&iter)?;
     drop(iter);
     Ok(out)
@@ -335,28 +226,17 @@ fn scale(weight: Option<&Tensor>, rstd: &Tensor) -> Result<Tensor> {
     weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(rstd.dtype())?))
 }
 
-/// Mean, variance and one over the standard deviation, in what is computed in.
-fn statistics(x: &Tensor, dims: &[isize], eps: f64) -> Result<(Tensor, Tensor, Tensor)> {
-    let (variance, mean) = x.moments("norm", dims, 0.0)?;
-    let rstd = variance.add(eps)?.rsqrt()?;
-    Ok((mean, variance, rstd))
-}
-
-/// Sums of a gradient, and of its products with deviations from a mean.
-fn sums(grad: &Tensor, x: &Tensor, mean: &Tensor, dims: &[isize]) -> Result<[Tensor; 2]> {
-    let mut sizes = x.sizes().to_vec();
-    for dim in dims {
-        sizes[x.dim("norm", *dim)?] = 1;
-    }
+/// Sums of a gradient, and of its products with deviations from the mean of a group, over the length.
+fn sums_of_channels(grad: &Tensor, x: &Tensor, mean: &Tensor) -> Result<[Tensor; 2]> {
+    let sizes = [&x.sizes()[..3], &[1]].concat();
     let mean = mean.expand(&signed(&sizes))?.contiguous()?;
-    let sum = || Tensor::empty(&sizes, mean.dtype(), x.device());
-    let out = [sum()?, sum()?];
-    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean)?;
+    let out = [mean.empty_like()?, mean.empty_like()?];
+    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?([&out[0], &out[1]], grad, x, &mean, None)?;
     Ok(out)
 }
 
 /// The gradients of input, weight and bias, by operations that have gradients themselves; of 16-bit floats in `f32`.
-fn composed(
+pub(super) fn composed(
     grad: &Tensor,
     x: &Tensor,
     weight: Option<&Tensor>,
@@ -382,16 +262,8 @@ fn composed(
     Ok(grads)
 }
 
-/// Moves a running average towards a statistic.
-fn follow(average: &Tensor, statistic: &Tensor, momentum: f64) -> Result<()> {
-    no_grad(|| {
-        let moved = average.mul(1.0 - momentum)?.add(&statistic.reshape(&signed(average.sizes()))?.mul(momentum)?)?;
-        average.copy_(&moved)
-    })
-}
-
 /// The number of channels, of which a weight and bias must have one for each.
-fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
+pub(super) fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<usize> {
     floating(op, x)?;
     let &[_, channels, ..] = x.sizes() else {
         let reason = format!("sizes [batch, channels, ...] are needed, got {:?}", x.sizes());
@@ -403,14 +275,14 @@ fn channels(op: &'static str, x: &Tensor, weight: Option<&Tensor>, bias: Option<
     Ok(channels)
 }
 
-fn expect_sizes(op: &'static str, what: &str, tensor: &Tensor, sizes: &[usize]) -> Result<()> {
+pub(super) fn expect_sizes(op: &'static str, what: &str, tensor: &Tensor, sizes: &[usize]) -> Result<()> {
     if tensor.sizes() == sizes {
         return Ok(());
     }
     Err(TensorError::shape(op, format!("{what} must have sizes {sizes:?}, got {:?}", tensor.sizes())))
 }
 
-fn shaped(tensor: Option<&Tensor>, sizes: &[isize]) -> Result<Option<Tensor>> {
+pub(super) fn shaped(tensor: Option<&Tensor>, sizes: &[isize]) -> Result<Option<Tensor>> {
     tensor.map(|tensor| tensor.reshape(sizes)).transpose()
 }
 
@@ -423,6 +295,6 @@ fn dense(tensor: &Option<Tensor>) -> Result<Option<Tensor>> {
 }
 
 /// What a dtype is computed in.
-fn computed(dtype: DType) -> DType {
+pub(super) fn computed(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

@@ -176,13 +176,19 @@ impl Tensor {
 
     /// Variance and mean with dimensions kept, in what they are computed in. No gradient.
     pub(super) fn moments(&self, op: &'static str, dims: &[isize], correction: f64) -> Result<(Self, Self)> {
+        let (squares, mean) = self.squared_deviations(op, dims)?;
+        let count = Reduced::new(op, self, dims)?.count(self) as f64;
+        Ok((no_grad(|| squares.div((count - correction).max(0.0)))?, mean))
+    }
+
+    /// Sums of squared deviations, and means, with dimensions kept, in what they are computed in. No gradient.
+    pub(super) fn squared_deviations(&self, op: &'static str, dims: &[isize]) -> Result<(Self, Self)> {
         floating(op, self)?;
         let dims = Reduced::new(op, self, dims)?;
         let compute = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let (mean, squares) = (dims.output(self, compute)?, dims.output(self, compute)?);
         MOMENTS.find(self.device().kind(), self.dtype())?(&mean, &squares, self)?;
-        let variance = no_grad(|| squares.div((dims.count(self) as f64 - correction).max(0.0)))?;
-        Ok((variance, mean))
+        Ok((squares, mean))
     }
 
     /// Norms over dimensions, as [`sum`](Self::sum) takes them: roots of sums of the absolute values' `p`-th powers; the

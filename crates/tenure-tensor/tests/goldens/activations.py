@@ -13,11 +13,6 @@ def activation(name, function, **options):
     return Case(name, function, inputs, [(0, 3)], [()], **options)
 
 
-def rotary(x, cos, sin):
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
 CASES = [
     activation("relu", F.relu),
     activation("relu6", F.relu6),
@@ -37,7 +32,6 @@ CASES = [
     activation("hardswish", F.hardswish),
     activation("softsign", F.softsign),
     Case("swiglu", lambda gate, x: F.silu(gate) * x, [Input((2, 4), -4.9, 7.1), Input((4,))], [(0, 4), (4,)], [(), ()]),
-    Case("rotary", rotary, [Input((2, 3, 4)), Input((3, 2)), Input((3, 2))], [(0, 3, 4), (3, 2), (3, 2)]),
 ]
 
 write(__file__, CASES)

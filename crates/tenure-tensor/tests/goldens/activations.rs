@@ -20,6 +20,5 @@ pub(crate) const CASES: &[Case] = &[
     ("elu", |x| Ok(vec![x[0].elu(0.7)?])),
     ("celu", |x| Ok(vec![x[0].celu(1.3)?])),
     ("swiglu", |x| Ok(vec![x[0].swiglu(&x[1])?])),
-    ("rotary", |x| Ok(vec![x[0].rotary(&x[1], &x[2])?])),
     ("softplus", |x| Ok(vec![x[0].softplus(1.5, 8.0)?])),
 ];

@@ -23,9 +23,10 @@ const NEVER_EMPTY: &[&str] = &["max_all", "min_all", "as_strided"];
 const NEVER_SCALAR: &[&[&str]] = &[
     &["dot", "outer", "mv", "matmul", "bmm", "linear", "conv", "conv_transpose", "attention", "mt", "diagonal"],
     &["max_pool", "avg_pool", "adaptive_avg_pool", "contiguous_in", "cross_entropy", "nll_loss", "tril", "triu"],
-    &["batch_norm", "group_norm", "layer_norm", "rms_norm", "repeat_interleave", "roll", "take_along_dim"],
+    &["batch_norm", "batch_norm_relu", "group_norm", "layer_norm", "rms_norm", "rotary"],
+    &["repeat_interleave", "roll", "take_along_dim"],
     &["cat", "split", "split_sizes", "chunk", "unbind", "select", "narrow", "slice", "unflatten", "as_strided"],
-    &["index_put", "index_put_", "rotary"],
+    &["index_put", "index_put_"],
     // PyTorch takes a number for a vector of one here.
     &["movedim", "unfold", "index_select", "index_fill", "index_add", "index_add_", "index_copy"],
 ];

@@ -1,4 +1,4 @@
-"""Normalisation; sums and products so far; sorting."""
+"""Normalisation; rotary positions; sums and products so far; sorting."""
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,23 @@ def batch(x, w, b):
     return F.batch_norm(x, None, None, w, b, training=True)
 
 
+def residual(x, w, b, carried):
+    return (batch(x, w, b) + carried).relu()
+
+
 def running(x, mean, variance):
     """What running averages become."""
     mean, variance = mean.clone(), variance.clone()
     return F.batch_norm(x, mean, variance, None, None, training=True, momentum=0.3), mean, variance
 
+
+def rotary(x, cos, sin):
+    """Hugging Face's, of an angle for each pair."""
+    first, second = x.chunk(2, -1)
+    return x * torch.cat([cos, cos], -1) + torch.cat([-second, first], -1) * torch.cat([sin, sin], -1)
+
+
+ANGLES = Input((3, 2), grad=False)
 
 CASES = [
     Case("layer_norm", layer, [ROWS, WEIGHT, BIAS], [(0, 3, 4), (4,), (4,)]),
@@ -44,6 +56,30 @@ CASES = [
         [(0, 4, 2, 3), *[(4,)] * 4],
         variants=UNEXPANDED,
     ),
+    Case("batch_norm_relu", lambda x, w, b: batch(x, w, b).relu(), [IMAGES, PER_CHANNEL, PER_CHANNEL]),
+    Case("batch_norm_add_relu", residual, [IMAGES, PER_CHANNEL, PER_CHANNEL, IMAGES]),
+    Case(
+        "batch_norm_relu_running",
+        lambda x, mean, var: (lambda y, *moved: (y.relu(), *moved))(*running(x, mean, var)),
+        [Input((5, 4, 2)), *RUNNING],
+        variants=("contiguous",),
+        gradcheck=False,
+    ),
+    Case(
+        "batch_norm_relu_evaluated",
+        lambda x, w, b, mean, var: F.batch_norm(x, mean, var, w, b).relu(),
+        [IMAGES, PER_CHANNEL, PER_CHANNEL, *RUNNING],
+        [(0, 4, 2, 3), *[(4,)] * 4],
+        variants=UNEXPANDED,
+    ),
+    Case(
+        "batch_norm_add_relu_evaluated",
+        lambda x, carried, mean, var: (F.batch_norm(x, mean, var) + carried).relu(),
+        [IMAGES, IMAGES, *RUNNING],
+        variants=UNEXPANDED,
+    ),
+    Case("rotary", rotary, [Input((2, 3, 4)), ANGLES, ANGLES], [(0, 3, 4), (3, 2), (3, 2)]),
+    Case("rotary_angles", rotary, [Input((3, 4)), Input((3, 2)), Input((3, 2))], variants=("contiguous",)),
     Case("cumsum", lambda x: x.cumsum(1), [Input((3, 4, 2))], [(0, 3, 2)]),
     Case("cumsum_last", lambda x: x.cumsum(-1), [Input((3, 4))], [(2, 0)], [()]),
     Case("cumsum_integers", lambda x: x.cumsum(0), [Input((3, 4), -9, 9, torch.int32)]),

@@ -1,5 +1,6 @@
 //! Normalisation, scans and sorting beside PyTorch.
 
+use tenure_tensor::ops::BatchNorm;
 use tenure_tensor::{Result, Tensor};
 
 use crate::harness::Case;
@@ -18,6 +19,18 @@ fn running(x: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(vec![out, mean, variance])
 }
 
+fn rectified(x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let norm =
+        BatchNorm { running: None, weight: Some(&x[1]), bias: Some(&x[2]), training: true, momentum: 0.1, eps: 1e-5 };
+    Ok(vec![x[0].batch_norm_relu(x.get(3), &norm)?])
+}
+
+/// By running averages.
+fn evaluated<'a>(mean: &'a Tensor, variance: &'a Tensor) -> BatchNorm<'a> {
+    let running = Some((mean, variance));
+    BatchNorm { running, weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }
+}
+
 pub(crate) const CASES: &[Case] = &[
     ("layer_norm", |x| Ok(vec![x[0].layer_norm(&[4], Some(&x[1]), Some(&x[2]), 1e-5)?])),
     ("layer_norm_plain", |x| Ok(vec![x[0].layer_norm(&[3, 4], None, None, 1e-5)?])),
@@ -32,6 +45,21 @@ pub(crate) const CASES: &[Case] = &[
     ("batch_norm_evaluated", |x| {
         Ok(vec![x[0].batch_norm(Some((&x[3], &x[4])), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)?])
     }),
+    ("batch_norm_relu", rectified),
+    ("batch_norm_add_relu", rectified),
+    ("batch_norm_relu_running", |x| {
+        let (mean, variance) = (x[1].copy()?, x[2].copy()?);
+        let norm = BatchNorm { training: true, momentum: 0.3, ..evaluated(&mean, &variance) };
+        let out = x[0].batch_norm_relu(None, &norm)?;
+        Ok(vec![out, mean, variance])
+    }),
+    ("batch_norm_relu_evaluated", |x| {
+        let norm = BatchNorm { weight: Some(&x[1]), bias: Some(&x[2]), ..evaluated(&x[3], &x[4]) };
+        Ok(vec![x[0].batch_norm_relu(None, &norm)?])
+    }),
+    ("batch_norm_add_relu_evaluated", |x| Ok(vec![x[0].batch_norm_relu(Some(&x[1]), &evaluated(&x[2], &x[3]))?])),
+    ("rotary", |x| Ok(vec![x[0].rotary(&x[1], &x[2])?])),
+    ("rotary_angles", |x| Ok(vec![x[0].rotary(&x[1], &x[2])?])),
     ("cumsum", |x| Ok(vec![x[0].cumsum(1)?])),
     ("cumsum_last", |x| Ok(vec![x[0].cumsum(-1)?])),
     ("cumsum_integers", |x| Ok(vec![x[0].cumsum(0)?])),

@@ -50,7 +50,8 @@ struct Moments {
     }
 };
 
-// Sums of a gradient, and of its products with deviations from what is given.
+// Sums of a gradient, and of its products with deviations from what is given; where the third input, if there is one, is
+// above 0.
 struct Products {
     struct Sum { C grads, products; };
     static DEVICE Sum start() { return Sum{(C)0, (C)0}; }
@@ -58,8 +59,9 @@ struct Products {
     template <int G> static DEVICE void step(Sum& sum, const C (&x)[INPUTS][G], C given, i64, i64) {
         Sum part = start();
         for (int i = 0; i < G; i++) {
-            part.grads += x[0][i];
-            part.products += x[0][i] * (x[INPUTS - 1][i] - given);
+            const C grad = INPUTS > 2 && x[INPUTS - 1][i] <= (C)0 ? (C)0 : x[0][i];
+            part.grads += grad;
+            part.products += grad * (x[INPUTS > 1 ? 1 : 0][i] - given);
         }
         sum = merge(sum, part);
     }

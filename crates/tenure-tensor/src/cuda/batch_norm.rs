@@ -1,0 +1,170 @@
+//! Channels normalised over a batch.
+
+use tenure_device::cuda::KernelName;
+
+use super::elementwise::{self, Expression, on_cpu};
+use super::queue::{self, Queue};
+use super::space::linear;
+use super::{computed, stored};
+use crate::cpu;
+use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::kernel::on_cuda;
+use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
+
+const TEMPLATE: &str = include_str!("source/channels.cu");
+
+pub(crate) const SETTLE: &[Entry<Settle>] = on_cuda!(floats: settle::<T>);
+pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(floats: normalize::<T>);
+pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cuda!(floats: gradients::<T>);
+
+fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    let Settled { mean, squares, weight, running, rstd, scale } = settled;
+    let averages = running.map_or([None; 2], |(mean, variance)| [Some(mean), Some(variance)]);
+    let has_running = running.is_some();
+    let scales = weight.map(|weight| [weight, scale]);
+    let writes: Vec<&Tensor> =
+        averages.into_iter().flatten().chain([rstd]).chain(scales.map(|[_, scale]| scale)).collect();
+    let reads: Vec<&Tensor> = [mean, squares].into_iter().chain(weight).collect();
+    let channels = [Some(mean), Some(squares), weight, averages[0], averages[1], Some(rstd), scales.map(|[_, to]| to)];
+    let numbers = [count, momentum, eps];
+    let dtypes = [weight, averages[0], averages[1], None];
+    launch(false, T::DTYPE, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
+        let Some(host) = on_cpu(cpu::batch_norm::SETTLE, T::DTYPE) else { return Ok(()) };
+        let (running, rest) = writes.split_at(if has_running { 2 } else { 0 });
+        let settled = Settled {
+            mean: &reads[0],
+            squares: &reads[1],
+            weight: reads.get(2),
+            running: has_running.then(|| (&running[0], &running[1])),
+            rstd: &rest[0],
+            scale: rest.last().unwrap_or(&rest[0]),
+        };
+        host(settled, count, momentum, eps)
+    })
+}
+
+fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
+    let ChannelGradients { grads, products, rstd, weight, slope, shift, to_weight, to_bias } = gradients;
+    let (has_to_weight, has_to_bias) = (to_weight.is_some(), to_bias.is_some());
+    let writes: Vec<&Tensor> = [slope, shift].into_iter().chain(to_weight).chain(to_bias).collect();
+    let reads: Vec<&Tensor> = [grads, products, rstd].into_iter().chain(weight).collect();
+    let channels = [Some(grads), Some(products), Some(rstd), weight, Some(slope), Some(shift), to_weight, to_bias];
+    let dtypes = [weight, None, None, to_bias];
+    launch(true, T::DTYPE, [&writes, &reads], &channels, dtypes, &[count], move |writes, reads| {
+        let Some(host) = on_cpu(cpu::batch_norm::GRADIENTS, T::DTYPE) else { return Ok(()) };
+        let gradients = ChannelGradients {
+            grads: &reads[0],
+            products: &reads[1],
+            rstd: &reads[2],
+            weight: reads.get(3),
+            slope: &writes[0],
+            shift: &writes[1],
+            to_weight: has_to_weight.then(|| &writes[2]),
+            to_bias: if has_to_bias { writes.last() } else { None },
+        };
+        host(gradients, count)
+    })
+}
+
+/// Launches a thread for each channel, of `channels` that may be there, with numbers after them.
+fn launch(
+    is_backward: bool,
+    dtype: DType,
+    [writes, reads]: [&[&Tensor]; 2],
+    channels: &[Option<&Tensor>],
+    dtypes: [Option<&Tensor>; 4],
+    numbers: &[f64],
+    host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
+) -> Result<()> {
+    let count = reads[0].numel();
+    if count == 0 {
+        return Ok(());
+    }
+    let op = if is_backward { "batch_norm_backward" } else { "batch_norm" };
+    let access = Access::new(op, writes, reads)?;
+    let mut words = Vec::new();
+    for tensor in channels {
+        let place = |tensor: &Tensor| {
+            let found = access.all().find(|(other, ..)| std::ptr::eq(*other, tensor));
+            [found.map_or(0, |(_, data, _)| data.addr() as u64), tensor.strides()[0] as u64]
+        };
+        words.extend(tensor.map_or([0; 2], place));
+    }
+    words.push(count as u64);
+    words.extend(numbers.iter().map(|number| number.to_bits()));
+    let dtypes = dtypes.map(|tensor| tensor.map_or(dtype, Tensor::dtype));
+    let variant = dtypes.iter().fold(dtype as u64, |variant, dtype| variant << 4 | *dtype as u64);
+    let source = || {
+        let names = ["Weight", "Mean", "Variance", "Bias"].into_iter().zip(dtypes);
+        let types: String = names.map(|(name, dtype)| format!("typedef {} {name};\n", stored(dtype))).collect();
+        format!("#define BACKWARD {}\ntypedef {} C;\n{types}{TEMPLATE}", u8::from(is_backward), computed(dtype))
+    };
+    let name = KernelName { op: if is_backward { "channel_gradients" } else { "channel_statistics" }, variant };
+    queue::submit(&access, |queue: &mut Queue| queue.launch(name, source, linear(count), &mut words), host)
+}
+
+/// An expression of what is normalised, as it is, above 0, and with what is carried above 0.
+macro_rules! expressions {
+    ($name:literal, [$($lane:literal),*], $numbers:literal, $value:literal, $carried:literal) => {{
+        static PLAIN: Expression =
+            Expression { name: $name, lanes: &[$($lane),*], numbers: $numbers, value: $value, fault: None };
+        static RELU: Expression = Expression {
+            name: concat!($name, "_relu"),
+            value: concat!("maximum((T)0, ", $value, ")"),
+            ..PLAIN
+        };
+        static ADD_RELU: Expression = Expression {
+            name: concat!($name, "_add_relu"),
+            lanes: &[$($lane),*, "T"],
+            value: concat!("maximum((T)0, ", $value, " + ", $carried, ")"),
+            ..PLAIN
+        };
+        [&PLAIN, &RELU, &ADD_RELU]
+    }};
+}
+
+fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()> {
+    let mut inputs = vec![x, by.mean];
+    let (expressions, eps) = match by.scale {
+        Scale::Is(scale) => {
+            inputs.push(scale);
+            (expressions!("batch_norm", ["T", "T", "T", "T", "T"], 0, "(a - b) * c + d", "e"), None)
+        }
+        Scale::Of { variance, weight, eps } => {
+            inputs.extend([variance, weight]);
+            let value = expressions!(
+                "batch_norm_by",
+                ["T", "T", "T", "T", "T", "T"],
+                1,
+                "(a - b) * (rsqrt(c + n0) * d) + e",
+                "f"
+            );
+            (value, Some(eps))
+        }
+    };
+    inputs.push(by.shift);
+    let which = match then {
+        Then::Nothing => 0,
+        Then::Relu => 1,
+        Then::AddRelu(carried) => {
+            inputs.push(carried);
+            2
+        }
+    };
+    let compute = if T::DTYPE == DType::F64 { DType::F64 } else { DType::F32 };
+    let numbers: Vec<Scalar> = eps.map(Scalar::Float).into_iter().collect();
+    let iter = Elementwise::new("batch_norm", &[out], &inputs)?;
+    elementwise::run_of(&iter, compute, expressions[which], &numbers, move |writes, reads| {
+        let Some(host) = on_cpu(cpu::batch_norm::NORMALIZE, T::DTYPE) else { return Ok(()) };
+        let (scale, shift) = match eps {
+            None => (Scale::Is(&reads[2]), 3),
+            Some(eps) => (Scale::Of { variance: &reads[2], weight: &reads[3], eps }, 4),
+        };
+        let then = match which {
+            0 => Then::Nothing,
+            1 => Then::Relu,
+            _ => Then::AddRelu(&reads[shift + 1]),
+        };
+        host(&writes[0], &reads[0], By { mean: &reads[1], scale, shift: &reads[shift] }, then)
+    })
+}

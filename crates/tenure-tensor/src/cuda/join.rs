@@ -1,0 +1,64 @@
+//! Tensors one after the other.
+
+use smallvec::SmallVec;
+use tenure_device::cuda::{KernelName, LaunchConfig};
+
+use super::queue::{self, Queue};
+use super::space::{linear, unit, unit_type};
+use crate::cpu;
+use crate::cpu::join::Join;
+use crate::kernel::on_cuda;
+use crate::{Access, Entry, Result, Tensor};
+
+pub(crate) const JOIN: &[Entry<Join>] = on_cuda!(all: join);
+
+const TEMPLATE: &str = include_str!("source/join.cu");
+
+/// As many parts are copied at once.
+const MOST: usize = 64;
+
+/// Copies all parts at once, if they lie in memory as their places do but for the distance of rows; else one by one.
+fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
+    let parts: SmallVec<[&Tensor; 8]> = parts.iter().copied().filter(|part| part.numel() > 0).collect();
+    if parts.is_empty() || parts.len() > MOST || !parts.iter().all(|part| lies_as(part, out, dim)) {
+        return cpu::join::join(out, dim, &parts);
+    }
+    let mut access = Access::new("cat", &[out], &parts)?;
+    let size = out.dtype().size();
+    let bytes = |tensor: &Tensor| tensor.sizes()[dim] * out.strides()[dim] * size;
+    let to = access.write_ptr(0).addr();
+    let from: SmallVec<[usize; 8]> = (0..parts.len()).map(|part| access.read_ptr(part).addr()).collect();
+    // Rows begin and end at units, in all of them.
+    let unit = unit(parts.iter().map(|part| bytes(part)).chain(from.iter().copied()).chain([to]));
+    let count = out.numel() * size / unit;
+    let launch = |queue: &mut Queue| {
+        let mut words: SmallVec<[u64; 64]> = SmallVec::new();
+        words.extend([to, count, bytes(out) / unit, parts.len()].map(|word| word as u64));
+        let mut start = 0;
+        for (part, from) in parts.iter().zip(&from) {
+            let length = bytes(part) / unit;
+            words.extend([*from, start, length].map(|word| word as u64));
+            start += length;
+        }
+        words.resize(4 + 3 * MOST, 0);
+        let is_large = count >= i32::MAX as usize;
+        let source = || {
+            let (unit, index) = (unit_type(unit), if is_large { "u64" } else { "u32" });
+            format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")
+        };
+        let name = KernelName { op: "cat", variant: (unit as u64) << 1 | u64::from(is_large) };
+        let config: LaunchConfig = linear(count);
+        queue.launch(name, source, config, &mut words)
+    };
+    queue::submit(&access, launch, move |writes, reads| {
+        cpu::join::join(&writes[0], dim, &reads.iter().collect::<Vec<_>>())
+    })
+}
+
+/// Whether a part is dense, and its dimensions are in memory in the order of the whole's.
+fn lies_as(part: &Tensor, out: &Tensor, dim: usize) -> bool {
+    let (along, length) = (out.strides()[dim], out.sizes()[dim]);
+    let expected = |stride: usize| if stride > along { stride / length * part.sizes()[dim] } else { stride };
+    let mut strides = out.strides().iter().zip(part.strides()).zip(part.sizes());
+    part.dtype() == out.dtype() && strides.all(|((whole, stride), size)| *size == 1 || *stride == expected(*whole))
+}

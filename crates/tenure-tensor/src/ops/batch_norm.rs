@@ -1,0 +1,288 @@
+//! Channels normalised over a batch, and what mostly follows, in the same pass.
+
+use super::activation::relu_backward;
+use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, computed, expect_sizes, shaped};
+use super::pointwise::output;
+use super::view::signed;
+use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
+use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::cpu::norm::NormalizeBackward;
+use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
+
+static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);
+static NORMALIZE: Kernel<Normalize> =
+    Kernel::new("batch_norm", &[cpu::batch_norm::NORMALIZE, cuda::batch_norm::NORMALIZE]);
+static GRADIENTS: Kernel<Gradients> =
+    Kernel::new("batch_norm_backward", &[cpu::batch_norm::GRADIENTS, cuda::batch_norm::GRADIENTS]);
+static RELU_BACKWARD: Kernel<NormalizeBackward> =
+    Kernel::new("batch_norm_backward", &[cpu::norm::NORMALIZE_RELU_BACKWARD, cuda::norm::NORMALIZE_RELU_BACKWARD]);
+
+/// What a batch is normalised with: see [`Tensor::batch_norm`].
+#[derive(Clone, Copy, Debug)]
+pub struct BatchNorm<'a> {
+    /// Running means and variances, `[channels]` each.
+    pub running: Option<(&'a Tensor, &'a Tensor)>,
+    /// `[channels]`.
+    pub weight: Option<&'a Tensor>,
+    /// `[channels]`.
+    pub bias: Option<&'a Tensor>,
+    /// Whether the batch's own mean and variance are used.
+    pub training: bool,
+    /// How far running averages move towards the batch's.
+    pub momentum: f64,
+    /// Added to variances.
+    pub eps: f64,
+}
+
+impl Tensor {
+    /// Of sizes `[batch, channels, ...]`, each channel normalised over all other dimensions, with a weight and bias for
+    /// each channel. In `training`, by the batch's own mean and variance; the `running` mean and variance, if there are
+    /// any, move towards the batch's, the unbiased variance, by the fraction `momentum`. Else by the running ones.
+    /// PyTorch's `batch_norm`.
+    ///
+    /// # Errors
+    /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running averages
+    /// outside training; one element for each channel in training.
+    pub fn batch_norm(
+        &self,
+        running: Option<(&Self, &Self)>,
+        weight: Option<&Self>,
+        bias: Option<&Self>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Self> {
+        BatchNorm { running, weight, bias, training, momentum, eps }.apply(self, Then::Nothing)
+    }
+
+    /// What is above 0 of [`batch_norm`](Self::batch_norm) of this, and of its sum with what is `carried` around it, if
+    /// that is given: the operations of a residual network between its convolutions, in one pass. On the CPU the same bits
+    /// as one after the other; on CUDA 16-bit floats are rounded once.
+    ///
+    /// # Errors
+    /// Those of `batch_norm` and [`add`](Self::add).
+    pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNorm<'_>) -> Result<Self> {
+        let fits = |carried: &Self| carried.sizes() == self.sizes() && carried.dtype() == self.dtype();
+        match carried {
+            None => norm.apply(self, Then::Relu),
+            Some(carried) if fits(carried) => norm.apply(self, Then::AddRelu(carried)),
+            Some(carried) => norm.apply(self, Then::Nothing)?.add(carried)?.relu(),
+        }
+    }
+}
+
+impl BatchNorm<'_> {
+    fn apply(&self, x: &Tensor, then: Then<'_>) -> Result<Tensor> {
+        let op = "batch_norm";
+        let channels = channels(op, x, self.weight, self.bias)?;
+        for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {
+            expect_sizes(op, "a running average", average, &[channels])?;
+        }
+        if let Then::AddRelu(carried) = then
+            && carried.device() != x.device()
+        {
+            return Err(TensorError::Device { op, left: x.device(), right: carried.device() });
+        }
+        if !self.training {
+            let Some((mean, variance)) = self.running else {
+                return Err(TensorError::argument(op, "running averages are needed outside training, got none"));
+            };
+            return self.by_averages(x, mean, variance, then);
+        }
+        let count = x.numel().checked_div(channels).unwrap_or(0);
+        if count == 1 {
+            let reason = format!("training needs more than one value for each channel, got sizes {:?}", x.sizes());
+            return Err(TensorError::shape(op, reason));
+        }
+        self.by_batch(x, channels, count as f64, then)
+    }
+
+    /// By the input's own statistics.
+    fn by_batch(&self, x: &Tensor, channels: usize, count: f64, then: Then<'_>) -> Result<Tensor> {
+        let dims = others(x);
+        let (squares, mean) = no_grad(|| x.squared_deviations("batch_norm", &dims))?;
+        let flat = Layout::contiguous(&[channels])?;
+        let statistic = || Tensor::empty(&[channels], mean.dtype(), x.device());
+        let rstd = statistic()?;
+        let scale = if self.weight.is_some() { statistic()? } else { rstd.clone() };
+        let settled = Settled {
+            mean: &mean.alias(flat.clone()),
+            squares: &squares.alias(flat),
+            weight: self.weight,
+            running: self.running,
+            rstd: &rstd,
+            scale: &scale,
+        };
+        SETTLE.find(x.device().kind(), x.dtype())?(settled, count, self.momentum, self.eps)?;
+        for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {
+            average.bump_version("batch_norm");
+        }
+        let out =
+            self.normalize(x, &along(&mean.alias(rstd.layout().clone()), x)?, Scale::Is(&along(&scale, x)?), then)?;
+
+        let (eps, weight, bias) = (self.eps, self.weight, self.bias);
+        let (has_weight, has_bias, bias_dtype) = (weight.is_some(), bias.is_some(), bias.map(Tensor::dtype));
+        attach(out.clone(), "batch_norm", &self.inputs(x, then), |saver| {
+            let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
+            let scale = if has_weight { saver.save(&scale)? } else { rstd };
+            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+            let is_carried = matches!(then, Then::AddRelu(_));
+            let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
+            Ok(move |context: &Context<'_>| {
+                let (mut grad, x) = (context.grad(0)?, context.unpack(saved)?);
+                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+                let mut y = y.map(|y| context.unpack(y)).transpose()?;
+                // Where something is carried, that needs the gradient of the sum too.
+                if let Some(sum) = y.take_if(|_| is_carried || is_grad_enabled()) {
+                    grad = relu_backward(&grad, &sum)?;
+                }
+                let carried = is_carried.then(|| grad.clone());
+                let mut grads = if is_grad_enabled() {
+                    differentiable(&grad, &x, weight.as_ref(), has_bias, eps)?
+                } else {
+                    let (mean, rstd, scale) = (context.unpack(mean)?, context.unpack(rstd)?, context.unpack(scale)?);
+                    let sums = [mean.empty_like()?, mean.empty_like()?];
+                    let out = [&sums[0], &sums[1]];
+                    NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?(out, &grad, &x, &mean, y.as_ref())?;
+                    let new = |dtype| Tensor::empty(&[channels], dtype, x.device());
+                    let [slope, shift] = [new(mean.dtype())?, new(mean.dtype())?];
+                    let to_weight = weight.as_ref().map(|weight| new(weight.dtype())).transpose()?;
+                    let to_bias = bias_dtype.map(new).transpose()?;
+                    let [grads, products] = sums.each_ref().map(|sum| sum.alias(rstd.layout().clone()));
+                    let gradients = ChannelGradients {
+                        grads: &grads,
+                        products: &products,
+                        rstd: &rstd,
+                        weight: weight.as_ref(),
+                        slope: &slope,
+                        shift: &shift,
+                        to_weight: to_weight.as_ref(),
+                        to_bias: to_bias.as_ref(),
+                    };
+                    GRADIENTS.find(x.device().kind(), x.dtype())?(gradients, count)?;
+                    let to_x = context.give(0, || {
+                        let out = output(x.sizes(), x.dtype(), &[&x])?;
+                        let (scale, slope, shift) = (along(&scale, &x)?, along(&slope, &x)?, along(&shift, &x)?);
+                        let mut inputs = vec![&grad, &x, &mean, &scale, &slope, &shift];
+                        inputs.extend(&y);
+                        let kernel = if y.is_some() { &RELU_BACKWARD } else { &NORMALIZE_BACKWARD };
+                        let iter = Elementwise::new("batch_norm_backward", &[&out], &inputs)?;
+                        kernel.find(x.device().kind(), x.dtype())?(&iter)?;
+                        drop(iter);
+                        Ok(out)
+                    })?;
+                    let mut grads: Grads = [to_x].into_iter().collect();
+                    grads.extend(to_weight.into_iter().chain(to_bias).map(Some));
+                    grads
+                };
+                grads.extend(carried.map(Some));
+                Ok(grads)
+            })
+        })
+    }
+
+    /// By averages, which do not depend on the input.
+    fn by_averages(&self, x: &Tensor, mean: &Tensor, variance: &Tensor, then: Then<'_>) -> Result<Tensor> {
+        let inputs = self.inputs(x, then);
+        if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
+            let one;
+            let weight = match self.weight {
+                Some(weight) => &along(weight, x)?,
+                None => {
+                    one = Tensor::ones(&[], computed(x.dtype()), Device::CPU)?;
+                    &one
+                }
+            };
+            let scale = Scale::Of { variance: &along(variance, x)?, weight, eps: self.eps };
+            return self.normalize(x, &along(mean, x)?, scale, then);
+        }
+        let compute = computed(x.dtype());
+        let affine = affine(x);
+        let (mean, rstd, scale) = no_grad(|| {
+            let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
+            let scale = self.weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(compute)?))?;
+            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd, scale.reshape(&affine)?))
+        })?;
+        let out = self.normalize(x, &mean, Scale::Is(&scale), then)?;
+        let dims = others(x);
+        let (weight, has_bias) = (self.weight, self.bias.is_some());
+        attach(out.clone(), "batch_norm", &inputs, |saver| {
+            let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(&mean)?, saver.save(&rstd)?);
+            let weight = weight.map(|weight| saver.save(weight)).transpose()?;
+            let is_carried = matches!(then, Then::AddRelu(_));
+            let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
+            Ok(move |context: &Context<'_>| {
+                let (mut grad, mean, rstd) = (context.grad(0)?, context.unpack(mean)?, context.unpack(rstd)?);
+                if let Some(y) = y {
+                    grad = relu_backward(&grad, &context.unpack(y)?)?;
+                }
+                let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
+                let to_x = context.give(0, || {
+                    let scale = match &weight {
+                        Some(weight) => rstd.mul(&weight.to_dtype(rstd.dtype())?)?,
+                        None => rstd.clone(),
+                    };
+                    grad.mul(&scale.reshape(&affine)?)?.to_dtype(grad.dtype())
+                })?;
+                let mut grads: Grads = [to_x].into_iter().collect();
+                if weight.is_some() {
+                    let x = context.unpack(saved)?;
+                    grads.push(context.give(1, || grad.mul(&x.sub(&mean)?)?.sum(&dims, false)?.mul(&rstd))?);
+                }
+                if has_bias {
+                    grads.push(Some(grad.sum(&dims, false)?));
+                }
+                grads.extend(is_carried.then_some(Some(grad)));
+                Ok(grads)
+            })
+        })
+    }
+
+    /// What has a gradient.
+    fn inputs<'b>(&'b self, x: &'b Tensor, then: Then<'b>) -> Vec<&'b Tensor> {
+        let carried = if let Then::AddRelu(carried) = then { Some(carried) } else { None };
+        [x].into_iter().chain(self.weight).chain(self.bias).chain(carried).collect()
+    }
+
+    fn normalize(&self, x: &Tensor, mean: &Tensor, scale: Scale<'_>, then: Then<'_>) -> Result<Tensor> {
+        let shift = match self.bias {
+            Some(bias) => along(bias, x)?,
+            None => Tensor::zeros(&[], computed(x.dtype()), Device::CPU)?,
+        };
+        let out = output(x.sizes(), x.dtype(), &[x])?;
+        NORMALIZE.find(x.device().kind(), x.dtype())?(&out, x, By { mean, scale, shift: &shift }, then)?;
+        Ok(out)
+    }
+}
+
+/// The gradients of input, weight and bias, by operations that have gradients themselves.
+fn differentiable(grad: &Tensor, x: &Tensor, weight: Option<&Tensor>, has_bias: bool, eps: f64) -> Result<Grads> {
+    let dims = others(x);
+    let weight = shaped(weight, &affine(x))?;
+    let mut grads = composed(grad, x, weight.as_ref(), has_bias, true, &dims, eps)?;
+    for grad in grads[1..].iter_mut().flatten() {
+        let sizes: Vec<usize> = affine(x).iter().map(|size| *size as usize).collect();
+        *grad = grad.sum_to(&sizes)?.reshape(&[-1])?;
+    }
+    Ok(grads)
+}
+
+/// All dimensions but that of channels.
+fn others(x: &Tensor) -> Vec<isize> {
+    (0..x.rank() as isize).filter(|dim| *dim != 1).collect()
+}
+
+/// The sizes of what has one element for each channel, that broadcast to those of `x`.
+fn affine(x: &Tensor) -> Vec<isize> {
+    let mut sizes = vec![1; x.rank()];
+    sizes[1] = x.sizes()[1];
+    signed(&sizes)
+}
+
+/// One element for each channel, so that they broadcast. No gradient.
+fn along(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let rank = x.rank() - 1;
+    let (mut sizes, mut strides) = (vec![1; rank], vec![0; rank]);
+    (sizes[0], strides[0]) = (channels.sizes()[0], channels.strides()[0]);
+    Ok(channels.alias(Layout::strided(&sizes, &strides, channels.layout().offset())?))
+}

@@ -1,0 +1,54 @@
+//! How many kernels operations are, counted on a simulated device.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::Arc;
+
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{Kernel, SimConfig, SimDriver};
+use tenure_tensor::autograd::{self, Options, no_grad};
+use tenure_tensor::ops::BatchNorm;
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Device, Result, Tensor};
+
+const CUDA: Device = Device::cuda(0);
+
+#[test]
+fn a_batch_norm_is_three_kernels_there_and_three_back() {
+    let driver = Arc::new(SimDriver::new(SimConfig::default()));
+    memory::install(driver.clone(), MemoryConfig::default()).unwrap();
+    let count = |work: &dyn Fn() -> Result<()>| {
+        let stream = memory::device(0).unwrap().streams().current_id();
+        let number = || driver.launch(Kernel::new("mark", stream)).unwrap().number;
+        let before = number();
+        work().unwrap();
+        number() - before - 1
+    };
+    let generator = Generator::new(0);
+    let random = |sizes: &[usize]| {
+        let tensor = Tensor::randn(sizes, DType::F32, Device::CPU, &generator).unwrap();
+        tensor.to_dtype(DType::BF16).unwrap().to_device(CUDA).unwrap()
+    };
+    let (x, grad, carried) = (random(&[2, 8, 3, 3]), random(&[2, 8, 3, 3]), random(&[2, 8, 3, 3]));
+    let [weight, bias] = [0, 1].map(|_| random(&[8]).requires_grad_(true).unwrap());
+    let (mean, variance) = (random(&[8]), Tensor::ones(&[8], DType::BF16, CUDA).unwrap());
+    let x = x.requires_grad_(true).unwrap();
+    let norm = |training| BatchNorm {
+        running: Some((&mean, &variance)),
+        weight: Some(&weight),
+        bias: Some(&bias),
+        training,
+        momentum: 0.1,
+        eps: 1e-5,
+    };
+
+    let plain = || x.batch_norm(Some((&mean, &variance)), Some(&weight), Some(&bias), true, 0.1, 1e-5);
+    for relu in [false, true] {
+        let forward = || if relu { x.batch_norm_relu(None, &norm(true)) } else { plain() };
+        assert_eq!(count(&|| forward().map(drop)), 3);
+        let out = forward().unwrap();
+        [&x, &weight, &bias].iter().for_each(|leaf| drop(leaf.set_grad(None).unwrap()));
+        assert_eq!(count(&|| autograd::backward(&[&out], &[Some(&grad)], Options::default())), 3);
+    }
+    assert_eq!(count(&|| x.batch_norm_relu(Some(&carried), &norm(true)).map(drop)), 3);
+    assert_eq!(count(&|| no_grad(|| x.batch_norm_relu(Some(&carried), &norm(false))).map(drop)), 1);
+}
