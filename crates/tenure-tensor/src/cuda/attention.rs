@@ -225,10 +225,12 @@ impl Work<'_> {
         let &[batch, heads, queries, width] = q.sizes() else { return Err(no_kernel(q)) };
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
         let dtype = q.dtype();
+        let is_half = matches!(dtype, DType::F16 | DType::BF16);
         // Queries and keys of a block: what fits into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
         let blocks = match part {
             Part::Attend | Part::ToQueries => queries.div_ceil(block) * batch * heads,
+            Part::Inner if is_half => queries.div_ceil(block) * batch * heads,
             Part::ToKeys => keys.div_ceil(block) * batch * kv_heads,
             Part::Inner => (batch * heads * queries).div_ceil(THREADS as usize / SIDE),
         };
@@ -257,7 +259,7 @@ impl Work<'_> {
         let [width, value_width] = [width, value_width].map(class);
         let (op, name) = match part {
             Part::Attend => ("attention", "ATTEND"),
-            Part::Inner => ("attention_inner", "INNER"),
+            Part::Inner => ("attention_inner", if is_half { "EXACT_INNER" } else { "INNER" }),
             Part::ToQueries => ("attention_to_queries", "TO_QUERIES"),
             Part::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };

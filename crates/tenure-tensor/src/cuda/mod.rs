@@ -13,10 +13,10 @@
 //!         if (i < p.n) ((float*)p.out)[i] = 2 * ((const float*)p.x)[i];
 //!     }"#;
 //!
-//! fn double(out: &Tensor, x: &Tensor) -> Result<()> {
-//!     let mut access = Access::new("double", &[out], &[x])?;
+//! fn twice(out: &Tensor, x: &Tensor) -> Result<()> {
+//!     let mut access = Access::new("twice", &[out], &[x])?;
 //!     let mut words = [access.write_ptr(0).addr(), access.read_ptr(0).addr(), x.numel()].map(|word| word as u64);
-//!     let name = KernelName { op: "double", variant: 0 };
+//!     let name = KernelName { op: "twice", variant: 0 };
 //!     let launch = |queue: &mut Queue| {
 //!         queue.launch(name, || SOURCE.to_owned(), LaunchConfig::linear(x.numel() as u32), &mut words)
 //!     };
@@ -28,7 +28,7 @@
 //! # memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default())?;
 //! let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2])?.to_device(Device::cuda(0))?;
 //! let out = Tensor::empty(&[2], DType::F32, Device::cuda(0))?;
-//! double(&out, &x)?;
+//! twice(&out, &x)?;
 //! assert_eq!(out.to_vec::<f32>()?, [2.0, 4.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -1,7 +1,8 @@
 // Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
 // or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
 // in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; and which of ATTEND, INNER, TO_QUERIES and TO_KEYS.
+// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; and which of ATTEND, INNER, EXACT_INNER, TO_QUERIES and
+// TO_KEYS.
 
 #define SIDE 16
 #define THREADS (SIDE * SIDE)
@@ -227,6 +228,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         if (x == 0 && row < rows) ((T*)p.sums)[at * p.queries + first + row] = largest[i] + log(total[i]);
     }
     write<VALUE_WIDTH>(sums, factors, rows_of(p.out, batch, head, first, rows), p.value_width);
+#endif
+
+#ifdef EXACT_INNER
+    // Of weights and their gradients, where the means were rounded: small gradients are differences with these sums.
+    const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
+    const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
+    const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
+    const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
+    const Rows q = rows_of(p.q, batch, head, first, rows), grad = rows_of(p.grad, batch, head, first, rows);
+    T inner[EACH] = {}, shift[EACH];
+    for (int i = 0; i < EACH; i++)
+        shift[i] = ((const T*)p.sums)[at * p.queries + first + least(y + i * SIDE, rows - 1)];
+    for (u64 key = 0; key < end; key += BLOCK) {
+        const u64 columns = least(BLOCK, p.keys - key);
+        T weights[EACH][EACH], to_weights[EACH][EACH];
+        score(shared, weights, q, rows_of(p.k, batch, kv, key, columns), p.width);
+        score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        for (int i = 0; i < EACH; i++) {
+            T sum = 0;
+            for (int j = 0; j < EACH; j++) {
+                const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
+                if (score != HIDDEN) sum += exp(score - shift[i]) * to_weights[i][j];
+            }
+            inner[i] += sum_of_row(sum);
+        }
+    }
+    for (int i = 0; i < EACH; i++) {
+        const u64 row = y + i * SIDE;
+        if (x == 0 && row < rows) ((T*)p.inner)[at * p.queries + first + row] = inner[i];
+    }
 #endif
 
 #ifdef TO_QUERIES
