@@ -105,6 +105,10 @@ steps *models: venv
 gpu:
     scripts/gpu-build
 
+# The same for tensors and models, into target/gpu-tensors; there, `./gpu-tensors-run tests models`
+gpu-tensors:
+    scripts/gpu-tensors
+
 # Feeds a parser (unpickle, compact_trace, wire, block_handle, idx, weights) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.

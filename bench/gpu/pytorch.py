@@ -245,6 +245,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")
     args = parser.parse_args()
+    if args.graph and args.devices:
+        parser.error("--graph is of one device")
     if args.devices is None:
         print(json.dumps(measure(args)))
         return

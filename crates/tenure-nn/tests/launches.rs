@@ -114,7 +114,7 @@ fn a_llamas_step_has_no_launch_too_many() {
     // Seven products, each with a gradient of its input and its weight; queries and keys turned and turned back by halves;
     // attention; gates; two norms, each with a sum and a conversion of gradients; sums of values, and of gradients that come
     // from several products.
-    let layer = 7 * (1 + 2) + 2 * (2 + 2) + (1 + 1) + (2 + 3) + 2 * (1 + 1 + 2) + (2 + 2) + (2 + 1);
+    let layer = 7 * (1 + 2) + 2 * (2 + 2) + (1 + 1) + (1 + 2) + 2 * (1 + 1 + 2) + (2 + 2) + (2 + 1);
     let (embedding, norm, head, loss, optimizer_step) = (1 + 2, 1 + 1 + 2, 1 + 2, 10, 1);
     assert_eq!(found, 2 * layer + embedding + norm + head + loss + optimizer_step);
 }

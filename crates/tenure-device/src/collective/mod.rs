@@ -50,7 +50,7 @@ pub enum CollectiveError {
     #[error("{0} is not exchanged between devices: convert it first")]
     DType(DType),
     /// Another device did not come, or the group was [ended](Communicator::abort).
-    #[error("another device of the group did not make the same call within a minute, or failed")]
+    #[error("another device of the group did not make the same call, or failed")]
     Alone,
     /// A driver call failed.
     #[error(transparent)]

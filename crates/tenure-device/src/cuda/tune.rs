@@ -16,19 +16,18 @@ impl CudaDriver {
     ) -> Result<Option<T>, CallError> {
         const ROUNDS: usize = 5;
         let [began, ended] = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
-        let mut measure = |candidate: &T| -> Result<Option<f64>, CallError> {
-            if run(candidate).is_err() {
-                return Ok(None);
-            }
+        let mut measure = |candidate: &T| -> Result<f64, CallError> {
+            run(candidate)?;
             self.record_event(began, stream)?;
             (0..ROUNDS).try_for_each(|_| run(candidate))?;
             self.record_event(ended, stream)?;
             self.synchronize_stream(stream)?;
-            self.elapsed_us(began, ended).map(Some)
+            self.elapsed_us(began, ended)
         };
         let mut best: Option<(f64, T)> = None;
         for candidate in candidates {
-            if let Some(elapsed_us) = measure(&candidate)?
+            // One that does not run is none.
+            if let Ok(elapsed_us) = measure(&candidate)
                 && best.as_ref().is_none_or(|(least_us, _)| elapsed_us < *least_us)
             {
                 best = Some((elapsed_us, candidate));

@@ -193,7 +193,7 @@ struct Work<D> {
 struct Bridge {
     device: Device,
     /// Made with the first batch.
-    uploader: OnceLock<tenure_tensor::Result<Uploader>>,
+    uploader: OnceLock<Uploader>,
 }
 
 /// Bytes that batches on their way may pin.
@@ -207,8 +207,14 @@ impl Bridge {
     fn send<B: Tensors>(&self, mut batch: B) -> Result<Ready<B>> {
         let mut uploads = Vec::new();
         if !self.device.is_cpu() {
-            let uploader = self.uploader.get_or_init(|| Uploader::new(self.device, PINNED_BYTES));
-            let uploader = uploader.as_ref().map_err(Clone::clone)?;
+            let uploader = match self.uploader.get() {
+                Some(uploader) => uploader,
+                None => {
+                    let made = Uploader::new(self.device, PINNED_BYTES)?;
+                    // Another worker's, if that was faster.
+                    self.uploader.get_or_init(|| made)
+                }
+            };
             batch.change(&mut |tensor| {
                 let upload = uploader.upload(tensor)?;
                 *tensor = upload.tensor().clone();

@@ -370,7 +370,8 @@ where
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
             let memory = meter.finish();
             if self.captured.is_some() {
-                captured::give_back(self.device())?;
+                // The step is made: what is not given back now is after the next.
+                let _ = captured::give_back(self.device());
             }
             return Ok((value, memory));
         }

@@ -136,7 +136,7 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
                 "batch_norm_by",
                 ["T", "T", "T", "T", "T", "T"],
                 1,
-                "(a - b) * (rsqrt(c + n0) * d) + e",
+                "(a - b) * ((T)1 / sqrt(c + n0) * d) + e",
                 "f"
             );
             (value, Some(eps))

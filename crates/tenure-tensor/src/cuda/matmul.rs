@@ -146,9 +146,14 @@ impl Work<'_> {
             }
             plan => queue.driver_result(plan)?,
         };
-        let candidates = if plan.is_tuned() { None } else { queue.candidates() };
-        let bytes = if candidates.is_some() { TUNING_WORKSPACE } else { plan.workspace_bytes() };
-        let workspace = if bytes > 0 { queue.workspace(bytes)? } else { 0 };
+        // A try would write over what is added to.
+        let candidates = if plan.is_tuned() || part.is_added { None } else { queue.candidates() };
+        let tried = candidates.and_then(|count| Some((count, queue.workspace(TUNING_WORKSPACE).ok()?)));
+        let workspace = match (tried, plan.workspace_bytes()) {
+            (Some((_, workspace)), _) => workspace,
+            (None, 0) => 0,
+            (None, bytes) => queue.workspace(bytes)?,
+        };
         let operands = Operands {
             a,
             b,
@@ -159,14 +164,12 @@ impl Work<'_> {
             beta: if has_c { self.beta.to_f64() } else { f64::from(u8::from(part.is_added)) },
             workspace,
         };
-        let plan = match candidates {
+        let plan = match tried {
             None => plan,
-            Some(count) => {
-                // What is there is added to once.
-                let tried = Operands { c: operands.d, beta: 0.0, ..operands };
-                let tried = if has_c { operands } else { tried };
-                // SAFETY: as below.
-                queue.driver_result(unsafe { driver.tune_product(&description, &tried, queue.stream(), count) })?
+            Some((count, _)) => {
+                // SAFETY: as below; what is written is written again.
+                let tuned = unsafe { driver.tune_product(&description, &operands, queue.stream(), count) };
+                queue.driver_result(tuned)?
             }
         };
         // SAFETY: the operands are tensors of these layouts, which the caller has locked and the queue recorded on the
@@ -185,7 +188,9 @@ impl Work<'_> {
         /// Below it is not worth a launch.
         const LEAST: usize = 512;
         let dtype = self.tensors[0].dtype();
-        let (width, has_base) = (ALIGNMENT / dtype.size(), self.data[3] != 0);
+        let width = ALIGNMENT / dtype.size();
+        // What is rounded on the way may be beyond the range of `f16`, though the sum is not.
+        let splits_sums = dtype == DType::BF16 && self.data[3] == 0;
         if !matches!(dtype, DType::F16 | DType::BF16) {
             return None;
         }
@@ -194,7 +199,7 @@ impl Work<'_> {
             let axis = AXES[operand][usize::from(!lies.is_transposed)];
             let size = part.sizes[axis];
             let is_slow = size >= LEAST && !size.is_multiple_of(width) && lies.leading.is_multiple_of(width);
-            (is_slow && !(axis == K && has_base)).then_some(axis)
+            (is_slow && (axis != K || splits_sums)).then_some(axis)
         });
         let axis = uneven.next()?;
         let even = part.sizes[axis] / width * width;
@@ -208,7 +213,7 @@ impl Work<'_> {
         if axis != K {
             return Some([first, second]);
         }
-        // What is rounded on the way is small beside the sum.
+        // A few terms, rounded before the others are added to them.
         first.is_added = true;
         Some([second, first])
     }

@@ -1,5 +1,7 @@
 //! Scaled dot-product attention.
 
+use tenure_core::Overlap;
+
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
 use super::random::check_probability;
@@ -140,7 +142,9 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
             if is_grad_enabled() {
                 return backward_of_weights(&grad, [&q, &k, &v], &sums, mask.as_ref(), weighting);
             }
-            let (out, grad) = (context.unpack(out)?, rows_dense(grad)?);
+            // Rows that are one in memory are none of the library's.
+            let grad = if grad.layout().overlap() == Overlap::No { rows_dense(grad)? } else { grad.contiguous()? };
+            let out = context.unpack(out)?;
             // In memory in the order of what they are of: heads lie within rows mostly.
             let like = |tensor: &Tensor| pointwise::output(tensor.sizes(), tensor.dtype(), &[tensor]);
             let grads = [like(&q)?, like(&k)?, like(&v)?];

@@ -1,5 +1,7 @@
 //! Channels normalised over a batch, and what mostly follows, in the same pass.
 
+use tenure_core::Overlap;
+
 use super::activation::relu_backward;
 use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, computed, expect_sizes, shaped};
 use super::pointwise::output;
@@ -77,6 +79,10 @@ impl BatchNorm<'_> {
         let channels = channels(op, x, self.weight, self.bias)?;
         for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {
             expect_sizes(op, "a running average", average, &[channels])?;
+            if self.training && average.layout().overlap() != Overlap::No {
+                let reason = "a running average, which is written, has elements that share memory: clone() it";
+                return Err(TensorError::Overlap { op, reason: reason.to_owned() });
+            }
         }
         if let Then::AddRelu(carried) = then
             && carried.device() != x.device()

@@ -1,6 +1,6 @@
 //! Products of matrices.
 
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{DType, Device, Tensor, tuning};
 
 use crate::common::cuda;
 use crate::compare::{assert_near, numbers, tolerance, wide};
@@ -29,6 +29,33 @@ fn any_sizes_and_orders() {
                 let (a, b) = (numbers(&sizes(m, k, is[0]), dtype, 1), numbers(&sizes(k, n, is[1]), dtype, 2));
                 let view = |x: &Tensor, at: usize| if is[at] { x.transpose(0, 1).unwrap() } else { x.clone() };
                 check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}"), &a, &b, view);
+            }
+        }
+    }
+}
+
+/// Of which the library is given what is even, and the rest.
+#[test]
+fn sizes_that_are_no_multiple_of_eight() {
+    for dtype in [DType::F16, DType::BF16] {
+        for [m, k, n] in [[1001, 64, 64], [64, 1001, 64], [64, 64, 1001], [1001, 1001, 1001]] {
+            for transposed in 0..4 {
+                let is = [transposed & 1 != 0, transposed & 2 != 0];
+                let apart = |rows: usize, columns: usize, is: bool, seed: u64| {
+                    let [rows, columns] = if is { [columns, rows] } else { [rows, columns] };
+                    numbers(&[rows, columns.next_multiple_of(8)], dtype, seed)
+                };
+                let (a, b) = (apart(m, k, is[0], 1), apart(k, n, is[1], 2));
+                let view = |x: &Tensor, at: usize| {
+                    let columns = [[k, m], [n, k]][at][usize::from(is[at])];
+                    let x = x.narrow(1, 0, columns).unwrap();
+                    if is[at] { x.transpose(0, 1).unwrap() } else { x }
+                };
+                for measures in [false, true] {
+                    tuning::measure_algorithms(measures);
+                    check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}, measured {measures}"), &a, &b, view);
+                }
+                tuning::measure_algorithms(false);
             }
         }
     }

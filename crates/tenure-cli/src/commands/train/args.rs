@@ -17,8 +17,8 @@ use crate::{output, platform};
 #[command(after_help = "\
 Models for images: resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, inception_v3 (not for \
 fashion-mnist: it takes 299 pixels), and r3d18, which takes each image as a video of one frame: there is no reader of \
-videos. They are made for as many classes and channels as the data has. A last batch of one image is left out, because \
-they normalise over the batch.
+videos. They are made for as many classes and channels as the data has. A last batch of fewer than two images for each \
+device is left out, because they normalise over the batch.
 
 Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, of \
 TinyLlama's size.
@@ -35,13 +35,13 @@ is no finite number any more, the run ends, and --checkpoint's file stays that o
 smaller --lr goes on from there. What was learned until then is printed and reported in any case. The same seed gives the \
 same losses, bit for bit, for any number of threads, whether interrupted or not.
 
-On several devices the losses are those of one, but for rounding and dropout: examples are averaged over, however they are \
-divided. Batch normalisation sees a device's own examples, and dropout draws other numbers on each. A run goes on from its \
-checkpoint on any number of devices.
+On several devices the losses are those of one, but for rounding and dropout: examples are averaged over, however they \
+are divided. Batch normalisation sees a device's own examples, and dropout draws other numbers on each. A run goes on \
+from its checkpoint on any number of devices with as many steps of an epoch.
 
-The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\"peak_bytes\",\
-\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; accuracy is from 0 to 1, and null where nothing was held out or \
-the run was interrupted.
+The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\
+\"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
+accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted.
 
 Examples:
   tenure train --model llama-mini --data text:README.md

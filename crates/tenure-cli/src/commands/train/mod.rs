@@ -195,6 +195,8 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         ("--batch-size", batch_size.to_string()),
         ("--seed", args.seed.to_string()),
         ("examples to train on", training.dataset().len().to_string()),
+        // A small last batch may be left out, by the number of devices.
+        ("steps of an epoch", training.batches().to_string()),
     ];
     Plan {
         steps,

@@ -1,6 +1,7 @@
 //! The threads of all devices but the first.
 
 use std::any::Any;
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -72,7 +73,7 @@ impl Crew {
             let (loader, plan, expected) = (
                 first.loader.share(collective.rank(), collective.size(), device),
                 first.plan.clone(),
-                signature(first.task.model()),
+                signature(first.task.model(), &first.optimizer),
             );
             let work = move || {
                 // Where it is, is said with each step.
@@ -81,7 +82,7 @@ impl Crew {
                 let rank = collective.rank();
                 let make = || {
                     let (task, optimizer) = replica(device)?;
-                    same(&expected, &signature(task.model()))?;
+                    same(&expected, &signature(task.model(), &optimizer))?;
                     Trainer::new(task, loader, optimizer, plan).of_rank(collective, lockstep)
                 };
                 let mut trainer = match caught(make) {
@@ -201,12 +202,14 @@ fn said(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("no message").to_owned()
 }
 
-/// What must be the same of replicas: names, sizes, strides and dtypes.
-type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType)>;
+/// What must be the same of replicas: names, sizes, strides and dtypes, and whether a tensor is learned, or by name stepped.
+type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType, [bool; 2])>;
 
-fn signature(model: &dyn Module) -> Signature {
+fn signature(model: &dyn Module, optimizer: &Optimizer) -> Signature {
+    let stepped: HashSet<&str> = optimizer.parameters().map(|parameter| parameter.name()).collect();
     let of = |(name, tensor): (&str, &tenure_tensor::Tensor)| {
-        (name.to_owned(), tensor.sizes().to_vec(), tensor.strides().to_vec(), tensor.dtype())
+        let (sizes, strides) = (tensor.sizes().to_vec(), tensor.strides().to_vec());
+        (name.to_owned(), sizes, strides, tensor.dtype(), [tensor.requires_grad(), stepped.contains(name)])
     };
     model.state().into_iter().map(of).collect()
 }

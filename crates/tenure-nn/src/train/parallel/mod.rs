@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure_core::Device;
+use tenure_device::collective::CollectiveError;
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::random::{State, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
@@ -68,7 +69,7 @@ where
     ///   can be saved.
     ///
     /// # Errors
-    /// The run has begun; the first device is not the model's; a device that is not there, or no CUDA device, or twice; no
+    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device that is not there, or no CUDA device, or twice; no
     /// NCCL; those of `replica`, or one that is not the same.
     pub fn on_devices(
         mut self,
@@ -88,6 +89,10 @@ where
         }
         if let [_] = devices {
             return Ok(self);
+        }
+        if !self.optimizer.state()?.is_empty() {
+            let reason = "the optimizer has made steps, of which the other devices' know nothing: resume() afterwards";
+            return Err(TensorError::argument(OP, reason).into());
         }
         if self.plan.is_captured {
             return Err(TensorError::argument(OP, "steps are captured on one device, not on several").into());
@@ -144,8 +149,12 @@ where
     /// Makes the other devices go on from the same checkpoint.
     pub(super) fn resume_others(&self, path: &std::path::Path) -> Result<()> {
         let Some(crew) = self.rank.as_ref().and_then(|rank| rank.crew.as_ref()) else { return Ok(()) };
-        crew.tell(|| Order::Resume(path.to_owned()))?;
-        crew.hear().map(drop)
+        let resumed = crew.tell(|| Order::Resume(path.to_owned())).and_then(|()| crew.hear());
+        if resumed.is_err() {
+            // Some are where the checkpoint was, and some are not.
+            self.rank.iter().for_each(Rank::fail);
+        }
+        resumed.map(drop)
     }
 
     /// Forward, backward and the parameters' step on this device's part of a batch. The loss over all of it, and what tensors
@@ -208,10 +217,13 @@ impl Rank {
     fn try_begin(&self, model: &dyn Module) -> Result<()> {
         let state: Vec<Tensor> = model.state().into_iter().map(|(_, tensor)| tensor.clone()).collect();
         self.collective.broadcast(&state, 0)?;
-        let ones = Tensor::ones(&[1], DType::F64, self.collective.device())?;
-        self.collective.all_reduce(std::slice::from_ref(&ones), Reduction::Sum)?;
-        self.collective.join()?;
-        ones.to_vec::<f64>()?;
+        // NCCL finds other ways for many bytes than for few, and a device that fails while it does could not tell.
+        for elements in [1, reducer::BUCKET_BYTES / size_of::<f32>()] {
+            let zeros = Tensor::zeros(&[elements], DType::F32, self.collective.device())?;
+            self.collective.all_reduce(std::slice::from_ref(&zeros), Reduction::Average)?;
+            self.collective.join()?;
+            zeros.narrow(0, 0, 1)?.to_vec::<f32>()?;
+        }
         Ok(())
     }
 
@@ -271,7 +283,12 @@ impl Drop for Rank {
 /// Whether an error only says that there is one elsewhere.
 fn is_consequence(error: &crate::Error) -> bool {
     use crate::Error::{Tensor, Train};
-    matches!(error, Train(TrainError::Apart) | Tensor(TensorError::Collective { .. }))
+    let is_alone = |error: &CollectiveError| matches!(error, CollectiveError::Alone);
+    match error {
+        Train(TrainError::Apart) => true,
+        Tensor(TensorError::Collective { error, .. }) => is_alone(error),
+        _ => false,
+    }
 }
 
 /// Where the generator of a rank is, if the first's is there: elsewhere for each.

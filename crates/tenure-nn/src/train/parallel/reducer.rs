@@ -4,16 +4,16 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tenure_core::{KeyId, Purpose, Tag};
-use tenure_tensor::Tensor;
 use tenure_tensor::autograd::{HookHandle, no_grad};
 use tenure_tensor::collective::{Collective, Reduction};
+use tenure_tensor::{Tensor, TensorError};
 
 use crate::{Module, Parameter, Result};
 
 /// Gradients that leave together: few calls, and yet early ones. The first is small, so that devices begin to exchange
 /// early. PyTorch's sizes.
 const FIRST_BUCKET_BYTES: usize = 1 << 20;
-const BUCKET_BYTES: usize = 25 << 20;
+pub(super) const BUCKET_BYTES: usize = 25 << 20;
 
 /// Averages the gradients of a model over devices, bucket after bucket, in place. The `Reducer` of PyTorch's
 /// `DistributedDataParallel`, without its copies: a bucket is no memory, but gradients that are put on their way as one.
@@ -122,7 +122,11 @@ impl Shared {
         let State { buckets, places, pass, .. } = &mut *self.state.lock();
         let Some(pass) = pass else { return Ok(()) };
         pass.arrived.push(index);
-        pass.missing[places[index]] -= 1;
+        let missing = &mut pass.missing[places[index]];
+        *missing = missing.checked_sub(1).ok_or_else(|| {
+            let reason = "a step on several devices goes backward once: give larger batches to fewer steps instead";
+            TensorError::argument("backward", reason)
+        })?;
         // In their order, which is that of the other devices.
         while pass.is_early && pass.missing.get(pass.gone) == Some(&0) {
             self.send(&buckets[pass.gone])?;

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
 #else
     double power = pow(number<double>(p.numbers[2]), between(first, second, i, p.count));
     // An integer that is missed by the last bit would be cut to the one below.
-    if (!IS_FLOATING && fabs(power - rint(power)) <= 4.5e-16 * power) power = rint(power);
+    if (!IS_FLOATING && fabs(power - rint(power)) <= 4.5e-16 * fabs(power)) power = rint(power);
     const T value = cast<T>(power);
 #endif
     ((T*)p.out)[i] = value;
