@@ -3,7 +3,7 @@
 # Where the Python package is installed and tested. If PyTorch is in it too, what needs PyTorch is tested.
 venv := env("TENURE_VENV", "target/venv")
 
-# `cargo test` and `cargo run` need nothing but Rust; what the others need, `.ci/run` installs.
+# `cargo test --workspace` and `cargo run` need nothing but Rust; what the others need, `.ci/run` installs.
 
 [private]
 default:
