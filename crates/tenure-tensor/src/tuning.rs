@@ -1,19 +1,34 @@
-//! Whether algorithms are measured.
+//! How algorithms are chosen.
 //!
 //! For a product of matrices, and a convolution, CUDA's libraries have many algorithms, and say which they think best. The
 //! first time that one of some sizes is asked for it can be tried instead which is fastest, and that kept for the process:
 //! PyTorch's `torch.backends.cudnn.benchmark`. Results may then differ in their last bits from one process to the next.
+//!
+//! Results are the same bits every time, where PyTorch's are not unless `torch.use_deterministic_algorithms` is said. The
+//! exception are gradients of attention in halves over sequences whose weights of the heads that share keys take more than
+//! 512 MiB. Those of all sequences can be exceptions too, which takes less time and memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static IS_ON: AtomicBool = AtomicBool::new(false);
+static IS_MEASURED: AtomicBool = AtomicBool::new(false);
+static IS_IN_ANY_ORDER: AtomicBool = AtomicBool::new(false);
 
 /// Whether algorithms are measured. They are not at first.
 pub fn measures_algorithms() -> bool {
-    IS_ON.load(Ordering::Relaxed)
+    IS_MEASURED.load(Ordering::Relaxed)
 }
 
 /// Measures algorithms from now on, or not: of what a thread captures, none is.
 pub fn measure_algorithms(is_on: bool) {
-    IS_ON.store(is_on, Ordering::Relaxed);
+    IS_MEASURED.store(is_on, Ordering::Relaxed);
+}
+
+/// Whether what a device adds up may be added in any order. At first it may not.
+pub fn sums_in_any_order() -> bool {
+    IS_IN_ANY_ORDER.load(Ordering::Relaxed)
+}
+
+/// Adds up in any order from now on, where that is faster, or not: the last bits of results then differ from time to time.
+pub fn sum_in_any_order(is_on: bool) {
+    IS_IN_ANY_ORDER.store(is_on, Ordering::Relaxed);
 }

@@ -124,12 +124,15 @@ fn attention_and_its_gradients_are_computed() {
     let Some(driver) = device() else { return };
     let tensors = [(); 8].map(|()| driver.malloc(BYTES).unwrap());
     let sums = driver.malloc(BYTES).unwrap();
-    for (is_backward, kv_heads) in [(false, 4), (true, 4), (false, 2), (true, 2)] {
+    for (is_backward, is_in_any_order, kv_heads) in
+        [(false, false, 4), (true, false, 4), (true, true, 4), (false, false, 2), (true, false, 2), (true, true, 2)]
+    {
         let (heads, length, width) = (4, 256, 64);
         let of = |heads: usize| [length * heads * width, width, heads * width];
         let (query, key) = (of(heads), of(kv_heads));
         let attention = Attention {
             is_backward,
+            is_in_any_order,
             dtype: DType::BF16,
             batch: 2,
             heads,

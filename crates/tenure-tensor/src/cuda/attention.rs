@@ -9,7 +9,7 @@ use super::{computed, stored};
 use crate::cpu::attention::{self, Attend, AttendBackward};
 use crate::kernel::on_cuda;
 use crate::ops::Weighting;
-use crate::{Access, DType, Entry, Result, Scalar, Tensor, TensorError};
+use crate::{Access, DType, Entry, Result, Scalar, Tensor, TensorError, tuning};
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
@@ -148,8 +148,17 @@ impl Work<'_> {
         };
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
-        let (group, some) = (all.heads / all.kv_heads, together(&all));
-        let Some(plan) = plan(queue, driver, &some)? else { return Ok(false) };
+        let group = all.heads / all.kv_heads;
+        let (mut some, mut found) = (together(&all), None);
+        if !tuning::sums_in_any_order() {
+            found = plan(queue, driver, &some)?;
+        }
+        // Of long sequences the weights of a single head are too many to be kept.
+        if found.is_none() {
+            some = Attention { is_in_any_order: true, ..all };
+            found = plan(queue, driver, &some)?;
+        }
+        let Some(plan) = found else { return Ok(false) };
         let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
         for batch in (0..all.batch).step_by(some.batch) {
             for head in (0..all.kv_heads).step_by(some.kv_heads) {
@@ -204,6 +213,7 @@ impl Work<'_> {
         }
         Some(Attention {
             is_backward: places.len() == 8,
+            is_in_any_order: false,
             dtype,
             batch,
             heads,
@@ -280,7 +290,7 @@ impl Work<'_> {
 /// As many batches, or heads of one, as may be differentiated together: the library needs two bytes for each query and key.
 fn together(all: &Attention) -> Attention {
     /// Bytes that are used at most, if there are several.
-    const MOST: usize = 128 << 20;
+    const MOST: usize = 256 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
     // Parts of the same sizes, so that one plan is for all.
     let largest = |count: usize, bytes: usize| {

@@ -1,4 +1,4 @@
-//! What things take. Printed, for a reader: `--nocapture`, on a real device.
+//! What things take, for a reader on a real device: `speed --ignored --nocapture`.
 
 use std::time::Instant;
 
@@ -22,6 +22,7 @@ fn ms(call: impl Fn() -> Tensor) -> f64 {
 }
 
 #[test]
+#[ignore = "it measures"]
 fn products() {
     if simulated().is_some() {
         return;
@@ -49,6 +50,7 @@ fn products() {
 
 /// Convolutions of ResNet-50 on 128 images, channels last: each way, and how near to the device's rate.
 #[test]
+#[ignore = "it measures"]
 fn convolutions() {
     if simulated().is_some() {
         return;
@@ -88,6 +90,7 @@ fn convolutions() {
 }
 
 #[test]
+#[ignore = "it measures"]
 fn attention() {
     if simulated().is_some() {
         return;

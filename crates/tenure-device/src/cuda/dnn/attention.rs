@@ -7,7 +7,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Place, Plan, Precision, Target, Tensor, data_type};
+use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
 use crate::ErrorKind;
 
 /// Attention of `(batch, heads, queries, width)`, with keys `(batch, kv_heads, keys, width)` and values of a width of their
@@ -16,6 +16,9 @@ use crate::ErrorKind;
 pub struct Attention {
     /// Whether it is the gradients that are computed.
     pub is_backward: bool,
+    /// Whether gradients of queries are added up in the order in which parts of them are done: then they are other bits every
+    /// time. Otherwise a workspace has two bytes for each query and key.
+    pub is_in_any_order: bool,
     /// The dtype of all but the sums: `f16` or `bf16`.
     pub dtype: DType,
     /// How many batches.
@@ -48,6 +51,7 @@ pub struct Attention {
 pub(super) const FIRST: i64 = 1;
 pub(super) const SUMS: i64 = 9;
 const INNER: i64 = 10;
+const TO_QUERIES: i64 = 11;
 const BETWEEN: i64 = 100;
 
 /// A graph, with values of tensors on the host by their ids.
@@ -68,10 +72,15 @@ struct Node {
 impl Attention {
     pub(super) fn plan(&self, target: &Target) -> Result<Plan, ErrorKind> {
         let graph = self.graph()?;
-        let mut plan = graph::plans(target, &graph.operations, Precision::Any, 1)?.swap_remove(0);
+        let engines = if self.is_in_any_order { Engines::All } else { Engines::Repeatable };
+        let mut plan = graph::plans(target, &graph.operations, engines, 1)?.swap_remove(0);
         plan.constants = graph.constants;
+        let rows = self.batch * self.heads * self.queries * size_of::<f32>();
         if self.is_backward {
-            plan.place(INNER, self.batch * self.heads * self.queries * size_of::<f32>());
+            plan.place(INNER, rows);
+        }
+        if self.is_backward && self.is_in_any_order {
+            plan.place(TO_QUERIES, rows * self.width);
         }
         Ok(plan)
     }
@@ -135,7 +144,14 @@ impl Attention {
         let id = graph.next();
         let rows = graph.tensor(id, [b, h, l, w], [batch, head, far, near], self.dtype, Place::Between)?;
         graph.reshape(&keys, &rows)?;
-        graph.multiply(&to_scores, &rows, &to_q)
+        if !self.is_in_any_order {
+            return graph.multiply(&to_scores, &rows, &to_q);
+        }
+        // That these sums are in memory is how the library is told so; it begins with zeros itself.
+        let sizes = to_q.sizes;
+        let sums = graph.tensor(TO_QUERIES, sizes, contiguous(sizes), DType::F32, Place::Device)?;
+        graph.multiply(&to_scores, &rows, &sums)?;
+        graph.pointwise(Pointwise::CUDNN_POINTWISE_IDENTITY, &[&sums], &to_q, DType::F32, None)
     }
 
     fn scores(&self, graph: &mut Graph, q: &Node, keys: &Node) -> Result<Node, ErrorKind> {

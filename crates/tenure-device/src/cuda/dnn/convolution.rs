@@ -6,7 +6,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Place, Plan, Precision, Target, Tensor, data_type};
+use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
@@ -59,12 +59,12 @@ pub(super) const OUTPUT: i64 = 3;
 impl Convolution {
     /// Ways to compute it, one at least and up to so many, the best first as the library thinks.
     pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
-        graph::plans(target, &self.operations()?, self.precision(), count)
+        graph::plans(target, &self.operations()?, self.engines(), count)
     }
 
-    fn precision(&self) -> Precision {
+    fn engines(&self) -> Engines {
         let is_full = self.dtype == DType::F32 && self.compute == Compute::Full;
-        if is_full { Precision::Full } else { Precision::Any }
+        if is_full { Engines::Full } else { Engines::Repeatable }
     }
 
     fn operations(&self) -> Result<Vec<Descriptor>, ErrorKind> {

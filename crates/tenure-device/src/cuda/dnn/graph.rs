@@ -55,12 +55,14 @@ impl Tensor<'_> {
     }
 }
 
-/// What ways of computing are not taken, beside those whose results are other bits every time.
+/// What ways of computing are taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Precision {
-    /// `f32` is multiplied as it is.
+pub(super) enum Engines {
+    /// Those that multiply `f32` as it is, and whose results are the same bits every time.
     Full,
-    Any,
+    /// Those whose results are the same bits every time.
+    Repeatable,
+    All,
 }
 
 /// How a graph is computed.
@@ -70,8 +72,8 @@ pub(super) struct Plan {
     pub(super) workspace_bytes: usize,
     /// Values of the tensors that are on the host, by their id.
     pub(super) constants: Vec<(i64, Box<f32>)>,
-    /// A tensor that is within the workspace, by its id, and where.
-    placed: Option<(i64, usize)>,
+    /// Tensors that are within the workspace, by their ids, and where.
+    placed: Vec<(i64, usize)>,
     pub(super) is_tuned: bool,
 }
 
@@ -114,7 +116,7 @@ impl Target {
 pub(super) fn plans(
     target: &Target,
     operations: &[Descriptor],
-    precision: Precision,
+    engines: Engines,
     count: usize,
 ) -> Result<Vec<Plan>, ErrorKind> {
     let operations: Vec<&Descriptor> = operations.iter().collect();
@@ -141,7 +143,7 @@ pub(super) fn plans(
             if plans.len() == count {
                 return Ok(plans);
             }
-            if !is_taken(&configuration, precision)? {
+            if !is_taken(&configuration, engines)? {
                 continue;
             }
             match Plan::new(target, &configuration) {
@@ -159,13 +161,18 @@ pub(super) fn plans(
     if plans.is_empty() { Err(last.unwrap_or_else(none)) } else { Ok(plans) }
 }
 
-fn is_taken(configuration: &Descriptor, precision: Precision) -> Result<bool, ErrorKind> {
+fn is_taken(configuration: &Descriptor, taken: Engines) -> Result<bool, ErrorKind> {
     let engines = configuration.parts(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1)?;
     let Some(engine) = engines.first() else { return Ok(false) };
     let notes = engine.notes(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE)?;
     let has = |note: Note| notes.contains(&(note as i32));
     let is_rough = has(Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE) || has(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
-    Ok(!has(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) && (precision == Precision::Any || !is_rough))
+    let is_repeatable = !has(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+    Ok(match taken {
+        Engines::Full => is_repeatable && !is_rough,
+        Engines::Repeatable => is_repeatable,
+        Engines::All => true,
+    })
 }
 
 impl Plan {
@@ -174,14 +181,14 @@ impl Plan {
             .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
         let plan = target.of_plan(plan)?.finish()?;
         let workspace_bytes = plan.number(Name::CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)?.max(0) as usize;
-        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: None, is_tuned: false })
+        Ok(Self { plan, workspace_bytes, constants: Vec::new(), placed: Vec::new(), is_tuned: false })
     }
 
     /// Gives a tensor a place of so many bytes within the workspace.
     pub(super) fn place(&mut self, id: i64, bytes: usize) {
         let at = self.workspace_bytes.next_multiple_of(256);
         self.workspace_bytes = at + bytes;
-        self.placed = Some((id, at));
+        self.placed.push((id, at));
     }
 
     /// # Safety
@@ -194,7 +201,7 @@ impl Plan {
         workspace: u64,
     ) -> Result<(), ErrorKind> {
         let constants = self.constants.iter().map(|(id, value)| (*id, std::ptr::from_ref::<f32>(value) as u64));
-        let placed = self.placed.map(|(id, at)| (id, workspace + at as u64));
+        let placed = self.placed.iter().map(|(id, at)| (*id, workspace + *at as u64));
         let all: Vec<(i64, u64)> = data.iter().copied().chain(constants).chain(placed).collect();
         let ids: Vec<i64> = all.iter().map(|(id, _)| *id).collect();
         let addresses: Vec<*mut c_void> = all.iter().map(|(_, address)| *address as *mut c_void).collect();

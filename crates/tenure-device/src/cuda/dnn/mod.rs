@@ -81,8 +81,9 @@ impl CudaDriver {
         self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
     }
 
-    /// How attention is computed, or its gradients: the same every time. Gradients take a workspace of two bytes for each
-    /// query and key, so that they are the same bits: computing some batches or heads after the others takes less.
+    /// How attention is computed, or its gradients: the same every time. Gradients that are not
+    /// [in any order](Attention::is_in_any_order) take a workspace of two bytes for each query and key, so that they are the
+    /// same bits: computing some batches or heads after the others takes less.
     ///
     /// # Errors
     /// There is no cuDNN, or it does not compute that.
