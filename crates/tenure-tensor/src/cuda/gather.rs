@@ -3,10 +3,10 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::{RANKS, on_cpu};
-use super::late;
+use super::elementwise::RANKS;
 use super::queue::{self, Place, Queue, Sealed, Touched};
 use super::space::{Space, unit_type};
+use super::{late, on_cpu};
 use crate::cpu;
 use crate::cpu::gather::Gather;
 use crate::elementwise::Dims;
@@ -40,13 +40,13 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
         };
         queue.launch(KernelName { op: "gather", variant }, source, space.config(), &mut words)
     };
-    let (op, dtype, strides, dims) = (iter.op(), source.dtype(), base.strides.clone(), Dims::from_slice(dims));
+    let (op, strides, dims) = (iter.op(), base.strides.clone(), Dims::from_slice(dims));
     let strides: Dims = strides.iter().map(|stride| stride / width).collect();
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
-        let [index, source] = reads else { return Ok(()) };
+        let [index, source] = reads else { unreachable!("an index and what is read") };
         let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
         let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
-        on_cpu(cpu::gather::GATHER, dtype).map_or(Ok(()), |host| host(&iter, source, &dims))
+        on_cpu(op, &[cpu::gather::GATHER], source.dtype())?(&iter, source, &dims)
     };
     queue::submit(&Gathered { iter, source }, launch, host)
 }
