@@ -8,6 +8,7 @@ use super::space::linear;
 use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::element;
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
 
@@ -148,10 +149,9 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
             2
         }
     };
-    let compute = if T::DTYPE == DType::F64 { DType::F64 } else { DType::F32 };
     let numbers: Vec<Scalar> = eps.map(Scalar::Float).into_iter().collect();
     let iter = Elementwise::new("batch_norm", &[out], &inputs)?;
-    elementwise::run_of(&iter, compute, expressions[which], &numbers, move |writes, reads| {
+    elementwise::run_of(&iter, element::computed(T::DTYPE), expressions[which], &numbers, move |writes, reads| {
         let (scale, shift) = match eps {
             None => (Scale::Is(&reads[2]), 3),
             Some(eps) => (Scale::Of { variance: &reads[2], weight: &reads[3], eps }, 4),

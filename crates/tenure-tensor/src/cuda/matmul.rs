@@ -7,7 +7,7 @@ use tenure_device::cuda::{
 
 use super::elementwise::bits;
 use super::queue::{self, Queue};
-use super::{on_cpu, stored};
+use super::{on_cpu, stored, summed};
 use crate::cpu::gemm::{self, Product};
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Entry, Result, Scalar, Tensor, precision};
@@ -226,11 +226,7 @@ impl Work<'_> {
             let [row, column] = strides(self.tensors[operand]);
             words.extend([address, batch.strides[operand] as u64, row as u64, column as u64]);
         }
-        let compute = match dtype {
-            DType::F16 | DType::BF16 | DType::F32 => "float",
-            DType::F64 => "double",
-            _ => "i64",
-        };
+        let compute = summed(dtype);
         words.extend([bits(self.alpha, compute), bits(self.beta, compute)]);
         let blocks = m.div_ceil(TILE) * n.div_ceil(TILE) * batch.size;
         let config = LaunchConfig {

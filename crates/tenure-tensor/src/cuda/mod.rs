@@ -79,7 +79,7 @@ pub use queue::{Queue, Touched, submit};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use crate::kernel::{self, Entry};
-use crate::{DType, DeviceKind, Result};
+use crate::{DType, DeviceKind, Result, element};
 
 /// What every kernel begins with.
 const PRELUDE: &str = include_str!("source/prelude.cu");
@@ -107,8 +107,10 @@ pub fn stored(dtype: DType) -> &'static str {
 
 /// What a dtype is computed in, in a kernel.
 pub fn computed(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 | DType::BF16 => "float",
-        other => stored(other),
-    }
+    stored(element::computed(dtype))
+}
+
+/// What many of a dtype are added up in, in a kernel.
+fn summed(dtype: DType) -> &'static str {
+    if dtype.is_floating() { computed(dtype) } else { "i64" }
 }

@@ -5,7 +5,7 @@ use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::MATH;
 use super::queue::{self, Queue};
-use super::{computed, on_cpu, stored};
+use super::{on_cpu, stored, summed};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
 use crate::kernel::on_cuda;
@@ -173,13 +173,6 @@ struct Types {
     given: DType,
 }
 
-impl Types {
-    /// What is computed in.
-    fn compute(self) -> &'static str {
-        if self.from.is_floating() { computed(self.from) } else { "i64" }
-    }
-}
-
 /// A dimension of all inputs, or more of them that can be gone through as one.
 struct Dim {
     size: usize,
@@ -307,7 +300,7 @@ impl<'a> Plan<'a> {
     }
 
     fn launch(&self, queue: &mut Queue, how: &'static Fold, pointers: &Pointers, total: usize) -> Result<()> {
-        let part_bytes = how.part_bytes[usize::from(matches!(self.types.compute(), "double" | "i64"))];
+        let part_bytes = how.part_bytes[usize::from(matches!(summed(self.types.from), "double" | "i64"))];
         let workspace = if self.parts > 1 { queue.workspace(self.parts * total * part_bytes)? } else { 0 };
         let run = |kind: Kind, [reduced_size, lanes]: [usize; 2], grid: [u32; 3]| {
             let mut words: SmallVec<[u64; 64]> = SmallVec::new();
@@ -357,7 +350,7 @@ impl<'a> Plan<'a> {
             Kind::Columns => "COLUMNS",
             Kind::Parts => "PARTS",
         };
-        let compute = self.types.compute();
+        let compute = summed(self.types.from);
         let [from, to, given] = [from, to, given].map(stored);
         let head = format!(
             "#define {kind}\n#define INPUTS {inputs}\n#define OUTPUTS {outputs}\n#define V {width}\n#define RANK {rank}\n\

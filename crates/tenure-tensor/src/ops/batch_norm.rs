@@ -3,12 +3,13 @@
 use tenure_core::Overlap;
 
 use super::activation::relu_backward;
-use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, computed, expect_sizes, shaped};
+use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped};
 use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
 use crate::cpu::norm::NormalizeBackward;
+use crate::element::computed;
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);

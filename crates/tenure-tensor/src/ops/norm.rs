@@ -1,6 +1,6 @@
 //! Normalisation: means taken out, deviations made one.
 
-use tenure_core::{DType, Device, DeviceKind};
+use tenure_core::{Device, DeviceKind};
 
 use super::pointwise::{output, wide};
 use super::reduce::floating;
@@ -9,6 +9,7 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NORMALIZE_ROWS: Kernel<NormalizeRows> =
@@ -292,9 +293,4 @@ fn converted(tensor: Option<&Tensor>, like: &Tensor) -> Result<Option<Tensor>> {
 
 fn dense(tensor: &Option<Tensor>) -> Result<Option<Tensor>> {
     no_grad(|| tensor.as_ref().map(Tensor::contiguous).transpose())
-}
-
-/// What a dtype is computed in.
-pub(super) fn computed(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
