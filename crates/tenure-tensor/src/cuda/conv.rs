@@ -1,7 +1,6 @@
 //! Convolutions, by cuDNN; what it does not compute, by a kernel that goes from element to element.
 
 use smallvec::SmallVec;
-use tenure_core::Layout;
 use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
 
 use super::binary::ADD;
@@ -10,7 +9,7 @@ use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
 use crate::kernel::{find, on_cuda};
-use crate::ops::Geometry;
+use crate::ops::{Geometry, along_channels};
 use crate::{Access, Elementwise, Entry, Result, Tensor, precision};
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cuda!(floats: convolve);
@@ -199,10 +198,6 @@ fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
 
 /// Adds a number to every pixel of each channel.
 fn add_to_channels(op: &'static str, out: &Tensor, bias: &Tensor) -> Result<()> {
-    let mut sizes: SmallVec<[usize; 5]> = SmallVec::from_elem(1, out.rank() - 1);
-    sizes[0] = bias.numel();
-    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
-    strides[0] = bias.strides()[0];
-    let bias = bias.alias(Layout::strided(&sizes, &strides, bias.layout().offset())?);
+    let bias = along_channels(bias, out)?;
     find(op, &[ADD], out.device().kind(), out.dtype())?(&Elementwise::new(op, &[out], &[out, &bias])?)
 }

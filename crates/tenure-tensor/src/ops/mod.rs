@@ -36,6 +36,7 @@ mod view;
 pub use attention::Attention;
 pub(crate) use attention::Weighting;
 pub use batch_norm::BatchNorm;
+pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
 pub use einsum::einsum;
