@@ -3,7 +3,7 @@
 use tenure_core::Overlap;
 
 use super::activation::relu_backward;
-use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped};
+use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped, weighted};
 use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
@@ -212,7 +212,7 @@ impl BatchNorm<'_> {
         let affine = affine(x);
         let (mean, rstd, scale) = no_grad(|| {
             let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
-            let scale = self.weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(compute)?))?;
+            let scale = weighted(&rstd, self.weight)?;
             Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd, scale.reshape(&affine)?))
         })?;
         let out = self.normalize(x, &mean, Scale::Is(&scale), then)?;
@@ -230,11 +230,7 @@ impl BatchNorm<'_> {
                 }
                 let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
                 let to_x = context.give(0, || {
-                    let scale = match &weight {
-                        Some(weight) => rstd.mul(&weight.to_dtype(rstd.dtype())?)?,
-                        None => rstd.clone(),
-                    };
-                    grad.mul(&scale.reshape(&affine)?)?.to_dtype(grad.dtype())
+                    grad.mul(&weighted(&rstd, weight.as_ref())?.reshape(&affine)?)?.to_dtype(grad.dtype())
                 })?;
                 let mut grads: Grads = [to_x].into_iter().collect();
                 if weight.is_some() {

@@ -43,6 +43,7 @@ pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
 pub use loss::{CrossEntropy, Reduction};
+pub(crate) use norm::weighted;
 pub use pad::PadMode;
 pub use pool::Pool;
 pub(crate) use pool::{Rule, Taps, Windows};
