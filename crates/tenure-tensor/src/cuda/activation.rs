@@ -32,7 +32,8 @@ expressions! {
     THRESHOLD: ["T", "T"] (lanes of floats), "a <= n0 ? n1 : a", given numbers: [f64; 2];
     ELU: ["T", "T"] (lanes of floats), "a <= (T)0 ? expm1(a * n2) * n0 : a * n1", given numbers: [f64; 3];
     SOFTPLUS: ["T", "T"] (lanes of floats), "a * n0 > n1 ? a : log1p(exp(a * n0)) / n0", given numbers: [f64; 2];
-    ELU_BACKWARD: ["T", "T", "T"] (lanes of floats), "a * (b <= (T)0 ? n2 * n0 * exp(b * n2) : n1)", given numbers: [f64; 3];
+    ELU_BACKWARD: ["T", "T", "T"] (lanes of floats),
+        "a * (b <= (T)0 ? n2 * n0 * exp(b * n2) : n1)", given numbers: [f64; 3];
 }
 
 pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cuda!(lanes of floats: band_backward::<T>);

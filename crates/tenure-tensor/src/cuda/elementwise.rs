@@ -23,8 +23,8 @@ pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 pub(super) struct Expression {
     /// The kernel's name, one for each expression.
     pub(super) name: &'static str,
-    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as they
-    /// are in memory.
+    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as
+    /// they are in memory.
     pub(super) lanes: &'static [&'static str],
     /// What is returned.
     pub(super) value: &'static str,
@@ -32,8 +32,8 @@ pub(super) struct Expression {
     pub(super) fault: Option<u64>,
 }
 
-/// Functions that write an expression of elements, and of numbers that are `given`, named as those on the CPU that stand
-/// for them.
+/// Functions that write an expression of elements, and of numbers that are `given`, named as those on the CPU that
+/// stand for them.
 macro_rules! expressions {
     (of $module:ident: $(
         $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;

@@ -1,5 +1,5 @@
-// Elements added by index, each place by the thread of what is first added there, in the order of the index. The host has
-// put sums.cu before.
+// Elements added by index, each place by the thread of what is first added there, in the order of the index. The host
+// has put sums.cu before.
 
 enum Operand { INDEX, TARGET, VALUES, NUMBER };
 

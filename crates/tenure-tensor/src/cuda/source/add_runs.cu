@@ -1,6 +1,6 @@
 // Rows added by position, from positions in order. The first thread of a run of equal ones adds what is there; a run of
-// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has put sums.cu before, and defined
-// `Key`, `Number`, `LANES`, and what is done.
+// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has put sums.cu before, and
+// defined `Key`, `Number`, `LANES`, and what is done.
 
 enum Operand { RUN, TARGET, VALUES };
 

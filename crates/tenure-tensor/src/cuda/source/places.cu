@@ -1,5 +1,5 @@
-// The elements of some dimensions, counted by one index. The host has defined `PLACES`, the dimensions; the last of them
-// comes first.
+// The elements of some dimensions, counted by one index. The host has defined `PLACES`, the dimensions; the last of
+// them comes first.
 
 struct Places {
     u64 count;

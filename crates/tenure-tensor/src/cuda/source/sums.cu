@@ -1,5 +1,5 @@
-// Sums of neighbours, gathered in what they are computed in. The host has defined `T`, what is added, `C`, what sums are,
-// and `V`, how many there are.
+// Sums of neighbours, gathered in what they are computed in. The host has defined `T`, what is added, `C`, what sums
+// are, and `V`, how many there are.
 
 struct Sums {
     C of[V];
