@@ -19,6 +19,7 @@ pub mod models;
 mod module;
 mod operators;
 pub mod optim;
+mod panics;
 pub mod purpose;
 mod scope;
 pub mod sentence;

@@ -10,8 +10,9 @@ pub use tenure_device::collective::Reduction;
 
 use crate::{Access, Device, Result, Tensor, TensorError};
 
-/// A device's part in a group of devices that exchange tensors, on a stream of its own: beside what the device computes,
-/// until that is [joined](Self::join). All devices make the same calls, in the same order, each from a thread of its own.
+/// A device's part in a group of devices that exchange tensors, on a stream of its own: beside what the device
+/// computes, until that is [joined](Self::join). All devices make the same calls, in the same order, each from a thread
+/// of its own.
 pub struct Collective {
     communicator: Communicator,
     memory: &'static DeviceMemory,
@@ -65,8 +66,8 @@ impl Collective {
         self.communicator.device()
     }
 
-    /// Makes every element what `reduction` makes of all devices', when the calling thread's stream has come to this call.
-    /// Until that is [joined](Self::join), nobody may use the tensors. They are put on their way as one.
+    /// Makes every element what `reduction` makes of all devices', when the calling thread's stream has come to this
+    /// call. Until that is [joined](Self::join), nobody may use the tensors. They are put on their way as one.
     ///
     /// # Errors
     /// Tensors of another device, with gaps, or of a dtype that is not exchanged; the group has ended.

@@ -134,6 +134,14 @@ number! {
     f64, f64, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
 }
 
+/// What elements of a dtype are computed in: 16-bit floats in `f32`, all others as they are.
+pub(crate) fn computed(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
 /// What is computed in.
 pub trait Real:
     Float<Compute = Self>

@@ -54,15 +54,19 @@ impl<F: Copy> Kernel<F> {
     /// # Errors
     /// [`TensorError::NoKernel`].
     pub fn find(&self, device: DeviceKind, dtype: DType) -> Result<F> {
-        let is_it = |entry: &&Entry<F>| entry.0 == device && entry.1 == dtype;
         if self.has_added.load(Ordering::Acquire)
-            && let Some(entry) = self.added.read().iter().rev().find(is_it)
+            && let Some(entry) = self.added.read().iter().rev().find(|entry| entry.0 == device && entry.1 == dtype)
         {
             return Ok(entry.2);
         }
-        let found = self.builtin.iter().copied().flatten().find(is_it);
-        found.map(|entry| entry.2).ok_or(TensorError::NoKernel { op: self.name, device, dtype })
+        find(self.name, self.builtin, device, dtype)
     }
+}
+
+/// What computes `dtype` on `device`, of lists.
+pub(crate) fn find<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], device: DeviceKind, dtype: DType) -> Result<F> {
+    let found = lists.iter().copied().flatten().find(|entry| entry.0 == device && entry.1 == dtype);
+    found.map(|entry| entry.2).ok_or(TensorError::NoKernel { op, device, dtype })
 }
 
 /// A list of functions for one kind of device: one that takes any dtype, or one for each type of element, for `all`

@@ -57,8 +57,8 @@ pub enum CollectiveError {
     Driver(#[from] CallError),
 }
 
-/// A device's part in a group. What is called on it is put on a stream, and done when all devices of the group have come to
-/// it: all make the same calls, in the same order, each from a thread of its own.
+/// A device's part in a group. What is called on it is put on a stream, and done when all devices of the group have
+/// come to it: all make the same calls, in the same order, each from a thread of its own.
 ///
 /// Addresses are checked by the device alone, when the work runs.
 pub struct Communicator {
@@ -168,8 +168,8 @@ impl Communicator {
         }
     }
 
-    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no later
-    /// call succeeds. For a device that cannot make the calls that others wait for.
+    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no
+    /// later call succeeds. For a device that cannot make the calls that others wait for.
     pub fn abort(&self) {
         match &*self.group {
             Group::Nccl(handles) => handles.iter().for_each(nccl::Handle::abort),

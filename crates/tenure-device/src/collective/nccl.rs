@@ -19,8 +19,8 @@ pub(super) struct Handle(RwLock<Option<Name>>);
 #[derive(Clone, Copy)]
 struct Name(ncclComm_t);
 
-// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread, and
-// NCCL locks what is shared.
+// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread,
+// and NCCL locks what is shared.
 unsafe impl Send for Name {}
 // SAFETY: as above.
 unsafe impl Sync for Name {}

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
@@ -11,6 +10,7 @@ use tenure_tensor::random::Generator;
 use tenure_tensor::{Device, Upload, Uploader};
 
 use super::{Collate, DataError, Dataset, Result, Tensors};
+use crate::panics::caught;
 
 /// How a [`DataLoader`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,10 +266,7 @@ impl<D: Dataset> Work<D> {
 
     /// The same by a worker, which goes on after a panic.
     fn read_caught(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
-        catch_unwind(AssertUnwindSafe(|| self.read(batch))).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            Err(DataError::Panicked { batch, message: text.unwrap_or("no message").to_owned() })
-        })
+        caught(|| self.read(batch)).unwrap_or_else(|message| Err(DataError::Panicked { batch, message }))
     }
 }
 

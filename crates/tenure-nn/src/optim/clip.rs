@@ -133,7 +133,7 @@ pub(super) fn scale_grads<'a>(parameters: impl IntoIterator<Item = &'a Parameter
     change_grads(parameters, |grad| grad.mul(scale))
 }
 
-/// Replaces gradients, one after the other. Not in place: two parameters may have one gradient, as those of a sum do.
+/// Replaces gradients, one after the other. Not in place: one that was set may be somebody's, or two parameters'.
 fn change_grads<'a>(
     parameters: impl IntoIterator<Item = &'a Parameter>,
     change: impl Fn(&Tensor) -> tenure_tensor::Result<Tensor>,

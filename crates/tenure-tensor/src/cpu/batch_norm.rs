@@ -4,6 +4,7 @@ use super::math::Math;
 use super::norm::normalize;
 use crate::autograd::no_grad;
 use crate::kernel::on_cpu;
+use crate::ops::weighted;
 use crate::{Element, Elementwise, Entry, Float, Result, Tensor};
 
 /// What is known of each channel once its moments are. All are `[channels]`.
@@ -85,7 +86,7 @@ fn settle(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<(
         let variance = squares.div(count)?;
         rstd.copy_raw(&variance.add(eps)?.rsqrt()?)?;
         if let Some(weight) = weight {
-            scale.copy_raw(&rstd.mul(&weight.to_dtype(rstd.dtype())?)?)?;
+            scale.copy_raw(&weighted(rstd, Some(weight))?)?;
         }
         let Some((running_mean, running_variance)) = running else { return Ok(()) };
         let follow = |average: &Tensor, statistic: &Tensor| {
@@ -117,12 +118,9 @@ fn normalize_channels<T: Float<Compute: Math>>(out: &Tensor, x: &Tensor, by: By<
 fn gradients(gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
     let ChannelGradients { grads, products, rstd, weight, slope, shift, to_weight, to_bias } = gradients;
     no_grad(|| {
-        let weighted = |sums: &Tensor| {
-            let sums = weight.map_or_else(|| Ok(sums.clone()), |weight| sums.mul(&weight.to_dtype(sums.dtype())?))?;
-            sums.mul(rstd)?.mul(-1.0 / count)
-        };
-        shift.copy_raw(&weighted(grads)?)?;
-        slope.copy_raw(&weighted(products)?.mul(rstd)?.mul(rstd)?)?;
+        let lost = |sums: &Tensor| weighted(sums, weight)?.mul(rstd)?.mul(-1.0 / count);
+        shift.copy_raw(&lost(grads)?)?;
+        slope.copy_raw(&lost(products)?.mul(rstd)?.mul(rstd)?)?;
         if let Some(to_weight) = to_weight {
             to_weight.copy_raw(&products.mul(rstd)?)?;
         }

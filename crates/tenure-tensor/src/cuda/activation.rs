@@ -1,16 +1,13 @@
 //! Activations, and their gradients.
 
-use super::binary::binary;
-use super::elementwise::{self, Expression};
-use super::unary::unary;
+use super::elementwise::{self, Expression, expressions};
+use super::on_cpu;
 use crate::cpu;
-use crate::cpu::activation::{Band, BandBackward, Curve};
-use crate::cpu::binary::Binary;
-use crate::cpu::unary::Unary;
+use crate::cpu::activation::{Band, BandBackward};
 use crate::kernel::on_cuda;
 use crate::{Element, Elementwise, Entry, Result, Scalar};
 
-unary! {
+expressions! {
     of activation:
     RELU: ["T", "T"] (lanes of floats), "a <= (T)0 ? (T)0 : a";
     GELU: ["T", "T"] (lanes of floats), "(T)0.5 * a * ((T)1 + erf(a * (T)0.70710678118654752))";
@@ -20,10 +17,6 @@ unary! {
     LOG_SIGMOID: ["T", "T"] (lanes of floats), "log_sigmoid(a)";
     HARDSIGMOID: ["T", "T"] (lanes of floats), "ramp(a)";
     HARDSWISH: ["T", "T"] (lanes of floats), "a * ramp(a)";
-}
-
-binary! {
-    of activation:
     TANH_BACKWARD: ["T", "T", "T"] (lanes of floats), "a * ((T)1 - b * b)";
     SIGMOID_BACKWARD: ["T", "T", "T"] (lanes of floats), "a * ((T)1 - b) * b";
     SILU_BACKWARD: ["T", "T", "T"] (lanes of floats), "a * sigmoid(b) * ((T)1 + b * ((T)1 - sigmoid(b)))";
@@ -35,35 +28,12 @@ binary! {
     SWIGLU_BACKWARD: ["T", "T", "T", "T"] (lanes of floats), "a * c * sigmoid(b) * ((T)1 + b * ((T)1 - sigmoid(b)))";
     HARDSWISH_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (b < (T)3 ? (b <= (T)-3 ? (T)0 : b / (T)3 + (T)0.5) : (T)1)";
-}
-
-/// Kernels that write an expression of elements and numbers.
-macro_rules! curve {
-    ($($name:ident<$N:literal>: $lanes:tt, $value:expr;)*) => {$(
-        pub(crate) const $name: &[Entry<Curve<$N>>] = {
-            static EXPRESSION: Expression = Expression {
-                name: concat!(module_path!(), "::", stringify!($name)),
-                lanes: &$lanes,
-                numbers: $N,
-                value: $value,
-                fault: None,
-            };
-            fn kernel<E: Element>(iter: &Elementwise<'_>, numbers: [f64; $N]) -> Result<()> {
-                let host = elementwise::on_cpu(cpu::activation::$name, E::DTYPE);
-                let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, numbers));
-                elementwise::run(iter, E::DTYPE, &EXPRESSION, &numbers.map(Scalar::Float), host)
-            }
-            on_cuda!(lanes of floats: kernel::<T>)
-        };
-    )*};
-}
-
-curve! {
-    LEAKY_RELU<1>: ["T", "T"], "a > (T)0 ? a : a * n0";
-    THRESHOLD<2>: ["T", "T"], "a <= n0 ? n1 : a";
-    ELU<3>: ["T", "T"], "a <= (T)0 ? expm1(a * n2) * n0 : a * n1";
-    SOFTPLUS<2>: ["T", "T"], "a * n0 > n1 ? a : log1p(exp(a * n0)) / n0";
-    ELU_BACKWARD<3>: ["T", "T", "T"], "a * (b <= (T)0 ? n2 * n0 * exp(b * n2) : n1)";
+    LEAKY_RELU: ["T", "T"] (lanes of floats), "a > (T)0 ? a : a * n0", given numbers: [f64; 1];
+    THRESHOLD: ["T", "T"] (lanes of floats), "a <= n0 ? n1 : a", given numbers: [f64; 2];
+    ELU: ["T", "T"] (lanes of floats), "a <= (T)0 ? expm1(a * n2) * n0 : a * n1", given numbers: [f64; 3];
+    SOFTPLUS: ["T", "T"] (lanes of floats), "a * n0 > n1 ? a : log1p(exp(a * n0)) / n0", given numbers: [f64; 2];
+    ELU_BACKWARD: ["T", "T", "T"] (lanes of floats),
+        "a * (b <= (T)0 ? n2 * n0 * exp(b * n2) : n1)", given numbers: [f64; 3];
 }
 
 pub(crate) const BAND_BACKWARD: &[Entry<BandBackward>] = on_cuda!(lanes of floats: band_backward::<T>);
@@ -75,7 +45,6 @@ fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
             static EXPRESSION: Expression = Expression {
                 name: $name,
                 lanes: &["T", "T", "T"],
-                numbers: 4,
                 value: concat!("(", $inside, " ? n2 : n3) == (T)0 ? (T)0 : a * (", $inside, " ? n2 : n3)"),
                 fault: None,
             };
@@ -87,7 +56,7 @@ fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
         false => expression!("open_band_backward", "(b > n0 && b < n1)"),
     };
     let numbers = [band.low, band.high, band.inside, band.outside].map(Scalar::Float);
-    let host = elementwise::on_cpu(cpu::activation::BAND_BACKWARD, E::DTYPE);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, band));
-    elementwise::run(iter, E::DTYPE, expression, &numbers, host)
+    elementwise::run(iter, E::DTYPE, expression, &numbers, move |iter| {
+        on_cpu(iter.op(), &[cpu::activation::BAND_BACKWARD], E::DTYPE)?(iter, band)
+    })
 }

@@ -3,16 +3,18 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
+use super::gather::Places;
 use super::queue::{self, Queue};
 use super::radix::{self, Rows, Sorted, Source};
 use super::space::Space;
 use super::written::Written;
 use super::{computed, late, stored};
 use crate::elementwise::Dims;
-use crate::{DType, Result, Tensor};
+use crate::{DType, Layout, Result, Tensor};
 
 const FEW: &str = include_str!("source/add.cu");
 const MANY: &str = include_str!("source/add_runs.cu");
+const SUMS: &str = include_str!("source/sums.cu");
 const KEYS: &str = include_str!("source/positions.cu");
 
 /// What is added to one place as often as this at most is added by one thread.
@@ -35,12 +37,11 @@ pub(super) fn few(
     let begins = starts[1..].iter().chain(&places.strides).copied();
     let unit = all.widen(dtype.size(), 1..3, begins.chain([values]));
     let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words()).collect();
+        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words(queue.fault(late::INDEX)?)).collect();
         words.extend(starts.map(|start| start as u64));
         words.extend([written.sizes[written.along], values, index].map(|word| word as u64));
-        words.extend(queue.fault(late::INDEX)?);
         let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let source = || [&types(dtype, unit), &all.source(is_large), &places.source(), FEW].concat();
+        let source = || [&sums(dtype, unit), &all.source(is_large), &places.source(), FEW].concat();
         queue.launch(
             KernelName { op: "index_add", variant: shape << 4 | dtype as u64 },
             source,
@@ -86,10 +87,9 @@ pub(super) fn many(
             }
         };
         let Sorted { keys, numbers } = radix::sort(queue, source, rows, None)?;
-        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words()).collect();
+        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words(fault)).collect();
         words.extend([target, values, keys, numbers, positions]);
         words.extend([length, value_step, units].map(|word| word as u64));
-        words.extend(fault);
         let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
         let (key_bytes, number_bytes) = (source.key_bytes(), radix::number_bytes(length));
         // Threads beside each other in a long run: for units of a row, if it has several.
@@ -104,7 +104,7 @@ pub(super) fn many(
                      Number;\n",
                     name.to_uppercase()
                 );
-                [&definitions, &types(dtype, unit), &all.source(is_large), &places.source(), MANY].concat()
+                [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), MANY].concat()
             };
             queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
         };
@@ -130,35 +130,26 @@ fn positions(
 ) -> Result<u64> {
     let (index, target) = (written.index, written.target);
     let bytes: Dims = index.strides().iter().map(|stride| stride * size_of::<i64>()).collect();
-    let mut counted = dense_strides(target.sizes());
-    let step = std::mem::take(&mut counted[dim]);
-    let space = Space::new(index.sizes(), &[&dense_strides(index.sizes()), &bytes, &counted]);
+    let (rows, elements) = (Layout::contiguous(index.sizes())?, Layout::contiguous(target.sizes())?);
+    let places = Places::new(&elements, &[dim], 1);
+    let mut lines = Dims::from_slice(elements.strides());
+    lines[dim] = 0;
+    let space = Space::new(index.sizes(), &[rows.strides(), &bytes, &lines]);
     let is_large = space.is_large(0) || target.numel() >= i32::MAX as usize;
     let keys = queue.workspace(index.numel() * source.key_bytes())?;
-    let mut words: SmallVec<[u64; 64]> = space.words().collect();
-    let (size, none) = (target.sizes()[dim], target.numel());
-    words.extend([keys, start, step as u64, size as u64, dim as u64, none as u64]);
-    words.extend(fault);
+    let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(fault)).collect();
+    words.extend([keys, start, target.numel() as u64]);
     let text = || {
         let key = radix::key_type(source.key_bytes());
-        [&format!("typedef {key} Key;\n"), &space.source(is_large), KEYS].concat()
+        [&format!("typedef {key} Key;\n"), &space.source(is_large), &places.source(), KEYS].concat()
     };
     let variant = space.variant(is_large) << 4 | source.key_bytes() as u64;
     queue.launch(KernelName { op: "scatter_positions", variant }, text, space.config(), &mut words)?;
     Ok(keys)
 }
 
-/// How far neighbours are apart where elements are one after the other, the last dimension densest.
-fn dense_strides(sizes: &[usize]) -> Dims {
-    let mut strides = Dims::from_elem(1, sizes.len());
-    for dim in (1..sizes.len()).rev() {
-        strides[dim - 1] = strides[dim] * sizes[dim];
-    }
-    strides
-}
-
 /// What a thread adds: as many elements as a unit has.
-fn types(dtype: DType, unit: usize) -> String {
+fn sums(dtype: DType, unit: usize) -> String {
     let (stored, computed, width) = (stored(dtype), computed(dtype), unit / dtype.size());
-    format!("#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n")
+    format!("#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n{SUMS}")
 }

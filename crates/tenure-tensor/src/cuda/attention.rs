@@ -3,13 +3,13 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
 
-use super::elementwise::{bits, on_cpu};
+use super::elementwise::bits;
 use super::queue::{self, Queue};
-use super::{computed, stored};
+use super::{computed, on_cpu, stored};
 use crate::cpu::attention::{self, Attend, AttendBackward};
 use crate::kernel::on_cuda;
 use crate::ops::Weighting;
-use crate::{Access, DType, Entry, Result, Scalar, Tensor, TensorError, tuning};
+use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
@@ -31,8 +31,6 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     if sums.numel() == 0 {
         return Ok(());
     }
-    let list = (attention::ATTEND, attention::ATTEND_HALVES);
-    let host = on_cpu(list.0, out.dtype()).or(on_cpu(list.1, out.dtype())).ok_or_else(|| no_kernel(out))?;
     let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(mask).collect();
     let mut access = Access::new("attention", &outputs, &reads)?;
     let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
@@ -51,7 +49,11 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
             Some(driver) if work.attend_by_library(queue, driver)? => Ok(()),
             _ => work.launch(queue, Part::Attend, 0, [None; 4]),
         },
-        move |writes, reads| host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], reads.get(3), weighting),
+        move |writes, reads| {
+            let lists = [attention::ATTEND, attention::ATTEND_HALVES];
+            let host = on_cpu("attention", &lists, reads[0].dtype())?;
+            host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], reads.get(3), weighting)
+        },
     )
 }
 
@@ -60,8 +62,6 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     if outputs.iter().all(|output| output.numel() == 0) {
         return Ok(());
     }
-    let list = (attention::BACKWARD, attention::BACKWARD_HALVES);
-    let host = on_cpu(list.0, q.dtype()).or(on_cpu(list.1, q.dtype())).ok_or_else(|| no_kernel(q))?;
     let reads: SmallVec<[&Tensor; 8]> = inputs.into_iter().chain(mask).collect();
     let mut access = Access::new("attention_backward", &outputs, &reads)?;
     let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
@@ -93,6 +93,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             let inputs = [&reads[0], &reads[1], &reads[2], &grad, &reads[4], &reads[5]];
             let dense = |index: usize| Tensor::empty(writes[index].sizes(), writes[index].dtype(), grad.device());
             let all = [dense(0)?, dense(1)?, dense(2)?];
+            let lists = [attention::BACKWARD, attention::BACKWARD_HALVES];
+            let host = on_cpu("attention_backward", &lists, grad.dtype())?;
             host([&all[0], &all[1], &all[2]], inputs, reads.get(6), weighting)?;
             writes.iter().zip(&all).try_for_each(|(to, dense)| to.copy_raw(dense))
         },
@@ -232,7 +234,7 @@ impl Work<'_> {
     /// Launches a kernel, with the gradients of the means, and those of queries, keys and values, if it needs them.
     fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
-        let &[batch, heads, queries, width] = q.sizes() else { return Err(no_kernel(q)) };
+        let [batch, heads, queries, width] = std::array::from_fn(|dim| q.sizes()[dim]);
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
         let dtype = q.dtype();
         let is_half = matches!(dtype, DType::F16 | DType::BF16);
@@ -314,8 +316,4 @@ fn heads_of(place: Option<Place<'_>>) -> [u64; 4] {
     let Some((tensor, data)) = place else { return [0; 4] };
     let stride = |dim: usize| tensor.strides()[dim] as u64;
     [data, stride(0), stride(1), stride(2)]
-}
-
-fn no_kernel(tensor: &Tensor) -> TensorError {
-    TensorError::NoKernel { op: "attention", device: tensor.device().kind(), dtype: tensor.dtype() }
 }

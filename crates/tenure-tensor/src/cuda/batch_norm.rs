@@ -2,12 +2,13 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::{self, Expression, on_cpu};
+use super::elementwise::{self, Expression};
 use super::queue::{self, Queue};
 use super::space::linear;
-use super::{computed, stored};
+use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::element;
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
 
@@ -29,7 +30,6 @@ fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64)
     let numbers = [count, momentum, eps];
     let dtypes = [weight, averages[0], averages[1], None];
     launch(false, T::DTYPE, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
-        let Some(host) = on_cpu(cpu::batch_norm::SETTLE, T::DTYPE) else { return Ok(()) };
         let (running, rest) = writes.split_at(if has_running { 2 } else { 0 });
         let settled = Settled {
             mean: &reads[0],
@@ -39,7 +39,7 @@ fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64)
             rstd: &rest[0],
             scale: rest.last().unwrap_or(&rest[0]),
         };
-        host(settled, count, momentum, eps)
+        on_cpu("batch_norm", &[cpu::batch_norm::SETTLE], T::DTYPE)?(settled, count, momentum, eps)
     })
 }
 
@@ -51,7 +51,6 @@ fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<
     let channels = [Some(grads), Some(products), Some(rstd), weight, Some(slope), Some(shift), to_weight, to_bias];
     let dtypes = [weight, None, None, to_bias];
     launch(true, T::DTYPE, [&writes, &reads], &channels, dtypes, &[count], move |writes, reads| {
-        let Some(host) = on_cpu(cpu::batch_norm::GRADIENTS, T::DTYPE) else { return Ok(()) };
         let gradients = ChannelGradients {
             grads: &reads[0],
             products: &reads[1],
@@ -62,7 +61,7 @@ fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<
             to_weight: has_to_weight.then(|| &writes[2]),
             to_bias: if has_to_bias { writes.last() } else { None },
         };
-        host(gradients, count)
+        on_cpu("batch_norm_backward", &[cpu::batch_norm::GRADIENTS], T::DTYPE)?(gradients, count)
     })
 }
 
@@ -105,9 +104,9 @@ fn launch(
 
 /// An expression of what is normalised, as it is, above 0, and with what is carried above 0.
 macro_rules! expressions {
-    ($name:literal, [$($lane:literal),*], $numbers:literal, $value:literal, $carried:literal) => {{
+    ($name:literal, [$($lane:literal),*], $value:literal, $carried:literal) => {{
         static PLAIN: Expression =
-            Expression { name: $name, lanes: &[$($lane),*], numbers: $numbers, value: $value, fault: None };
+            Expression { name: $name, lanes: &[$($lane),*], value: $value, fault: None };
         static RELU: Expression = Expression {
             name: concat!($name, "_relu"),
             value: concat!("maximum((T)0, ", $value, ")"),
@@ -128,14 +127,13 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
     let (expressions, eps) = match by.scale {
         Scale::Is(scale) => {
             inputs.push(scale);
-            (expressions!("batch_norm", ["T", "T", "T", "T", "T"], 0, "(a - b) * c + d", "e"), None)
+            (expressions!("batch_norm", ["T", "T", "T", "T", "T"], "(a - b) * c + d", "e"), None)
         }
         Scale::Of { variance, weight, eps } => {
             inputs.extend([variance, weight]);
             let value = expressions!(
                 "batch_norm_by",
                 ["T", "T", "T", "T", "T", "T"],
-                1,
                 "(a - b) * ((T)1 / sqrt(c + n0) * d) + e",
                 "f"
             );
@@ -151,11 +149,9 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
             2
         }
     };
-    let compute = if T::DTYPE == DType::F64 { DType::F64 } else { DType::F32 };
     let numbers: Vec<Scalar> = eps.map(Scalar::Float).into_iter().collect();
     let iter = Elementwise::new("batch_norm", &[out], &inputs)?;
-    elementwise::run_of(&iter, compute, expressions[which], &numbers, move |writes, reads| {
-        let Some(host) = on_cpu(cpu::batch_norm::NORMALIZE, T::DTYPE) else { return Ok(()) };
+    elementwise::run_of(&iter, element::computed(T::DTYPE), expressions[which], &numbers, move |writes, reads| {
         let (scale, shift) = match eps {
             None => (Scale::Is(&reads[2]), 3),
             Some(eps) => (Scale::Of { variance: &reads[2], weight: &reads[3], eps }, 4),
@@ -165,6 +161,7 @@ fn normalize<T: Element>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -
             1 => Then::Relu,
             _ => Then::AddRelu(&reads[shift + 1]),
         };
-        host(&writes[0], &reads[0], By { mean: &reads[1], scale, shift: &reads[shift] }, then)
+        let by = By { mean: &reads[1], scale, shift: &reads[shift] };
+        on_cpu("batch_norm", &[cpu::batch_norm::NORMALIZE], T::DTYPE)?(&writes[0], &reads[0], by, then)
     })
 }

@@ -2,16 +2,16 @@
 //!
 //! # Note [What varies]
 //!
-//! A captured kernel has its parameters for good. What the host computes anew for each step, such as an optimizer's numbers,
-//! kernels of a capture read from *words* on the device instead: whoever launches them asks for words ([`varying`]), and
-//! says how each replay fills them. All words of a replay are copied at once, before its launch, from a buffer of its own:
-//! so replays queue up and nobody waits. The words are allocated before the capture: memory of the graph's own pool may
-//! have held something else earlier in the graph, which each replay would write again.
+//! A captured kernel has its parameters for good. What the host computes anew for each step, such as an optimizer's
+//! numbers, kernels of a capture read from *words* on the device instead: whoever launches them asks for words
+//! ([`varying`]), and says how each replay fills them. All words of a replay are copied at once, before its launch,
+//! from a buffer of its own: so replays queue up and nobody waits. The words are allocated before the capture: memory
+//! of the graph's own pool may have held something else earlier in the graph, which each replay would write again.
 //!
 //! Random numbers need no closure. A generator that is met in a capture gets two words, for its seed and offset when a
-//! replay begins, and draws are told how far from there they are. A capture draws nothing: afterwards the generator is where
-//! it was, and each replay takes it as far as the work would have, which also holds if the work sets it back. What the host
-//! draws itself, as for the seed of a fork, stays what it was in the capture.
+//! replay begins, and draws are told how far from there they are. A capture draws nothing: afterwards the generator is
+//! where it was, and each replay takes it as far as the work would have, which also holds if the work sets it back.
+//! What the host draws itself, as for the seed of a fork, stays what it was in the capture.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -102,9 +102,9 @@ thread_local! {
 }
 
 impl Captured {
-    /// Captures what `work` puts on the thread's current stream of a device, and runs none of it. The same work must have
-    /// run before: what is prepared when it is first used, such as an optimizer's state, cannot be in a capture. `work`
-    /// must not wait for the device, nor read from it.
+    /// Captures what `work` puts on the thread's current stream of a device, and runs none of it. The same work must
+    /// have run before: what is prepared when it is first used, such as an optimizer's state, cannot be in a capture.
+    /// `work` must not wait for the device, nor read from it.
     ///
     /// Waits for the device once, to give back memory that is cached: the work has memory of its own.
     ///
@@ -134,8 +134,8 @@ impl Captured {
     /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
     ///
     /// # Errors
-    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0: nothing is
-    /// launched then, though numbers of steps may have counted on. A driver call failed.
+    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0: nothing
+    /// is launched then, though numbers of steps may have counted on. A driver call failed.
     pub fn replay(&mut self) -> Result<()> {
         if is_capturing() {
             return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
@@ -234,7 +234,8 @@ pub(crate) fn join(generator: &Generator, state: &mut State) {
     });
 }
 
-/// For a draw in a capture by this thread: how far from its generator's origin it is, and the words that say where that is.
+/// For a draw in a capture by this thread: how far from its generator's origin it is, and the words that say where that
+/// is.
 pub(crate) fn origin(state: State) -> Result<Option<(State, Tensor)>> {
     RECORDER.with_borrow(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };

@@ -1,14 +1,13 @@
 //! Comparisons and logic.
 
-use super::binary::binary;
-use super::elementwise::{self, Expression};
+use super::elementwise::{self, Expression, expressions};
+use super::on_cpu;
 use crate::cpu;
-use crate::cpu::binary::Binary;
 use crate::cpu::compare::{Closeness, IsClose};
 use crate::kernel::on_cuda;
-use crate::{DType, Element, Elementwise, Entry, Result, Scalar};
+use crate::{DType, Elementwise, Entry, Result, Scalar};
 
-binary! {
+expressions! {
     of compare:
     EQ: ["bool", "T", "T"] (lanes of all), "a == b";
     NE: ["bool", "T", "T"] (lanes of all), "a != b";
@@ -28,13 +27,12 @@ fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     static EXPRESSION: Expression = Expression {
         name: "isclose",
         lanes: &["bool", "T", "T"],
-        numbers: 3,
         value: "a == b || (fabs(a - b) <= n1 + n0 * fabs(b) && fabs(a - b) < INFINITE(T)) || (n2 != 0 && a != a && b != b)",
         fault: None,
     };
     let Closeness { relative, absolute, equal_nan } = closeness;
     let numbers = [relative, absolute, f64::from(u8::from(equal_nan))].map(Scalar::Float);
-    let host = elementwise::on_cpu(cpu::compare::IS_CLOSE, DType::F64);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, closeness));
-    elementwise::run(iter, DType::F64, &EXPRESSION, &numbers, host)
+    elementwise::run(iter, DType::F64, &EXPRESSION, &numbers, move |iter| {
+        on_cpu(iter.op(), &[cpu::compare::IS_CLOSE], DType::F64)?(iter, closeness)
+    })
 }

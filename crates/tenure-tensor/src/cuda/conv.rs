@@ -1,17 +1,15 @@
 //! Convolutions, by cuDNN; what it does not compute, by a kernel that goes from element to element.
 
 use smallvec::SmallVec;
-use tenure_core::Layout;
 use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
 
 use super::binary::ADD;
-use super::elementwise::on_cpu;
 use super::queue::{self, Queue};
-use super::{computed, stored};
+use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
-use crate::kernel::on_cuda;
-use crate::ops::Geometry;
+use crate::kernel::{find, on_cuda};
+use crate::ops::{Geometry, along_channels};
 use crate::{Access, Elementwise, Entry, Result, Tensor, precision};
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cuda!(floats: convolve);
@@ -22,25 +20,30 @@ const TEMPLATE: &str = include_str!("source/conv.cu");
 const THREADS: u64 = 256;
 
 fn convolve(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
-    let host = on_cpu(cpu::conv::CONVOLVE, out.dtype()).or(on_cpu(cpu::conv::CONVOLVE_HALVES, out.dtype()));
-    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let there = *geometry;
     let work = Work { pass: Pass::Forward, operands: [input, weight, out], geometry };
-    work.submit("conv", bias, move |out, [a, b], bias| host(out, a, b, bias, &geometry_there))
+    work.submit("conv", bias, move |out, [a, b], bias| {
+        let host = on_cpu("conv", &[cpu::conv::CONVOLVE, cpu::conv::CONVOLVE_HALVES], out.dtype())?;
+        host(out, a, b, bias, &there)
+    })
 }
 
 fn transposed(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
-    let host = on_cpu(cpu::conv::TRANSPOSED, out.dtype()).or(on_cpu(cpu::conv::TRANSPOSED_HALVES, out.dtype()));
-    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let there = *geometry;
     let work = Work { pass: Pass::DataGradient, operands: [out, weight, input], geometry };
-    work.submit("conv_transpose", bias, move |out, [a, b], bias| host(out, b, a, bias, &geometry_there))
+    work.submit("conv_transpose", bias, move |out, [a, b], bias| {
+        let host = on_cpu("conv_transpose", &[cpu::conv::TRANSPOSED, cpu::conv::TRANSPOSED_HALVES], out.dtype())?;
+        host(out, b, a, bias, &there)
+    })
 }
 
 fn weight_gradient(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
-    let list = (cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES);
-    let host = on_cpu(list.0, out.dtype()).or(on_cpu(list.1, out.dtype()));
-    let (host, geometry_there) = (host.ok_or_else(|| no_kernel(out))?, *geometry);
+    let there = *geometry;
     let work = Work { pass: Pass::WeightGradient, operands: [input, out, grad], geometry };
-    work.submit("conv_weight_gradient", None, move |out, [a, b], _| host(out, a, b, &geometry_there))
+    work.submit("conv_weight_gradient", None, move |out, [a, b], _| {
+        let lists = [cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES];
+        on_cpu("conv_weight_gradient", &lists, out.dtype())?(out, a, b, &there)
+    })
 }
 
 /// A convolution of images with a weight, and its result, of which one is computed of the others. All three are
@@ -195,15 +198,6 @@ fn spatial(tensor: &Tensor, all: &[usize], none: usize) -> [usize; 3] {
 
 /// Adds a number to every pixel of each channel.
 fn add_to_channels(op: &'static str, out: &Tensor, bias: &Tensor) -> Result<()> {
-    let mut sizes: SmallVec<[usize; 5]> = SmallVec::from_elem(1, out.rank() - 1);
-    sizes[0] = bias.numel();
-    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
-    strides[0] = bias.strides()[0];
-    let bias = bias.alias(Layout::strided(&sizes, &strides, bias.layout().offset())?);
-    let add = on_cpu(ADD, out.dtype()).ok_or_else(|| no_kernel(out))?;
-    add(&Elementwise::new(op, &[out], &[out, &bias])?)
-}
-
-fn no_kernel(tensor: &Tensor) -> crate::TensorError {
-    crate::TensorError::NoKernel { op: "conv", device: tensor.device().kind(), dtype: tensor.dtype() }
+    let bias = along_channels(bias, out)?;
+    find(op, &[ADD], out.device().kind(), out.dtype())?(&Elementwise::new(op, &[out], &[out, &bias])?)
 }

@@ -1,7 +1,7 @@
 //! Copies, and conversions from dtype to dtype.
 
 use super::elementwise::{self, Expression};
-use super::{queue, transpose};
+use super::{on_cpu, queue, transpose};
 use crate::cpu;
 use crate::cpu::copy::Copy;
 use crate::kernel::on_cuda;
@@ -13,15 +13,13 @@ pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy::<T>);
 fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
     macro_rules! moved {
         ($name:literal, $type:literal) => {{
-            static EXPRESSION: Expression =
-                Expression { name: $name, lanes: &[$type, $type], numbers: 0, value: "a", fault: None };
+            static EXPRESSION: Expression = Expression { name: $name, lanes: &[$type, $type], value: "a", fault: None };
             &EXPRESSION
         }};
     }
     let [to, from] = [0, 1].map(|operand| iter.operands()[operand].dtype);
     // What is computed in holds every value of the target; a source of more precision is rounded once.
-    static CONVERTED: Expression =
-        Expression { name: "convert", lanes: &["T", "T"], numbers: 0, value: "a", fault: None };
+    static CONVERTED: Expression = Expression { name: "convert", lanes: &["T", "T"], value: "a", fault: None };
     let is_here = iter.operands()[1].device.is_cpu();
     let expression = match to.size() {
         _ if from != to || is_here => &CONVERTED,
@@ -30,8 +28,7 @@ fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
         4 => moved!("copy_4", "u32"),
         _ => moved!("copy_8", "u64"),
     };
-    let host = elementwise::on_cpu(cpu::copy::COPY, E::DTYPE);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter));
+    let host = |iter: &Elementwise<'_>| on_cpu(iter.op(), &[cpu::copy::COPY], E::DTYPE)?(iter);
     if let Some(across) = transpose::across(iter).filter(|_| iter.numel() > 0) {
         let op = iter.op();
         return queue::submit(

@@ -23,15 +23,67 @@ pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 pub(super) struct Expression {
     /// The kernel's name, one for each expression.
     pub(super) name: &'static str,
-    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as they
-    /// are in memory.
+    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as
+    /// they are in memory.
     pub(super) lanes: &'static [&'static str],
-    /// How many numbers there are.
-    pub(super) numbers: usize,
     /// What is returned.
     pub(super) value: &'static str,
     /// The code of an error that it may `report`: through `report(fault, code, ...)`.
     pub(super) fault: Option<u64>,
+}
+
+/// Functions that write an expression of elements, and of numbers that are `given`, named as those on the CPU that
+/// stand for them.
+macro_rules! expressions {
+    (of $module:ident: $(
+        $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;
+    )*) => {$(
+        pub(crate) const $name: &[$crate::Entry<fn(&$crate::Elementwise<'_> $(, $type)?) -> $crate::Result<()>>] = {
+            use $crate::cuda::elementwise::{self, Expression};
+
+            static EXPRESSION: Expression = Expression {
+                name: concat!(module_path!(), "::", stringify!($name)),
+                lanes: &$lanes,
+                value: $value,
+                fault: elementwise::expressions!(@fault $($fault)?),
+            };
+            fn kernel<E: $crate::Element>(iter: &$crate::Elementwise<'_> $(, $given: $type)?) -> $crate::Result<()> {
+                let numbers = elementwise::expressions!(@numbers $($given)?);
+                elementwise::run(iter, E::DTYPE, &EXPRESSION, &numbers, move |iter| {
+                    $crate::cuda::on_cpu(iter.op(), &[$crate::cpu::$module::$name], E::DTYPE)?(iter $(, $given)?)
+                })
+            }
+            $crate::kernel::on_cuda!($($dtypes)*: kernel::<T>)
+        };
+    )*};
+    (@fault) => { None };
+    (@fault $fault:expr) => { Some($fault) };
+    (@numbers) => { [] };
+    (@numbers $given:ident) => { elementwise::Given::numbers($given) };
+}
+pub(super) use expressions;
+
+/// What functions take beside tensors, as numbers of an expression.
+pub(super) trait Given<const N: usize> {
+    fn numbers(self) -> [Scalar; N];
+}
+
+impl Given<1> for Scalar {
+    fn numbers(self) -> [Scalar; 1] {
+        [self]
+    }
+}
+
+impl Given<1> for f64 {
+    fn numbers(self) -> [Scalar; 1] {
+        [Scalar::Float(self)]
+    }
+}
+
+impl<const N: usize> Given<N> for [f64; N] {
+    fn numbers(self) -> [Scalar; N] {
+        self.map(Scalar::Float)
+    }
 }
 
 /// Writes the expression, computed in `compute`. A simulated device calls `host` instead.
@@ -163,7 +215,7 @@ impl Shape {
             block: [THREADS as u32, 1, 1],
             shared_bytes: 0,
         };
-        queue.launch(name, || self.source(operands, compute, expression), config, &mut words)
+        queue.launch(name, || self.source(operands, compute, expression, numbers.len()), config, &mut words)
     }
 
     /// All that the source depends on.
@@ -180,7 +232,7 @@ impl Shape {
         variant
     }
 
-    fn source(&self, operands: &[Operand], compute: DType, expression: &Expression) -> String {
+    fn source(&self, operands: &[Operand], compute: DType, expression: &Expression, numbers: usize) -> String {
         let (width, dims, index) = (self.width, self.dims, if self.is_large { "u64" } else { "u32" });
         let lane = |operand: usize| expression.lanes[operand];
         let inputs: Vec<(usize, char)> = (1..operands.len()).zip('a'..).collect();
@@ -193,15 +245,14 @@ impl Shape {
 
         let mut line = |words: std::fmt::Arguments<'_>| text.extend([&words.to_string()[..], "\n"]);
         let arguments: String = inputs.iter().map(|(operand, name)| format!("{} {name}, ", lane(*operand))).collect();
-        let numbers: String = (0..expression.numbers).map(|number| format!("T n{number}, ")).collect();
+        let named: String = (0..numbers).map(|number| format!("T n{number}, ")).collect();
         line(format_args!(
-            "DEVICE {} apply({arguments}{numbers}u64 fault, u64 code) {{ return {}; }}",
+            "DEVICE {} apply({arguments}{named}u64 fault, u64 code) {{ return {}; }}",
             lane(0),
             expression.value
         ));
         let faults = if expression.fault.is_some() { "u64 fault; u64 code; " } else { "" };
-        let count = expression.numbers;
-        let stored_numbers = if count > 0 { format!("u64 numbers[{count}]; ") } else { String::new() };
+        let stored_numbers = if numbers > 0 { format!("u64 numbers[{numbers}]; ") } else { String::new() };
         line(format_args!(
             "struct Params {{ u64 vectors; u64 first; u64 sizes[DIMS]; Operand operands[{}]; {stored_numbers}{faults}}};",
             operands.len()
@@ -239,8 +290,7 @@ impl Shape {
             ));
         }
         let arguments: String = inputs.iter().map(|(_, name)| format!("{name}[i], ")).collect();
-        let numbers: String =
-            (0..expression.numbers).map(|number| format!("number<T>(p.numbers[{number}]), ")).collect();
+        let numbers: String = (0..numbers).map(|number| format!("number<T>(p.numbers[{number}]), ")).collect();
         let fault = if expression.fault.is_some() { "p.fault, p.code" } else { "0, 0" };
         line(format_args!(
             "{} y[V];\n#pragma unroll\nfor (int i = 0; i < V; i++) if (i < count) y[i] = apply({arguments}{numbers}{fault});",
@@ -270,9 +320,4 @@ fn host_value(operand: &Operand) -> Scalar {
 /// A number as a kernel takes one of that type.
 pub(super) fn bits(number: Scalar, lane: &str) -> u64 {
     if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
-}
-
-/// The function of a list for the CPU that computes in `dtype`.
-pub(super) fn on_cpu<F: Copy>(list: &[crate::Entry<F>], dtype: DType) -> Option<F> {
-    list.iter().find(|entry| entry.1 == dtype).map(|entry| entry.2)
 }

@@ -2,7 +2,7 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::on_cpu;
+use super::on_cpu;
 use super::queue::{self, Queue};
 use super::space::{linear, unit, unit_type};
 use crate::cpu;
@@ -31,6 +31,6 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
         queue.launch(KernelName { op: "flip", variant: unit as u64 }, source, linear(count), &mut words)
     };
     queue::submit(&access, launch, move |writes, reads| {
-        on_cpu(cpu::flip::FLIP, dtype).map_or(Ok(()), |host| host(&writes[0], &reads[0], dim))
+        on_cpu("flip", &[cpu::flip::FLIP], dtype)?(&writes[0], &reads[0], dim)
     })
 }

@@ -3,10 +3,10 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::{RANKS, on_cpu};
-use super::late;
+use super::elementwise::RANKS;
 use super::queue::{self, Place, Queue, Sealed, Touched};
 use super::space::{Space, unit_type};
+use super::{late, on_cpu};
 use crate::cpu;
 use crate::cpu::gather::Gather;
 use crate::elementwise::Dims;
@@ -30,9 +30,8 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
     let unit = space.widen(width, 0..2, starts);
     let is_large = space.is_large(places.extent());
     let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words()).collect();
+        let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(queue.fault(late::INDEX)?)).collect();
         words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
-        words.extend(queue.fault(late::INDEX)?);
         let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
         let source = || {
             let unit = unit_type(unit);
@@ -40,13 +39,13 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
         };
         queue.launch(KernelName { op: "gather", variant }, source, space.config(), &mut words)
     };
-    let (op, dtype, strides, dims) = (iter.op(), source.dtype(), base.strides.clone(), Dims::from_slice(dims));
+    let (op, strides, dims) = (iter.op(), base.strides.clone(), Dims::from_slice(dims));
     let strides: Dims = strides.iter().map(|stride| stride / width).collect();
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
-        let [index, source] = reads else { return Ok(()) };
+        let [index, source] = reads else { unreachable!("an index and what is read") };
         let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
         let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
-        on_cpu(cpu::gather::GATHER, dtype).map_or(Ok(()), |host| host(&iter, source, &dims))
+        on_cpu(op, &[cpu::gather::GATHER], source.dtype())?(&iter, source, &dims)
     };
     queue::submit(&Gathered { iter, source }, launch, host)
 }
@@ -133,11 +132,16 @@ impl Places {
         format!("#define PLACES {}\n{}", self.dims(), include_str!("source/places.cu"))
     }
 
-    pub(super) fn words(&self) -> impl Iterator<Item = u64> {
+    /// The words of a `Places`, which reports what is not there to `fault`.
+    pub(super) fn words(&self, fault: [u64; 2]) -> impl Iterator<Item = u64> {
         let padded = |numbers: &Dims, rest: usize| {
             let numbers = numbers.clone();
             (0..self.dims()).map(move |dim| numbers.get(dim).copied().unwrap_or(rest) as u64)
         };
-        [self.count as u64, self.first as u64].into_iter().chain(padded(&self.sizes, 1)).chain(padded(&self.strides, 0))
+        let [fault, code] = fault;
+        [self.count as u64, self.first as u64, fault, code]
+            .into_iter()
+            .chain(padded(&self.sizes, 1))
+            .chain(padded(&self.strides, 0))
     }
 }

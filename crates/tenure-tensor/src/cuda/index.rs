@@ -2,10 +2,10 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::{self, Expression, on_cpu};
-use super::late;
+use super::elementwise::{self, Expression};
 use super::queue::{self, Queue};
 use super::space::{linear, unit, unit_type};
+use super::{late, on_cpu};
 use crate::cpu;
 use crate::cpu::index::{Coordinate, Nonzero, Position, Triangle};
 use crate::kernel::on_cuda;
@@ -24,23 +24,22 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     static EXPRESSION: Expression = Expression {
         name: "position",
         lanes: &["T", "T", "T"],
-        numbers: 2,
         value: "a * n0 + (b < -n0 || b >= n0 ? (report(fault, code, b, n1, n0), (T)0) : b < 0 ? b + n0 : b)",
         fault: Some(late::INDEX),
     };
-    let host = elementwise::on_cpu(cpu::index::POSITION, DType::I64);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, size, dim));
     let numbers = [size, dim].map(|number| Scalar::Int(number as i64));
-    elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, host)
+    elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, move |iter| {
+        on_cpu(iter.op(), &[cpu::index::POSITION], DType::I64)?(iter, size, dim)
+    })
 }
 
 fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> {
     static EXPRESSION: Expression =
-        Expression { name: "coordinate", lanes: &["T", "T"], numbers: 2, value: "a / n0 % n1", fault: None };
-    let host = elementwise::on_cpu(cpu::index::COORDINATE, DType::I64);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, stride, size));
+        Expression { name: "coordinate", lanes: &["T", "T"], value: "a / n0 % n1", fault: None };
     let numbers = [stride, size].map(|number| Scalar::Int(number as i64));
-    elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, host)
+    elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, move |iter| {
+        on_cpu(iter.op(), &[cpu::index::COORDINATE], DType::I64)?(iter, stride, size)
+    })
 }
 
 /// Bytes of a mask that a block looks at.
@@ -87,8 +86,7 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let words = [access.read_ptr(0).addr(), count, access.read_ptr(1).addr(), blocks, access.write_ptr(0).addr()];
     let written = |queue: &mut Queue| launch(queue, "nonzero", blocks, 256, words.map(|word| word as u64));
     queue::submit(&access, written, |writes, reads| {
-        let numbers = on_cpu(cpu::index::NONZERO, DType::Bool).map(|host| host(&reads[0]));
-        numbers.map_or(Ok(()), |numbers| writes[0].copy_raw(&numbers?))
+        writes[0].copy_raw(&on_cpu("nonzero", &[cpu::index::NONZERO], DType::Bool)?(&reads[0])?)
     })?;
     drop(access);
     Ok(out)
@@ -117,6 +115,6 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
         queue.launch(KernelName { op: "triangle", variant }, source, linear(count as usize), &mut words)
     };
     queue::submit(&access, launch, move |writes, reads| {
-        on_cpu(cpu::index::TRIANGLE, dtype).map_or(Ok(()), |host| host(&writes[0], &reads[0], diagonal, is_lower))
+        on_cpu("triangle", &[cpu::index::TRIANGLE], dtype)?(&writes[0], &reads[0], diagonal, is_lower)
     })
 }

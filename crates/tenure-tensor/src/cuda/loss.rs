@@ -2,11 +2,10 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::on_cpu;
-use super::late;
 use super::lines::{self, Edges, Lines};
 use super::queue::{self, Queue};
 use super::softmax::EXPONENTIALS;
+use super::{late, on_cpu};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy, CrossEntropyBackward, Targets};
 use crate::kernel::on_cuda;
@@ -26,13 +25,13 @@ fn cross_entropy<T: Element>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<
     let weight = targets.weight.map_or(0, |_| read(2));
     let places = [losses, read(0), read(1), weight, logs, weights, 0];
     let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy", &targets, places, &[places[1]]);
-    let host = on_cpu(cpu::loss::CROSS_ENTROPY, T::DTYPE);
     let Targets { ignored, smoothing, .. } = targets;
     queue::submit(&access, launch, move |writes, reads| {
         let scores = reads[0].contiguous()?;
         let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(2), ignored, smoothing };
         expect_classes(&targets)?;
-        host.map_or(Ok(()), |host| host([&writes[0], &writes[1], &writes[2]], targets))
+        let host = on_cpu("cross_entropy", &[cpu::loss::CROSS_ENTROPY], T::DTYPE)?;
+        host([&writes[0], &writes[1], &writes[2]], targets)
     })
 }
 
@@ -44,7 +43,6 @@ fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor
     let weight = targets.weight.map_or(0, |_| read(4));
     let places = [out, read(0), read(1), weight, read(3), 0, read(2)];
     let launch = |queue: &mut Queue| launch::<T>(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]);
-    let host = on_cpu(cpu::loss::CROSS_ENTROPY_BACKWARD, T::DTYPE);
     let Targets { ignored, smoothing, .. } = targets;
     queue::submit(&access, launch, move |writes, reads| {
         let scores = reads[0].contiguous()?;
@@ -54,7 +52,8 @@ fn cross_entropy_backward<T: Element>(out: &Tensor, grad: &Tensor, logs: &Tensor
             return Ok(());
         }
         let dense = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
-        host.map_or(Ok(()), |host| host(&dense, &reads[2], &reads[3], targets))?;
+        let host = on_cpu("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD], T::DTYPE)?;
+        host(&dense, &reads[2], &reads[3], targets)?;
         writes[0].copy_raw(&dense)
     })
 }

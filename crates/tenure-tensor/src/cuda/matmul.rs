@@ -5,9 +5,9 @@ use tenure_device::cuda::{
     Compute, CudaDriver, Epilogue, KernelName, LaunchConfig, Matrix, Operands, Product as Description, TUNING_WORKSPACE,
 };
 
-use super::elementwise::{bits, on_cpu};
+use super::elementwise::bits;
 use super::queue::{self, Queue};
-use super::stored;
+use super::{on_cpu, stored, summed};
 use crate::cpu::gemm::{self, Product};
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Entry, Result, Scalar, Tensor, precision};
@@ -57,7 +57,6 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
     }
     let tensors = [out, &a, &b, base.as_ref().unwrap_or(out)];
     let work = Work { tensors, data, alpha, beta, is_bias };
-    let host = on_cpu(gemm::PRODUCT, dtype).or(on_cpu(gemm::PRODUCT_OF_HALVES, dtype));
     queue::submit(
         &access,
         |queue| {
@@ -71,7 +70,8 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
         },
         move |writes, reads| {
             let base = reads.get(2).map(|base| (base, beta));
-            host.map_or(Ok(()), |host| host(&writes[0], [&reads[0], &reads[1]], base, alpha))
+            let host = on_cpu("matmul", &[gemm::PRODUCT, gemm::PRODUCT_OF_HALVES], dtype)?;
+            host(&writes[0], [&reads[0], &reads[1]], base, alpha)
         },
     )
 }
@@ -226,11 +226,7 @@ impl Work<'_> {
             let [row, column] = strides(self.tensors[operand]);
             words.extend([address, batch.strides[operand] as u64, row as u64, column as u64]);
         }
-        let compute = match dtype {
-            DType::F16 | DType::BF16 | DType::F32 => "float",
-            DType::F64 => "double",
-            _ => "i64",
-        };
+        let compute = summed(dtype);
         words.extend([bits(self.alpha, compute), bits(self.beta, compute)]);
         let blocks = m.div_ceil(TILE) * n.div_ceil(TILE) * batch.size;
         let config = LaunchConfig {

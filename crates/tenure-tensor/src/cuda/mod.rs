@@ -78,10 +78,16 @@ pub(crate) use queue::arrive;
 pub use queue::{Queue, Touched, submit};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use crate::DType;
+use crate::kernel::{self, Entry};
+use crate::{DType, DeviceKind, Result, element};
 
 /// What every kernel begins with.
 const PRELUDE: &str = include_str!("source/prelude.cu");
+
+/// The CPU's function of an operation: what stands for a kernel on a simulated device.
+fn on_cpu<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], dtype: DType) -> Result<F> {
+    kernel::find(op, lists, DeviceKind::Cpu, dtype)
+}
 
 /// What a dtype is called in a kernel.
 pub fn stored(dtype: DType) -> &'static str {
@@ -101,8 +107,10 @@ pub fn stored(dtype: DType) -> &'static str {
 
 /// What a dtype is computed in, in a kernel.
 pub fn computed(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F16 | DType::BF16 => "float",
-        other => stored(other),
-    }
+    stored(element::computed(dtype))
+}
+
+/// What many of a dtype are added up in, in a kernel.
+fn summed(dtype: DType) -> &'static str {
+    if dtype.is_floating() { computed(dtype) } else { "i64" }
 }

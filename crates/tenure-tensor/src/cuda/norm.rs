@@ -2,14 +2,15 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::{self, Expression, on_cpu};
+use super::elementwise::expressions;
 use super::lines::{self, Edges, Lines};
+use super::on_cpu;
 use super::queue::{self, Queue};
 use super::reduce::{Fold, fold};
 use crate::cpu;
-use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::cpu::norm::{NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
 use crate::kernel::on_cuda;
-use crate::{Access, Element, Elementwise, Entry, Result, Tensor};
+use crate::{Access, Element, Entry, Result, Tensor};
 
 const TEMPLATE: &str = include_str!("source/norm.cu");
 
@@ -20,45 +21,13 @@ pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cuda!(floats: norm
 pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
     on_cuda!(floats: normalize_rows_backward::<T>);
 pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cuda!(floats: normalize_sums::<T>);
-pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(lanes of floats: normalize::<T>);
-pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cuda!(lanes of floats: normalize_backward::<T>);
-pub(crate) const NORMALIZE_RELU_BACKWARD: &[Entry<NormalizeBackward>] =
-    on_cuda!(lanes of floats: normalize_relu_backward::<T>);
 
-fn normalize<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
-    static EXPRESSION: Expression = Expression {
-        name: "normalize",
-        lanes: &["T", "T", "T", "T", "T"],
-        numbers: 0,
-        value: "(a - b) * c + d",
-        fault: None,
-    };
-    let host = elementwise::on_cpu(cpu::norm::NORMALIZE, E::DTYPE);
-    elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
-}
-
-fn normalize_backward<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
-    static EXPRESSION: Expression = Expression {
-        name: "normalize_backward",
-        lanes: &["T", "T", "T", "T", "T", "T", "T"],
-        numbers: 0,
-        value: "a * d + (b - c) * e + f",
-        fault: None,
-    };
-    let host = elementwise::on_cpu(cpu::norm::NORMALIZE_BACKWARD, E::DTYPE);
-    elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
-}
-
-fn normalize_relu_backward<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
-    static EXPRESSION: Expression = Expression {
-        name: "normalize_relu_backward",
-        lanes: &["T", "T", "T", "T", "T", "T", "T", "T"],
-        numbers: 0,
-        value: "(g <= (T)0 ? (T)0 : a) * d + (b - c) * e + f",
-        fault: None,
-    };
-    let host = elementwise::on_cpu(cpu::norm::NORMALIZE_RELU_BACKWARD, E::DTYPE);
-    elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
+expressions! {
+    of norm:
+    NORMALIZE: ["T", "T", "T", "T", "T"] (lanes of floats), "(a - b) * c + d";
+    NORMALIZE_BACKWARD: ["T", "T", "T", "T", "T", "T", "T"] (lanes of floats), "a * d + (b - c) * e + f";
+    NORMALIZE_RELU_BACKWARD: ["T", "T", "T", "T", "T", "T", "T", "T"] (lanes of floats),
+        "(g <= (T)0 ? (T)0 : a) * d + (b - c) * e + f";
 }
 
 fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
@@ -82,10 +51,8 @@ fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<
         let source = || lines.source(&[("BACKWARD", 0)], TEMPLATE);
         queue.launch(name, source, lines.config(count), &mut lines::words(&places, [n, count, 1, lines.lanes]))
     };
-    let host = on_cpu(cpu::norm::NORMALIZE_ROWS, T::DTYPE);
     let [has_mean, has_weight, has_bias] = [rows.mean, rows.weight, rows.bias].map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {
-        let Some(host) = host else { return Ok(()) };
         let rows = Rows {
             input: &reads[0],
             weight: has_weight.then(|| &reads[1]),
@@ -93,7 +60,7 @@ fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<
             mean: has_mean.then(|| &writes[2]),
             rstd: &writes[1],
         };
-        host(&writes[0], rows, eps)
+        on_cpu("layer_norm", &[cpu::norm::NORMALIZE_ROWS], T::DTYPE)?(&writes[0], rows, eps)
     })
 }
 
@@ -125,10 +92,8 @@ fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tens
         };
         queue.launch(name, source, config, &mut lines::words(&places, [n, count, length, lines.lanes]))
     };
-    let host = on_cpu(cpu::norm::NORMALIZE_ROWS_BACKWARD, T::DTYPE);
     let [has_mean, has_weight] = [rows.mean, rows.weight].map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {
-        let Some(host) = host else { return Ok(()) };
         let rows = Rows {
             input: &reads[1],
             weight: has_weight.then(|| &reads[3 + usize::from(has_mean)]),
@@ -136,6 +101,7 @@ fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tens
             mean: has_mean.then(|| &reads[3]),
             rstd: &reads[2],
         };
+        let host = on_cpu("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD], T::DTYPE)?;
         host(&writes[0], &writes[1], &reads[0], rows)
     })
 }
@@ -149,10 +115,10 @@ fn normalize_sums<T: Element>(
 ) -> Result<()> {
     static PRODUCTS: Fold = Fold { name: "norm_sums", fold: "typedef Products Fold;", part_bytes: [8, 16] };
     static OF_RELU: Fold = Fold { name: "norm_relu_sums", ..PRODUCTS };
-    let (host, has_output) = (on_cpu(cpu::norm::NORMALIZE_SUMS, T::DTYPE), output.is_some());
+    let has_output = output.is_some();
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
-        let Some(host) = host else { return Ok(()) };
         let (output, mean) = if has_output { (Some(&reads[2]), &reads[3]) } else { (None, &reads[2]) };
+        let host = on_cpu(PRODUCTS.name, &[cpu::norm::NORMALIZE_SUMS], T::DTYPE)?;
         host([&writes[0], &writes[1]], &reads[0], &reads[1], mean, output)
     };
     match output {

@@ -4,7 +4,7 @@ use tenure_device::cuda::KernelName;
 
 use super::queue::{self, Queue};
 use super::space::{linear, unit};
-use super::{computed, stored};
+use super::{computed, on_cpu, stored};
 use crate::autograd::no_grad;
 use crate::cpu::pool::{self as cpu, AvgPool, Chosen, MaxPool};
 use crate::kernel::on_cuda;
@@ -20,42 +20,37 @@ pub(crate) const SPREAD: &[Entry<AvgPool>] = on_cuda!(floats: spread);
 const TEMPLATE: &str = include_str!("source/pool.cu");
 
 fn max_pool(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
-    let host = on_cpu([cpu::MAX_POOL, cpu::MAX_POOL_HALVES], out.dtype());
-    let with = how.clone();
+    let (with, dtype) = (how.clone(), out.dtype());
     run("max_pool", &[out, taps], &[input], Shape::of_taps(how), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &writes[1], &reads[0], &with))
+        on_cpu("max_pool", &[cpu::MAX_POOL, cpu::MAX_POOL_HALVES], dtype)?(&writes[0], &writes[1], &reads[0], &with)
     })
 }
 
 fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let host = on_cpu([cpu::PICK, cpu::PICK_HALVES], out.dtype());
-    let with = how.clone();
+    let (with, dtype) = (how.clone(), out.dtype());
     run("max_pool_pick", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1], &with))
+        on_cpu("max_pool_pick", &[cpu::PICK, cpu::PICK_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
 
 fn put(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let host = on_cpu([cpu::PUT, cpu::PUT_HALVES], out.dtype());
-    let with = how.clone();
+    let (with, dtype) = (how.clone(), out.dtype());
     run("max_pool_put", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1], &with))
+        on_cpu("max_pool_put", &[cpu::PUT, cpu::PUT_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
 
 fn avg_pool(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
-    let host = on_cpu([cpu::AVG_POOL, cpu::AVG_POOL_HALVES], out.dtype());
-    let with = windows.clone();
+    let (with, dtype) = (windows.clone(), out.dtype());
     run("avg_pool", &[out], &[input], Shape::of_windows(windows), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &with))
+        on_cpu("avg_pool", &[cpu::AVG_POOL, cpu::AVG_POOL_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
 }
 
 fn spread(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
-    let host = on_cpu([cpu::SPREAD, cpu::SPREAD_HALVES], out.dtype());
-    let with = windows.clone();
+    let (with, dtype) = (windows.clone(), out.dtype());
     run("avg_pool_spread", &[out], &[image], Shape::of_windows(windows), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &with))
+        on_cpu("avg_pool_spread", &[cpu::SPREAD, cpu::SPREAD_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
 }
 
@@ -150,9 +145,4 @@ fn run(
             writes.iter().zip(&made).try_for_each(|(to, made)| to.copy_raw(made))
         })
     })
-}
-
-/// The CPU's function of either list.
-fn on_cpu<F: Copy>(lists: [&[Entry<F>]; 2], dtype: DType) -> Option<F> {
-    lists.into_iter().find_map(|list| super::elementwise::on_cpu(list, dtype))
 }

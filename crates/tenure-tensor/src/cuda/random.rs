@@ -2,8 +2,7 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::on_cpu;
-use super::{captured, computed, late, queue, stored};
+use super::{captured, computed, late, on_cpu, queue, stored};
 use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::kernel::on_cuda;
 use crate::random::State;
@@ -32,49 +31,45 @@ struct Draw {
 
 fn uniform<T: Element>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
     let draw = Draw { name: "uniform", numbers: [low, high - low].map(f64::to_bits), fault: None };
-    let host = on_cpu(cpu::UNIFORM, T::DTYPE);
     run("uniform", [out, out], state, &draw, move |[out, _], state| {
-        host.map_or(Ok(()), |host| host(out, state, low, high))
+        on_cpu("uniform", &[cpu::UNIFORM], T::DTYPE)?(out, state, low, high)
     })
 }
 
 fn normal<T: Element>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let draw = Draw { name: "normal", numbers: [mean, deviation].map(f64::to_bits), fault: None };
-    let host = on_cpu(cpu::NORMAL, T::DTYPE);
-    let host = move |[out, _]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, state, mean, deviation));
-    run("normal", [out, out], state, &draw, host)
+    run("normal", [out, out], state, &draw, move |[out, _], state| {
+        on_cpu("normal", &[cpu::NORMAL], T::DTYPE)?(out, state, mean, deviation)
+    })
 }
 
 fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
     let draw = Draw { name: "randint", numbers: [first as u64, count], fault: None };
-    let host = on_cpu(cpu::INTEGERS, T::DTYPE);
     run("randint", [out, out], state, &draw, move |[out, _], state| {
-        host.map_or(Ok(()), |host| host(out, state, first, count))
+        on_cpu("randint", &[cpu::INTEGERS], T::DTYPE)?(out, state, first, count)
     })
 }
 
 fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
     let draw = Draw { name: "bernoulli", numbers: [cpu::limit(probability), 0], fault: None };
-    let host = on_cpu(cpu::BERNOULLI, T::DTYPE);
     run("bernoulli", [out, out], state, &draw, move |[out, _], state| {
-        host.map_or(Ok(()), |host| host(out, state, probability))
+        on_cpu("bernoulli", &[cpu::BERNOULLI], T::DTYPE)?(out, state, probability)
     })
 }
 
 fn bernoulli_each<T: Element>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
     let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(late::PROBABILITY) };
-    let host = on_cpu(cpu::BERNOULLI_EACH, T::DTYPE);
-    let host = move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state));
-    run("bernoulli", [out, probabilities], state, &draw, host)
+    run("bernoulli", [out, probabilities], state, &draw, move |[out, input], state| {
+        on_cpu("bernoulli", &[cpu::BERNOULLI_EACH], T::DTYPE)?(out, input, state)
+    })
 }
 
 fn dropout<T: Element>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
     let kept = 1.0 - probability;
     let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
-    let host = on_cpu(cpu::DROPOUT, T::DTYPE);
-    let host =
-        move |[out, input]: [&Tensor; 2], state| host.map_or(Ok(()), |host| host(out, input, state, probability));
-    run("dropout", [out, input], state, &draw, host)
+    run("dropout", [out, input], state, &draw, move |[out, input], state| {
+        on_cpu("dropout", &[cpu::DROPOUT], T::DTYPE)?(out, input, state, probability)
+    })
 }
 
 /// Draws the first tensor, of which the second is the input unless it is the same. A simulated device calls `host`.
@@ -176,6 +171,6 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
     let state = start.state;
     queue::submit(&access, launch, move |writes, origin| {
         let state = placed(state, origin)?;
-        on_cpu(cpu::PERMUTATION, DType::I64).map_or(Ok(()), |host| host(&writes[0], state))
+        on_cpu("randperm", &[cpu::PERMUTATION], DType::I64)?(&writes[0], state)
     })
 }

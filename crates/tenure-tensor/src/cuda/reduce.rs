@@ -3,9 +3,9 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::{MATH, on_cpu};
+use super::elementwise::MATH;
 use super::queue::{self, Queue};
-use super::{computed, stored};
+use super::{on_cpu, stored, summed};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
 use crate::kernel::on_cuda;
@@ -85,10 +85,14 @@ fn norm_2<T: Element>(out: &Tensor, input: &Tensor) -> Result<()> {
     reduce(each!("norm_2", "EACH(C, (C)0, x * x, a + b, sqrt(s))"), T::DTYPE, &[cpu::reduce::NORM_2], out, input)
 }
 
-fn reduce(how: &'static Fold, dtype: DType, host: &[&[Entry<Reduce>]], out: &Tensor, input: &Tensor) -> Result<()> {
-    let host = host.iter().find_map(|list| on_cpu(list, dtype));
-    let host = move |writes: &[Tensor], reads: &[Tensor]| host.map_or(Ok(()), |host| host(&writes[0], &reads[0]));
-    fold(how, [out], [input], None, host)
+fn reduce(
+    how: &'static Fold,
+    dtype: DType,
+    host: &'static [&[Entry<Reduce>]],
+    out: &Tensor,
+    input: &Tensor,
+) -> Result<()> {
+    fold(how, [out], [input], None, move |writes, reads| on_cpu(how.name, host, dtype)?(&writes[0], &reads[0]))
 }
 
 fn extreme<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
@@ -96,9 +100,8 @@ fn extreme<T: Element>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()
         true => each!("amax", "EACH(C, lowest<C>(), x, maximum(a, b), s)"),
         false => each!("amin", "EACH(C, highest<C>(), x, minimum(a, b), s)"),
     };
-    let host = cpu::reduce::EXTREME.iter().find_map(|list| on_cpu(list, T::DTYPE));
     fold(how, [out], [input], None, move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], largest))
+        on_cpu(how.name, &cpu::reduce::EXTREME, T::DTYPE)?(&writes[0], &reads[0], largest)
     })
 }
 
@@ -109,25 +112,22 @@ fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<
         fold: "EACH(i64, highest<i64>(), x == given || x != x ? at : highest<i64>(), a < b ? a : b, s)",
         part_bytes: [8, 8],
     };
-    let host = cpu::reduce::POSITION.iter().find_map(|list| on_cpu(list, T::DTYPE));
-    fold(&POSITION, [out], [input], Some(given), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1]))
+    fold(&POSITION, [out], [input], Some(given), |writes, reads| {
+        on_cpu(POSITION.name, &cpu::reduce::POSITION, T::DTYPE)?(&writes[0], &reads[0], &reads[1])
     })
 }
 
 fn logsumexp<T: Element>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
     let how = each!("logsumexp", "EACH(C, (C)0, exp(x - base_of(given)), a + b, log(s) + base_of(given))");
-    let host = on_cpu(cpu::reduce::LOGSUMEXP, T::DTYPE);
     fold(how, [out], [input], Some(largest), move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1]))
+        on_cpu(how.name, &[cpu::reduce::LOGSUMEXP], T::DTYPE)?(&writes[0], &reads[0], &reads[1])
     })
 }
 
 fn moments<T: Element>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
     static MOMENTS: Fold = Fold { name: "moments", fold: "typedef Moments Fold;", part_bytes: [12, 24] };
-    let host = on_cpu(cpu::reduce::MOMENTS, T::DTYPE);
-    fold(&MOMENTS, [mean, squares], [input], None, move |writes, reads| {
-        host.map_or(Ok(()), |host| host(&writes[0], &writes[1], &reads[0]))
+    fold(&MOMENTS, [mean, squares], [input], None, |writes, reads| {
+        on_cpu(MOMENTS.name, &[cpu::reduce::MOMENTS], T::DTYPE)?(&writes[0], &writes[1], &reads[0])
     })
 }
 
@@ -171,13 +171,6 @@ struct Types {
     from: DType,
     to: DType,
     given: DType,
-}
-
-impl Types {
-    /// What is computed in.
-    fn compute(self) -> &'static str {
-        if self.from.is_floating() { computed(self.from) } else { "i64" }
-    }
 }
 
 /// A dimension of all inputs, or more of them that can be gone through as one.
@@ -307,7 +300,7 @@ impl<'a> Plan<'a> {
     }
 
     fn launch(&self, queue: &mut Queue, how: &'static Fold, pointers: &Pointers, total: usize) -> Result<()> {
-        let part_bytes = how.part_bytes[usize::from(matches!(self.types.compute(), "double" | "i64"))];
+        let part_bytes = how.part_bytes[usize::from(matches!(summed(self.types.from), "double" | "i64"))];
         let workspace = if self.parts > 1 { queue.workspace(self.parts * total * part_bytes)? } else { 0 };
         let run = |kind: Kind, [reduced_size, lanes]: [usize; 2], grid: [u32; 3]| {
             let mut words: SmallVec<[u64; 64]> = SmallVec::new();
@@ -357,7 +350,7 @@ impl<'a> Plan<'a> {
             Kind::Columns => "COLUMNS",
             Kind::Parts => "PARTS",
         };
-        let compute = self.types.compute();
+        let compute = summed(self.types.from);
         let [from, to, given] = [from, to, given].map(stored);
         let head = format!(
             "#define {kind}\n#define INPUTS {inputs}\n#define OUTPUTS {outputs}\n#define V {width}\n#define RANK {rank}\n\

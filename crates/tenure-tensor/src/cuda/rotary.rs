@@ -1,21 +1,8 @@
 //! Positions as angles.
 
-use super::elementwise::{self, Expression};
-use crate::cpu::rotary::{self as cpu, Rotate};
-use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result, Scalar};
+use super::elementwise::expressions;
 
-pub(crate) const ROTATE: &[Entry<Rotate>] = on_cuda!(lanes of floats: rotate::<T>);
-
-fn rotate<E: Element>(iter: &Elementwise<'_>, sign: f64) -> Result<()> {
-    static EXPRESSION: Expression = Expression {
-        name: "rotary",
-        lanes: &["T", "T", "T", "T", "T"],
-        numbers: 1,
-        value: "a * c + n0 * b * d",
-        fault: None,
-    };
-    let host = elementwise::on_cpu(cpu::ROTATE, E::DTYPE);
-    let host = move |iter: &Elementwise<'_>| host.map_or(Ok(()), |host| host(iter, sign));
-    elementwise::run(iter, E::DTYPE, &EXPRESSION, &[Scalar::Float(sign)], host)
+expressions! {
+    of rotary:
+    ROTATE: ["T", "T", "T", "T", "T"] (lanes of floats), "a * c + n0 * b * d", given sign: f64;
 }

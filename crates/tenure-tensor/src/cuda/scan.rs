@@ -2,10 +2,9 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::on_cpu;
 use super::lines;
 use super::queue::{self, Queue};
-use super::{computed, stored};
+use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::scan::Scan;
 use crate::kernel::on_cuda;
@@ -28,14 +27,21 @@ pub(crate) const CUMPROD: [&[Entry<Scan>]; 2] =
     [on_cuda!(floats: cumprod::<T>), &[(DeviceKind::Cuda, DType::I64, cumprod::<i64>)]];
 
 fn cumsum<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
-    scan("cumsum", out, input, dim, cpu::scan::CUMSUM.iter().find_map(|list| on_cpu(list, T::DTYPE)))
+    scan("cumsum", out, input, dim, &cpu::scan::CUMSUM, T::DTYPE)
 }
 
 fn cumprod<T: Element>(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
-    scan("cumprod", out, input, dim, cpu::scan::CUMPROD.iter().find_map(|list| on_cpu(list, T::DTYPE)))
+    scan("cumprod", out, input, dim, &cpu::scan::CUMPROD, T::DTYPE)
 }
 
-fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: Option<Scan>) -> Result<()> {
+fn scan(
+    op: &'static str,
+    out: &Tensor,
+    input: &Tensor,
+    dim: usize,
+    host: &'static [&[Entry<Scan>]],
+    dtype: DType,
+) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
     }
@@ -44,7 +50,7 @@ fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: Option
     let (outer, step) = lines::around(out.sizes(), dim);
     let (rows, n) = (outer * step, out.sizes().get(dim).copied().unwrap_or(1));
     let launch = |queue: &mut Queue| launch(queue, op, out.dtype(), places, [n, rows, step]);
-    queue::submit(&access, launch, move |writes, reads| host.map_or(Ok(()), |host| host(&writes[0], &reads[0], dim)))
+    queue::submit(&access, launch, move |writes, reads| on_cpu(op, host, dtype)?(&writes[0], &reads[0], dim))
 }
 
 fn launch(

@@ -1,7 +1,7 @@
 //! Elements written and added by index.
 
 use super::add;
-use super::elementwise::on_cpu;
+use super::on_cpu;
 use super::written::Written;
 use crate::autograd::no_grad;
 use crate::cpu;
@@ -19,17 +19,15 @@ pub(crate) const PUT_ADD: &[Entry<Put>] = on_cuda!(numbers: put_add);
 const FEW: usize = 64;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
-    let host = on_cpu(cpu::scatter::SCATTER, target.dtype());
     let host = move |target: &Tensor, index: &Tensor, values: &Tensor| {
-        host.map_or(Ok(()), |host| host(op, target, index, values, dim))
+        on_cpu(op, &[cpu::scatter::SCATTER], target.dtype())?(op, target, index, values, dim)
     };
     Written::lines(op, target, index, values, dim).write(host)
 }
 
 fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
-    let host = on_cpu(cpu::scatter::SCATTER_ADD, target.dtype());
     let host = move |target: &Tensor, index: &Tensor, values: &Tensor| {
-        host.map_or(Ok(()), |host| host(op, target, index, values, dim))
+        on_cpu(op, &[cpu::scatter::SCATTER_ADD], target.dtype())?(op, target, index, values, dim)
     };
     if index.sizes()[dim] <= FEW {
         return add::few(Written::lines(op, target, index, values, dim), host);
@@ -39,17 +37,17 @@ fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tenso
 }
 
 fn put(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
-    let (host, along) = (on_cpu(cpu::scatter::PUT, target.dtype()), Dims::from_slice(dims));
+    let along = Dims::from_slice(dims);
     let host = move |target: &Tensor, positions: &Tensor, values: &Tensor| {
-        host.map_or(Ok(()), |host| host(op, target, positions, values, &along))
+        on_cpu(op, &[cpu::scatter::PUT], target.dtype())?(op, target, positions, values, &along)
     };
     Written::rows(op, target, positions, values, dims).write(host)
 }
 
 fn put_add(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
-    let (host, along) = (on_cpu(cpu::scatter::PUT_ADD, target.dtype()), Dims::from_slice(dims));
+    let along = Dims::from_slice(dims);
     let host = move |target: &Tensor, positions: &Tensor, values: &Tensor| {
-        host.map_or(Ok(()), |host| host(op, target, positions, values, &along))
+        on_cpu(op, &[cpu::scatter::PUT_ADD], target.dtype())?(op, target, positions, values, &along)
     };
     let rows = Written::rows(op, target, positions, values, dims);
     if positions.numel() <= FEW { add::few(rows, host) } else { add::many(rows, None, host) }

@@ -2,10 +2,9 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::on_cpu;
 use super::queue::{self, Queue};
 use super::space::linear;
-use super::stored;
+use super::{on_cpu, stored};
 use crate::cpu;
 use crate::cpu::series::{Rule, Series};
 use crate::kernel::on_cuda;
@@ -39,7 +38,5 @@ fn series(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
         let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
         queue.launch(KernelName { op, variant }, source, linear(count), &mut words)
     };
-    queue::submit(&access, launch, move |writes, _| {
-        on_cpu(cpu::series::SERIES, dtype).map_or(Ok(()), |host| host(op, &writes[0], rule))
-    })
+    queue::submit(&access, launch, move |writes, _| on_cpu(op, &[cpu::series::SERIES], dtype)?(op, &writes[0], rule))
 }

@@ -2,8 +2,8 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::elementwise::on_cpu;
 use super::lines::{self, Edges, Lines};
+use super::on_cpu;
 use super::queue::{self, Queue};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
@@ -21,11 +21,9 @@ pub(crate) const SOFTMAX: &[Entry<Softmax>] = on_cuda!(floats: softmax::<T>);
 pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cuda!(floats: softmax_backward::<T>);
 
 fn softmax<T: Element>(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
-    let host = on_cpu(cpu::softmax::SOFTMAX, T::DTYPE);
-    let host = move |writes: &[Tensor], reads: &[Tensor]| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], dim, logarithmic))
-    };
-    run("softmax", out, &[input], dim, logarithmic, host)
+    run("softmax", out, &[input], dim, logarithmic, move |writes, reads| {
+        on_cpu("softmax", &[cpu::softmax::SOFTMAX], T::DTYPE)?(&writes[0], &reads[0], dim, logarithmic)
+    })
 }
 
 fn softmax_backward<T: Element>(
@@ -35,11 +33,10 @@ fn softmax_backward<T: Element>(
     dim: usize,
     logarithmic: bool,
 ) -> Result<()> {
-    let host = on_cpu(cpu::softmax::SOFTMAX_BACKWARD, T::DTYPE);
-    let host = move |writes: &[Tensor], reads: &[Tensor]| {
-        host.map_or(Ok(()), |host| host(&writes[0], &reads[0], &reads[1], dim, logarithmic))
-    };
-    run("softmax_backward", out, &[grad, output], dim, logarithmic, host)
+    run("softmax_backward", out, &[grad, output], dim, logarithmic, move |writes, reads| {
+        let host = on_cpu("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD], T::DTYPE)?;
+        host(&writes[0], &reads[0], &reads[1], dim, logarithmic)
+    })
 }
 
 fn run(

@@ -2,7 +2,7 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::elementwise::on_cpu;
+use super::on_cpu;
 use super::queue::{self, Queue};
 use super::radix::{self, Rows, Source};
 use super::space::linear;
@@ -40,8 +40,7 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
     };
     queue::submit(&access, launch, move |writes, reads| {
         let dtype = if dtype.is_floating() { dtype } else { DType::I64 };
-        let host = cpu::sort::ORDER.into_iter().find_map(|list| on_cpu(list, dtype));
         let input = no_grad(|| reads[0].to_dtype(dtype))?;
-        host.map_or(Ok(()), |host| host(&writes[0], &input, count, descending))
+        on_cpu("sort", &cpu::sort::ORDER, dtype)?(&writes[0], &input, count, descending)
     })
 }

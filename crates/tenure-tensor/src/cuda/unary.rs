@@ -1,32 +1,8 @@
 //! Functions of one number.
 
-use super::elementwise::{self, Expression};
-use crate::cpu::unary::Unary;
-use crate::kernel::on_cuda;
-use crate::{Element, Elementwise, Entry, Result};
+use super::elementwise::expressions;
 
-/// Kernels that write an expression of one element, named as those on the CPU that stand for them.
-macro_rules! unary {
-    (of $module:ident: $($name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr;)*) => {$(
-        pub(crate) const $name: &[Entry<Unary>] = {
-            static EXPRESSION: Expression = Expression {
-                name: concat!(module_path!(), "::", stringify!($name)),
-                lanes: &$lanes,
-                numbers: 0,
-                value: $value,
-                fault: None,
-            };
-            fn kernel<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
-                let host = elementwise::on_cpu(crate::cpu::$module::$name, E::DTYPE);
-                elementwise::run(iter, E::DTYPE, &EXPRESSION, &[], move |iter| host.map_or(Ok(()), |host| host(iter)))
-            }
-            on_cuda!($($dtypes)*: kernel::<T>)
-        };
-    )*};
-}
-pub(super) use unary;
-
-unary! {
+expressions! {
     of unary:
     NEG: ["T", "T"] (lanes of numbers), "(T)((T)0 - a)";
     ABS: ["T", "T"] (lanes of floats), "absolute(a)";

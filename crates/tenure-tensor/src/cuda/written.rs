@@ -163,9 +163,9 @@ impl<'a> Written<'a> {
                 false => queue.workspace(self.lines * self.places.count * if is_large { 8 } else { 4 })?,
             };
             let step = |name: &'static str, space: &Space, unit: usize| {
-                let mut words: SmallVec<[u64; 64]> = space.words().chain(self.places.words()).collect();
+                let mut words: SmallVec<[u64; 64]> = space.words().chain(self.places.words(fault)).collect();
                 words.extend(starts.map(|start| start as u64));
-                words.extend([owners, fault[0], fault[1]]);
+                words.push(owners);
                 let variant = space.variant(is_large) << 16 | self.places.variant() << 8 | unit as u64;
                 let source = || {
                     let definitions = format!("#define {}\ntypedef {} Unit;\n", name.to_uppercase(), unit_type(unit));

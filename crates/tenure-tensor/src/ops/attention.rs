@@ -9,6 +9,7 @@ use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
 use crate::cpu::attention::{Attend, AttendBackward};
+use crate::element::computed;
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static ATTEND: Kernel<Attend> =
@@ -161,8 +162,7 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
 fn attend(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<(Tensor, Tensor)> {
     let sizes = [q.sizes()[0], q.sizes()[1], q.sizes()[2], v.sizes()[3]];
     let out = pointwise::output(&sizes, q.dtype(), &[q])?;
-    let dtype = if q.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let sums = Tensor::empty(&sizes[..3], dtype, q.device())?;
+    let sums = Tensor::empty(&sizes[..3], computed(q.dtype()), q.device())?;
     ATTEND.find(q.device().kind(), q.dtype())?([&out, &sums], [q, k, v], mask, weighting)?;
     Ok((out, sums))
 }

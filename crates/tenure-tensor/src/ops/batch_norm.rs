@@ -3,12 +3,13 @@
 use tenure_core::Overlap;
 
 use super::activation::relu_backward;
-use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, computed, expect_sizes, shaped};
+use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped, weighted};
 use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
 use crate::cpu::norm::NormalizeBackward;
+use crate::element::computed;
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);
@@ -123,8 +124,12 @@ impl BatchNorm<'_> {
         for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {
             average.bump_version("batch_norm");
         }
-        let out =
-            self.normalize(x, &along(&mean.alias(rstd.layout().clone()), x)?, Scale::Is(&along(&scale, x)?), then)?;
+        let out = self.normalize(
+            x,
+            &along_channels(&mean.alias(rstd.layout().clone()), x)?,
+            Scale::Is(&along_channels(&scale, x)?),
+            then,
+        )?;
 
         let (eps, weight, bias) = (self.eps, self.weight, self.bias);
         let (has_weight, has_bias, bias_dtype) = (weight.is_some(), bias.is_some(), bias.map(Tensor::dtype));
@@ -168,7 +173,8 @@ impl BatchNorm<'_> {
                     GRADIENTS.find(x.device().kind(), x.dtype())?(gradients, count)?;
                     let to_x = context.give(0, || {
                         let out = output(x.sizes(), x.dtype(), &[&x])?;
-                        let (scale, slope, shift) = (along(&scale, &x)?, along(&slope, &x)?, along(&shift, &x)?);
+                        let (scale, slope, shift) =
+                            (along_channels(&scale, &x)?, along_channels(&slope, &x)?, along_channels(&shift, &x)?);
                         let mut inputs = vec![&grad, &x, &mean, &scale, &slope, &shift];
                         inputs.extend(&y);
                         let kernel = if y.is_some() { &RELU_BACKWARD } else { &NORMALIZE_BACKWARD };
@@ -193,20 +199,20 @@ impl BatchNorm<'_> {
         if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
             let one;
             let weight = match self.weight {
-                Some(weight) => &along(weight, x)?,
+                Some(weight) => &along_channels(weight, x)?,
                 None => {
                     one = Tensor::ones(&[], computed(x.dtype()), Device::CPU)?;
                     &one
                 }
             };
-            let scale = Scale::Of { variance: &along(variance, x)?, weight, eps: self.eps };
-            return self.normalize(x, &along(mean, x)?, scale, then);
+            let scale = Scale::Of { variance: &along_channels(variance, x)?, weight, eps: self.eps };
+            return self.normalize(x, &along_channels(mean, x)?, scale, then);
         }
         let compute = computed(x.dtype());
         let affine = affine(x);
         let (mean, rstd, scale) = no_grad(|| {
             let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
-            let scale = self.weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(compute)?))?;
+            let scale = weighted(&rstd, self.weight)?;
             Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd, scale.reshape(&affine)?))
         })?;
         let out = self.normalize(x, &mean, Scale::Is(&scale), then)?;
@@ -224,11 +230,7 @@ impl BatchNorm<'_> {
                 }
                 let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
                 let to_x = context.give(0, || {
-                    let scale = match &weight {
-                        Some(weight) => rstd.mul(&weight.to_dtype(rstd.dtype())?)?,
-                        None => rstd.clone(),
-                    };
-                    grad.mul(&scale.reshape(&affine)?)?.to_dtype(grad.dtype())
+                    grad.mul(&weighted(&rstd, weight.as_ref())?.reshape(&affine)?)?.to_dtype(grad.dtype())
                 })?;
                 let mut grads: Grads = [to_x].into_iter().collect();
                 if weight.is_some() {
@@ -252,7 +254,7 @@ impl BatchNorm<'_> {
 
     fn normalize(&self, x: &Tensor, mean: &Tensor, scale: Scale<'_>, then: Then<'_>) -> Result<Tensor> {
         let shift = match self.bias {
-            Some(bias) => along(bias, x)?,
+            Some(bias) => along_channels(bias, x)?,
             None => Tensor::zeros(&[], computed(x.dtype()), Device::CPU)?,
         };
         let out = output(x.sizes(), x.dtype(), &[x])?;
@@ -285,8 +287,8 @@ fn affine(x: &Tensor) -> Vec<isize> {
     signed(&sizes)
 }
 
-/// One element for each channel, so that they broadcast. No gradient.
-fn along(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
+/// One element for each channel, so that they broadcast to `x`. No gradient.
+pub(crate) fn along_channels(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
     let rank = x.rank() - 1;
     let (mut sizes, mut strides) = (vec![1; rank], vec![0; rank]);
     (sizes[0], strides[0]) = (channels.sizes()[0], channels.strides()[0]);

@@ -9,7 +9,7 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
-use crate::element::with_element;
+use crate::element::{computed, with_element};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<Forward> =
@@ -321,7 +321,7 @@ impl Tensor {
 
 /// The loss and the weight of each row.
 fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Result<(Tensor, Tensor)> {
-    let compute = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let compute = computed(rows.dtype());
     let weight = options.weight.map(|weight| weight.detach().to_dtype(compute)?.contiguous()).transpose()?;
     let (ignored, smoothing) = (options.ignore_index, options.label_smoothing);
     let row = || Tensor::empty(classes.sizes(), compute, rows.device());

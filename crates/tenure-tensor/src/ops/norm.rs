@@ -1,6 +1,6 @@
 //! Normalisation: means taken out, deviations made one.
 
-use tenure_core::{DType, Device, DeviceKind};
+use tenure_core::{Device, DeviceKind};
 
 use super::pointwise::{output, wide};
 use super::reduce::floating;
@@ -9,6 +9,7 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NORMALIZE_ROWS: Kernel<NormalizeRows> =
@@ -175,17 +176,13 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
             let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
             let [to_bias, products] = sums_of_channels(&grad, &x, &mean)?;
             let to_x = context.give(0, || {
-                let scale = scale(weight.as_ref(), &rstd)?;
+                let scale = weighted(&rstd, weight.as_ref())?;
                 // What the gradient loses with the mean and along the deviations.
                 let count = x.numel() as f64 / rstd.numel() as f64;
-                let weighted = |sums: &Tensor| -> Result<Tensor> {
-                    let sums = match &weight {
-                        Some(weight) => sums.mul(&weight.to_dtype(sums.dtype())?)?,
-                        None => sums.clone(),
-                    };
-                    sums.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
+                let lost = |sums: &Tensor| -> Result<Tensor> {
+                    weighted(sums, weight.as_ref())?.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
                 };
-                let (shift, slope) = (weighted(&to_bias)?, weighted(&products)?.mul(&rstd)?.mul(&rstd)?);
+                let (shift, slope) = (lost(&to_bias)?, lost(&products)?.mul(&rstd)?.mul(&rstd)?);
                 let out = output(x.sizes(), x.dtype(), &[&x])?;
                 let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
                 let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
@@ -213,7 +210,7 @@ fn normalized(
     mean: &Tensor,
     rstd: &Tensor,
 ) -> Result<Tensor> {
-    let scale = scale(weight, rstd)?;
+    let scale = weighted(rstd, weight)?;
     let zero = Tensor::zeros(&[], rstd.dtype(), Device::CPU)?;
     let out = output(x.sizes(), x.dtype(), &[x])?;
     let iter = Elementwise::new("norm", &[&out], &[x, mean, &scale, bias.unwrap_or(&zero)])?;
@@ -222,8 +219,9 @@ fn normalized(
     Ok(out)
 }
 
-fn scale(weight: Option<&Tensor>, rstd: &Tensor) -> Result<Tensor> {
-    weight.map_or_else(|| Ok(rstd.clone()), |weight| rstd.mul(&weight.to_dtype(rstd.dtype())?))
+/// Times the weight, if there is one, in the tensor's dtype.
+pub(crate) fn weighted(tensor: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+    weight.map_or_else(|| Ok(tensor.clone()), |weight| tensor.mul(&weight.to_dtype(tensor.dtype())?))
 }
 
 /// Sums of a gradient, and of its products with deviations from the mean of a group, over the length.
@@ -292,9 +290,4 @@ fn converted(tensor: Option<&Tensor>, like: &Tensor) -> Result<Option<Tensor>> {
 
 fn dense(tensor: &Option<Tensor>) -> Result<Option<Tensor>> {
     no_grad(|| tensor.as_ref().map(Tensor::contiguous).transpose())
-}
-
-/// What a dtype is computed in.
-pub(super) fn computed(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }

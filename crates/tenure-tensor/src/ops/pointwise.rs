@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
 
+use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
 /// The sizes that tensors broadcast to.
@@ -94,10 +95,7 @@ impl<'a> Pair<'a> {
 pub(crate) fn tensor(value: Value<'_>, dtype: DType) -> Result<Cow<'_, Tensor>> {
     match value {
         Value::Tensor(tensor) => Ok(Cow::Borrowed(tensor)),
-        Value::Number(number) => {
-            let wide = if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype };
-            Ok(Cow::Owned(Tensor::scalar(number, wide)?))
-        }
+        Value::Number(number) => Ok(Cow::Owned(Tensor::scalar(number, computed(dtype))?)),
     }
 }
 
@@ -108,7 +106,7 @@ pub(crate) fn floating(dtype: DType) -> DType {
 
 /// 16-bit floats in `f32`, so that several steps round once.
 pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
-    if matches!(tensor.dtype(), DType::F16 | DType::BF16) { tensor.to_dtype(DType::F32) } else { Ok(tensor.clone()) }
+    tensor.to_dtype(computed(tensor.dtype()))
 }
 
 /// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.

@@ -9,6 +9,7 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, attach_all, no_grad};
 use crate::cpu;
 use crate::cpu::reduce::{Given, Moments, Reduce};
+use crate::element::computed;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static SUM: Kernel<Reduce> =
@@ -128,7 +129,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`mean`](Self::mean).
     pub fn std(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
-        if matches!(self.dtype(), DType::F16 | DType::BF16) {
+        if computed(self.dtype()) != self.dtype() {
             return wide(self)?.std(dims, correction, keep)?.to_dtype(self.dtype());
         }
         let variance = self.var(dims, correction, keep)?;
@@ -185,7 +186,7 @@ impl Tensor {
     pub(super) fn squared_deviations(&self, op: &'static str, dims: &[isize]) -> Result<(Self, Self)> {
         floating(op, self)?;
         let dims = Reduced::new(op, self, dims)?;
-        let compute = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let compute = computed(self.dtype());
         let (mean, squares) = (dims.output(self, compute)?, dims.output(self, compute)?);
         MOMENTS.find(self.device().kind(), self.dtype())?(&mean, &squares, self)?;
         Ok((squares, mean))

@@ -1,8 +1,6 @@
 //! The threads of all devices but the first.
 
-use std::any::Any;
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,11 +12,11 @@ use tenure_tensor::collective::Collective;
 use tenure_tensor::random::{DefaultGenerator, Generator, State};
 
 use super::lockstep::Lockstep;
-use super::{OP, Word, is_consequence, of_rank};
+use super::{OP, Word, generator_state, is_consequence};
 use crate::data::{Collate, Dataset};
 use crate::optim::Optimizer;
 use crate::train::{Step, Task, TrainError, Trainer};
-use crate::{Module, Result};
+use crate::{Module, Result, panics};
 
 /// What the first device tells the others to do.
 pub(super) enum Order {
@@ -95,7 +93,7 @@ impl Crew {
                 for order in taken {
                     let obeyed = caught(|| {
                         if let Order::Step { random, .. } = &order {
-                            generator.set_state(of_rank(rank, *random));
+                            generator.set_state(generator_state(rank, *random));
                         }
                         trainer.obey(order)
                     });
@@ -194,15 +192,11 @@ where
 
 /// Runs what may panic, which is an error then.
 fn caught<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(TrainError::Panicked(said(&*panic)).into()))
+    panics::caught(work).unwrap_or_else(|message| Err(TrainError::Panicked(message).into()))
 }
 
-fn said(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    text.unwrap_or("no message").to_owned()
-}
-
-/// What must be the same of replicas: names, sizes, strides and dtypes, and whether a tensor is learned, or by name stepped.
+/// What must be the same of replicas: names, sizes, strides and dtypes, and whether a tensor is learned, or by name
+/// stepped.
 type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType, [bool; 2])>;
 
 fn signature(model: &dyn Module, optimizer: &Optimizer) -> Signature {

@@ -51,26 +51,28 @@ impl<T: Task, D: Dataset + 'static> Trainer<T, D>
 where
     D::Item: Collate<Batch = T::Batch>,
 {
-    /// The same run on several devices, of which the first is the one that the model is on. `replica` makes the same task, with
-    /// its own optimizer, on each other device, in a thread of its own there; their parameters and buffers become the first's.
+    /// The same run on several devices, of which the first is the one that the model is on. `replica` makes the same
+    /// task, with its own optimizer, on each other device, in a thread of its own there; their parameters and buffers
+    /// become the first's.
     ///
-    /// Each device gets a part of each batch, as equal as can be, and the gradients are averaged over all examples while
-    /// backward goes on; so losses and parameters are those of one device with the whole batch, but for rounding, where
-    /// examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on all devices.
+    /// Each device gets a part of each batch, as equal as can be, and the gradients are averaged over all examples
+    /// while backward goes on; so losses and parameters are those of one device with the whole batch, but for rounding,
+    /// where examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on
+    /// all devices.
     ///
     /// - A parameter without a gradient on every device keeps none; one that has it on some gets zeros from the others.
     /// - Batch normalisation sees a device's own part. What it keeps is the first's in checkpoints and in use.
-    /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from its
-    ///   state. So a run goes on from its checkpoint with the same numbers, also on other devices, or on one.
+    /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from
+    ///   its state. So a run goes on from its checkpoint with the same numbers, also on other devices, or on one.
     /// - Each step is told with the loss over the whole batch, and the first device's memory: see
     ///   [`device_peaks`](Self::device_peaks).
-    /// - An error of one device ends the step for all. If data could not be read, the next step begins with the same batch;
-    ///   after other errors the devices no longer work together ([`TrainError::Apart`]), and what was learned before
-    ///   can be saved.
+    /// - An error of one device ends the step for all. If data could not be read, the next step begins with the same
+    ///   batch; after other errors the devices no longer work together ([`TrainError::Apart`]), and what was learned
+    ///   before can be saved.
     ///
     /// # Errors
-    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device that is not there, or no CUDA device, or twice; no
-    /// NCCL; those of `replica`, or one that is not the same.
+    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a
+    /// device that is not there, or no CUDA device, or twice; no NCCL; those of `replica`, or one that is not the same.
     pub fn on_devices(
         mut self,
         devices: &[Device],
@@ -114,8 +116,12 @@ where
 
     /// The most that tensors held on each device of a run [on several](Self::on_devices), in the steps of this process.
     pub fn device_peaks(&self) -> &[(Device, u64)] {
-        let crew = self.rank.as_ref().and_then(|rank| rank.crew.as_ref());
-        crew.map_or(&[], |crew| &crew.peaks)
+        self.crew().map_or(&[], |crew| &crew.peaks)
+    }
+
+    /// The other devices, if this is the first of several.
+    fn crew(&self) -> Option<&Crew> {
+        self.rank.as_ref()?.crew.as_ref()
     }
 
     /// As another than the first device of a run.
@@ -128,7 +134,7 @@ where
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
         let random = default_generator().state();
-        let Some(crew) = self.rank.as_ref().and_then(|rank| rank.crew.as_ref()) else { return self.make_step() };
+        let Some(crew) = self.crew() else { return self.make_step() };
         crew.tell(|| Order::Step { random, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
         let own = own.unwrap_or_else(|panic| {
@@ -148,7 +154,7 @@ where
 
     /// Makes the other devices go on from the same checkpoint.
     pub(super) fn resume_others(&self, path: &std::path::Path) -> Result<()> {
-        let Some(crew) = self.rank.as_ref().and_then(|rank| rank.crew.as_ref()) else { return Ok(()) };
+        let Some(crew) = self.crew() else { return Ok(()) };
         let resumed = crew.tell(|| Order::Resume(path.to_owned())).and_then(|()| crew.hear());
         if resumed.is_err() {
             // Some are where the checkpoint was, and some are not.
@@ -157,8 +163,8 @@ where
         resumed.map(drop)
     }
 
-    /// Forward, backward and the parameters' step on this device's part of a batch. The loss over all of it, and what tensors
-    /// held here.
+    /// Forward, backward and the parameters' step on this device's part of a batch. The loss over all of it, and what
+    /// tensors held here.
     pub(super) fn learn_part(&mut self, part: &Part<T::Batch>, meter: Meter) -> Result<(f32, StepMemory)> {
         let learned = self.try_learn_part(part, meter);
         if let (Err(_), Some(rank)) = (&learned, &self.rank) {
@@ -202,8 +208,8 @@ impl Rank {
         self.crew.is_some()
     }
 
-    /// Takes over the first device's parameters and buffers. Waits until that is done, and the devices have found their ways
-    /// to one another.
+    /// Takes over the first device's parameters and buffers. Waits until that is done, and the devices have found their
+    /// ways to one another.
     fn begin(&self, model: &dyn Module) -> Result<()> {
         self.is_exchanging.store(true, Ordering::Relaxed);
         let begun = self.try_begin(model);
@@ -240,7 +246,8 @@ impl Rank {
         Ok(part)
     }
 
-    /// Ends a backward pass: the thread's stream has the gradients of all, and the loss over all, that this device has a part of.
+    /// Ends a backward pass: the thread's stream has the gradients of all, and the loss over all, that this device has
+    /// a part of.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
         let words = self.meet(Word::Gradients(self.reducer.arrived()))?;
         let arrived = |word: &Word| match word {
@@ -292,7 +299,7 @@ fn is_consequence(error: &crate::Error) -> bool {
 }
 
 /// Where the generator of a rank is, if the first's is there: elsewhere for each.
-fn of_rank(rank: usize, first: State) -> State {
+fn generator_state(rank: usize, first: State) -> State {
     let mut state = first;
     state.seed ^= (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     state

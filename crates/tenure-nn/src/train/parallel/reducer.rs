@@ -16,7 +16,8 @@ const FIRST_BUCKET_BYTES: usize = 1 << 20;
 pub(super) const BUCKET_BYTES: usize = 25 << 20;
 
 /// Averages the gradients of a model over devices, bucket after bucket, in place. The `Reducer` of PyTorch's
-/// `DistributedDataParallel`, without its copies: a bucket is no memory, but gradients that are put on their way as one.
+/// `DistributedDataParallel`, without its copies: a bucket is no memory, but gradients that are put on their way as
+/// one.
 pub(super) struct Reducer {
     shared: Arc<Shared>,
     hooks: Vec<HookHandle>,
@@ -81,8 +82,8 @@ impl Reducer {
         self.shared.state.lock().pass.as_mut().map(|pass| std::mem::take(&mut pass.arrived)).unwrap_or_default()
     }
 
-    /// Lets the other buckets leave, when it is known which parameters got a gradient on each device. Where one has none that
-    /// has one elsewhere, it is zeros; what has none anywhere gets none.
+    /// Lets the other buckets leave, when it is known which parameters got a gradient on each device. Where one has
+    /// none that has one elsewhere, it is zeros; what has none anywhere gets none.
     pub(super) fn finish(&self, arrived: &[Vec<usize>]) -> Result<()> {
         let state = &mut *self.shared.state.lock();
         let gone = state.pass.take().map_or(0, |pass| pass.gone);

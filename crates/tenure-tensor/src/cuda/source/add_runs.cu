@@ -1,6 +1,6 @@
 // Rows added by position, from positions in order. The first thread of a run of equal ones adds what is there; a run of
-// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has defined `T`, what is added,
-// `C`, what sums are gathered in, `V`, elements of a thread, `Key`, `Number`, `LANES`, and what is done.
+// more than `LONG` rows is left to a block, whose parts have every so many rows. The host has put sums.cu before, and
+// defined `Key`, `Number`, `LANES`, and what is done.
 
 enum Operand { RUN, TARGET, VALUES };
 
@@ -18,17 +18,7 @@ struct Params {
     u64 value_step;
     // Units of a row.
     u64 units;
-    u64 fault;
-    u64 code;
 };
-
-typedef Pack<T, V> Values;
-
-DEVICE void add(C (&sums)[V], u64 from) {
-    const Values values = *(const Values*)from;
-#pragma unroll
-    for (int i = 0; i < V; i++) sums[i] += widen(values.of[i]);
-}
 
 DEVICE bool is_first(const Params& p, u64 slot) {
     const Key* keys = (const Key*)p.keys;
@@ -43,30 +33,25 @@ DEVICE bool is_long(const Params& p, u64 slot) {
 
 #if defined(ADD_RUNS)
 extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
-    const u64 thread = p.space.thread();
-    if (thread >= p.space.count) return;
     Index at[OPERANDS];
-    p.space.find(thread, at);
+    if (!p.space.find(at)) return;
     const Key* keys = (const Key*)p.keys;
     const Number* numbers = (const Number*)p.numbers;
     const u64 slot = at[RUN];
     const Key key = keys[slot];
     if (!is_first(p, slot)) return;
     if (key >= p.places.count) {
-        if (p.positions != 0) p.places.has(((const i64*)p.positions)[numbers[slot]], p.fault, p.code);
+        if (p.positions != 0) p.places.has(((const i64*)p.positions)[numbers[slot]]);
         return;
     }
     if (is_long(p, slot)) return;
-    Values* const to = (Values*)(p.target + at[TARGET] + p.places.find(key));
-    const u64 from = p.values + at[VALUES];
-    Values values = *to;
-    C sums[V];
-    for (int i = 0; i < V; i++) sums[i] = widen(values.of[i]);
+    const u64 to = p.target + at[TARGET] + p.places.find(key), from = p.values + at[VALUES];
+    Sums sums;
+    sums.load(to);
 #pragma unroll 4
     for (u64 other = slot; other < p.length && keys[other] == key; other++)
-        add(sums, from + numbers[other] * p.value_step);
-    for (int i = 0; i < V; i++) values.of[i] = cast<T>(sums[i]);
-    *to = values;
+        sums.add(from + numbers[other] * p.value_step);
+    sums.store(to);
 }
 
 #else
@@ -90,7 +75,7 @@ DEVICE u64 end_of(const Params& p, u64 first) {
 
 // A block has the long run that begins among `LONG` positions: there is one at most.
 extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
-    __shared__ C parts[PARTS][LANES][V];
+    __shared__ Sums parts[PARTS][LANES];
     const u64 chunks = (p.units + LANES - 1) / LANES;
     const u64 group = blockIdx.x / chunks * LONG, slot = group + threadIdx.x % LONG;
     const bool is_it = slot < p.length && is_first(p, slot) && is_long(p, slot) &&
@@ -103,23 +88,19 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
     Index at[OPERANDS];
     p.space.find(unit < p.units ? unit : 0, at);
     const Number* numbers = (const Number*)p.numbers;
-    C sums[V];
-    for (int i = 0; i < V; i++) sums[i] = 0;
+    Sums sums = {};
     if (unit < p.units) {
 #pragma unroll 4
         for (u64 other = first + part; other < end; other += PARTS)
-            add(sums, p.values + at[VALUES] + numbers[other] * p.value_step);
+            sums.add(p.values + at[VALUES] + numbers[other] * p.value_step);
     }
-    for (int i = 0; i < V; i++) parts[part][lane][i] = sums[i];
+    parts[part][lane] = sums;
     __syncthreads();
     if (part != 0 || unit >= p.units) return;
-    Values* const to = (Values*)(p.target + at[TARGET] + p.places.find(((const Key*)p.keys)[first]));
-    Values values = *to;
-    for (int i = 0; i < V; i++) {
-        C sum = widen(values.of[i]);
-        for (int other = 0; other < PARTS; other++) sum += parts[other][lane][i];
-        values.of[i] = cast<T>(sum);
-    }
-    *to = values;
+    const u64 to = p.target + at[TARGET] + p.places.find(((const Key*)p.keys)[first]);
+    sums.load(to);
+    for (int i = 0; i < V; i++)
+        for (int other = 0; other < PARTS; other++) sums.of[i] += parts[other][lane].of[i];
+    sums.store(to);
 }
 #endif

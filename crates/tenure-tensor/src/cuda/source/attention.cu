@@ -48,6 +48,11 @@ struct Params {
 
 #define HIDDEN (-INFINITE(T))
 
+// Whether a block has queries, and keys pass by.
+#if defined(ATTEND) || defined(EXACT_INNER) || defined(TO_QUERIES)
+#define OF_QUERIES
+#endif
+
 // Some rows of a head.
 struct Rows {
     Stored* data;
@@ -187,13 +192,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
     __shared__ Shared shared;
 #endif
 
-#ifdef ATTEND
+#ifdef OF_QUERIES
     const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
     // The longest first, where later queries see more keys.
     const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
     const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
     const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
     const Rows q = rows_of(p.q, batch, head, first, rows);
+#endif
+
+#ifdef ATTEND
     T sums[EACH][VALUE_WIDTH / SIDE] = {}, largest[EACH], total[EACH] = {};
     for (int i = 0; i < EACH; i++) largest[i] = HIDDEN;
     for (u64 key = 0; key < end; key += BLOCK) {
@@ -232,11 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 
 #ifdef EXACT_INNER
     // Of weights and their gradients, where the means were rounded: small gradients are differences with these sums.
-    const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
-    const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
-    const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
-    const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
-    const Rows q = rows_of(p.q, batch, head, first, rows), grad = rows_of(p.grad, batch, head, first, rows);
+    const Rows grad = rows_of(p.grad, batch, head, first, rows);
     T inner[EACH] = {}, shift[EACH];
     for (int i = 0; i < EACH; i++)
         shift[i] = ((const T*)p.sums)[at * p.queries + first + least(y + i * SIDE, rows - 1)];
@@ -261,11 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 #endif
 
 #ifdef TO_QUERIES
-    const u64 blocks = (p.queries + BLOCK - 1) / BLOCK;
-    const u64 at = blockIdx.x / blocks, first = (blocks - 1 - blockIdx.x % blocks) * BLOCK;
-    const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group;
-    const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
-    const Rows q = rows_of(p.q, batch, head, first, rows), grad = rows_of(p.grad, batch, head, first, rows);
+    const Rows grad = rows_of(p.grad, batch, head, first, rows);
     T sums[EACH][WIDTH / SIDE] = {}, shift[EACH], inner[EACH], factors[EACH];
     for (int i = 0; i < EACH; i++) {
         const u64 row = least(y + i * SIDE, rows - 1);

@@ -1,14 +1,17 @@
-// The elements of some dimensions, counted by one index. The host has defined `PLACES`, the dimensions; the last of them
-// comes first.
+// The elements of some dimensions, counted by one index. The host has defined `PLACES`, the dimensions; the last of
+// them comes first.
 
 struct Places {
     u64 count;
     u64 dim;
+    // What an index that is not there is reported to.
+    u64 fault;
+    u64 code;
     u64 sizes[PLACES];
     u64 strides[PLACES];
 
     // Whether an index is there, which is said if it is not.
-    DEVICE bool has(i64 index, u64 fault, u64 code) const {
+    DEVICE bool has(i64 index) const {
         if ((u64)index < count) return true;
         report(fault, code, index, dim, count);
         return false;

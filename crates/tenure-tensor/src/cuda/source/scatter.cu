@@ -10,17 +10,13 @@ struct Params {
     // Of each place of each line, the number of what is written there, counted from 1; or no memory, where nothing is
     // written twice.
     u64 owners;
-    u64 fault;
-    u64 code;
 };
 
 extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__ Params p) {
-    const u64 thread = p.space.thread();
-    if (thread >= p.space.count) return;
     Index at[OPERANDS];
-    p.space.find(thread, at);
+    if (!p.space.find(at)) return;
     const i64 index = *(const i64*)(p.operands[INDEX] + at[INDEX]);
-    if (!p.places.has(index, p.fault, p.code)) return;
+    if (!p.places.has(index)) return;
     Index* const owner = (Index*)p.owners + (u64)at[LINE] * p.places.count + index;
     const Index number = at[NUMBER] + 1;
 #if defined(SCATTER_CLEAR)

@@ -5,12 +5,17 @@ struct Space {
     u64 sizes[DIMS];
     u64 strides[OPERANDS][DIMS];
 
-    // The number of this thread; none from `count` on.
-    DEVICE u64 thread() const { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
+    // Where this thread is in each operand. Returns whether it is anywhere: there may be more threads than places.
+    DEVICE bool find(Index (&offsets)[OPERANDS]) const {
+        const u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+        if (thread >= count) return false;
+        find(thread, offsets);
+        return true;
+    }
 
-    // Where it is in each operand.
-    DEVICE void find(u64 thread, Index (&offsets)[OPERANDS]) const {
-        Index at = (Index)thread;
+    // Where the place of that number is.
+    DEVICE void find(u64 number, Index (&offsets)[OPERANDS]) const {
+        Index at = (Index)number;
 #pragma unroll
         for (int operand = 0; operand < OPERANDS; operand++) offsets[operand] = 0;
 #pragma unroll
