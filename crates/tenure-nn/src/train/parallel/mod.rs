@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure_core::Device;
 use tenure_device::collective::CollectiveError;
+use tenure_tensor::autocast;
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::random::{State, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
@@ -58,6 +59,7 @@ where
     /// backward goes on; so losses and parameters are those of one device with the whole batch, but for rounding, where
     /// examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on all devices.
     ///
+    /// - Where the thread that calls [`step`](Self::step) is in an [autocast](tenure_tensor::autocast), all devices are.
     /// - A parameter without a gradient on every device keeps none; one that has it on some gets zeros from the others.
     /// - Batch normalisation sees a device's own part. What it keeps is the first's in checkpoints and in use.
     /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from its
@@ -69,8 +71,8 @@ where
     ///   can be saved.
     ///
     /// # Errors
-    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device that is not there, or no CUDA device, or twice; no
-    /// NCCL; those of `replica`, or one that is not the same.
+    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device
+    /// that is not there, or no CUDA device, or twice; no NCCL; those of `replica`, or one that is not the same.
     pub fn on_devices(
         mut self,
         devices: &[Device],
@@ -127,9 +129,9 @@ where
     /// A step of all devices, by the first.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
-        let random = default_generator().state();
+        let (random, lower) = (default_generator().state(), autocast::dtype());
         let Some(crew) = self.rank.as_ref().and_then(|rank| rank.crew.as_ref()) else { return self.make_step() };
-        crew.tell(|| Order::Step { random, lrs: lrs.clone() })?;
+        crew.tell(|| Order::Step { random, lower, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
         let own = own.unwrap_or_else(|panic| {
             self.rank.iter().for_each(Rank::fail);
