@@ -219,7 +219,7 @@ impl Rank {
     fn try_begin(&self, model: &dyn Module) -> Result<()> {
         let state: Vec<Tensor> = model.state().into_iter().map(|(_, tensor)| tensor.clone()).collect();
         self.collective.broadcast(&state, 0)?;
-        // NCCL finds other ways for many bytes than for few, and a device that fails while it does could not tell.
+        // NCCL finds other ways for many bytes than for few: now, rather than in the first step.
         for elements in [1, reducer::BUCKET_BYTES / size_of::<f32>()] {
             let zeros = Tensor::zeros(&[elements], DType::F32, self.collective.device())?;
             self.collective.all_reduce(std::slice::from_ref(&zeros), Reduction::Average)?;
