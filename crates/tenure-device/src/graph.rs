@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tenure_alloc::{PoolId, PoolUse};
 
 use crate::memory::{DeviceMemory, MemoryError};
-use crate::{Event, EventKind, GraphId, Priority, Stream, StreamGuard};
+use crate::streams::CaptureStream;
+use crate::{Event, EventKind, GraphId, Stream, StreamGuard};
 
 /// Work that was captured, with the memory that it uses.
 ///
@@ -39,18 +40,17 @@ pub struct Graph {
 
 impl Graph {
     /// Captures what `work` puts on the stream that it is given, which is the thread's current one meanwhile, and runs none
-    /// of it. Whatever prepares itself when it is first used, such as a kernel that is compiled, must have been used
-    /// before: so do the same work once, outside.
+    /// of it. The stream is nobody else's, and another capture's afterwards. Whatever prepares itself when it is first used,
+    /// such as a kernel that is compiled, must have been used before: so do the same work once, outside.
     ///
     /// `work` must not wait for the device, nor read from it: that would fail, and end the capture.
     ///
     /// # Errors
-    /// Those of `work`; failures of the driver. Then nothing is left of the capture.
+    /// Those of `work`; failures of the driver. Then, and if `work` panics, nothing is left of the capture.
     pub fn capture<T, E: From<MemoryError>>(
         memory: &'static DeviceMemory,
         work: impl FnOnce(&Stream) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
-        let stream = memory.streams().pooled(Priority::Default).map_err(MemoryError::from)?;
         let (driver, allocator) = (memory.driver(), memory.allocator());
         let pool = next_pool();
         let asked = Arc::clone(driver);
@@ -58,16 +58,14 @@ impl Graph {
         let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
         allocator.begin_pool(pool, PoolUse::Capture, Box::new(is_captured)).map_err(MemoryError::from)?;
         let mut pool = Pool { memory, id: pool, is_open: true };
-        driver.begin_capture(stream.id()).map_err(MemoryError::from)?;
+        let capture = Capture::begin(memory)?;
         let made = {
-            let _current = StreamGuard::new(&stream);
-            work(&stream)
+            let _current = StreamGuard::new(&capture.stream);
+            work(&capture.stream)?
         };
-        // In any case, since the stream is captured until then.
-        let ended = driver.end_capture(stream.id()).map_err(MemoryError::from);
+        let id = capture.end()?;
         pool.close();
-        let made = made?;
-        Ok((Self { id: ended?, pool }, made))
+        Ok((Self { id, pool }, made))
     }
 
     /// Puts all of it on the thread's current stream. Launches come one after the other, on whichever streams.
@@ -94,6 +92,38 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // Launches that were made go on. A lost context took the graph along.
         let _ = self.memory().driver().destroy_graph(self.id);
+    }
+}
+
+/// A stream that is captured as long as this lives, through a panic too.
+struct Capture {
+    stream: CaptureStream,
+    is_open: bool,
+}
+
+impl Capture {
+    fn begin(memory: &DeviceMemory) -> Result<Self, MemoryError> {
+        let stream = memory.streams().for_capture()?;
+        memory.driver().begin_capture(stream.id())?;
+        Ok(Self { stream, is_open: true })
+    }
+
+    fn end(mut self) -> Result<GraphId, MemoryError> {
+        self.is_open = false;
+        Ok(self.stream.driver().end_capture(self.stream.id())?)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if !self.is_open {
+            return;
+        }
+        let driver = self.stream.driver();
+        // It may be over already, by a call that nobody may make in a capture.
+        if let Ok(graph) = driver.end_capture(self.stream.id()) {
+            let _ = driver.destroy_graph(graph);
+        }
     }
 }
 

@@ -15,6 +15,8 @@ pub enum StreamKind {
     Null,
     /// A pool of [`Streams`](crate::Streams), shared with whoever else was given it.
     Pooled(Priority),
+    /// A [`Graph`](crate::graph::Graph)'s capture, whose own it is as long as that lasts.
+    Capture,
     /// Somebody else, who made it and will end it.
     External,
 }
@@ -31,6 +33,10 @@ pub struct Stream {
 impl Stream {
     pub(crate) fn new(pools: &Arc<Pools>, place: Place) -> Self {
         Self { pools: Arc::clone(pools), place }
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     /// The device that it is a stream of.

@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -20,7 +21,8 @@ pub struct Streams(Arc<Pools>);
 impl Streams {
     /// The streams of the device of `driver`. Creates none yet.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self(Arc::new(Pools { driver, has_several: AtomicBool::new(false), pools: Default::default() }))
+        let (has_several, pools, idle) = (AtomicBool::new(false), Default::default(), Mutex::default());
+        Self(Arc::new(Pools { driver, has_several, pools, idle }))
     }
 
     /// The device that they are streams of.
@@ -47,6 +49,17 @@ impl Streams {
     pub fn pooled(&self, priority: Priority) -> Result<Stream, DriverError> {
         let id = self.0.pools[priority as usize].lock().next(|| self.driver().create_stream(priority))?;
         Ok(Stream::new(&self.0, Place { id, kind: StreamKind::Pooled(priority) }))
+    }
+
+    /// A stream for a capture: nobody else is given it meanwhile, or what they put on it would be captured too.
+    ///
+    /// # Errors
+    /// The stream could not be created.
+    #[track_caller]
+    pub(crate) fn for_capture(&self) -> Result<CaptureStream, DriverError> {
+        let idle = self.0.idle.lock().pop();
+        let id = idle.map_or_else(|| self.driver().create_stream(Priority::Default), Ok)?;
+        Ok(CaptureStream(Stream::new(&self.0, Place { id, kind: StreamKind::Capture })))
     }
 
     /// A stream that somebody else made and will end, no sooner than the last handle of it is gone. Its driver must know
@@ -94,6 +107,25 @@ pub(crate) struct Pools {
     has_several: AtomicBool,
     /// By priority.
     pools: [Mutex<Pool>; Priority::ALL.len()],
+    /// Streams of captures that are over. They are kept, since memory may still be of them.
+    idle: Mutex<Vec<StreamId>>,
+}
+
+/// A stream of one capture at a time.
+pub(crate) struct CaptureStream(Stream);
+
+impl Deref for CaptureStream {
+    type Target = Stream;
+
+    fn deref(&self) -> &Stream {
+        &self.0
+    }
+}
+
+impl Drop for CaptureStream {
+    fn drop(&mut self) {
+        self.0.pools().idle.lock().push(self.0.id());
+    }
 }
 
 thread_local! {
@@ -131,7 +163,8 @@ impl Pools {
 
 impl Drop for Pools {
     fn drop(&mut self) {
-        for id in self.pools.iter_mut().flat_map(|pool| pool.get_mut().streams.drain(..)) {
+        let pooled = self.pools.iter_mut().flat_map(|pool| pool.get_mut().streams.drain(..));
+        for id in pooled.chain(self.idle.get_mut().drain(..)) {
             // A lost context took its streams along.
             let _ = self.driver.destroy_stream(id);
         }

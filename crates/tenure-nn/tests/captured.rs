@@ -4,9 +4,9 @@
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_device::Executor;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::sim::{Failure, SimConfig, SimDriver};
+use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{BatchNorm, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config};
@@ -164,6 +164,41 @@ fn learning_rates_count_when_a_step_is_replayed() {
     drop(optimizer);
     let error = captured.replay().unwrap_err().to_string();
     assert!(error.contains("or is gone"), "{error}");
+}
+
+#[test]
+fn a_replay_that_fails_counts_no_step() {
+    let (_alone, memory) = alone();
+    let [x, y] =
+        ["x", "y"].map(|name| Parameter::new(name, Tensor::full(&[3], 4, DType::F64, DEVICE).unwrap()).unwrap());
+    let groups = Optimizer::new(vec![x.clone()], 0.25, Sgd::default());
+    let mut optimizer = groups.with_group(vec![y.clone()], 0.25, Sgd::default());
+    let step = || {
+        x.mul(&y)?.sum_all()?.backward()?;
+        // Twice at once.
+        optimizer.step()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok::<_, tenure_nn::Error>(())
+    };
+    let (mut captured, ()) = Captured::new(DEVICE, step).unwrap();
+    captured.replay().unwrap();
+    let outcome = |optimizer: &Optimizer| {
+        let state = optimizer.state().unwrap().into_iter().map(|(_, tensor)| tensor);
+        state.chain([x.detach(), y.detach()]).map(|tensor| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
+    };
+    let before = outcome(&optimizer);
+    optimizer.groups_mut()[1].set_lr(-1.0);
+    let error = captured.replay().unwrap_err().to_string();
+    assert!(error.contains("learning rate is -1"), "{error}");
+    assert!(outcome(&optimizer) == before);
+    optimizer.groups_mut()[1].set_lr(0.25);
+    let Executor::Sim(sim) = memory.driver().executor() else { unreachable!("the device is simulated") };
+    sim.inject(Failure::of(Call::LaunchGraph, 1));
+    assert!(captured.replay().is_err());
+    assert!(outcome(&optimizer) == before);
+    captured.replay().unwrap();
+    assert_eq!(optimizer.state().unwrap()[0].1.item::<i64>().unwrap(), 4);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule, Sgd};
 use tenure_nn::train::{Classification, Plan, Score, Task, TrainError, Trainer};
 use tenure_nn::{Error, Module, Parameter, Result, Scope, module};
+use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor, TensorError};
 
@@ -420,6 +421,29 @@ fn gradients_leave_while_backward_goes_on() {
     // At first the parameter that is never used holds the others up; then buckets are as gradients came. Where the one
     // that is sometimes used is in the first, it does too.
     assert!(!early[0] && early[1..].contains(&true), "{early:?}");
+}
+
+#[test]
+fn all_devices_are_in_the_autocast_of_the_thread_that_steps() {
+    let _alone = alone();
+    let Some(two) = devices(2) else { return };
+    let lower = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&lower);
+    let noted: Trouble = Arc::new(move |_, step| {
+        kept.lock().push((step, autocast::dtype()));
+        Ok(())
+    });
+    let mut run = partial(text(), &two, &noted);
+    run.step().unwrap();
+    {
+        let _autocast = Autocast::enter(DType::BF16);
+        run.step().unwrap();
+    }
+    run.step().unwrap();
+    let mut lower = lower.lock().clone();
+    lower.sort_by_key(|(step, _)| *step);
+    let expected = [None, Some(DType::BF16), None].into_iter().zip(0..).flat_map(|(dtype, step)| [(step, dtype); 2]);
+    assert_eq!(lower, expected.collect::<Vec<_>>());
 }
 
 /// Reads that fail once, on whichever device asks for the example after `left` others.

@@ -1,6 +1,7 @@
 //! Work that is captured on a simulated device, and replayed with what varies.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -127,11 +128,12 @@ fn replays_queue_up_with_their_own_words_on_any_stream() {
         let sum = Tensor::zeros(&[2], DType::I64, device).unwrap();
         let mut next = 0;
         let work = || {
-            let words = cuda::varying(2, move |words| {
+            let fill = move |words: &mut [u64]| {
                 next += 1;
                 words.copy_from_slice(&[next, 100 * next]);
                 Ok(())
-            })?;
+            };
+            let words = cuda::varying(2, fill, || ())?;
             sum.add_(&words.expect("it is captured"))
         };
         let (mut captured, ()) = Captured::new(device, work).unwrap();
@@ -178,9 +180,15 @@ fn a_capture_that_fails_leaves_nothing() {
     let failed = Captured::new(device, || Tensor::rand(&[10], DType::F32, device, &own)?.to_vec::<f32>());
     assert!(failed.is_err());
     assert_eq!(own.state(), before);
-    let failed = Captured::new(device, || cuda::varying(1 << 20, |_| Ok(()))).map(drop).unwrap_err().to_string();
+    let panicking = || -> Result<()> {
+        Tensor::rand(&[10], DType::F32, device, &own)?;
+        panic!("on purpose");
+    };
+    assert!(catch_unwind(AssertUnwindSafe(|| Captured::new(device, panicking).map(drop))).is_err());
+    assert_eq!(own.state(), before);
+    let failed = Captured::new(device, || cuda::varying(1 << 20, |_| Ok(()), || ())).map(drop).unwrap_err().to_string();
     assert!(failed.contains("words vary"), "{failed}");
-    assert!(!cuda::is_capturing() && cuda::varying(1, |_| Ok(())).unwrap().is_none());
+    assert!(!cuda::is_capturing() && cuda::varying(1, |_| Ok(()), || ()).unwrap().is_none());
     let (_, nested) =
         Captured::new(device, || Ok::<_, TensorError>(Captured::new(device, || Ok::<_, TensorError>(())).is_err()))
             .unwrap();

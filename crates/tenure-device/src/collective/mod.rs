@@ -69,8 +69,7 @@ pub struct Communicator {
 }
 
 enum Group {
-    /// By rank.
-    Nccl(Vec<nccl::Handle>),
+    Nccl(nccl::Group),
     Sim(Arc<sim::Meeting>),
 }
 
@@ -87,7 +86,7 @@ impl Communicator {
             return Err(CollectiveError::NoGroup { devices });
         }
         let group = Arc::new(match simulated {
-            0 => Group::Nccl(nccl::Handle::group(drivers)?),
+            0 => Group::Nccl(nccl::Group::new(drivers)?),
             _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
         });
         let communicator = |(rank, driver)| {
@@ -125,8 +124,8 @@ impl Communicator {
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
         match (&*self.group, self.driver.executor()) {
-            (Group::Nccl(handles), Executor::Cuda(driver)) => {
-                handles[self.rank].all_reduce(driver, address, count, dtype, reduction, stream)
+            (Group::Nccl(group), Executor::Cuda(driver)) => {
+                group.all_reduce(self.rank, driver, address, count, dtype, reduction, stream)
             }
             (Group::Sim(meeting), Executor::Sim(driver)) => {
                 sim::all_reduce(meeting, self.rank, driver, address, count, dtype, reduction, stream)
@@ -147,8 +146,8 @@ impl Communicator {
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
         match (&*self.group, self.driver.executor()) {
-            (Group::Nccl(handles), Executor::Cuda(driver)) => {
-                handles[self.rank].broadcast(driver, address, bytes, root, stream)
+            (Group::Nccl(group), Executor::Cuda(driver)) => {
+                group.broadcast(self.rank, driver, address, bytes, root, stream)
             }
             (Group::Sim(meeting), Executor::Sim(driver)) => {
                 sim::broadcast(meeting, self.rank, driver, address, bytes, root, stream)
@@ -163,16 +162,16 @@ impl Communicator {
     /// Those of `calls`; NCCL refuses.
     pub fn together(&self, calls: impl FnOnce() -> Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         match (&*self.group, self.driver.executor()) {
-            (Group::Nccl(handles), Executor::Cuda(driver)) => handles[self.rank].together(driver, calls),
+            (Group::Nccl(group), Executor::Cuda(driver)) => group.together(self.rank, driver, calls),
             _ => calls(),
         }
     }
 
-    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no
-    /// later call succeeds. For a device that cannot make the calls that others wait for.
+    /// Ends the group, for all: what waits for another device waits no longer, whatever its numbers then are, and no later
+    /// call succeeds. For a device that cannot make the calls that others wait for, by the thread that makes its calls.
     pub fn abort(&self) {
         match &*self.group {
-            Group::Nccl(handles) => handles.iter().for_each(nccl::Handle::abort),
+            Group::Nccl(group) => group.end(self.rank),
             Group::Sim(meeting) => meeting.abort(),
         }
     }

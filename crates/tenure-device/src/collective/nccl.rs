@@ -1,11 +1,20 @@
 //! Collectives of NVIDIA devices, through NCCL.
+//!
+//! # Note [Ending a group]
+//!
+//! A call of NCCL's may itself wait for the other devices, in particular where they first find their ways to one another. If
+//! one of them does not come, only `ncclCommAbort` by another thread makes it return. For the communicators of one process,
+//! each such call but the last just tells what goes on to stop; the last one frees them all. So whoever ends a group first aborts
+//! the others' communicators, in whatever calls they are; waits until these have returned, since no new ones begin; and then
+//! aborts its own.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::nccl::sys::{self, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
@@ -13,21 +22,32 @@ use super::{CollectiveError, Reduction};
 use crate::cuda::CudaDriver;
 use crate::{Call, Driver, Executor};
 
-/// NCCL's name for a device's part in a group; none when that was ended. Whoever calls NCCL reads it meanwhile.
-pub(super) struct Handle(RwLock<Option<Name>>);
+/// A group of devices.
+pub(super) struct Group {
+    /// By rank.
+    members: Vec<Member>,
+    is_over: AtomicBool,
+    /// Held by whoever ends it.
+    ending: Mutex<()>,
+}
 
-#[derive(Clone, Copy)]
-struct Name(ncclComm_t);
+/// A device's part in it.
+struct Member {
+    /// NCCL's name for it, alive as long as a call goes on that began before the group was over.
+    name: ncclComm_t,
+    /// Read by each call.
+    calls: RwLock<()>,
+}
 
-// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread,
-// and NCCL locks what is shared.
-unsafe impl Send for Name {}
+// SAFETY: a communicator may be used from any thread, from one at a time: `Communicator` is used by one rank's thread, and
+// NCCL locks what is shared. It may be aborted from any other: see Note [Ending a group].
+unsafe impl Send for Member {}
 // SAFETY: as above.
-unsafe impl Sync for Name {}
+unsafe impl Sync for Member {}
 
-impl Handle {
+impl Group {
     /// Of CUDA devices.
-    pub(super) fn group(drivers: &[Arc<dyn Driver>]) -> Result<Vec<Self>, CollectiveError> {
+    pub(super) fn new(drivers: &[Arc<dyn Driver>]) -> Result<Self, CollectiveError> {
         // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
             return Err(CollectiveError::NoLibrary);
@@ -38,50 +58,69 @@ impl Handle {
         });
         let cuda: Vec<&CudaDriver> = cuda.collect();
         let numbers: Vec<c_int> = cuda.iter().map(|driver| driver.ordinal()).collect();
-        let mut handles = vec![ptr::null_mut(); numbers.len()];
+        let mut names = vec![ptr::null_mut(); numbers.len()];
         // It goes from device to device; the thread has afterwards what it had before.
         let first = cuda.first().ok_or(CollectiveError::NoGroup { devices: Vec::new() })?;
         let made = first.library_call(Call::Collective, || {
             // SAFETY: as many communicators as devices, whose list outlives the call.
-            unsafe { sys::ncclCommInitAll(handles.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
+            unsafe { sys::ncclCommInitAll(names.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
         })?;
         check("ncclCommInitAll", made)?;
-        Ok(handles.into_iter().map(|handle| Self(RwLock::new(Some(Name(handle))))).collect())
+        let members = names.into_iter().map(|name| Member { name, calls: RwLock::new(()) }).collect();
+        Ok(Self { members, is_over: AtomicBool::new(false), ending: Mutex::new(()) })
     }
 
-    /// Keeps the communicator alive.
-    fn name(&self) -> Result<(RwLockReadGuard<'_, Option<Name>>, ncclComm_t), CollectiveError> {
+    /// Begins a call, in which the communicator is alive.
+    fn call(&self, rank: usize) -> Result<(RwLockReadGuard<'_, ()>, ncclComm_t), CollectiveError> {
+        let member = &self.members[rank];
         // Within `together` the thread reads it already.
-        let guard = self.0.read_recursive();
-        let Name(name) = guard.ok_or(CollectiveError::Alone)?;
-        Ok((guard, name))
+        let alive = member.calls.read_recursive();
+        // Whoever ends the group says so before it waits for this lock.
+        if self.is_over.load(Ordering::Acquire) { Err(CollectiveError::Alone) } else { Ok((alive, member.name)) }
+    }
+
+    /// What became of a call.
+    fn check(&self, call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError> {
+        let is_given_up = || self.is_over.load(Ordering::Acquire);
+        check(call, result).map_err(|error| if is_given_up() { CollectiveError::Alone } else { error })
     }
 
     pub(super) fn together(
         &self,
+        rank: usize,
         driver: &CudaDriver,
         calls: impl FnOnce() -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let (_alive, _) = self.name()?;
+        let (_alive, _) = self.call(rank)?;
         // SAFETY: it has no conditions; the group that it begins is the thread's, and ends below.
         let begun = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupStart() })?;
-        check("ncclGroupStart", begun)?;
+        self.check("ncclGroupStart", begun)?;
         let made = calls();
         // SAFETY: the thread has begun a group. What was put into it are communicators that are alive.
         let ended = driver.library_call(Call::Collective, || unsafe { sys::ncclGroupEnd() })?;
-        made.and(check("ncclGroupEnd", ended))
+        made.and(self.check("ncclGroupEnd", ended))
     }
 
-    /// Nobody uses the communicator after this. What it is in the midst of is given up.
-    pub(super) fn abort(&self) {
-        if let Some(Name(name)) = self.0.write().take() {
-            // SAFETY: the communicator is alive, and in no call.
-            let _ = unsafe { sys::ncclCommAbort(name) };
+    /// Ends it, by a rank whose thread is in no call, or is waited for. What the others are in the midst of is given up.
+    pub(super) fn end(&self, rank: usize) {
+        let _ending = self.ending.lock();
+        if self.is_over.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let (before, [own, after @ ..]) = self.members.split_at(rank) else { return };
+        for other in before.iter().chain(after) {
+            // SAFETY: the communicator is alive, aborted this once, and freed with the last.
+            let _ = unsafe { sys::ncclCommAbort(other.name) };
+        }
+        self.members.iter().for_each(|member| drop(member.calls.write()));
+        // SAFETY: as above; none is in a call, nor ever will be.
+        let _ = unsafe { sys::ncclCommAbort(own.name) };
     }
 
+    #[expect(clippy::too_many_arguments, reason = "what is called, and who calls")]
     pub(super) fn all_reduce(
         &self,
+        rank: usize,
         driver: &CudaDriver,
         address: Address,
         count: usize,
@@ -89,7 +128,7 @@ impl Handle {
         reduction: Reduction,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        let (_alive, name) = self.name()?;
+        let (_alive, name) = self.call(rank)?;
         let (data, number) = (address as *mut _, number(dtype)?);
         let operation = match reduction {
             Reduction::Sum => ncclRedOp_t::ncclSum,
@@ -100,18 +139,19 @@ impl Handle {
             // SAFETY: the communicator is alive, and the stream known; the device checks the addresses.
             unsafe { sys::ncclAllReduce(data, data, count, number, operation, name, stream.cast()) }
         })?;
-        check("ncclAllReduce", put)
+        self.check("ncclAllReduce", put)
     }
 
     pub(super) fn broadcast(
         &self,
+        rank: usize,
         driver: &CudaDriver,
         address: Address,
         bytes: usize,
         root: usize,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        let (_alive, name) = self.name()?;
+        let (_alive, name) = self.call(rank)?;
         let data = address as *mut _;
         let put = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: as for `all_reduce`.
@@ -119,13 +159,13 @@ impl Handle {
                 sys::ncclBroadcast(data, data, bytes, ncclDataType_t::ncclUint8, root as c_int, name, stream.cast())
             }
         })?;
-        check("ncclBroadcast", put)
+        self.check("ncclBroadcast", put)
     }
 }
 
-impl Drop for Handle {
+impl Drop for Group {
     fn drop(&mut self) {
-        self.abort();
+        self.end(0);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Devices that work together: simulated ones, and real ones where there are two.
 
 use std::sync::Arc;
+use std::time::Duration;
 use std::{env, thread};
 
 use tenure_core::{DType, StreamId};
@@ -75,6 +76,28 @@ fn all_devices_have_what_one_of_them_had() {
                 driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
                 assert_eq!(bytes, [root as u8; 100]);
             }
+            driver.free(address).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_device_that_ends_the_group_leaves_none_waiting() {
+    for drivers in groups() {
+        each(&drivers, |driver, communicator| {
+            let address = driver.malloc(4000).unwrap();
+            let sum = || communicator.all_reduce(address, 1000, DType::F32, Reduction::Sum, StreamId::NULL);
+            if communicator.rank() == 0 {
+                // The others are in their first call, in which they find the ways to this one.
+                thread::sleep(Duration::from_millis(500));
+                communicator.abort();
+            } else {
+                let put = communicator.together(sum);
+                assert!(matches!(put, Ok(()) | Err(CollectiveError::Alone)), "{put:?}");
+                driver.synchronize().unwrap();
+            }
+            assert!(matches!(communicator.together(sum), Err(CollectiveError::Alone)));
+            communicator.abort();
             driver.free(address).unwrap();
         });
     }

@@ -1,12 +1,14 @@
 //! Graphs: work that is captured, and launched any number of times.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use tenure_alloc::Request;
 use tenure_core::StreamId;
 use tenure_device::graph::{Gate, Graph};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
-use tenure_device::{Driver, EventKind, Priority, Stream};
+use tenure_device::{Call, Driver, EventKind, Priority, STREAMS_PER_POOL, Stream, StreamKind};
 
-use crate::common::{Tested, drivers, read};
+use crate::common::{Tested, drivers, read, sim};
 
 /// The memory of a device for the rest of the process, as graphs want it.
 fn memory(driver: &Tested) -> &'static DeviceMemory {
@@ -196,5 +198,53 @@ fn a_capture_that_fails_leaves_nothing() {
         let (graph, ()) = Graph::capture(memory, |_| Ok::<_, MemoryError>(())).unwrap();
         graph.launch().unwrap();
         driver.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_capture_that_panics_leaves_its_stream_to_others() {
+    for driver in drivers() {
+        let memory = memory(&driver);
+        let mut captured = None;
+        let body = |stream: &Stream| {
+            captured = Some(stream.clone());
+            memory.driver().memset(memory.allocate(Request::new(64, stream.id()))?.address, 0, 64, stream.id())?;
+            panic!("on purpose");
+        };
+        let panicked = catch_unwind(AssertUnwindSafe(|| Graph::capture::<(), MemoryError>(memory, body).map(drop)));
+        assert!(panicked.is_err());
+        let stream = captured.unwrap();
+        assert!(!driver.is_capturing(stream.id()).unwrap() && !memory.allocator().is_capturing());
+        assert_eq!(memory.streams().current(), memory.streams().null());
+        stream.synchronize().unwrap();
+        let (graph, ()) = Graph::capture(memory, |_| Ok::<_, MemoryError>(())).unwrap();
+        graph.launch().unwrap();
+        driver.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn a_capture_that_fails_leaves_no_graph() {
+    let driver = sim(0);
+    let memory: &'static DeviceMemory =
+        Box::leak(Box::new(DeviceMemory::new(driver.clone(), MemoryConfig::default()).unwrap()));
+    let failed = Graph::capture(memory, |_| Err::<(), _>(MemoryError::PerThreadStream));
+    assert!(failed.is_err());
+    assert_eq!(driver.calls(Some(Call::EndCapture)), driver.calls(Some(Call::DestroyGraph)));
+}
+
+#[test]
+fn a_captured_stream_is_nobody_elses() {
+    for driver in drivers() {
+        let memory = memory(&driver);
+        let others = || (0..STREAMS_PER_POOL).map(|_| memory.streams().pooled(Priority::Default).unwrap());
+        let before: Vec<Stream> = others().collect();
+        let body = |stream: &Stream| {
+            assert_eq!(stream.kind(), StreamKind::Capture);
+            assert!(!before.contains(stream) && others().all(|other| other != *stream));
+            Ok::<_, MemoryError>(stream.id())
+        };
+        let [first, second] = [0, 1].map(|_| Graph::capture(memory, body).unwrap().1);
+        assert_eq!(first, second, "one capture after the other has it");
     }
 }

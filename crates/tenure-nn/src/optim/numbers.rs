@@ -43,6 +43,7 @@ impl Numbers {
         }
         let values = rule.numbers(1, 0.0);
         let rule = Arc::clone(rule);
+        let counted = members.clone();
         let fill = move |words: &mut [u64]| {
             let lr = rates.iter().map(Rate::get).product();
             not_negative("Optimizer::step", [("the learning rate", lr)])?;
@@ -50,7 +51,7 @@ impl Numbers {
             words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number.to_bits());
             Ok(())
         };
-        let words = varying(values.len(), fill)?;
+        let words = varying(values.len(), fill, move || uncount(&counted))?;
         Ok(Self { values, words })
     }
 
@@ -95,6 +96,13 @@ fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
     }
     steps.iter().for_each(|steps| steps.store(made + 1, Ordering::Relaxed));
     Ok(made + 1)
+}
+
+/// Takes back what [`count`] counted.
+fn uncount(members: &[Weak<AtomicU64>]) {
+    for steps in members.iter().filter_map(Weak::upgrade) {
+        steps.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Rate {

@@ -70,6 +70,7 @@ pub struct Captured {
 struct Varying {
     at: Range<usize>,
     fill: Fill,
+    take_back: Box<dyn FnMut() + Send>,
 }
 
 type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
@@ -134,8 +135,8 @@ impl Captured {
     /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
     ///
     /// # Errors
-    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0: nothing
-    /// is launched then, though numbers of steps may have counted on. A driver call failed.
+    /// What an earlier operation met on the device; what cannot be given anew, such as a learning rate below 0; a driver call
+    /// failed. Nothing is launched then, and no step counts.
     pub fn replay(&mut self) -> Result<()> {
         if is_capturing() {
             return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
@@ -146,11 +147,11 @@ impl Captured {
         for (origin, state) in self.origins.iter().zip(&begun) {
             self.next[origin.at..origin.at + 2].copy_from_slice(&[state.seed, state.offset]);
         }
-        self.varying.iter_mut().try_for_each(|varying| (varying.fill)(&mut self.next[varying.at.clone()]))?;
-        let stream = memory.streams().current();
-        self.upload(&stream)?;
-        self.stream = Some(stream);
-        self.graph.launch().map_err(|error| TensorError::memory(OP, error))?;
+        let mut filled = 0;
+        if let Err(error) = self.fill(&mut filled).and_then(|()| self.launch()) {
+            self.varying[..filled].iter_mut().rev().for_each(|varying| (varying.take_back)());
+            return Err(error);
+        }
         for origin in &self.origins {
             origin.generator.set_state(self.resolve(origin.after, &begun));
         }
@@ -160,6 +161,22 @@ impl Captured {
     /// The graph, whose pool has what was allocated in the capture.
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// Fills the words, and says of how many that varies.
+    fn fill(&mut self, filled: &mut usize) -> Result<()> {
+        self.varying.iter_mut().try_for_each(|varying| {
+            (varying.fill)(&mut self.next[varying.at.clone()])?;
+            *filled += 1;
+            Ok(())
+        })
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let stream = self.graph.memory().streams().current();
+        self.upload(&stream)?;
+        self.stream = Some(stream);
+        self.graph.launch().map_err(|error| TensorError::memory(OP, error))
     }
 
     /// Brings the words to the device.
@@ -201,16 +218,21 @@ pub fn is_capturing() -> bool {
 }
 
 /// In a capture by this thread, `count` words on the device for kernels to read, as `int64`: each replay gives them by
-/// `fill`, in the order in which they were asked for. `None` where nothing is captured.
+/// `fill`, in the order in which they were asked for, and calls `take_back` if it is not launched after all, so that nothing
+/// that `fill` counted has happened. `None` where nothing is captured.
 ///
 /// # Errors
 /// Too many words.
-pub fn varying(count: usize, fill: impl FnMut(&mut [u64]) -> Result<()> + Send + 'static) -> Result<Option<Tensor>> {
+pub fn varying(
+    count: usize,
+    fill: impl FnMut(&mut [u64]) -> Result<()> + Send + 'static,
+    take_back: impl FnMut() + Send + 'static,
+) -> Result<Option<Tensor>> {
     RECORDER.with_borrow_mut(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };
         let at = recorder.take(count)?;
         let words = recorder.words.narrow(0, at.start, count)?;
-        recorder.varying.push(Varying { at, fill: Box::new(fill) });
+        recorder.varying.push(Varying { at, fill: Box::new(fill), take_back: Box::new(take_back) });
         Ok(Some(words))
     })
 }

@@ -69,7 +69,8 @@ fn train_on<D: Examples>(
     let examples = parts.training.len();
     anyhow::ensure!(
         batch_size >= devices.len(),
-        "--batch-size {batch_size}: a batch is divided among {} devices, and has too few examples for that",
+        "--batch-size {batch_size}: a batch is divided among {0} devices: give each an example, by --batch-size {0} or \
+         more, or take fewer --devices",
         devices.len()
     );
     // Over one image there is nothing to normalise.
@@ -233,11 +234,17 @@ fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size:
             let lr = run.optimizer().groups().first().map_or(0.0, |group| group.lr());
             anyhow::anyhow!("{error}: --lr is {lr:?}")
         }
-        nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => {
-            anyhow::anyhow!("{error}: a larger --batch-size than {batch_size} is needed for images of this size")
+        nn::Error::Tensor(TensorError::Shape { op: "batch_norm", .. }) => too_small(&error, batch_size),
+        // Its part of a batch may be smaller than the first's.
+        nn::Error::Train(TrainError::OnDevice { ref message, .. }) if message.starts_with("batch_norm") => {
+            too_small(&error, batch_size)
         }
         _ => error.into(),
     }
+}
+
+fn too_small(error: &nn::Error, batch_size: usize) -> anyhow::Error {
+    anyhow::anyhow!("{error}: a larger --batch-size than {batch_size} is needed for images of this size")
 }
 
 /// What is wrong with a file that was given to go on from.

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use tenure_core::{DType, Device};
 use tenure_tensor::TensorError;
+use tenure_tensor::autocast::Autocast;
 use tenure_tensor::collective::Collective;
 use tenure_tensor::random::{DefaultGenerator, Generator, State};
 
@@ -26,6 +27,8 @@ pub(super) enum Order {
     Step {
         /// Where its generator is.
         random: State,
+        /// The lower dtype of its autocast.
+        lower: Option<DType>,
         /// Of each group of parameters.
         lrs: Vec<f64>,
     },
@@ -92,9 +95,9 @@ impl Crew {
                 }
                 for order in taken {
                     let obeyed = caught(|| {
-                        if let Order::Step { random, .. } = &order {
-                            generator.set_state(generator_state(rank, *random));
-                        }
+                        let Order::Step { random, lower, .. } = &order else { return trainer.obey(order) };
+                        generator.set_state(generator_state(rank, *random));
+                        let _autocast = Autocast::enter(*lower);
                         trainer.obey(order)
                     });
                     if let (Err(crate::Error::Train(TrainError::Panicked(_))), Some(rank)) = (&obeyed, &trainer.rank) {

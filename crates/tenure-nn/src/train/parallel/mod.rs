@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenure_core::Device;
 use tenure_device::collective::CollectiveError;
+use tenure_tensor::autocast;
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::random::{State, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
@@ -60,6 +61,7 @@ where
     /// where examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on
     /// all devices.
     ///
+    /// - Where the thread that calls [`step`](Self::step) is in an [autocast](tenure_tensor::autocast), all devices are.
     /// - A parameter without a gradient on every device keeps none; one that has it on some gets zeros from the others.
     /// - Batch normalisation sees a device's own part. What it keeps is the first's in checkpoints and in use.
     /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from
@@ -71,8 +73,8 @@ where
     ///   before can be saved.
     ///
     /// # Errors
-    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a
-    /// device that is not there, or no CUDA device, or twice; no NCCL; those of `replica`, or one that is not the same.
+    /// The run has begun, or its optimizer has; its steps are to be captured; the first device is not the model's; a device
+    /// that is not there, or no CUDA device, or twice; no NCCL; those of `replica`, or one that is not the same.
     pub fn on_devices(
         mut self,
         devices: &[Device],
@@ -133,9 +135,9 @@ where
     /// A step of all devices, by the first.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
-        let random = default_generator().state();
+        let (random, lower) = (default_generator().state(), autocast::dtype());
         let Some(crew) = self.crew() else { return self.make_step() };
-        crew.tell(|| Order::Step { random, lrs: lrs.clone() })?;
+        crew.tell(|| Order::Step { random, lower, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
         let own = own.unwrap_or_else(|panic| {
             self.rank.iter().for_each(Rank::fail);
@@ -223,7 +225,7 @@ impl Rank {
     fn try_begin(&self, model: &dyn Module) -> Result<()> {
         let state: Vec<Tensor> = model.state().into_iter().map(|(_, tensor)| tensor.clone()).collect();
         self.collective.broadcast(&state, 0)?;
-        // NCCL finds other ways for many bytes than for few, and a device that fails while it does could not tell.
+        // NCCL finds other ways for many bytes than for few: now, rather than in the first step.
         for elements in [1, reducer::BUCKET_BYTES / size_of::<f32>()] {
             let zeros = Tensor::zeros(&[elements], DType::F32, self.collective.device())?;
             self.collective.all_reduce(std::slice::from_ref(&zeros), Reduction::Average)?;
