@@ -3,7 +3,7 @@
 use std::f64::consts::FRAC_1_SQRT_2;
 
 use super::binary::{Binary, binary};
-use super::loops;
+use super::loops::{self, block_of, for_each_block, vectorized};
 use super::math::Math;
 use super::unary::{Unary, unary};
 use crate::kernel::on_cpu;
@@ -57,18 +57,19 @@ binary! {
     };
 }
 
-/// Writes the gradient of [`SWIGLU`]'s first input, of the output's and the inputs.
+/// Writes the gradients of [`SWIGLU`]'s inputs, of the output's and the inputs.
 pub(crate) const SWIGLU_BACKWARD: &[Entry<Binary>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
 
 fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
-    loops::ternary(
-        iter,
-        #[inline(always)]
-        |grad: T, gate: T, x: T| {
-            let s = gate.sigmoid();
-            grad * x * s * (T::ONE + gate * (T::ONE - s))
-        },
-    );
+    for_each_block(iter, [T::DTYPE; 5], &|[to_gate, to_x, inputs @ ..], n| {
+        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the outputs'.
+        let ([to_gate, to_x], [grad, gate, x]) = unsafe { block_of::<T, 2, _>([to_gate, to_x], inputs, n) };
+        vectorized!(for i in 0..n {
+            let s = gate[i].sigmoid();
+            to_gate[i] = grad[i] * x[i] * s * (T::ONE + gate[i] * (T::ONE - s));
+            to_x[i] = grad[i] * gate[i] * s;
+        });
+    });
     Ok(())
 }
 

@@ -102,22 +102,45 @@ pub(crate) fn ternary<A: Element, B: Element, C: Element, O: Element>(
     });
 }
 
+/// The slices of a block of `n` elements: of those that are written, and of the others.
+///
+/// # Safety
+/// All are of type `T`, and nobody else uses those that are written.
+#[inline(always)]
+pub(super) unsafe fn block_of<'a, T: Element, const O: usize, const N: usize>(
+    outputs: [*mut u8; O],
+    inputs: [*mut u8; N],
+    n: usize,
+) -> ([&'a mut [T]; O], [&'a [T]; N]) {
+    // SAFETY: as the caller says.
+    unsafe {
+        (
+            outputs.map(|output| std::slice::from_raw_parts_mut(output.cast(), n)),
+            inputs.map(|input| std::slice::from_raw_parts(input.cast_const().cast(), n)),
+        )
+    }
+}
+
 /// Goes through all elements in dense blocks: `block(first elements, length)`, each element once. An operand's elements
-/// are given as its lane's type; the output's, the first operand's, overlap no other's.
+/// are given as its lane's type; those of the outputs, the first operands, overlap no other's.
 ///
 /// # Panics
-/// If there are not `N` operands, one of them written.
+/// If there are not `N` operands.
 pub(crate) fn for_each_block<const N: usize>(
     iter: &Elementwise<'_>,
     lanes: [DType; N],
     block: &(dyn Fn([*mut u8; N], usize) + Sync),
 ) {
     let (sizes, operands) = (iter.sizes(), iter.operands());
-    assert!(operands.len() == N && iter.outputs().len() == 1, "{}: {N} operands, the first written", iter.op());
+    assert!(operands.len() == N, "{}: {N} operands", iter.op());
+    let outputs = iter.outputs();
+    let is_output = |operand: usize| {
+        let data = operands[operand].data;
+        operand >= outputs.len() && outputs.iter().any(|output| output.data == data)
+    };
     let dense = |operand: usize| {
         let port = &operands[operand];
-        let is_output = operand > 0 && port.data == operands[0].data;
-        port.dtype == lanes[operand] && !is_output && is_dense(sizes, port)
+        port.dtype == lanes[operand] && !is_output(operand) && is_dense(sizes, port)
     };
     if (0..N).all(dense) {
         return threads::for_each_range(iter.numel(), GRAIN, |range| {
@@ -126,10 +149,9 @@ pub(crate) fn for_each_block<const N: usize>(
         });
     }
     let ports: [Port<'_>; N] = array::from_fn(|operand| {
-        let is_output = operand > 0 && operands[operand].data == operands[0].data;
-        Port::new(sizes, &operands[operand], lanes[operand], operand == 0, is_output)
+        Port::new(sizes, &operands[operand], lanes[operand], operand < outputs.len(), is_output(operand))
     });
-    threads::for_each_range(iter.numel(), GRAIN, |range| through_buffers(&ports, range, block));
+    threads::for_each_range(iter.numel(), GRAIN, |range| through_buffers(&ports, outputs.len(), range, block));
 }
 
 /// Whether elements lie one after the other in the order of `sizes`.
@@ -144,6 +166,7 @@ fn is_dense(sizes: &[usize], operand: &Operand) -> bool {
 
 fn through_buffers<const N: usize>(
     ports: &[Port<'_>; N],
+    outputs: usize,
     range: std::ops::Range<usize>,
     block: &(dyn Fn([*mut u8; N], usize) + Sync),
 ) {
@@ -159,13 +182,13 @@ fn through_buffers<const N: usize>(
         }
         let mut first = [std::ptr::null_mut(); N];
         for port in (0..N).rev() {
-            first[port] = match port {
-                0 => ports[0].target(at, n, &mut buffers[0]),
-                _ => ports[port].load(at, n, &mut buffers[port]),
+            first[port] = match port < outputs {
+                true => ports[port].target(at, n, &mut buffers[port]),
+                false => ports[port].load(at, n, &mut buffers[port]),
             };
         }
         block(first, n);
-        ports[0].store(at, n, &mut buffers[0]);
+        ports[..outputs].iter().zip(&mut buffers).for_each(|(port, buffers)| port.store(at, n, buffers));
         at += n;
     }
 }

@@ -4,12 +4,12 @@ use std::marker::PhantomData;
 
 use super::fold::{Fold, fold};
 use super::lanes::sum;
-use super::loops::{GRAIN, for_each_block, vectorized};
+use super::loops::{GRAIN, block_of, for_each_block, vectorized};
 use super::math::Math;
 use super::slots::{Slots, unbound};
 use crate::element::Real;
 use crate::kernel::on_cpu;
-use crate::{Access, Element, Elementwise, Entry, Float, Number, Result, Tensor, threads};
+use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, threads};
 
 /// What rows are normalised by.
 #[derive(Clone, Copy)]
@@ -224,7 +224,7 @@ fn row_backward<T: Float<Compute: Math>, const N: usize>(
 pub(super) fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [R::DTYPE; 5], &|[out, inputs @ ..], n| {
         // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the output's.
-        let (out, [x, mean, scale, shift]) = unsafe { block::<R, 4>(out, inputs, n) };
+        let ([out], [x, mean, scale, shift]) = unsafe { block_of::<R, 1, _>([out], inputs, n) };
         vectorized!(for i in 0..n {
             out[i] = (x[i] - mean[i]) * scale[i] + shift[i];
         });
@@ -235,7 +235,7 @@ pub(super) fn normalize<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
 fn normalize_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [R::DTYPE; 7], &|[out, inputs @ ..], n| {
         // SAFETY: as in `normalize`.
-        let (out, [grad, x, mean, scale, slope, shift]) = unsafe { block::<R, 6>(out, inputs, n) };
+        let ([out], [grad, x, mean, scale, slope, shift]) = unsafe { block_of::<R, 1, _>([out], inputs, n) };
         vectorized!(for i in 0..n {
             out[i] = grad[i] * scale[i] + (x[i] - mean[i]) * slope[i] + shift[i];
         });
@@ -246,32 +246,13 @@ fn normalize_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
 fn normalize_relu_backward<R: Real>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [R::DTYPE; 8], &|[out, inputs @ ..], n| {
         // SAFETY: as in `normalize`.
-        let (out, [grad, x, mean, scale, slope, shift, y]) = unsafe { block::<R, 7>(out, inputs, n) };
+        let ([out], [grad, x, mean, scale, slope, shift, y]) = unsafe { block_of::<R, 1, _>([out], inputs, n) };
         vectorized!(for i in 0..n {
             let grad = if y[i] <= R::ZERO { R::ZERO } else { grad[i] };
             out[i] = grad * scale[i] + (x[i] - mean[i]) * slope[i] + shift[i];
         });
     });
     Ok(())
-}
-
-/// The slices of a block of `n` elements.
-///
-/// # Safety
-/// All are of type `R`, and nobody else uses the first.
-#[inline(always)]
-pub(super) unsafe fn block<'a, R: Element, const N: usize>(
-    out: *mut u8,
-    inputs: [*mut u8; N],
-    n: usize,
-) -> (&'a mut [R], [&'a [R]; N]) {
-    // SAFETY: as the caller says.
-    unsafe {
-        (
-            std::slice::from_raw_parts_mut(out.cast(), n),
-            inputs.map(|input| std::slice::from_raw_parts(input.cast_const().cast(), n)),
-        )
-    }
 }
 
 fn normalize_sums<T: Float>(

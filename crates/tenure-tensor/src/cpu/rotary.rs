@@ -1,23 +1,23 @@
 //! Positions as angles.
 
-use super::loops::{for_each_block, vectorized};
+use super::loops::{block_of, for_each_block, vectorized};
 use super::math::Math;
-use super::norm::block;
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};
 
-/// Of inputs `a`, `b`, `cos` and `sin`, writes `a * cos + sign * b * sin`.
+/// Of inputs `a`, `b`, `cos` and `sin`, writes `a * cos + sign * b * sin` and `b * cos - sign * a * sin`.
 pub(crate) type Rotate = fn(&Elementwise<'_>, f64) -> Result<()>;
 
 pub(crate) const ROTATE: &[Entry<Rotate>] = on_cpu!(lanes of floats: rotate::<T>);
 
 fn rotate<R: Math>(iter: &Elementwise<'_>, sign: f64) -> Result<()> {
     let sign = R::of(sign);
-    for_each_block(iter, [R::DTYPE; 5], &|[out, inputs @ ..], n| {
-        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the output's.
-        let (out, [a, b, cos, sin]) = unsafe { block::<R, 4>(out, inputs, n) };
+    for_each_block(iter, [R::DTYPE; 6], &|[first, second, inputs @ ..], n| {
+        // SAFETY: `for_each_block` gives as many elements of this type, and nobody else uses the outputs'.
+        let ([first, second], [a, b, cos, sin]) = unsafe { block_of::<R, 2, _>([first, second], inputs, n) };
         vectorized!(for i in 0..n {
-            out[i] = a[i] * cos[i] + sign * b[i] * sin[i];
+            first[i] = a[i] * cos[i] + sign * b[i] * sin[i];
+            second[i] = b[i] * cos[i] - sign * a[i] * sin[i];
         });
     });
     Ok(())

@@ -25,7 +25,8 @@ expressions! {
     GELU_TANH_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (gelu_share(b) + b * gelu_share(b) * ((T)1 - gelu_share(b)) * gelu_slope(b))";
     SWIGLU: ["T", "T", "T"] (lanes of floats), "a * sigmoid(a) * b";
-    SWIGLU_BACKWARD: ["T", "T", "T", "T"] (lanes of floats), "a * c * sigmoid(b) * ((T)1 + b * ((T)1 - sigmoid(b)))";
+    SWIGLU_BACKWARD: ["T", "T", "T", "T", "T"] (lanes of floats),
+        "a * c * sigmoid(b) * ((T)1 + b * ((T)1 - sigmoid(b)))", also "a * b * sigmoid(b)";
     HARDSWISH_BACKWARD: ["T", "T", "T"] (lanes of floats),
         "a * (b < (T)3 ? (b <= (T)-3 ? (T)0 : b / (T)3 + (T)0.5) : (T)1)";
     LEAKY_RELU: ["T", "T"] (lanes of floats), "a > (T)0 ? a : a * n0", given numbers: [f64; 1];
@@ -45,7 +46,7 @@ fn band_backward<E: Element>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
             static EXPRESSION: Expression = Expression {
                 name: $name,
                 lanes: &["T", "T", "T"],
-                value: concat!("(", $inside, " ? n2 : n3) == (T)0 ? (T)0 : a * (", $inside, " ? n2 : n3)"),
+                values: &[concat!("(", $inside, " ? n2 : n3) == (T)0 ? (T)0 : a * (", $inside, " ? n2 : n3)")],
                 fault: None,
             };
             &EXPRESSION

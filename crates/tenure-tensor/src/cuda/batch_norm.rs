@@ -106,16 +106,16 @@ fn launch(
 macro_rules! expressions {
     ($name:literal, [$($lane:literal),*], $value:literal, $carried:literal) => {{
         static PLAIN: Expression =
-            Expression { name: $name, lanes: &[$($lane),*], value: $value, fault: None };
+            Expression { name: $name, lanes: &[$($lane),*], values: &[$value], fault: None };
         static RELU: Expression = Expression {
             name: concat!($name, "_relu"),
-            value: concat!("maximum((T)0, ", $value, ")"),
+            values: &[concat!("maximum((T)0, ", $value, ")")],
             ..PLAIN
         };
         static ADD_RELU: Expression = Expression {
             name: concat!($name, "_add_relu"),
             lanes: &[$($lane),*, "T"],
-            value: concat!("maximum((T)0, ", $value, " + ", $carried, ")"),
+            values: &[concat!("maximum((T)0, ", $value, " + ", $carried, ")")],
             ..PLAIN
         };
         [&PLAIN, &RELU, &ADD_RELU]

@@ -27,7 +27,9 @@ fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     static EXPRESSION: Expression = Expression {
         name: "isclose",
         lanes: &["bool", "T", "T"],
-        value: "a == b || (fabs(a - b) <= n1 + n0 * fabs(b) && fabs(a - b) < INFINITE(T)) || (n2 != 0 && a != a && b != b)",
+        values: &[
+            "a == b || (fabs(a - b) <= n1 + n0 * fabs(b) && fabs(a - b) < INFINITE(T)) || (n2 != 0 && a != a && b != b)",
+        ],
         fault: None,
     };
     let Closeness { relative, absolute, equal_nan } = closeness;

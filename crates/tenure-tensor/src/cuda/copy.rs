@@ -13,13 +13,14 @@ pub(crate) const COPY: &[Entry<Copy>] = on_cuda!(all: copy::<T>);
 fn copy<E: Element>(iter: &Elementwise<'_>) -> Result<()> {
     macro_rules! moved {
         ($name:literal, $type:literal) => {{
-            static EXPRESSION: Expression = Expression { name: $name, lanes: &[$type, $type], value: "a", fault: None };
+            static EXPRESSION: Expression =
+                Expression { name: $name, lanes: &[$type, $type], values: &["a"], fault: None };
             &EXPRESSION
         }};
     }
     let [to, from] = [0, 1].map(|operand| iter.operands()[operand].dtype);
     // What is computed in holds every value of the target; a source of more precision is rounded once.
-    static CONVERTED: Expression = Expression { name: "convert", lanes: &["T", "T"], value: "a", fault: None };
+    static CONVERTED: Expression = Expression { name: "convert", lanes: &["T", "T"], values: &["a"], fault: None };
     let is_here = iter.operands()[1].device.is_cpu();
     let expression = match to.size() {
         _ if from != to || is_here => &CONVERTED,

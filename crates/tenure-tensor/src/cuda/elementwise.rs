@@ -23,11 +23,11 @@ pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 pub(super) struct Expression {
     /// The kernel's name, one for each expression.
     pub(super) name: &'static str,
-    /// Types of the output and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as
+    /// Types of the outputs and the inputs in the expression: `T` is what is computed in, and `u8` to `u64` are bits as
     /// they are in memory.
     pub(super) lanes: &'static [&'static str],
-    /// What is returned.
-    pub(super) value: &'static str,
+    /// What is written, to each output.
+    pub(super) values: &'static [&'static str],
     /// The code of an error that it may `report`: through `report(fault, code, ...)`.
     pub(super) fault: Option<u64>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Expression {
 /// stand for them.
 macro_rules! expressions {
     (of $module:ident: $(
-        $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;
+        $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, also $second:expr)? $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;
     )*) => {$(
         pub(crate) const $name: &[$crate::Entry<fn(&$crate::Elementwise<'_> $(, $type)?) -> $crate::Result<()>>] = {
             use $crate::cuda::elementwise::{self, Expression};
@@ -44,7 +44,7 @@ macro_rules! expressions {
             static EXPRESSION: Expression = Expression {
                 name: concat!(module_path!(), "::", stringify!($name)),
                 lanes: &$lanes,
-                value: $value,
+                values: &[$value $(, $second)?],
                 fault: elementwise::expressions!(@fault $($fault)?),
             };
             fn kernel<E: $crate::Element>(iter: &$crate::Elementwise<'_> $(, $given: $type)?) -> $crate::Result<()> {
@@ -166,7 +166,7 @@ impl Shape {
                 }
             }
         }
-        if kinds[0] != Kind::Dense {
+        if kinds[..expression.values.len()].iter().any(|kind| *kind != Kind::Dense) {
             width = 1;
         }
         // One dimension may end within a vector.
@@ -235,7 +235,8 @@ impl Shape {
     fn source(&self, operands: &[Operand], compute: DType, expression: &Expression, numbers: usize) -> String {
         let (width, dims, index) = (self.width, self.dims, if self.is_large { "u64" } else { "u32" });
         let lane = |operand: usize| expression.lanes[operand];
-        let inputs: Vec<(usize, char)> = (1..operands.len()).zip('a'..).collect();
+        let outputs = expression.values.len();
+        let inputs: Vec<(usize, char)> = (outputs..operands.len()).zip('a'..).collect();
         let mut text = format!(
             "#define V {width}\n#define DIMS {dims}\ntypedef {index} Index;\ntypedef {} T;\n",
             computed(compute)
@@ -246,11 +247,12 @@ impl Shape {
         let mut line = |words: std::fmt::Arguments<'_>| text.extend([&words.to_string()[..], "\n"]);
         let arguments: String = inputs.iter().map(|(operand, name)| format!("{} {name}, ", lane(*operand))).collect();
         let named: String = (0..numbers).map(|number| format!("T n{number}, ")).collect();
-        line(format_args!(
-            "DEVICE {} apply({arguments}{named}u64 fault, u64 code) {{ return {}; }}",
-            lane(0),
-            expression.value
-        ));
+        for (output, value) in expression.values.iter().enumerate() {
+            line(format_args!(
+                "DEVICE {} value_{output}({arguments}{named}u64 fault, u64 code) {{ return {value}; }}",
+                lane(output),
+            ));
+        }
         let faults = if expression.fault.is_some() { "u64 fault; u64 code; " } else { "" };
         let stored_numbers = if numbers > 0 { format!("u64 numbers[{numbers}]; ") } else { String::new() };
         line(format_args!(
@@ -292,11 +294,18 @@ impl Shape {
         let arguments: String = inputs.iter().map(|(_, name)| format!("{name}[i], ")).collect();
         let numbers: String = (0..numbers).map(|number| format!("number<T>(p.numbers[{number}]), ")).collect();
         let fault = if expression.fault.is_some() { "p.fault, p.code" } else { "0, 0" };
-        line(format_args!(
-            "{} y[V];\n#pragma unroll\nfor (int i = 0; i < V; i++) if (i < count) y[i] = apply({arguments}{numbers}{fault});",
-            lane(0)
-        ));
-        line(format_args!("store<{}>(p.operands[0], o0, count, y);\n}}", in_memory(operands[0].dtype, lane(0))));
+        for output in 0..outputs {
+            line(format_args!(
+                "{} y{output}[V];\n#pragma unroll\n\
+                 for (int i = 0; i < V; i++) if (i < count) y{output}[i] = value_{output}({arguments}{numbers}{fault});",
+                lane(output)
+            ));
+        }
+        for output in 0..outputs {
+            let to = in_memory(operands[output].dtype, lane(output));
+            line(format_args!("store<{to}>(p.operands[{output}], o{output}, count, y{output});"));
+        }
+        line(format_args!("}}"));
         text
     }
 }

@@ -24,7 +24,7 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     static EXPRESSION: Expression = Expression {
         name: "position",
         lanes: &["T", "T", "T"],
-        value: "a * n0 + (b < -n0 || b >= n0 ? (report(fault, code, b, n1, n0), (T)0) : b < 0 ? b + n0 : b)",
+        values: &["a * n0 + (b < -n0 || b >= n0 ? (report(fault, code, b, n1, n0), (T)0) : b < 0 ? b + n0 : b)"],
         fault: Some(late::INDEX),
     };
     let numbers = [size, dim].map(|number| Scalar::Int(number as i64));
@@ -35,7 +35,7 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
 
 fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> {
     static EXPRESSION: Expression =
-        Expression { name: "coordinate", lanes: &["T", "T"], value: "a / n0 % n1", fault: None };
+        Expression { name: "coordinate", lanes: &["T", "T"], values: &["a / n0 % n1"], fault: None };
     let numbers = [stride, size].map(|number| Scalar::Int(number as i64));
     elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, move |iter| {
         on_cpu(iter.op(), &[cpu::index::COORDINATE], DType::I64)?(iter, stride, size)

@@ -21,14 +21,14 @@ fn clamp<E: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Sc
         name: "clamp",
         lanes: &["T", "T"],
         // What is no number stays none.
-        value: "(a < n0 ? n0 : a) > n1 ? n1 : (a < n0 ? n0 : a)",
+        values: &["(a < n0 ? n0 : a) > n1 ? n1 : (a < n0 ? n0 : a)"],
         fault: None,
     };
     static MIN: Expression =
-        Expression { name: "clamp_min", lanes: &["T", "T"], value: "a < n0 ? n0 : a", fault: None };
+        Expression { name: "clamp_min", lanes: &["T", "T"], values: &["a < n0 ? n0 : a"], fault: None };
     static MAX: Expression =
-        Expression { name: "clamp_max", lanes: &["T", "T"], value: "a > n0 ? n0 : a", fault: None };
-    static NEITHER: Expression = Expression { name: "clamp_none", lanes: &["T", "T"], value: "a", fault: None };
+        Expression { name: "clamp_max", lanes: &["T", "T"], values: &["a > n0 ? n0 : a"], fault: None };
+    static NEITHER: Expression = Expression { name: "clamp_none", lanes: &["T", "T"], values: &["a"], fault: None };
     let host = move |iter: &Elementwise<'_>| on_cpu(iter.op(), &[cpu::select::CLAMP], E::DTYPE)?(iter, min, max);
     match (min, max) {
         (Some(min), Some(max)) => elementwise::run(iter, E::DTYPE, &BOTH, &[min, max], host),

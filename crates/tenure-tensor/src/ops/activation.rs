@@ -9,7 +9,7 @@ use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
 use crate::cuda::activation as cuda;
-use crate::{Kernel, Result, Tensor};
+use crate::{Elementwise, Kernel, Result, Tensor};
 
 static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU, cuda::LEAKY_RELU]);
 static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD, cuda::THRESHOLD]);
@@ -130,21 +130,22 @@ impl Tensor {
     pub fn swiglu(&self, x: &Self) -> Result<Self> {
         let dtype = promoted(&[self.into(), x.into()]);
         let (gate, x) = (&self.to_dtype(dtype)?, &x.to_dtype(dtype)?);
-        let by = move |kernel: &'static Binary, inputs: &[&Self]| {
-            pointwise::run(kernel, dtype, dtype, inputs, |kernel, iter| kernel(iter))
-        };
-        attach(by(&SWIGLU, &[gate, x])?, SWIGLU.name(), &[gate, x], |saver| {
+        let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;
+        attach(out, SWIGLU.name(), &[gate, x], |saver| {
             let (gate, x) = (saver.save(gate)?, saver.save_if(saver.needs(0), x)?);
             Ok(move |context: &Context<'_>| {
                 let (grad, gate) = (context.grad(0)?, context.unpack(gate)?);
-                let to_gate = context.give(0, || {
-                    let x = context.unpack(x)?;
-                    if is_grad_enabled() {
-                        return silu_backward(&grad.mul(&x)?, &gate);
-                    }
-                    by(&SWIGLU_BACKWARD, &[&grad, &gate, &x])
-                })?;
-                Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect())
+                let is_both = context.needs(0) && context.needs(1);
+                if is_grad_enabled() || !is_both {
+                    let to_gate = context.give(0, || silu_backward(&grad.mul(&context.unpack(x)?)?, &gate))?;
+                    return Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect());
+                }
+                let (x, to_gate) = (context.unpack(x)?, pointwise::output(grad.sizes(), dtype, &[&grad])?);
+                let to_x = to_gate.empty_like()?;
+                let iter = Elementwise::new(SWIGLU_BACKWARD.name(), &[&to_gate, &to_x], &[&grad, &gate, &x])?;
+                SWIGLU_BACKWARD.find(grad.device().kind(), dtype)?(&iter)?;
+                drop(iter);
+                Ok([Some(to_gate), Some(to_x)].into_iter().collect())
             })
         })
     }

@@ -34,8 +34,7 @@ impl Tensor {
         let ([first, second], [x, y]) = (halves(&out)?, halves(self)?);
         let kernel = ROTATE.find(self.device().kind(), self.dtype())?;
         let sign = if back { 1.0 } else { -1.0 };
-        kernel(&Elementwise::new(op, &[&first], &[&x, &y, cos, sin])?, sign)?;
-        kernel(&Elementwise::new(op, &[&second], &[&y, &x, cos, sin])?, -sign)?;
+        kernel(&Elementwise::new(op, &[&first, &second], &[&x, &y, cos, sin])?, sign)?;
         attach(out, op, &[self, cos, sin], |saver| {
             let turns = saver.needs(1) || saver.needs(2);
             let (x, cos, sin) = (saver.save_if(turns, self)?, saver.save(cos)?, saver.save(sin)?);
