@@ -181,6 +181,23 @@ fn normalised_rows_agree() {
     }
 }
 
+/// Several of one input, whose gradients each adds to those before.
+#[test]
+fn layers_of_one_input_agree() {
+    for dtype in FLOATS {
+        for sizes in [[2, 3, 8], [4, 40, 64], [1, 7, 33]] {
+            let inner = sizes[2];
+            let (x, weight, bias) = (random(&sizes, dtype), random(&[24, inner], dtype), random(&[24], dtype));
+            let scale = random(&[inner], dtype);
+            compare("layers", &[x, weight, bias, scale], 8.0, |x| {
+                let plain = x[0].linear(&x[1], None)?;
+                let norm = x[0].rms_norm(&[inner], Some(&x[3]), 1e-5)?;
+                Ok(vec![x[0].mul(0.5)?, x[0].linear(&x[1], Some(&x[2]))?, norm, plain])
+            });
+        }
+    }
+}
+
 #[test]
 fn normalised_channels_agree() {
     for sizes in [[2, 8, 3, 3], [16, 32, 14, 14], [4, 64, 7, 7], [3, 6, 33, 1]] {

@@ -191,7 +191,10 @@ impl Pass {
         let has_grad = grads.iter().any(Option::is_some);
         let given = if has_grad && needs.contains(&true) {
             let keeps = self.options.retain_graph || self.options.create_graph;
-            lane.run(|| node.run(&grads, &needs, keeps))?
+            let mut sums = self.lend(node, &needs, lane);
+            let given = lane.run(|| node.run(&grads, &mut sums, &needs, keeps))?;
+            self.put_back(node, sums);
+            given
         } else {
             Grads::from_elem(None, node.edges().len())
         };
@@ -208,6 +211,26 @@ impl Pass {
             }
         }
         Ok(())
+    }
+
+    /// What has arrived so far where a node's gradients go, if it lies on the node's own lane, for the node to add to.
+    fn lend(&mut self, node: &Node, needs: &[bool], from: &Lane) -> Grads {
+        let lent = node.edges().iter().zip(needs).map(|(edge, is_needed)| {
+            let edge = edge.as_ref().filter(|edge| *is_needed && lane(&edge.node) == *from)?;
+            self.arrived.get_mut(&Arc::as_ptr(&edge.node))?.get_mut(edge.output)?.take()
+        });
+        if self.options.create_graph { Grads::from_elem(None, needs.len()) } else { lent.collect() }
+    }
+
+    /// Brings back what the node did not add to.
+    fn put_back(&mut self, node: &Node, sums: Grads) {
+        for (edge, sum) in node.edges().iter().zip(sums) {
+            if let (Some(edge), Some(sum)) = (edge, sum)
+                && let Some(arrived) = self.arrived.get_mut(&Arc::as_ptr(&edge.node))
+            {
+                arrived[edge.output] = Some(sum);
+            }
+        }
     }
 
     fn make_ready(&mut self, node: Arc<Node>) {

@@ -64,6 +64,8 @@ enum Work {
 pub struct Context<'a> {
     node: &'a Arc<Node>,
     grads: &'a [Option<Tensor>],
+    /// What other nodes gave for each input so far.
+    sums: RefCell<&'a mut Grads>,
     saved: &'a [SavedTensor],
     needs: &'a [bool],
 }
@@ -99,6 +101,12 @@ impl Context<'_> {
     /// Those of `gradient`.
     pub fn give(&self, input: usize, gradient: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         if self.needs(input) { gradient().map(Some) } else { Ok(None) }
+    }
+
+    /// The sum of what other operations gave as the gradient of `input` so far, if there is one: whoever takes it adds it
+    /// to what is given, which so needs no pass of its own. It is not written to.
+    pub(crate) fn take_sum(&self, input: usize) -> Option<Tensor> {
+        self.sums.borrow_mut()[input].take()
     }
 
     /// The zeros that are the gradient of `input`, if it is asked for.
@@ -227,8 +235,15 @@ impl Node {
         fit(&self.name, output, kind, grad)
     }
 
-    /// The gradients of the inputs. What was saved is freed unless `keeps`.
-    pub(super) fn run(self: &Arc<Self>, grads: &[Option<Tensor>], needs: &[bool], keeps: bool) -> Result<Grads> {
+    /// The gradients of the inputs; with a sum that is taken from `sums`, all of that input so far. What was saved is freed
+    /// unless `keeps`.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        grads: &[Option<Tensor>],
+        sums: &mut Grads,
+        needs: &[bool],
+        keeps: bool,
+    ) -> Result<Grads> {
         let Work::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
         let there = {
             let mut saved = saved.lock();
@@ -237,7 +252,7 @@ impl Node {
             if frees { saved.take() } else { saved.clone() }
         };
         let there = there.ok_or_else(|| AutogradError::Freed { node: self.name.to_string() })?;
-        let given = formula(&Context { node: self, grads, saved: &there, needs })?;
+        let given = formula(&Context { node: self, grads, sums: RefCell::new(sums), saved: &there, needs })?;
         if given.len() != self.edges.len() {
             let (found, expected) = (given.len(), self.edges.len());
             return Err(AutogradError::GradientCount { node: self.name.to_string(), found, expected }.into());

@@ -29,9 +29,9 @@ pub(crate) struct Rows<'a> {
 /// Writes the mean and `rstd` of each row, and rows less their mean, times `rstd`, times the weight, with the bias. The
 /// last is added to variances.
 pub(crate) type NormalizeRows = fn(&Tensor, Rows<'_>, f64) -> Result<()>;
-/// From the gradient of what [`NormalizeRows`] writes, writes that of its input, and parts of the sums that those of
-/// weight and bias are: sizes `[parts, 2, elements of a row]`, in what it is computed in.
-pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>) -> Result<()>;
+/// From the gradient of what [`NormalizeRows`] writes, writes that of its input, added to the last if it is given, and parts
+/// of the sums that those of weight and bias are: sizes `[parts, 2, elements of a row]`, in what it is computed in.
+pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>, Option<&Tensor>) -> Result<()>;
 /// Writes `(x - mean) * scale + shift`.
 pub(crate) type Normalize = fn(&Elementwise<'_>) -> Result<()>;
 /// Writes `grad * scale + (x - mean) * slope + shift`; with an output as the last input, the gradient counts where that is
@@ -129,8 +129,10 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     parts: &Tensor,
     grad: &Tensor,
     rows: Rows<'_>,
+    base: Option<&Tensor>,
 ) -> Result<()> {
-    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
+    let optional = [rows.mean, rows.weight, base];
+    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(optional.into_iter().flatten()).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
     // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
     let (g, x, rstds) = unsafe {
@@ -142,6 +144,11 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
         None => None,
     };
     let weight = match rows.weight {
+        // SAFETY: the same.
+        Some(_) => Some(unsafe { unbound(access.slice::<T>(3 + usize::from(means.is_some()))?) }),
+        None => None,
+    };
+    let base = match base {
         // SAFETY: the same.
         Some(_) => Some(unsafe { unbound(access.slice::<T>(reads.len() - 1)?) }),
         None => None,
@@ -186,6 +193,11 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
                     means.is_some(),
                     out,
                 ),
+            }
+            if let Some(base) = base {
+                for (out, base) in out.iter_mut().zip(&base[row * n..][..n]) {
+                    *out = T::narrow(out.widen() + base.widen());
+                }
             }
             for (((to_weight, to_bias), g), x) in to_weight.iter_mut().zip(&mut *to_bias).zip(g).zip(x) {
                 *to_weight = *to_weight + g.widen() * (x.widen() - mean) * rstds[row];

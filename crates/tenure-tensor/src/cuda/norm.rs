@@ -64,10 +64,17 @@ fn normalize_rows<T: Element>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<
     })
 }
 
-fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tensor, rows: Rows<'_>) -> Result<()> {
+fn normalize_rows_backward<T: Element>(
+    out: &Tensor,
+    parts: &Tensor,
+    grad: &Tensor,
+    rows: Rows<'_>,
+    base: Option<&Tensor>,
+) -> Result<()> {
     /// A thread has sums of its elements beside them, and registers for both.
     const MOST_THREADS: usize = 512;
-    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(rows.mean).chain(rows.weight).collect();
+    let optional = [rows.mean, rows.weight, base];
+    let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(optional.into_iter().flatten()).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
     let (count, n, blocks) = (rows.rstd.numel(), parts.sizes()[2], parts.sizes()[0]);
     if n == 0 {
@@ -76,12 +83,13 @@ fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tens
     let [out, parts] = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let [grad, input, rstd] = [0, 1, 2].map(read);
-    let (mean, weight) = (rows.mean.map_or(0, |_| read(3)), rows.weight.map_or(0, |_| read(reads.len() - 1)));
+    let mut next = 3..;
+    let [mean, weight, base] = optional.map(|tensor| tensor.and_then(|_| next.next()).map_or(0, read));
     let launch = |queue: &mut Queue| {
-        let lines =
-            Lines::new(T::DTYPE, &[out, grad, input, weight], 2, count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
+        let lines = Lines::new(T::DTYPE, &[out, grad, input, weight, base], 2, count, n, Edges::None)
+            .in_blocks_of(MOST_THREADS, n);
         let length = count.div_ceil(blocks);
-        let places = [out, grad, input, weight, 0, mean, rstd, parts, 0];
+        let places = [out, grad, input, weight, base, mean, rstd, parts, 0];
         let name = KernelName { op: "layer_norm_backward", variant: lines.variant() };
         let source = || lines.source(&[("BACKWARD", 1)], TEMPLATE);
         let sums = if lines.items > 0 && lines.threads > lines.lanes { 2 * n * rows.rstd.dtype().size() } else { 0 };
@@ -92,17 +100,13 @@ fn normalize_rows_backward<T: Element>(out: &Tensor, parts: &Tensor, grad: &Tens
         };
         queue.launch(name, source, config, &mut lines::words(&places, [n, count, length, lines.lanes]))
     };
-    let [has_mean, has_weight] = [rows.mean, rows.weight].map(|tensor| tensor.is_some());
+    let is_there = optional.map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {
-        let rows = Rows {
-            input: &reads[1],
-            weight: has_weight.then(|| &reads[3 + usize::from(has_mean)]),
-            bias: None,
-            mean: has_mean.then(|| &reads[3]),
-            rstd: &reads[2],
-        };
+        let mut next = reads[3..].iter();
+        let [mean, weight, base] = is_there.map(|is_there| if is_there { next.next() } else { None });
+        let rows = Rows { input: &reads[1], weight, bias: None, mean, rstd: &reads[2] };
         let host = on_cpu("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD], T::DTYPE)?;
-        host(&writes[0], &writes[1], &reads[0], rows)
+        host(&writes[0], &writes[1], &reads[0], rows, base)
     })
 }
 

@@ -3,7 +3,7 @@
 use super::pointwise::broadcast;
 use super::view::signed;
 use crate::autocast::{lower, widest};
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::gemm::Product;
 use crate::{Kernel, Layout, Result, Scalar, Tensor, TensorError, cpu, cuda};
 
@@ -47,13 +47,7 @@ impl Tensor {
                 out.view(&signed(&out.sizes()[..rank - 1]))
             }
             // One product of many rows.
-            (rank @ 3.., 2) if self.numel() > 0 => {
-                let inner = self.sizes()[rank - 1];
-                let rows = self.reshape(&[-1, inner as isize])?;
-                let mut sizes = signed(self.sizes());
-                sizes[rank - 1] = other.sizes()[1] as isize;
-                product(op, &rows, other)?.view(&sizes)
-            }
+            (3.., 2) if self.numel() > 0 => product_of_rows(op, self, other),
             _ => product(op, self, other),
         }
     }
@@ -202,24 +196,59 @@ impl Tensor {
             let reason = format!("a bias of sizes {:?} was given for {outputs} outputs", bias.sizes());
             return Err(TensorError::shape("linear", reason));
         }
-        let rows: usize = leading.iter().product();
-        let input = self.reshape(&[rows as isize, inner as isize])?;
-        let out = multiply("linear", Some(bias), &input, &weight.transpose(0, 1)?, 1.into(), 1.into())?;
-        let out = attach(out, "linear", &[&input, weight, bias], |saver| {
-            let (left, right) = (saver.save_if(saver.needs(1), &input)?, saver.save_if(saver.needs(0), weight)?);
+        let input = no_grad(|| rows_of(self))?;
+        let leading = leading.to_vec();
+        let out = multiply("linear", Some(bias), &input, &weight.detach().transpose(0, 1)?, 1.into(), 1.into())?;
+        let sizes: Vec<usize> = leading.iter().copied().chain([outputs]).collect();
+        attach(out.view(&signed(&sizes))?, "linear", &[self, weight, bias], |saver| {
+            let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), weight)?);
             let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let to_input = context.give(0, || grad.matmul(&context.unpack(right)?))?;
-                let to_weight =
-                    context.give(1, || product_in_order(&grad.transpose(0, 1)?, &context.unpack(left)?, by_columns))?;
+                let grad = rows_of(&context.grad(0)?)?;
+                let to_input = context.give(0, || to_rows(context, &grad, &context.unpack(right)?, &leading))?;
+                let to_weight = context.give(1, || {
+                    product_in_order(&grad.transpose(0, 1)?, &rows_of(&context.unpack(left)?)?, by_columns)
+                })?;
                 Ok([to_input, to_weight, Some(grad)].into_iter().collect())
             })
-        })?;
-        let mut sizes = signed(self.sizes());
-        sizes[leading.len()] = outputs as isize;
-        out.view(&sizes)
+        })
     }
+}
+
+/// The product of all rows of `a` with one matrix.
+fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let leading: Vec<usize> = a.sizes()[..a.rank() - 1].to_vec();
+    check_inner(op, a, b)?;
+    let out = multiply(op, None, &no_grad(|| rows_of(a))?, &b.detach(), 1.into(), 0.into())?;
+    let sizes: Vec<usize> = leading.iter().copied().chain([b.sizes()[1]]).collect();
+    attach(out.view(&signed(&sizes))?, op, &[a, b], |saver| {
+        let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+        let by_columns = is_by_columns(b);
+        Ok(move |context: &Context<'_>| {
+            let grad = rows_of(&context.grad(0)?)?;
+            let to_left =
+                context.give(0, || to_rows(context, &grad, &context.unpack(right)?.transpose(0, 1)?, &leading))?;
+            let to_right = context
+                .give(1, || product_in_order(&rows_of(&context.unpack(left)?)?.transpose(0, 1)?, &grad, by_columns))?;
+            Ok([to_left, to_right].into_iter().collect())
+        })
+    })
+}
+
+/// The gradient of rows of these leading sizes, input 0: a product, and what they have got so far.
+fn to_rows(context: &Context<'_>, grad: &Tensor, matrix: &Tensor, leading: &[usize]) -> Result<Tensor> {
+    let product = match context.take_sum(0) {
+        None => grad.matmul(matrix)?,
+        Some(sum) => multiply("matmul", Some(&rows_of(&sum)?), grad, matrix, 1.into(), 1.into())?,
+    };
+    let columns = matrix.sizes()[1];
+    product.view(&signed(&leading.iter().copied().chain([columns]).collect::<Vec<usize>>()))
+}
+
+/// All rows as one matrix.
+fn rows_of(tensor: &Tensor) -> Result<Tensor> {
+    let (columns, leading) = tensor.sizes().split_last().unwrap_or((&1, &[]));
+    tensor.reshape(&[leading.iter().product::<usize>() as isize, *columns as isize])
 }
 
 /// The product of batches that are broadcast.

@@ -125,6 +125,7 @@ impl Tensor {
                 let mean = mean.map(|mean| context.unpack(mean)).transpose()?;
                 let (grad, weight) = (grad.contiguous()?, dense(&weight)?);
                 let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
+                let base = context.take_sum(0).map(|base| base.contiguous()).transpose()?;
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
                 let normalized = &x.sizes()[x.rank() - dims.len()..];
                 let n = normalized.iter().product();
@@ -134,7 +135,7 @@ impl Tensor {
                     DeviceKind::Cuda => (rstd.numel() / 4).clamp(1, cuda::norm::PARTS),
                 };
                 let parts = Self::empty(&[parts, 2, n], rstd.dtype(), x.device())?;
-                NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows)?;
+                NORMALIZE_ROWS_BACKWARD.find(x.device().kind(), x.dtype())?(&to_x, &parts, &grad, rows, base.as_ref())?;
                 let sums = if has_weight || has_bias { Some(parts.sum(&[0], false)?) } else { None };
                 let sum = |number: usize| -> Result<Option<Self>> {
                     let Some(sums) = &sums else { return Ok(None) };

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::autograd::{self, Anomaly, Context, GradMode, Gradcheck, Options, SavedHooks};
-use tenure_tensor::{DType, Device, Result, Tensor, random};
+use tenure_tensor::random::{self, Generator};
+use tenure_tensor::{DType, Device, Result, Tensor};
 
 use super::{grad, leaf, values};
 
@@ -15,6 +16,42 @@ fn gradients_add_up_over_all_uses() {
     let y = x.mul(&x).unwrap().add(&x.mul(3.0).unwrap()).unwrap().sum_all().unwrap();
     y.backward().unwrap();
     assert_eq!(grad(&x), [5.0, 7.0]);
+}
+
+/// Products and norms add what they give to what has arrived before them.
+#[test]
+fn gradients_add_up_in_whatever_order_they_come() {
+    const SIZES: [usize; 3] = [2, 3, 4];
+    let random =
+        |sizes: &[usize]| Tensor::randn(sizes, DType::F64, Device::CPU, &Generator::new(sizes.len() as u64)).unwrap();
+    let (x, weight, bias) = (random(&SIZES), random(&[4, 4]), random(&[4]));
+    let uses: [&dyn Fn(&Tensor) -> Result<Tensor>; 6] = [
+        &|x| x.mul(3.0),
+        &|x| x.linear(&weight, None),
+        &|x| x.linear(&weight, Some(&bias)),
+        &|x| x.rms_norm(&[4], Some(&bias), 1e-5),
+        &|x| x.layer_norm(&[4], None, None, 1e-5),
+        // Of an input that is used twice, and is no rows in memory.
+        &|x| x.transpose(0, 1)?.matmul(&x.sum(&[0, 1], false)?.mul(&weight)?)?.transpose(0, 1)?.contiguous(),
+    ];
+    let grad = |uses: &[&dyn Fn(&Tensor) -> Result<Tensor>]| {
+        let x = x.detach().requires_grad_(true).unwrap();
+        let y = x.mul(1.0).unwrap();
+        let outputs: Vec<Tensor> = uses.iter().map(|used| used(&y).unwrap()).collect();
+        let outputs: Vec<&Tensor> = outputs.iter().collect();
+        let given = random(&SIZES);
+        let grads = vec![Some(&given); outputs.len()];
+        values(&autograd::grad(&outputs, &[&x], &grads, Options::default()).unwrap().remove(0).unwrap())
+    };
+    let alone: Vec<Vec<f64>> = uses.iter().map(|used| grad(&[*used])).collect();
+    let sum: Vec<f64> = (0..24).map(|at| alone.iter().map(|grad| grad[at]).sum()).collect();
+    for turn in 0..uses.len() {
+        let mut uses = uses;
+        uses.rotate_left(turn);
+        for (found, expected) in grad(&uses).into_iter().zip(&sum) {
+            assert!((found - expected).abs() < 1e-12, "turn {turn}: {found}, {expected} one after the other");
+        }
+    }
 }
 
 #[test]
