@@ -99,8 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) kernel(const __grid_constant__
     if (part != 0 || unit >= p.units) return;
     const u64 to = p.target + at[TARGET] + p.places.find(((const Key*)p.keys)[first]);
     sums.load(to);
-    for (int i = 0; i < V; i++)
-        for (int other = 0; other < PARTS; other++) sums.of[i] += parts[other][lane].of[i];
+    for (int other = 0; other < PARTS; other++) sums.add(parts[other][lane]);
     sums.store(to);
 }
 #endif

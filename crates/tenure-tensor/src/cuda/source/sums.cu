@@ -11,6 +11,11 @@ struct Sums {
         for (int i = 0; i < V; i++) of[i] = widen(values.of[i]);
     }
 
+    DEVICE void add(const Sums& others) {
+#pragma unroll
+        for (int i = 0; i < V; i++) of[i] += others.of[i];
+    }
+
     DEVICE void add(u64 from) {
         const Pack<T, V> values = *(const Pack<T, V>*)from;
 #pragma unroll
