@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use tenure_alloc::AllocError;
 use tenure_device::CallError;
 use tenure_device::memory::{MemoryError, OutOfMemoryReport};
+use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
 
 /// `tenure_status` of `tenure.h`.
@@ -70,10 +71,14 @@ impl Failure {
             Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
             Self::Share(_) => Status::DriverFailed,
             Self::Memory(error) => match error {
-                MemoryError::OutOfMemory(_) => Status::OutOfMemory,
+                MemoryError::OutOfMemory(_) | MemoryError::Pinned(PinnedError::LimitReached { .. }) => {
+                    Status::OutOfMemory
+                }
                 MemoryError::AlreadyInstalled { .. } => Status::AlreadyOpen,
                 MemoryError::Allocator(AllocError::UnknownAddress(_)) => Status::UnknownAddress,
-                MemoryError::Allocator(AllocError::Backing(_)) | MemoryError::Driver(_) => Status::DriverFailed,
+                MemoryError::Allocator(AllocError::Backing(_))
+                | MemoryError::Pinned(PinnedError::Allocator(AllocError::Backing(_)))
+                | MemoryError::Driver(_) => Status::DriverFailed,
                 _ => Status::Invalid,
             },
         }

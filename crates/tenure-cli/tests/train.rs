@@ -397,7 +397,7 @@ fn several_devices_learn_what_one_does() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains(expected), "{said}");
     };
-    refused(run(&["--devices", "4"]), "--batch-size 3: a batch is divided among 4 devices");
+    refused(run(&["--devices", "4"]), "by --batch-size 4 or more, or take fewer --devices");
     refused(run(&["--devices", "0"]), "expected a whole number above 0");
     let on_cpu = tenure(folder.path(), &[TEXT, &["--devices", "2"]].concat());
     refused(on_cpu, "--devices 2: the CPU is one device");

@@ -2,11 +2,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
 use crate::functions::DeviceGuard;
 use crate::streams::{Place, Pools};
-use crate::{Driver, DriverError, Event, Priority};
+use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, Priority, sim};
 
 /// Where a stream comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +90,41 @@ impl Stream {
     #[track_caller]
     pub fn wait(&self, event: &Event) -> Result<(), DriverError> {
         event.wait(self)
+    }
+
+    /// Puts a copy to memory of another device on the stream: behind what is on `peer`, a stream of that device, now, and
+    /// before what comes there later. Goes from device to device where there is a way.
+    ///
+    /// # Errors
+    /// A driver call failed; one of the devices is simulated, and the other is not.
+    #[track_caller]
+    pub fn copy_to_peer(&self, source: Address, peer: &Stream, target: Address, bytes: u64) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        match (self.driver().executor(), peer.driver().executor()) {
+            (Executor::Cuda(driver), Executor::Cuda(other)) => {
+                peer.lead(self)?;
+                driver.copy_to_peer(target, other, source, bytes, self.id())?;
+                self.lead(peer)
+            }
+            (Executor::Sim(_), Executor::Sim(sim)) => {
+                let source = sim::Source { driver: Arc::clone(self.driver()), address: source, stream: self.id() };
+                Ok(sim.copy_from_peer(target, source, bytes, peer.id())?)
+            }
+            _ => {
+                let (device, peer) = (peer.device().index(), self.device().index());
+                Err(DriverError::new(Call::CopyToPeer, ErrorKind::NoPeerAccess { device, peer }))
+            }
+        }
+    }
+
+    /// Makes later work of another stream wait for what is on this one now.
+    #[track_caller]
+    fn lead(&self, other: &Stream) -> Result<(), DriverError> {
+        let mut event = Event::new(Arc::clone(self.driver()), EventKind::Order);
+        event.record(self)?;
+        event.wait(other)
     }
 
     /// Puts a function of the host on the stream. It must not call the driver.

@@ -48,7 +48,7 @@ impl Uploader {
         let stream = memory.streams().pooled(Priority::Default);
         let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
         let pool = PinnedPool::new(memory.driver().clone(), PinnedConfig::new(limit_bytes));
-        let pool = pool.map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let pool = pool.map_err(|error| TensorError::memory(OP, error.into()))?;
         Ok(Self { memory, stream, pool })
     }
 
@@ -65,7 +65,7 @@ impl Uploader {
         let _stream = StreamGuard::new(&self.stream);
         let out = Tensor::unset(dense.layout().clone(), tensor.dtype(), self.memory.device())?;
         let bytes = out.numel() * out.dtype().size();
-        let mut buffer = self.pool.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let mut buffer = self.pool.allocate(bytes).map_err(|error| TensorError::memory(OP, error.into()))?;
         let mut access = Access::on_any(OP, &[&out], &[&dense])?;
         if bytes > 0 {
             // SAFETY: the tensor is dense, so it is this many bytes from its first element, locked by `access`.
@@ -76,7 +76,7 @@ impl Uploader {
                 self.memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, self.stream.id())
             };
             copied.map_err(|error| TensorError::device(OP, error))?;
-            buffer.record_stream(self.stream.id()).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+            buffer.record_stream(self.stream.id()).map_err(|error| TensorError::memory(OP, error.into()))?;
         }
         drop(access);
         let mut arrived = Event::new(self.memory.driver().clone(), EventKind::Order);

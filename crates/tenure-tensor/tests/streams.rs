@@ -4,16 +4,17 @@
 use std::sync::LazyLock;
 
 use tenure_device::graph::Graph;
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{Event, EventKind, Executor, Platform, Priority, Stream, StreamGuard};
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
+use tenure_device::pinned::PinnedError;
+use tenure_device::sim::{Failure, SimConfig, SimPlatform};
+use tenure_device::{Call, Event, EventKind, Executor, Platform, Priority, Stream, StreamGuard};
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
 /// Devices that differ in the order in which they run what may run. Each test has its own.
 const SEEDS: u8 = 6;
-const TESTS: u8 = 9;
+const TESTS: u8 = 11;
 
 fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
@@ -175,6 +176,64 @@ fn uploads_arrive_while_the_host_goes_on_and_their_memory_is_not_reused_early() 
         }
         assert_eq!(waits(), before);
         assert_eq!(sum.to_vec::<f32>().unwrap(), [28.0; 6]);
+    }
+}
+
+#[test]
+fn what_cannot_be_pinned_is_told_as_what_it_is() {
+    for (device, memory) in devices(9) {
+        let uploader = Uploader::new(device, 16 << 20).unwrap();
+        let pinned = |mib: usize| {
+            let tensor = Tensor::zeros(&[mib << 20], DType::U8, Device::CPU).unwrap();
+            uploader.upload(&tensor).map(drop).map_err(|error| match error {
+                TensorError::Memory { error, .. } => *error,
+                other => panic!("{other}"),
+            })
+        };
+        let error = pinned(17).unwrap_err();
+        assert!(matches!(error, MemoryError::Pinned(PinnedError::LimitReached { .. })), "{error}");
+        assert!(error.to_string().contains("raise the limit"), "{error}");
+        let Executor::Sim(sim) = memory.driver().executor() else { unreachable!("devices are simulated") };
+        sim.inject(Failure::of(Call::RegisterHost, 1));
+        let error = pinned(1).unwrap_err();
+        assert!(matches!(error, MemoryError::Pinned(PinnedError::Allocator(_))), "{error}");
+        pinned(1).unwrap();
+    }
+}
+
+#[test]
+fn tensors_go_from_device_to_device_while_the_host_goes_on() {
+    let all: Vec<(Device, &DeviceMemory)> = devices(10).collect();
+    for pair in all.chunks(2) {
+        let [(first, _), (second, memory)] = pair else { unreachable!("seeds are even") };
+        let waits = || {
+            let of = |(_, memory): &(Device, &DeviceMemory)| match memory.driver().executor() {
+                Executor::Sim(sim) => sim.counters().host_syncs,
+                Executor::Cuda(_) => unreachable!("devices are simulated"),
+            };
+            pair.iter().map(of).sum::<u64>()
+        };
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let before = waits();
+        let sum = Tensor::zeros(&[3, 2], DType::F32, *second).unwrap();
+        for round in 0..8 {
+            let there = Tensor::full(&[2, 3], round, DType::F32, *first).unwrap();
+            // Its memory is used again at once, there and, after the copy, here.
+            let here = there.transpose(0, 1).unwrap().to_device(*second).unwrap();
+            drop(there);
+            assert_eq!(here.sizes(), [3, 2]);
+            sum.copy_(&sum.add(&here).unwrap().to_device(*first).unwrap()).unwrap();
+        }
+        // Of a stream that is not the memory's own.
+        lead(&memory.streams().current(), &side);
+        let back = {
+            let _side = StreamGuard::new(&side);
+            sum.to_device(*first).unwrap()
+        };
+        drop(sum);
+        let _reused = Tensor::zeros(&[3, 2], DType::F32, *second).unwrap();
+        assert_eq!(waits(), before);
+        assert_eq!(back.to_vec::<f32>().unwrap(), [28.0; 6]);
     }
 }
 

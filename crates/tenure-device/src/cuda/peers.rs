@@ -2,6 +2,7 @@
 
 use cudarc::driver::sys::{self, CUdevice, CUmemAccess_flags as Flags, CUmemAccessDesc, CUresult};
 use tenure_alloc::Address;
+use tenure_core::StreamId;
 
 use super::driver::location;
 use super::error::check;
@@ -47,6 +48,27 @@ impl CudaDriver {
             }
             space.add_peer(other.ordinal);
             Ok(())
+        })
+    }
+
+    /// Puts a copy to memory of another device on a stream of this one.
+    pub(crate) fn copy_to_peer(
+        &self,
+        target: Address,
+        peer: &Self,
+        source: Address,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        // Where there is no way between the two, the driver takes one through the host.
+        let _ = peer.enable_access_of(self.device().index());
+        self.in_context(Call::CopyToPeer, || {
+            let (to, from) = (peer.context().raw(), self.context().raw());
+            self.submit(stream, bytes, |stream| {
+                // SAFETY: both contexts are retained, and the driver checks the addresses.
+                unsafe { sys::cuMemcpyPeerAsync(target, to, source, from, bytes as usize, stream) }
+            })
+            .map(drop)
         })
     }
 

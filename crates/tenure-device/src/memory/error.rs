@@ -2,6 +2,7 @@ use tenure_alloc::AllocError;
 use tenure_core::{AllocatorError, Device};
 
 use super::OutOfMemoryReport;
+use crate::pinned::PinnedError;
 use crate::{CallError, DriverError};
 
 /// Why a device's memory refused.
@@ -17,6 +18,9 @@ pub enum MemoryError {
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// No pinned host memory for copies to or from the device.
+    #[error(transparent)]
+    Pinned(#[from] PinnedError),
     /// Memory was asked for, or recorded, on `cudaStreamPerThread`.
     #[error(
         "stream 0x2, cudaStreamPerThread, is another stream in each thread, so that memory on it cannot be told apart: \

@@ -47,6 +47,7 @@ mod host;
 mod kernel;
 mod memory;
 mod pages;
+mod peers;
 mod physical;
 mod platform;
 mod race;
@@ -63,6 +64,7 @@ use tenure_core::{Device, StreamId};
 
 pub use self::fault::Failure;
 pub use self::kernel::{Kernel, KernelMemory};
+pub(crate) use self::peers::Source;
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, State};
 use self::timeline::Condition;

@@ -260,7 +260,7 @@ impl State {
     }
 
     /// An error as the caller sees it. Some end the context.
-    fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
+    pub(super) fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
         let error = CallError { call, kind };
         if error.kind.loses_context() {
             self.lost = Some(Arc::new(error.clone()));
@@ -362,6 +362,11 @@ impl Guarded {
     /// `None` when called from work.
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
         (!in_host_function()).then(|| self.0.lock())
+    }
+
+    /// `None` while somebody uses the device, which may be this thread.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        self.0.try_lock()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

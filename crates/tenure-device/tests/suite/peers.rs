@@ -1,14 +1,15 @@
 //! Memory that another device may reach.
 
+use std::env;
 use std::sync::Arc;
 
 use tenure_alloc::Request;
 use tenure_core::{Device, StreamId};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
-use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Access, Call, Driver, ErrorKind};
+use tenure_device::sim::{Failure, Kernel, SimConfig, SimDriver, SimPlatform};
+use tenure_device::{Access, Call, Driver, ErrorKind, Platform, Priority, Streams, cuda};
 
-use crate::common::{kind, map_anywhere};
+use crate::common::{kind, map_anywhere, read};
 
 const MIB: u64 = 1 << 20;
 const OTHER: u8 = 1;
@@ -79,4 +80,71 @@ fn every_block_of_a_memory_is_in_the_reach_of_its_peer() {
         memory.enable_peer(Device::cuda(OTHER)).unwrap();
         assert!(early.iter().chain(&alloc()).all(is_reached), "{policy}");
     }
+}
+
+/// Simulated devices that run in different orders, and real ones where there are two.
+fn pairs() -> Vec<[Arc<dyn Driver>; 2]> {
+    let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
+    let mut pairs = Vec::new();
+    if chosen != "cuda" {
+        for seed in 0..8 {
+            let platform = SimPlatform::new(vec![SimConfig { seed, ..SimConfig::default() }; 2]);
+            pairs.push([0, OTHER].map(|device| platform.driver(device).unwrap()));
+        }
+    }
+    if chosen != "sim" && cuda::platform().device_count().is_ok_and(|count| count > 1) {
+        pairs.push([0, OTHER].map(|device| cuda::platform().driver(device).unwrap()));
+    }
+    pairs
+}
+
+#[test]
+fn a_copy_to_a_peer_is_in_the_order_of_both_streams() {
+    const BYTES: u64 = 4 * MIB;
+    for drivers in pairs() {
+        for policy in ["paged", "native", "expandable"] {
+            let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
+            let memories =
+                drivers.each_ref().map(|driver| DeviceMemory::new(Arc::clone(driver), config.clone()).unwrap());
+            let [here, there] = drivers.each_ref();
+            let [from, to] = memories.each_ref().map(|memory| memory.streams().pooled(Priority::Default).unwrap());
+            let [source, target] = [(&memories[0], &from), (&memories[1], &to)]
+                .map(|(memory, stream)| memory.allocate(Request::new(BYTES, stream.id())).unwrap().address);
+            there.memset(target, 9, BYTES, to.id()).unwrap();
+            for value in 1..4 {
+                here.memset(source, value, BYTES, from.id()).unwrap();
+                from.copy_to_peer(source, &to, target, BYTES / 2).unwrap();
+                here.memset(source, 8, BYTES, from.id()).unwrap();
+                // And back, elsewhere.
+                to.copy_to_peer(target, &from, source + BYTES / 2, 8).unwrap();
+                there.memset(target, 7, 4, to.id()).unwrap();
+                to.synchronize().unwrap();
+                assert_eq!(read(&**there, target, 8), [7, 7, 7, 7, value, value, value, value], "{policy}");
+                assert_eq!(read(&**there, target + BYTES / 2 - 2, 4), [value, value, 9, 9], "{policy}");
+                from.synchronize().unwrap();
+                // What was written over there came after.
+                let back = [&[8; 2][..], &[value; 8], &[8; 2]].concat();
+                assert_eq!(read(&**here, source + BYTES / 2 - 2, 12), back, "{policy}");
+            }
+            from.copy_to_peer(source, &to, target, 0).unwrap();
+            for (memory, address) in memories.iter().zip([source, target]) {
+                memory.free(address).unwrap();
+            }
+            drivers.iter().for_each(|driver| driver.synchronize().unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_copy_to_a_peer_that_nobody_waits_for_is_a_race() {
+    let drivers = devices();
+    let [from, to] = drivers.each_ref().map(|driver| Streams::new(Arc::clone(driver) as _).null());
+    let [source, target] = drivers.each_ref().map(|driver| driver.malloc(64).unwrap());
+    let side = drivers.each_ref().map(|driver| driver.create_stream(Priority::Default).unwrap());
+    drivers[0].memset(source, 1, 64, from.id()).unwrap();
+    from.copy_to_peer(source, &to, target, 64).unwrap();
+    let read = |address| Kernel::new("read", side[1]).reads(address, 64);
+    assert!(drivers[1].launch(read(target)).is_err(), "it is not there yet");
+    let late = drivers[0].memset(source, 2, 64, side[0]);
+    assert!(late.is_err(), "it is not read yet");
 }

@@ -119,7 +119,7 @@ impl Captured {
         super::arrive(OP, device)?;
         let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
         let pinned = PinnedPool::new(memory.driver().clone(), pinned);
-        let pinned = pinned.map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
         let recording = Recording::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let captured = Graph::capture(memory, |_| work().map_err(Failure::Work));
@@ -194,7 +194,7 @@ impl Captured {
         let target = Access::new(OP, &[&self.words], &[])?.write_ptr(0).addr() as u64;
         memory.record_use(target, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
         let bytes = self.next.len() * size_of::<u64>();
-        let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::argument(OP, error.to_string()))?;
+        let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::memory(OP, error.into()))?;
         for (to, word) in buffer.chunks_exact_mut(size_of::<u64>()).zip(&self.next) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
@@ -202,7 +202,7 @@ impl Captured {
         let copied =
             unsafe { memory.driver().copy_to_device_async(target, buffer.as_ptr(), bytes as u64, stream.id()) };
         copied.map_err(|error| TensorError::device(OP, error))?;
-        buffer.record_stream(stream.id()).map_err(|error| TensorError::argument(OP, error.to_string()))
+        buffer.record_stream(stream.id()).map_err(|error| TensorError::memory(OP, error.into()))
     }
 
     /// A state of the capture in a replay in which the generators were at `begun`.

@@ -23,7 +23,7 @@ impl Tensor {
     }
 
     /// The same values on `device`: itself, if it is there. From and to pageable memory of the host it waits until the
-    /// copy is done.
+    /// copy is done; from one device to another it does not, and the copy is in the order of the thread's streams of both.
     ///
     /// # Errors
     /// No memory; the device cannot be used, or met something in an operation before.

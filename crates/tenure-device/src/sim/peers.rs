@@ -1,0 +1,72 @@
+//! Copies between simulated devices, each of which runs in its own time.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_alloc::Address;
+use tenure_core::StreamId;
+
+use super::{Kernel, SimDriver};
+use crate::{Call, CallError, Driver, Executor};
+
+/// What a copy reads, and where.
+pub(crate) struct Source {
+    pub(crate) driver: Arc<dyn Driver>,
+    pub(crate) address: Address,
+    pub(crate) stream: StreamId,
+}
+
+impl SimDriver {
+    /// Puts a copy from another device on `stream`, which waits until the source's stream has come to it.
+    #[track_caller]
+    pub(crate) fn copy_from_peer(
+        &self,
+        target: Address,
+        source: Source,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<(), CallError> {
+        let name = Call::CopyToPeer.name();
+        let Source { driver, address, stream: from } = source;
+        let Executor::Sim(peer) = driver.executor() else { unreachable!("simulated devices have simulated peers") };
+        let underway = Arc::new(Mutex::new(None));
+        let (giver, waiter, taker) = (Arc::clone(&underway), Arc::clone(&underway), underway);
+        let give = Kernel::new(name, from).reads(address, bytes).body(move |memory| {
+            let mut all = vec![0; bytes as usize];
+            memory.read(address, &mut all);
+            *giver.lock() = Some(all);
+        });
+        let take = Kernel::new(name, stream).writes(target, bytes).body(move |memory| {
+            if let Some(all) = taker.lock().take() {
+                memory.write(target, &all);
+            }
+        });
+        // It is taken once: a graph of one of the two would be launched without the other.
+        peer.call(Call::CopyToPeer, |state| {
+            let from = state.timeline.stream(from)?;
+            state.forbid_in_capture_of(from)
+        })?;
+        peer.launch(give)?;
+        let giving = Arc::clone(&driver);
+        let has_arrived = move || match giving.executor() {
+            // Perhaps nobody else makes it run.
+            Executor::Sim(peer) if waiter.lock().is_none() => peer.run_if_free() || waiter.lock().is_some(),
+            _ => true,
+        };
+        self.wait_outside(stream, Box::new(has_arrived))?;
+        self.launch(take).map(drop)
+    }
+
+    /// Runs everything that may run now, unless somebody is at it. Whether the context is lost.
+    fn run_if_free(&self) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        while state.fault().is_none() {
+            match state.step() {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(kind) => _ = state.fail(Call::Launch, kind),
+            }
+        }
+        true
+    }
+}
