@@ -30,6 +30,9 @@ struct Arguments {
     /// The fastest algorithms for products and convolutions, found by trying them
     #[arg(long)]
     measure: bool,
+    /// Sums in any order, as PyTorch's are
+    #[arg(long)]
+    any_order: bool,
     /// Trained on so many devices at once, each with the batch of one; also of one, to compare with
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "graph")]
     devices: Option<u8>,
@@ -47,6 +50,7 @@ type Step = Box<dyn FnMut() -> tenure_nn::Result<Tensor>>;
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tuning::measure_algorithms(arguments.measure);
+    tuning::sum_in_any_order(arguments.any_order);
     if let Some(devices) = arguments.devices {
         return parallel::run(&arguments, devices);
     }
