@@ -6,7 +6,7 @@
 //!
 //! Results are the same bits every time, where PyTorch's are not unless `torch.use_deterministic_algorithms` is said. The
 //! exception are gradients of attention in halves over sequences whose weights of the heads that share keys take more than
-//! 512 MiB. Those of all sequences can be exceptions too, which takes less time and memory.
+//! a GiB. Those of all sequences can be exceptions too, which takes less time and memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

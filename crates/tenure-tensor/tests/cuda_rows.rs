@@ -33,7 +33,7 @@ fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Te
     let _in_use = in_use();
     let run = |device: Device, with_grads: bool| {
         let place = |input: &Tensor| {
-            let input = input.to_device(device).unwrap();
+            let input = input.detach().to_device(device).unwrap();
             let wants = with_grads && input.dtype().is_floating();
             if wants { input.requires_grad_(true).unwrap() } else { input }
         };

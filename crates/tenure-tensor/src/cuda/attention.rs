@@ -292,7 +292,7 @@ impl Work<'_> {
 /// As many batches, or heads of one, as may be differentiated together: the library needs two bytes for each query and key.
 fn together(all: &Attention) -> Attention {
     /// Bytes that are used at most, if there are several.
-    const MOST: usize = 256 << 20;
+    const MOST: usize = 512 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
     // Parts of the same sizes, so that one plan is for all.
     let largest = |count: usize, bytes: usize| {

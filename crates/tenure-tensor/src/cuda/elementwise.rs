@@ -301,8 +301,8 @@ impl Shape {
                 lane(output)
             ));
         }
-        for output in 0..outputs {
-            let to = in_memory(operands[output].dtype, lane(output));
+        for (output, operand) in operands[..outputs].iter().enumerate() {
+            let to = in_memory(operand.dtype, lane(output));
             line(format_args!("store<{to}>(p.operands[{output}], o{output}, count, y{output});"));
         }
         line(format_args!("}}"));

@@ -106,9 +106,10 @@ impl Lines {
 
     /// All that the source depends on.
     pub(super) fn variant(&self) -> u64 {
-        let parts = [(self.dtype as u64, 4), (self.width.trailing_zeros().into(), 2), (self.items as u64, 3)];
+        let sizes = [(self.width.trailing_zeros().into(), 2), (self.items as u64, 3), (self.arrays as u64, 2)];
         let bounds = self.bounds().ilog2() - THREADS.ilog2();
-        parts.into_iter().fold(u64::from(bounds), |variant, (part, bits)| variant << bits | part)
+        let variant = u64::from(bounds) << 4 | self.dtype as u64;
+        sizes.into_iter().fold(variant, |variant, (size, bits)| variant << bits | size)
     }
 
     pub(super) fn source(&self, defines: &[(&str, u64)], template: &str) -> String {

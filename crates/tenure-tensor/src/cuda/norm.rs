@@ -1,5 +1,6 @@
 //! Means and deviations taken out.
 
+use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::expressions;
@@ -86,10 +87,12 @@ fn normalize_rows_backward<T: Element>(
     let mut next = 3..;
     let [mean, weight, base] = optional.map(|tensor| tensor.and_then(|_| next.next()).map_or(0, read));
     let launch = |queue: &mut Queue| {
-        let lines = Lines::new(T::DTYPE, &[out, grad, input, weight, base], 2, count, n, Edges::None)
-            .in_blocks_of(MOST_THREADS, n);
+        let arrays: SmallVec<[u64; 3]> = [grad].into_iter().chain((base != 0).then_some(base)).chain([input]).collect();
+        let places = [out, grad, input, weight, base];
+        let lines = Lines::new(T::DTYPE, &places, arrays.len(), count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
         let length = count.div_ceil(blocks);
-        let places = [out, grad, input, weight, base, mean, rstd, parts, 0];
+        let places: SmallVec<[u64; 10]> =
+            [out].into_iter().chain(arrays).chain([weight, 0, mean, rstd, parts, 0]).collect();
         let name = KernelName { op: "layer_norm_backward", variant: lines.variant() };
         let source = || lines.source(&[("BACKWARD", 1)], TEMPLATE);
         let sums = if lines.items > 0 && lines.threads > lines.lanes { 2 * n * rows.rstd.dtype().size() } else { 0 };

@@ -12,7 +12,7 @@ use super::descriptor::{Descriptor, check};
 use crate::ErrorKind;
 
 /// Bytes that a plan may take beside its operands.
-const MOST_WORKSPACE: usize = 512 << 20;
+const MOST_WORKSPACE: usize = 1280 << 20;
 
 /// Plans that are looked at before there is none.
 const CONFIGURATIONS: usize = 24;

@@ -3,9 +3,9 @@
 
 struct Params {
     u64 out;
-    // The input; or the output's gradient and the input.
+    // The input; or the output's gradient, what the input's is added to if there are three, and the input.
     u64 arrays[ARRAYS];
-    // One for each element of a row, or 0; backward, what the gradient is added to stands for the bias.
+    // One for each element of a row, or 0.
     u64 weight, bias;
     // One for each row. No mean is taken out if there are none.
     u64 mean, rstd;
@@ -29,7 +29,8 @@ struct Sums {
     C grads, products;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+// Two blocks of a processor hide each other's waits, where little is kept.
+extern "C" __global__ void __launch_bounds__(THREADS, ITEMS == 1 ? 2 : 1) kernel(const __grid_constant__ Params p) {
     const u32 lanes = (u32)p.lanes, team = threadIdx.x / lanes, teams = blockDim.x / lanes;
     C* const parts = (C*)p.parts + blockIdx.x * 2 * p.n;
     // What the thread's elements of all rows add up, where they are kept; else sums are kept in memory.
@@ -73,14 +74,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         const C slope = rstd * rstd * sums.products / (C)p.n, shift = p.mean != 0 ? sums.grads / (C)p.n : (C)0;
         line.for_each([&](auto& x, u64 at, int) {
             constexpr int W = sizeof(x[0]) / sizeof(C);
-            C weight[W], to[W], base[W];
+            C weight[W], to[W];
             if (ITEMS == 0) load(p.weight, at, (C)1, weight);
-            load(p.bias, row * p.n + at, (C)0, base);
             for (int i = 0; i < W; i++) {
                 // What is not kept is read again as it was.
                 const C grad = ITEMS > 0 ? x[0][i] : x[0][i] * weight[i];
                 const C deviation = ITEMS > 0 ? x[ARRAYS - 1][i] : x[ARRAYS - 1][i] - mean;
-                to[i] = base[i] + (grad - shift - deviation * slope) * rstd;
+                to[i] = (ARRAYS > 2 ? x[1][i] : (C)0) + (grad - shift - deviation * slope) * rstd;
             }
             store(p.out, row * p.n + at, to);
         });
