@@ -92,8 +92,8 @@ fn a_gpt2s_step_has_no_launch_too_many() {
     let tokens = Tensor::from_slice(&(0..16).collect::<Vec<i64>>(), &[2, 8]).unwrap().to_device(CUDA).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 0.01, Adam::w());
     // Four products, each with a gradient of its input, its weight and its bias; attention, whose three gradients are joined;
-    // an activation; two norms, each with a sum and conversions of gradients; two sums.
-    let layer = 4 * (1 + 3) + (2 + 1) + 2 + 2 * (2 + 1 + 2) + 2 * 2;
+    // an activation; two norms, each with a sum and conversions of gradients; two sums, whose gradients norms add to.
+    let layer = 4 * (1 + 3) + (2 + 1) + 2 + 2 * (2 + 1 + 2) + 2;
     let (embeddings, norm, head) = (2 + 6, 2 + 1 + 2, 1 + 2);
     let [loss, optimizer_step] = [10, 1];
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
@@ -111,10 +111,10 @@ fn a_llamas_step_has_no_launch_too_many() {
     let tokens = Tensor::from_slice(&(0..16).collect::<Vec<i64>>(), &[2, 8]).unwrap().to_device(CUDA).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 0.01, Adam::w());
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
-    // Seven products, each with a gradient of its input and its weight; queries and keys turned and turned back by halves;
-    // attention; gates; two norms, each with a sum and a conversion of gradients; sums of values, and of gradients that come
-    // from several products.
-    let layer = 7 * (1 + 2) + 2 * (2 + 2) + (1 + 1) + (1 + 2) + 2 * (1 + 1 + 2) + (2 + 2) + (2 + 1);
+    // Seven products, each with a gradient of its input and its weight; queries and keys turned and turned back; attention;
+    // gates; two norms, each with a sum and a conversion of gradients; two sums, whose gradients norms add to, as products of
+    // one input add to one another's.
+    let layer = 7 * (1 + 2) + 2 * (1 + 1) + (1 + 1) + (1 + 1) + 2 * (1 + 1 + 2) + 2;
     let (embedding, norm, head, loss, optimizer_step) = (1 + 2, 1 + 1 + 2, 1 + 2, 10, 1);
     assert_eq!(found, 2 * layer + embedding + norm + head + loss + optimizer_step);
 }

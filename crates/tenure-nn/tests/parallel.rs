@@ -418,6 +418,10 @@ fn gradients_leave_while_backward_goes_on() {
         // Whether `second` is on its way when the gradient of `first.weight` has just been computed.
         early.push(then > before);
     }
+    if matches!(memory::installed(two[0].index().into()).unwrap().driver().executor(), Executor::Cuda(_)) {
+        eprintln!("skipped: what is put on streams is counted on a simulated device only");
+        return;
+    }
     // At first the parameter that is never used holds the others up; then buckets are as gradients came. Where the one
     // that is sometimes used is in the first, it does too.
     assert!(!early[0] && early[1..].contains(&true), "{early:?}");
