@@ -14,7 +14,7 @@ use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
 /// Devices that differ in the order in which they run what may run. Each test has its own.
 const SEEDS: u8 = 6;
-const TESTS: u8 = 11;
+const TESTS: u8 = 15;
 
 fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
@@ -60,6 +60,62 @@ fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
         let found = x.grad().unwrap().to_vec::<f32>().unwrap();
         let expected: Vec<f32> = (0..100).map(|x| (3 * x * x + 2 * x) as f32).collect();
         assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn backward_waits_where_gradients_change_the_device() {
+    let on_the_side = |device: Device, memory: &DeviceMemory| {
+        let (side, main) = (memory.streams().pooled(Priority::Default).unwrap(), memory.streams().current());
+        let x = numbers(100, device).requires_grad_(true).unwrap();
+        lead(&main, &side);
+        let y = {
+            let _side = StreamGuard::new(&side);
+            x.mul(&x).unwrap()
+        };
+        lead(&side, &main);
+        (x, y)
+    };
+    let check = |x: &Tensor, factor: f32| {
+        let found = x.grad().unwrap().to_vec::<f32>().unwrap();
+        assert!(found.iter().enumerate().all(|(number, found)| *found == factor * number as f32));
+    };
+    // Over the CPU, from where the gradient comes in another dtype and is still to be summed up.
+    for (device, memory) in devices(11) {
+        let (x, y) = on_the_side(device, memory);
+        let copy = Tensor::zeros(&[5, 100], DType::F64, Device::CPU).unwrap();
+        copy.copy_(&y).unwrap();
+        copy.sum_all().unwrap().backward().unwrap();
+        check(&x, 10.0);
+    }
+    for ((device, memory), (other, _)) in devices(12).zip(devices(13)) {
+        let (x, y) = on_the_side(device, memory);
+        backward(&y.to_device(other).unwrap().mul(3.0).unwrap()).unwrap();
+        check(&x, 6.0);
+    }
+}
+
+#[test]
+fn what_a_checkpoint_computes_again_is_waited_for() {
+    for (device, memory) in devices(14) {
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let x = numbers(100, device).requires_grad_(true).unwrap();
+        let branches = move |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
+            lead(&memory.streams().current(), &side);
+            let on_the_side = |work: &dyn Fn() -> Result<Tensor, TensorError>| {
+                let _side = StreamGuard::new(&side);
+                work()
+            };
+            let third = on_the_side(&|| x[0].mul(3.0))?;
+            let second = x[0].mul(2.0)?;
+            let squares = vec![second.mul(&second)?, on_the_side(&|| third.mul(&third))?];
+            lead(&side, &memory.streams().current());
+            Ok(squares)
+        };
+        let squares = autograd::checkpoint(&[&x], branches).unwrap();
+        backward(&squares[0].add(&squares[1]).unwrap()).unwrap();
+        let found = x.grad().unwrap().to_vec::<f32>().unwrap();
+        assert!(found.iter().enumerate().all(|(number, found)| *found == 26.0 * number as f32));
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::hooks::SavedHooks;
+use super::lane::Lane;
 use super::mode::{is_grad_enabled, with_grad};
 use super::saved::SavedTensor;
 use crate::autocast::{self, Autocast};
@@ -50,7 +51,7 @@ pub fn checkpoint(
     let _hooks = SavedHooks::enter(
         move |_, _| Ok(packing.slot()),
         move |slot: &Arc<Slot>| match slot.get() {
-            Some(tensor) => Ok(tensor.clone()),
+            Some(filled) => arrive(filled),
             None => unpacking.fill(slot),
         },
     );
@@ -67,8 +68,14 @@ thread_local! {
 }
 
 /// A tensor that the function saved, once it has run again.
-type Slot = OnceLock<Tensor>;
+type Slot = OnceLock<(Tensor, Lane)>;
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
+
+/// For the thread's stream, which waits for where it was computed again.
+fn arrive((tensor, lane): &(Tensor, Lane)) -> Result<Tensor> {
+    lane.lead_here()?;
+    Ok(tensor.clone())
+}
 
 /// One run of a function.
 struct Frame {
@@ -108,7 +115,7 @@ impl Frame {
         if slot.get().is_none() {
             self.run_again()?;
         }
-        slot.get().cloned().ok_or_else(|| {
+        slot.get().map(arrive).transpose()?.ok_or_else(|| {
             let reason = "the function saved fewer tensors when it ran again: it must do the same every time";
             AutogradError::Other { node: "checkpoint".into(), reason: reason.into() }.into()
         })
@@ -128,7 +135,7 @@ impl Frame {
             let index = next.fetch_add(1, Ordering::Relaxed);
             if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
                 // One that is full has the same already.
-                let _full = slot.set(tensor.clone());
+                let _full = slot.set((tensor.clone(), Lane::current(tensor.device())));
             }
             if index < last {
                 return Ok(tensor.clone());

@@ -240,7 +240,7 @@ impl Pass {
     /// Brings a gradient, computed on a lane, to where it is used.
     fn add(&mut self, edge: &Edge, grad: Tensor, from: &Lane) -> Result<()> {
         let lane = lane(&edge.node);
-        from.lead_to(&lane)?;
+        from.giving_to(&lane).lead_to(&lane)?;
         let arrived = self.arrived.entry(Arc::as_ptr(&edge.node)).or_default();
         if arrived.len() <= edge.output {
             arrived.resize(edge.output + 1, None);

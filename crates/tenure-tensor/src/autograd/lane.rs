@@ -27,6 +27,11 @@ impl Lane {
         work()
     }
 
+    /// Where what this one gave to another device was copied to: the calling thread's lane there.
+    pub(super) fn giving_to(&self, next: &Self) -> Self {
+        if self.device == next.device { self.clone() } else { Self::current(next.device) }
+    }
+
     /// Makes later work of the calling thread wait, on the device, for all work on this lane until now.
     pub(super) fn lead_here(&self) -> Result<()> {
         self.lead_to(&Self::current(self.device))

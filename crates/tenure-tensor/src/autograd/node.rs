@@ -295,6 +295,10 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
     if grad.dtype() != kind.dtype {
         grad = grad.to_dtype(kind.dtype)?;
     }
+    // A number on the CPU may be computed with anywhere.
+    if grad.rank() == 0 && kind.device.is_cpu() {
+        grad = grad.to_device(kind.device)?;
+    }
     if grad.device() != kind.device {
         return Err(TensorError::Device { op: "backward", left: kind.device, right: grad.device() });
     }

@@ -151,16 +151,23 @@ impl Work<'_> {
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
-        let (mut some, mut found) = (together(&all), None);
-        if !tuning::sums_in_any_order() {
-            found = plan(queue, driver, &some)?;
-        }
         // Of long sequences the weights of a single head are too many to be kept.
-        if found.is_none() {
-            some = Attention { is_in_any_order: true, ..all };
-            found = plan(queue, driver, &some)?;
+        let mut ways = [together(&all), Attention { is_in_any_order: true, ..all }];
+        if tuning::sums_in_any_order() {
+            ways.reverse();
         }
-        let Some(plan) = found else { return Ok(false) };
+        // Where the sums of a part begin.
+        let is_aligned = |some: &Attention| {
+            let is_all = (some.batch, some.heads) == (all.batch, all.heads);
+            is_all || (some.heads * some.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT)
+        };
+        let mut found = None;
+        for some in ways.into_iter().filter(is_aligned) {
+            if found.is_none() {
+                found = plan(queue, driver, &some)?.map(|plan| (plan, some));
+            }
+        }
+        let Some((plan, some)) = found else { return Ok(false) };
         let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
         for batch in (0..all.batch).step_by(some.batch) {
             for head in (0..all.kv_heads).step_by(some.kv_heads) {

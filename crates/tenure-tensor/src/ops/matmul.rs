@@ -200,7 +200,7 @@ impl Tensor {
         let leading = leading.to_vec();
         let out = multiply("linear", Some(bias), &input, &weight.detach().transpose(0, 1)?, 1.into(), 1.into())?;
         let sizes: Vec<usize> = leading.iter().copied().chain([outputs]).collect();
-        attach(out.view(&signed(&sizes))?, "linear", &[self, weight, bias], |saver| {
+        attach(out.view(&signed(&sizes))?.detach(), "linear", &[self, weight, bias], |saver| {
             let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), weight)?);
             let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
@@ -221,7 +221,7 @@ fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     check_inner(op, a, b)?;
     let out = multiply(op, None, &no_grad(|| rows_of(a))?, &b.detach(), 1.into(), 0.into())?;
     let sizes: Vec<usize> = leading.iter().copied().chain([b.sizes()[1]]).collect();
-    attach(out.view(&signed(&sizes))?, op, &[a, b], |saver| {
+    attach(out.view(&signed(&sizes))?.detach(), op, &[a, b], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
         let by_columns = is_by_columns(b);
         Ok(move |context: &Context<'_>| {

@@ -21,11 +21,12 @@ fn gradients_add_up_over_all_uses() {
 /// Products and norms add what they give to what has arrived before them.
 #[test]
 fn gradients_add_up_in_whatever_order_they_come() {
+    type Use<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
     const SIZES: [usize; 3] = [2, 3, 4];
     let random =
         |sizes: &[usize]| Tensor::randn(sizes, DType::F64, Device::CPU, &Generator::new(sizes.len() as u64)).unwrap();
     let (x, weight, bias) = (random(&SIZES), random(&[4, 4]), random(&[4]));
-    let uses: [&dyn Fn(&Tensor) -> Result<Tensor>; 6] = [
+    let uses: [Use<'_>; 6] = [
         &|x| x.mul(3.0),
         &|x| x.linear(&weight, None),
         &|x| x.linear(&weight, Some(&bias)),
@@ -34,7 +35,7 @@ fn gradients_add_up_in_whatever_order_they_come() {
         // Of an input that is used twice, and is no rows in memory.
         &|x| x.transpose(0, 1)?.matmul(&x.sum(&[0, 1], false)?.mul(&weight)?)?.transpose(0, 1)?.contiguous(),
     ];
-    let grad = |uses: &[&dyn Fn(&Tensor) -> Result<Tensor>]| {
+    let grad = |uses: &[Use<'_>]| {
         let x = x.detach().requires_grad_(true).unwrap();
         let y = x.mul(1.0).unwrap();
         let outputs: Vec<Tensor> = uses.iter().map(|used| used(&y).unwrap()).collect();

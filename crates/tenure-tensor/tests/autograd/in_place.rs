@@ -21,6 +21,23 @@ fn a_leaf_is_written_to_inside_no_grad_only() {
     assert_eq!(grad(&x), [20.0, 0.0]);
 }
 
+/// What a product gives is no view of anything.
+#[test]
+fn a_part_of_a_product_is_written_to() {
+    let x = Tensor::ones(&[2, 3, 4], DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
+    let (weight, bias) = (leaf(&[1.0; 20]).view(&[5, 4]).unwrap(), leaf(&[0.5; 5]));
+    let outputs = [
+        x.linear(&weight, Some(&bias)).unwrap(),
+        x.linear(&weight, None).unwrap(),
+        x.matmul(&weight.transpose(0, 1).unwrap()).unwrap(),
+    ];
+    for output in outputs {
+        output.narrow(0, 0, 1).unwrap().mul_(2.0).unwrap();
+        let found = autograd::grad(&[&output.sum_all().unwrap()], &[&x], &[], autograd::Options::default()).unwrap();
+        assert_eq!(values(found[0].as_ref().unwrap()), [[10.0; 12], [5.0; 12]].concat());
+    }
+}
+
 #[test]
 fn a_write_to_a_leaf_between_forward_and_backward_is_found() {
     let x = leaf(&[1.0]);

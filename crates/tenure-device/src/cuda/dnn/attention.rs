@@ -46,6 +46,9 @@ pub struct Attention {
     pub alignment: usize,
 }
 
+/// Bytes of a workspace at most: those of a GiB of weights, and what comes beside them.
+const MOST_WORKSPACE: usize = 1280 << 20;
+
 /// Ids of the tensors: of those that have strides, in their order, of the logarithms of sums, of what only the library
 /// needs, and of those that are nowhere.
 pub(super) const FIRST: i64 = 1;
@@ -73,7 +76,7 @@ impl Attention {
     pub(super) fn plan(&self, target: &Target) -> Result<Plan, ErrorKind> {
         let graph = self.graph()?;
         let engines = if self.is_in_any_order { Engines::All } else { Engines::Repeatable };
-        let mut plan = graph::plans(target, &graph.operations, engines, 1)?.swap_remove(0);
+        let mut plan = graph::plans(target, &graph.operations, engines, MOST_WORKSPACE, 1)?.swap_remove(0);
         plan.constants = graph.constants;
         let rows = self.batch * self.heads * self.queries * size_of::<f32>();
         if self.is_backward {

@@ -51,6 +51,9 @@ pub enum ConvolutionPass {
     WeightGradient,
 }
 
+/// Bytes of a workspace at most.
+const MOST_WORKSPACE: usize = 512 << 20;
+
 /// Ids of the three tensors.
 pub(super) const INPUT: i64 = 1;
 pub(super) const WEIGHT: i64 = 2;
@@ -59,7 +62,7 @@ pub(super) const OUTPUT: i64 = 3;
 impl Convolution {
     /// Ways to compute it, one at least and up to so many, the best first as the library thinks.
     pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
-        graph::plans(target, &self.operations()?, self.engines(), count)
+        graph::plans(target, &self.operations()?, self.engines(), MOST_WORKSPACE, count)
     }
 
     fn engines(&self) -> Engines {

@@ -11,9 +11,6 @@ use tenure_core::DType;
 use super::descriptor::{Descriptor, check};
 use crate::ErrorKind;
 
-/// Bytes that a plan may take beside its operands.
-const MOST_WORKSPACE: usize = 1280 << 20;
-
 /// Plans that are looked at before there is none.
 const CONFIGURATIONS: usize = 24;
 
@@ -112,11 +109,13 @@ impl Target {
     }
 }
 
-/// Plans for a graph, one at least and up to so many, the best first as the library thinks.
+/// Plans for a graph that take so many bytes beside its operands at most, one at least and up to `count`, the best first as
+/// the library thinks.
 pub(super) fn plans(
     target: &Target,
     operations: &[Descriptor],
     engines: Engines,
+    most_workspace: usize,
     count: usize,
 ) -> Result<Vec<Plan>, ErrorKind> {
     let operations: Vec<&Descriptor> = operations.iter().collect();
@@ -147,7 +146,7 @@ pub(super) fn plans(
                 continue;
             }
             match Plan::new(target, &configuration) {
-                Ok(plan) if plan.workspace_bytes <= MOST_WORKSPACE => plans.push(plan),
+                Ok(plan) if plan.workspace_bytes <= most_workspace => plans.push(plan),
                 Ok(_) => {}
                 // Some that the library advises do not compute the graph after all.
                 Err(error) => last = Some(error),
