@@ -13,14 +13,17 @@ mod platform;
 mod progress;
 mod table;
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing_subscriber::EnvFilter;
 
 use args::{Args, BenchCommand, Command, TraceCommand};
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    show_warnings();
     // Some end in a way of their own.
     if !matches!(args.command, Command::Memory(_) | Command::Train(_)) {
         output::clean_up_when_interrupted();
@@ -36,4 +39,10 @@ fn main() -> ExitCode {
         Command::Embed(args) => commands::embed::run(args),
         Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }
+}
+
+/// Such as of a library that is not there. `RUST_LOG` asks for others.
+fn show_warnings() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).without_time().with_target(false).init();
 }

@@ -1,4 +1,4 @@
-//! Random numbers, as [`crate::random`] says: the bits of each element are those that the CPU draws.
+//! Random numbers, as [`crate::random`] says: each element is made of the bits that the CPU makes it of.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
