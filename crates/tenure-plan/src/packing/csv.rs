@@ -1,0 +1,158 @@
+//! MiniMalloc's format: <https://github.com/google/minimalloc>.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use super::{Buffer, BufferError, PackingError, PackingProblem, error};
+
+/// Some millions of buffers.
+const LIMIT_BYTES: u64 = 64 << 20;
+/// Of a field that is shown in a complaint.
+const SHOWN_CHARS: usize = 40;
+
+const NEEDED: &str = "the first line must name the columns id, lower, upper and size, and may name alignment";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Id,
+    Start,
+    End,
+    Size,
+    Alignment,
+    Gaps,
+    Ignored,
+}
+
+/// What the first line says.
+struct Header {
+    columns: Vec<Column>,
+    /// The last moment of a life is given, not the first after it.
+    ends_are_inclusive: bool,
+}
+
+pub(super) fn read(path: &Path) -> Result<PackingProblem, PackingError> {
+    let mut content = Vec::new();
+    File::open(path)?.take(LIMIT_BYTES + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > LIMIT_BYTES {
+        return Err(PackingError::TooLarge { limit_bytes: LIMIT_BYTES });
+    }
+    parse(&content)
+}
+
+pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
+    let content = content.strip_prefix("\u{feff}".as_bytes()).unwrap_or(content);
+    let lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii).enumerate();
+    let mut lines = lines.map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.is_empty());
+    let Some((number, first)) = lines.next() else {
+        return Err(PackingError::Line { line: 1, reason: format!("there is nothing: {NEEDED}") });
+    };
+    let header = text(first).and_then(Header::parse).map_err(|reason| PackingError::Line { line: number, reason })?;
+    let (mut buffers, mut numbers) = (Vec::new(), Vec::new());
+    for (number, line) in lines {
+        let buffer = text(line).and_then(|line| header.buffer(line));
+        buffers.push(buffer.map_err(|reason| PackingError::Line { line: number, reason })?);
+        numbers.push(number);
+    }
+    match error::check(&buffers) {
+        Ok(()) => Ok(PackingProblem::of_checked(buffers)),
+        Err((index, reason)) => {
+            let reason = match reason {
+                BufferError::SameId { id, other } => {
+                    format!("line {} has the same id, {}: each needs one of its own", numbers[other], shown(&id))
+                }
+                other => other.to_string(),
+            };
+            Err(PackingError::Line { line: numbers[index], reason })
+        }
+    }
+}
+
+pub(super) fn write(buffers: &[Buffer], offsets: &[u64], mut out: impl Write) -> io::Result<()> {
+    let has_alignment = buffers.iter().any(|buffer| buffer.alignment != 1);
+    writeln!(out, "id,lower,upper,size{},offset", if has_alignment { ",alignment" } else { "" })?;
+    for (Buffer { id, start, end, size_bytes, alignment }, offset) in buffers.iter().zip(offsets) {
+        write!(out, "{id},{start},{end},{size_bytes}")?;
+        if has_alignment {
+            write!(out, ",{alignment}")?;
+        }
+        writeln!(out, ",{offset}")?;
+    }
+    out.flush()
+}
+
+impl Header {
+    fn parse(line: &str) -> Result<Self, String> {
+        let mut header = Self { columns: Vec::new(), ends_are_inclusive: false };
+        for name in line.split(',').map(str::trim) {
+            let column = match name {
+                "id" | "buffer" | "buffer_id" => Column::Id,
+                "lower" | "start" | "begin" => Column::Start,
+                "upper" | "end" => Column::End,
+                "size" => Column::Size,
+                "alignment" => Column::Alignment,
+                "gaps" => Column::Gaps,
+                "hint" | "offset" => Column::Ignored,
+                _ => return Err(format!("unknown column {}: {NEEDED}", shown(name))),
+            };
+            if column != Column::Ignored && header.columns.contains(&column) {
+                return Err(format!("column {} stands there twice: leave one out", shown(name)));
+            }
+            header.ends_are_inclusive |= name == "end";
+            header.columns.push(column);
+        }
+        for (column, name) in
+            [(Column::Id, "id"), (Column::Start, "lower"), (Column::End, "upper"), (Column::Size, "size")]
+        {
+            if !header.columns.contains(&column) {
+                return Err(format!("column \"{name}\" is missing: {NEEDED}"));
+            }
+        }
+        Ok(header)
+    }
+
+    fn buffer(&self, line: &str) -> Result<Buffer, String> {
+        let count = line.split(',').count();
+        if count != self.columns.len() {
+            return Err(format!(
+                "{count} fields, where the first line names {}: give each column one, and no field a comma",
+                self.columns.len()
+            ));
+        }
+        let mut buffer = Buffer { id: String::new(), start: 0, end: 0, size_bytes: 0, alignment: 1 };
+        for (column, field) in self.columns.iter().zip(line.split(',').map(str::trim)) {
+            match column {
+                Column::Id => buffer.id = field.to_owned(),
+                Column::Start => buffer.start = number("lower", field)?,
+                Column::End if self.ends_are_inclusive => {
+                    let end = number("end", field)?.checked_add(1);
+                    buffer.end = end.ok_or("end is the last moment that there is: choose a coarser unit of time")?;
+                }
+                Column::End => buffer.end = number("upper", field)?,
+                Column::Size => buffer.size_bytes = number("size", field)?,
+                Column::Alignment => buffer.alignment = number("alignment", field)?,
+                Column::Gaps if !field.is_empty() => {
+                    return Err("gaps in a lifetime are not planned for: without the gaps, the packing is valid too, \
+                                but may be higher"
+                        .into());
+                }
+                Column::Gaps | Column::Ignored => {}
+            }
+        }
+        Ok(buffer)
+    }
+}
+
+fn text(line: &[u8]) -> Result<&str, String> {
+    str::from_utf8(line).map_err(|_| "it is not UTF-8: save the file as text".into())
+}
+
+fn number(column: &str, field: &str) -> Result<u64, String> {
+    field.parse().map_err(|_| format!("{column} is {}: expected a whole number from 0 to 2^64 - 1", shown(field)))
+}
+
+/// A field as it may stand in a line of complaint.
+fn shown(field: &str) -> String {
+    let quoted = format!("{:?}", field.chars().take(SHOWN_CHARS).collect::<String>());
+    if field.chars().count() > SHOWN_CHARS { quoted + "..." } else { quoted }
+}

@@ -1,0 +1,223 @@
+use std::ops::Range;
+use std::rc::Rc;
+
+use super::{PackingProblem, align_up};
+
+/// A buffer to be placed.
+struct Item {
+    /// Which buffer of the problem.
+    buffer: usize,
+    /// Its sections.
+    sections: Range<usize>,
+    size: u64,
+    alignment: u64,
+    /// One that is just like it and comes before.
+    twin: Option<usize>,
+}
+
+/// An offset and an item: packings are made in this order.
+type Key = (u64, usize);
+
+/// Items that are left to be placed, of lifetimes that hang together.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// By their first sections. There may be some that have been placed.
+    items: Rc<[usize]>,
+    /// What is placed next has a higher key than what was placed last.
+    after: Key,
+}
+
+impl Part {
+    /// How many items it takes to look at it once.
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+}
+
+/// What was changed, to be undone.
+enum Change {
+    Lowest { item: usize, before: u64 },
+    Placed { item: usize },
+}
+
+/// Some items placed, and what follows for the others. Items have the numbers of their priority.
+pub(super) struct State {
+    capacity: u64,
+    items: Vec<Item>,
+    /// By item: the offset that it has, or the lowest that those placed leave it.
+    lowest: Vec<u64>,
+    is_placed: Vec<bool>,
+    /// By section: bytes that are left to be placed.
+    unplaced: Vec<u64>,
+    changes: Vec<Change>,
+    /// By section, for a moment: where what is left to be placed ends at the lowest.
+    ends: Vec<u64>,
+    /// For a moment: what is left to be placed, by the lowest offset that it can have.
+    released: Vec<Key>,
+}
+
+impl State {
+    /// Of `buffers`, by their priority.
+    pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
+        let count = problem.sections.len();
+        let mut items: Vec<Item> = Vec::with_capacity(buffers.len());
+        let mut unplaced = vec![0; count];
+        let mut twins = rustc_hash::FxHashMap::default();
+        for (item, &index) in buffers.iter().enumerate() {
+            let buffer = &problem.buffers()[index];
+            let (sections, size, alignment) = (problem.sections.range(index), buffer.size_bytes, buffer.alignment);
+            let twin = twins.insert((sections.clone(), size, alignment), item);
+            for bytes in &mut unplaced[sections.clone()] {
+                *bytes += size;
+            }
+            items.push(Item { buffer: index, sections, size, alignment, twin });
+        }
+        let lowest = vec![0; items.len()];
+        let is_placed = vec![false; items.len()];
+        let (ends, released) = (vec![0; count], Vec::with_capacity(items.len()));
+        Self { capacity, items, lowest, is_placed, unplaced, changes: Vec::new(), ends, released }
+    }
+
+    /// Where every placed buffer is.
+    pub(super) fn offsets(&self) -> Vec<(usize, u64)> {
+        self.items.iter().zip(&self.lowest).map(|(item, &offset)| (item.buffer, offset)).collect()
+    }
+
+    /// Everything, nothing of which is placed; `None` if it cannot fit.
+    pub(super) fn whole(&mut self) -> Option<Part> {
+        let mut items: Vec<usize> = (0..self.items.len()).collect();
+        items.sort_by_key(|&item| self.items[item].sections.start);
+        let whole = Part { items: items.into(), after: (0, 0) };
+        self.can_fit(&whole).then_some(whole)
+    }
+
+    /// How far [`undo`](Self::undo) has to go to come back here.
+    pub(super) fn mark(&self) -> usize {
+        self.changes.len()
+    }
+
+    pub(super) fn undo(&mut self, mark: usize) {
+        for change in self.changes.drain(mark..).rev() {
+            match change {
+                Change::Lowest { item, before } => self.lowest[item] = before,
+                Change::Placed { item } => {
+                    self.is_placed[item] = false;
+                    let Item { sections, size, .. } = &self.items[item];
+                    for bytes in &mut self.unplaced[sections.clone()] {
+                        *bytes += size;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What may be placed next, the best last.
+    pub(super) fn candidates(&self, part: &Part) -> Vec<usize> {
+        let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
+        // What lies above this leaves room for an item that could then be lower than it will be.
+        let limit = left().map(|item| self.lowest[item] + self.items[item].size).min().unwrap_or(0);
+        let may_be_next = |&item: &usize| {
+            let key = (self.lowest[item], item);
+            key >= part.after && key.0 < limit && self.items[item].twin.is_none_or(|twin| self.is_placed[twin])
+        };
+        let mut candidates: Vec<usize> = left().filter(may_be_next).collect();
+        candidates.sort_unstable_by_key(|&item| std::cmp::Reverse((self.lowest[item], item)));
+        candidates
+    }
+
+    /// Places an item of `part` as low as it can be. Gives the parts that are left, or `None` if there is no room for
+    /// what is in them; then what changed is to be undone.
+    pub(super) fn place(&mut self, item: usize, part: &Part) -> Option<Vec<Part>> {
+        let Item { sections, size, .. } = &self.items[item];
+        let (sections, key) = (sections.clone(), (self.lowest[item], item));
+        let top = key.0 + size;
+        self.is_placed[item] = true;
+        self.changes.push(Change::Placed { item });
+        let mut highest = top;
+        for bytes in &mut self.unplaced[sections.clone()] {
+            *bytes -= size;
+            highest = highest.max(top + *bytes);
+        }
+        if highest > self.capacity {
+            return None;
+        }
+        for &other in part.items.iter() {
+            let Item { sections: others, alignment, .. } = &self.items[other];
+            if others.start >= sections.end {
+                break;
+            }
+            if others.end > sections.start && !self.is_placed[other] && self.lowest[other] < top {
+                self.changes.push(Change::Lowest { item: other, before: self.lowest[other] });
+                self.lowest[other] = align_up(top, *alignment);
+            }
+        }
+        let rest = Part { items: Rc::clone(&part.items), after: key };
+        if !self.can_fit(&rest) { None } else { Some(self.split(rest)) }
+    }
+
+    /// Whether what is left of `part` might fit.
+    fn can_fit(&mut self, part: &Part) -> bool {
+        self.released.clear();
+        for &item in part.items.iter().filter(|&&item| !self.is_placed[item]) {
+            let Some(release) = self.release(item, part) else { return false };
+            self.released.push((release, item));
+            self.ends[self.items[item].sections.clone()].fill(0);
+        }
+        self.released.sort_unstable();
+        for &(release, item) in &self.released {
+            let Item { sections, size, .. } = &self.items[item];
+            let mut highest = 0;
+            for end in &mut self.ends[sections.clone()] {
+                *end = release.max(*end) + size;
+                highest = highest.max(*end);
+            }
+            if highest > self.capacity {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The lowest offset at which `item` can come to lie, after what was placed last.
+    fn release(&self, item: usize, part: &Part) -> Option<u64> {
+        let lowest = self.lowest[item];
+        if (lowest, item) >= part.after {
+            return Some(lowest);
+        }
+        // It was passed over, so something must come to lie in its way: below where it would end, or it could go there.
+        let Item { sections, size, alignment, .. } = &self.items[item];
+        let in_its_way = part.items.iter().filter(|&&other| {
+            let others = &self.items[other].sections;
+            others.start < sections.end && others.end > sections.start && other != item && !self.is_placed[other]
+        });
+        let tops = in_its_way.filter_map(|&other| {
+            let bottom = self.lowest[other].max(part.after.0);
+            (bottom < lowest + size).then(|| bottom + self.items[other].size)
+        });
+        tops.min().map(|top| align_up(top, *alignment))
+    }
+
+    /// Cuts what is left where no lifetime crosses.
+    fn split(&self, part: Part) -> Vec<Part> {
+        let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
+        let (mut count, mut cuts, mut end) = (0, Vec::new(), 0);
+        for item in left() {
+            let sections = &self.items[item].sections;
+            if sections.start >= end {
+                cuts.push(count);
+            }
+            end = end.max(sections.end);
+            count += 1;
+        }
+        match cuts.len() {
+            0 => Vec::new(),
+            // Not worth a new list.
+            1 if 2 * count > part.items.len() => vec![part],
+            _ => {
+                let items: Vec<usize> = left().collect();
+                cuts.push(count);
+                cuts.windows(2).map(|cut| Part { items: items[cut[0]..cut[1]].into(), after: part.after }).collect()
+            }
+        }
+    }
+}
