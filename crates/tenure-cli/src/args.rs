@@ -8,6 +8,7 @@ use tenure::prelude::AllocatorKind;
 use tenure::tensor::Device;
 
 use crate::commands::memory::MemoryCommand;
+use crate::commands::plan::PlanArgs;
 use crate::commands::train::TrainArgs;
 
 /// Trains models, and shows what a program did with its memory, and what another allocator would have made of it.
@@ -23,6 +24,7 @@ Examples:
   tenure train --model llama-mini --data text:README.md
   tenure replay snapshot.pickle
   tenure trace report snapshot.pickle -o report.html
+  tenure plan buffers.csv --capacity 1048576
   tenure devices
 
 Record a snapshot in PyTorch, from before the first CUDA allocation:
@@ -37,6 +39,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(TraceCommand),
     Replay(ReplayArgs),
+    Plan(PlanArgs),
     Devices(DevicesArgs),
     Embed(EmbedArgs),
     /// Measure how fast something is

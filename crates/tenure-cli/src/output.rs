@@ -21,15 +21,15 @@ pub(crate) fn clean_up_when_interrupted() {
     handle_interrupts(clean_up_and_exit);
 }
 
-/// From now on, the first Ctrl-C or request to terminate is only [noted](is_interrupted); the next ends the program,
-/// and leaves no part of a file behind.
-pub(crate) fn note_interrupts() {
-    handle_interrupts(|| {
+/// From now on, the first Ctrl-C or request to terminate is only [noted](is_interrupted), and `then`, what follows, is
+/// said; the next ends the program, and leaves no part of a file behind.
+pub(crate) fn note_interrupts(then: &'static str) {
+    handle_interrupts(move || {
         if WAS_INTERRUPTED.swap(true, Ordering::Relaxed) {
             clean_up_and_exit();
         }
         if io::stderr().is_terminal() {
-            let _ = writeln!(io::stderr(), "\ntenure: ends after this step; Ctrl-C again ends at once");
+            let _ = writeln!(io::stderr(), "\ntenure: {then}; Ctrl-C again ends at once");
         }
     });
 }

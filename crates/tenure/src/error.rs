@@ -4,6 +4,7 @@ use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
 use tenure_device::{CallError, DriverError};
 use tenure_plan::TraceError;
+use tenure_plan::packing::PackingError;
 use tenure_tensor::TensorError;
 
 use crate::replay::AllocatorKind;
@@ -40,6 +41,9 @@ pub enum Error {
     /// A trace could not be read or written.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// Buffers to be packed could not be read, or make no sense.
+    #[error(transparent)]
+    Packing(#[from] PackingError),
     /// An allocator refused an event of a trace that was replayed.
     #[error("event {event}: {allocator}: {source}")]
     Replay {

@@ -50,4 +50,5 @@ pub mod tensorboard;
 pub mod units;
 
 pub use error::Error;
+pub use tenure_plan::packing;
 pub use {tenure_nn as nn, tenure_tensor as tensor};

@@ -6,6 +6,7 @@ pub(crate) mod devices;
 pub(crate) mod embed;
 pub(crate) mod info;
 pub(crate) mod memory;
+pub(crate) mod plan;
 pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod train;

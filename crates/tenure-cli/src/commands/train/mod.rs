@@ -32,7 +32,7 @@ trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
 impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
 
 pub(crate) fn run(args: &TrainArgs) -> ExitCode {
-    output::note_interrupts();
+    output::note_interrupts("ends after this step");
     train(args).unwrap_or_else(|error| files::print(Err(error)))
 }
 
