@@ -27,6 +27,7 @@ fn parts() -> Parts {
             Tier {
                 name: "fast".into(),
                 capacity: Some(100),
+                is_reachable: true,
                 read_bandwidth: 1000,
                 write_bandwidth: 500,
                 latency_ns: 3,
@@ -35,6 +36,7 @@ fn parts() -> Parts {
             Tier {
                 name: "slow".into(),
                 capacity: None,
+                is_reachable: false,
                 read_bandwidth: 10,
                 write_bandwidth: 5,
                 latency_ns: 30,

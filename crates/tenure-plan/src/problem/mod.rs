@@ -105,6 +105,9 @@ pub struct Tier {
     /// Bytes; none if there is no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
+    /// Whether kernels can read and write it where it is. If not, what they need must be moved first.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub is_reachable: bool,
     /// Bytes per second that kernels read.
     pub read_bandwidth: u64,
     /// Bytes per second that kernels write.
@@ -234,6 +237,10 @@ impl Problem {
     pub fn peak_bytes(&self) -> u64 {
         self.live_bytes(|_| true).into_iter().max().unwrap_or(0)
     }
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// Tags in files go by their names.
