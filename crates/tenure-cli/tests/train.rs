@@ -317,7 +317,7 @@ fn what_does_not_go_together_says_what_does() {
     fs::create_dir(folder.path().join("empty")).unwrap();
     fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
     fs::create_dir_all(folder.path().join("half/train/cats")).unwrap();
-    let cases: [(&[&str], &[&str]); 17] = [
+    let cases: [(&[&str], &[&str]); 18] = [
         (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
         (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
@@ -331,6 +331,10 @@ fn what_does_not_go_together_says_what_does() {
         (&["--model", "resnet18", "--data", "fashion-mnist:missing"], &["apt-get install dataset-fashion-mnist"]),
         (&["--model", "gpt2", "--data", "text:text", "--device", "cuda:200"], &["--device cuda:200"]),
         (&["--model", "gpt2", "--data", "text:text", "--captured"], &["--captured", "--device cuda"]),
+        (
+            &["--model", "gpt2", "--data", "text:text", "--device", "cuda", "--captured", "--devices", "2"],
+            &["--captured", "leave out --devices"],
+        ),
         (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
         (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is no file that can be replaced"]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--tensorboard", "text"], &["text: "]),

@@ -1,13 +1,27 @@
-//! What happened to a device's memory, as data, and what could happen instead.
+//! What happened to a device's memory, as data, and what should live where.
 //!
 //! A [`Trace`] is everything one device's allocator did while a program ran: read from a PyTorch memory snapshot or
 //! from Tenure's own compact format, checked once, and from then on known to make sense.
+//!
+//! A [`Problem`] is what a program computes with, and tiers of memory for it; a [`Rule`] makes a [`Placement`] of it. What
+//! comes of a [`Plan`], in which tensors move and are computed again, [`simulate`] says.
 #![forbid(unsafe_code)]
 
+mod atomic;
 pub mod packing;
 mod pickle;
+mod placement;
+pub mod plan;
+pub mod problem;
+mod rule;
+pub mod simulator;
 mod trace;
 
+pub use placement::Placement;
+pub use plan::{Plan, PlanError};
+pub use problem::{Problem, ProblemError};
+pub use rule::Rule;
+pub use simulator::simulate;
 pub use trace::{
     Action, Event, EventError, Format, LiveBlock, ReadOptions, Settings, SizeClass, SizeClassSummary, Summary, Trace,
     TraceError,

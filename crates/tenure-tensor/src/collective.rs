@@ -12,7 +12,7 @@ use crate::{Access, Device, Result, Tensor, TensorError};
 
 /// A device's part in a group of devices that exchange tensors, on a stream of its own: beside what the device
 /// computes, until that is [joined](Self::join). All devices make the same calls, in the same order, each from a thread
-/// of its own.
+/// of its own. To drop it waits for what is on its way.
 pub struct Collective {
     communicator: Communicator,
     memory: &'static DeviceMemory,
@@ -151,11 +151,13 @@ impl Collective {
 }
 
 impl Drop for Collective {
-    /// What is on its way and was never joined is waited for before its memory is reused.
+    /// Waits until what is on its way is there, since NCCL gives that up with the group. Others wait for a thread that
+    /// panics no longer.
     fn drop(&mut self) {
-        if !self.state.get_mut().tensors.is_empty() {
-            // A context that is lost reuses nothing.
-            let _ = self.join();
+        if std::thread::panicking() {
+            self.abort();
         }
+        // A context that is lost has nothing on its way.
+        let _ = self.stream.synchronize();
     }
 }

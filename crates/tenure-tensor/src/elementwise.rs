@@ -40,7 +40,8 @@ unsafe impl Send for Operand {}
 unsafe impl Sync for Operand {}
 
 impl<'a> Elementwise<'a> {
-    /// Operands of the operation `op`. All outputs have the same sizes.
+    /// Operands of the operation `op`. All outputs have the same sizes, and no element in common: that is the caller's to
+    /// see to.
     ///
     /// # Errors
     /// Inputs that do not broadcast to them, different devices (but that an input of no dimension may be on the CPU), an

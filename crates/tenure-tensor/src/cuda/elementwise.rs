@@ -36,7 +36,8 @@ pub(super) struct Expression {
 /// stand for them.
 macro_rules! expressions {
     (of $module:ident: $(
-        $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, also $second:expr)? $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;
+        $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, also $second:expr)?
+            $(, given $given:ident: $type:ty)? $(, fault $fault:expr)?;
     )*) => {$(
         pub(crate) const $name: &[$crate::Entry<fn(&$crate::Elementwise<'_> $(, $type)?) -> $crate::Result<()>>] = {
             use $crate::cuda::elementwise::{self, Expression};

@@ -199,8 +199,8 @@ impl Tensor {
         let input = no_grad(|| rows_of(self))?;
         let leading = leading.to_vec();
         let out = multiply("linear", Some(bias), &input, &weight.detach().transpose(0, 1)?, 1.into(), 1.into())?;
-        let sizes: Vec<usize> = leading.iter().copied().chain([outputs]).collect();
-        attach(out.view(&signed(&sizes))?.detach(), "linear", &[self, weight, bias], |saver| {
+        // No view: a part of it may be written to.
+        attach(with_leading(&out, &leading)?.detach(), "linear", &[self, weight, bias], |saver| {
             let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), weight)?);
             let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
@@ -220,8 +220,7 @@ fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let leading: Vec<usize> = a.sizes()[..a.rank() - 1].to_vec();
     check_inner(op, a, b)?;
     let out = multiply(op, None, &no_grad(|| rows_of(a))?, &b.detach(), 1.into(), 0.into())?;
-    let sizes: Vec<usize> = leading.iter().copied().chain([b.sizes()[1]]).collect();
-    attach(out.view(&signed(&sizes))?.detach(), op, &[a, b], |saver| {
+    attach(with_leading(&out, &leading)?.detach(), op, &[a, b], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
         let by_columns = is_by_columns(b);
         Ok(move |context: &Context<'_>| {
@@ -241,8 +240,13 @@ fn to_rows(context: &Context<'_>, grad: &Tensor, matrix: &Tensor, leading: &[usi
         None => grad.matmul(matrix)?,
         Some(sum) => multiply("matmul", Some(&rows_of(&sum)?), grad, matrix, 1.into(), 1.into())?,
     };
-    let columns = matrix.sizes()[1];
-    product.view(&signed(&leading.iter().copied().chain([columns]).collect::<Vec<usize>>()))
+    with_leading(&product, leading)
+}
+
+/// Rows as a tensor of these leading sizes.
+fn with_leading(rows: &Tensor, leading: &[usize]) -> Result<Tensor> {
+    let sizes: Vec<usize> = leading.iter().chain(&rows.sizes()[1..]).copied().collect();
+    rows.view(&signed(&sizes))
 }
 
 /// All rows as one matrix.

@@ -67,7 +67,7 @@ pub(crate) struct TrainArgs {
     pub(super) driver: DriverKind,
     /// With --device cuda, make each step in one launch: the first steps of a batch's size are made one kernel after the
     /// other, and then captured. The losses are the same
-    #[arg(long, conflicts_with = "devices")]
+    #[arg(long)]
     pub(super) captured: bool,
     /// Examples of one step [default: by model and data]
     #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]

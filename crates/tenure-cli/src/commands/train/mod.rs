@@ -42,6 +42,9 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if args.captured && args.device.is_cpu() {
         anyhow::bail!("--captured: only the steps of a CUDA device are captured: add --device cuda");
     }
+    if args.captured && args.devices.is_some_and(|devices| devices.get() > 1) {
+        anyhow::bail!("--captured: steps are captured on one device: leave out --devices");
+    }
     // That a file cannot be written at the end is said at the beginning.
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;

@@ -61,7 +61,7 @@ where
     /// where examples do not depend on one another and the loss is a mean over them. Parameters stay the same bits on
     /// all devices.
     ///
-    /// - Where the thread that calls [`step`](Self::step) is in an [autocast](tenure_tensor::autocast), all devices are.
+    /// - Where the thread that calls [`step`](Self::step) is in an [autocast], all devices are.
     /// - A parameter without a gradient on every device keeps none; one that has it on some gets zeros from the others.
     /// - Batch normalisation sees a device's own part. What it keeps is the first's in checkpoints and in use.
     /// - Dropout draws other numbers on each device: the first's are the default generator's, the others' follow from

@@ -1,0 +1,22 @@
+//! Files that appear whole or not at all.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::Path;
+
+/// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
+pub(crate) fn write_atomically(
+    path: &Path,
+    content: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Made by ourselves, not only for the owner's eyes, and with errors that do not name a file that nobody knows.
+    let make = |path: &Path| File::options().write(true).create_new(true).open(path);
+    let mut file = tempfile::Builder::new().prefix(".tenure-").make_in(folder, make)?;
+    content(&mut BufWriter::new(file.as_file_mut()))?;
+    // A file that is replaced keeps its permissions.
+    if let Ok(replaced) = fs::metadata(path) {
+        file.as_file().set_permissions(replaced.permissions())?;
+    }
+    file.persist(path).map(drop).map_err(|error| error.error)
+}

@@ -1,0 +1,123 @@
+use std::collections::HashSet;
+use std::io;
+use std::path::PathBuf;
+
+use super::{Access, Parts};
+
+/// Why a problem could not be read or made. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// Any of the others, with the file it happened in.
+    #[error("{}: {source}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// What happened.
+        source: Box<ProblemError>,
+    },
+    /// The operating system refused.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Not JSON, or of another form.
+    #[error("neither a problem nor a kernel trace: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A problem of a later version.
+    #[error("version {found} of the format is not known: this program reads version {known}")]
+    Version {
+        /// The file's.
+        found: u64,
+        /// The one that is read.
+        known: u64,
+    },
+    /// Something that cannot be.
+    #[error("{what}: {reason}")]
+    Part {
+        /// Which part, such as `kernel 3, "matmul"`.
+        what: String,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
+}
+
+impl ProblemError {
+    pub(super) fn part(what: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Part { what: what.into(), reason: reason.into() }
+    }
+
+    pub(super) fn in_file(self, path: impl Into<PathBuf>) -> Self {
+        Self::InFile { path: path.into(), source: Box::new(self) }
+    }
+}
+
+/// Checks all that [`Problem`](super::Problem) promises.
+pub(super) fn check(parts: &Parts) -> Result<(), ProblemError> {
+    check_tensors(parts)?;
+    check_kernels(parts)?;
+    check_tiers(parts)
+}
+
+fn check_tensors(parts: &Parts) -> Result<(), ProblemError> {
+    let mut keys = HashSet::new();
+    let mut bytes = 0_u64;
+    for (number, tensor) in parts.tensors.iter().enumerate() {
+        let error = |reason: String| ProblemError::part(format!("tensor {number}, {:?}", tensor.key), reason);
+        if tensor.key.is_empty() || !keys.insert(&tensor.key) {
+            return Err(error("its key must be a word that no other tensor has".into()));
+        }
+        bytes = bytes.checked_add(tensor.bytes).ok_or_else(|| error("bytes of all tensors pass 64 bits".into()))?;
+        if let Some(ratio) = tensor.compression.filter(|ratio| !(ratio.is_finite() && *ratio > 1.0)) {
+            return Err(error(format!("compression is {ratio}, and must be more than 1 or left out")));
+        }
+        let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
+        if let Some(input) = inputs.copied().find(|input| *input >= parts.tensors.len() || *input == number) {
+            return Err(error(format!("it cannot be computed again from tensor {input}")));
+        }
+    }
+    Ok(())
+}
+
+fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
+    let (mut time, mut bytes) = (0_u64, 0_u64);
+    for (number, kernel) in parts.kernels.iter().enumerate() {
+        let error = |reason: String| ProblemError::part(format!("kernel {number}, {:?}", kernel.name), reason);
+        time = time.checked_add(kernel.time_ns).ok_or_else(|| error("times of all kernels pass 64 bits".into()))?;
+        for Access { tensor, bytes: accessed } in kernel.reads.iter().chain(&kernel.writes) {
+            if *tensor >= parts.tensors.len() {
+                return Err(error(format!("there is no tensor {tensor}: there are {}", parts.tensors.len())));
+            }
+            bytes = bytes
+                .checked_add(*accessed)
+                .ok_or_else(|| error("bytes that kernels read and write pass 64 bits".into()))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_tiers(parts: &Parts) -> Result<(), ProblemError> {
+    for (number, tier) in parts.tiers.iter().enumerate() {
+        let error = |reason: &str| ProblemError::part(format!("tier {number}, {:?}", tier.name), reason);
+        if tier.read_bandwidth == 0 || tier.write_bandwidth == 0 {
+            return Err(error("a bandwidth is 0, and must be more"));
+        }
+        let is_rising = tier.loaded.windows(2).all(|pair| pair[0][0] < pair[1][0] && pair[0][1] <= pair[1][1]);
+        let is_load = |[share, factor]: &[f64; 2]| (0.0..=1.0).contains(share) && factor.is_finite() && *factor >= 1.0;
+        if !is_rising || !tier.loaded.iter().all(is_load) {
+            return Err(error("loaded must be pairs of a share, 0 to 1, and a factor from 1 on, both rising"));
+        }
+    }
+    for (number, link) in parts.links.iter().enumerate() {
+        let error = |reason: String| ProblemError::part(format!("link {number}"), reason);
+        let tiers = parts.tiers.len();
+        if link.from >= tiers || link.to >= tiers || link.from == link.to {
+            return Err(error(format!("it goes from tier {} to {}, and there are {tiers}", link.from, link.to)));
+        }
+        if link.bandwidth == 0 {
+            return Err(error("its bandwidth is 0, and must be more".into()));
+        }
+        if let Some(other) = link.shared_with.filter(|other| *other >= parts.links.len() || *other == number) {
+            return Err(error(format!("it cannot share its bandwidth with link {other}")));
+        }
+    }
+    Ok(())
+}

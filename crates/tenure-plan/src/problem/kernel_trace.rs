@@ -1,0 +1,81 @@
+//! Kernel traces: kernels with their times, and the tensors that they take and give.
+
+use serde::Deserialize;
+use tenure_core::Tag;
+
+use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: String,
+    #[serde(default)]
+    source: String,
+    tensors: Vec<Buffer>,
+    kernels: Vec<Launch>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Buffer {
+    id: u64,
+    bytes: u64,
+    role: Role,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    Weight,
+    Activation,
+    Gradient,
+    OptimizerState,
+    Input,
+    Workspace,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Launch {
+    name: String,
+    time_ns: u64,
+    inputs: Vec<u64>,
+    outputs: Vec<u64>,
+}
+
+/// Each tensor is read or written whole as often as a kernel names it.
+pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
+    let file: File = serde_json::from_str(text)?;
+    let mut numbers = std::collections::HashMap::new();
+    for (number, buffer) in file.tensors.iter().enumerate() {
+        if numbers.insert(buffer.id, number).is_some() {
+            return Err(ProblemError::part(format!("tensor {}", buffer.id), "another tensor has its id"));
+        }
+    }
+    let access = |kernel: &str, id: &u64| match numbers.get(id) {
+        Some(number) => Ok(Access { tensor: *number, bytes: file.tensors[*number].bytes }),
+        None => Err(ProblemError::part(format!("kernel {kernel:?}"), format!("there is no tensor with the id {id}"))),
+    };
+    let kernel = |launch: &Launch| {
+        let all = |ids: &[u64]| ids.iter().map(|id| access(&launch.name, id)).collect::<Result<_, _>>();
+        let (reads, writes) = (all(&launch.inputs)?, all(&launch.outputs)?);
+        Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
+    };
+    let kernels = file.kernels.iter().map(kernel).collect::<Result<_, ProblemError>>()?;
+    let tensors = file.tensors.iter().map(|buffer| Tensor {
+        key: buffer.id.to_string(),
+        bytes: buffer.bytes,
+        tag: match buffer.role {
+            Role::Weight => Tag::Weight,
+            Role::Activation => Tag::Activation,
+            Role::Gradient => Tag::Gradient,
+            Role::OptimizerState => Tag::OptimizerState,
+            Role::Input => Tag::Input,
+            Role::Workspace => Tag::Workspace,
+        },
+        compression: None,
+        recompute: None,
+    });
+    let tensors = tensors.collect();
+    Problem::new(Parts { name: file.name, source: file.source, tensors, kernels, ..Parts::default() })
+}

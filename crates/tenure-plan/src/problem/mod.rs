@@ -1,0 +1,264 @@
+//! Problems: what is to live where. `docs/problem-format.md` has them as files.
+
+mod error;
+mod file;
+mod kernel_trace;
+
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+use tenure_core::Tag;
+
+pub use error::ProblemError;
+
+/// One iteration of a program: kernels that run one after the other, the tensors that they read and write, and the tiers
+/// of memory where tensors may live.
+///
+/// Every problem has been validated: keys are there and not twice, numbers refer to what there is, no sum of bytes or
+/// times passes 64 bits, and nothing is computed again from itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Problem {
+    parts: Parts,
+    /// Of each tensor: the first and the last kernel during which it is there.
+    lifetimes: Vec<Option<(usize, usize)>>,
+    /// Of each tensor: bytes read and written by all kernels.
+    accessed: Vec<u64>,
+}
+
+/// What a [`Problem`] is made of.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Parts {
+    /// What the program is called.
+    pub name: String,
+    /// Where it was recorded, in words.
+    pub source: String,
+    /// Tiers of memory, the fastest first. Planners can be given others.
+    pub tiers: Vec<Tier>,
+    /// Ways between tiers.
+    pub links: Vec<Link>,
+    /// The tensors.
+    pub tensors: Vec<Tensor>,
+    /// The kernels, in the order in which they run.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Some bytes that are placed as one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tensor {
+    /// What it is called: the same as long as the program does the same with it, whatever else is added.
+    pub key: String,
+    /// How large it is.
+    pub bytes: u64,
+    /// What it is for. Weights and the state of an optimizer are there all the time, others from the first kernel that
+    /// touches them to the last.
+    #[serde(with = "tag_name", default)]
+    pub tag: Tag,
+    /// How many times smaller it gets by compression, if it does: more than 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<f64>,
+    /// How it is computed again, if it can be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
+}
+
+/// What it takes to compute a tensor again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recompute {
+    /// Nanoseconds.
+    pub time_ns: u64,
+    /// The tensors that must be there.
+    pub inputs: Vec<usize>,
+}
+
+/// Something that runs by itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernel {
+    /// What it is called.
+    pub name: String,
+    /// Nanoseconds, with all its tensors in the fastest tier.
+    pub time_ns: u64,
+    /// What it reads.
+    pub reads: Vec<Access>,
+    /// What it writes.
+    pub writes: Vec<Access>,
+}
+
+/// How much of a tensor a kernel reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Access {
+    /// The tensor's number.
+    pub tensor: usize,
+    /// Bytes that cross the bus, more than the tensor has if it goes through it several times.
+    pub bytes: u64,
+}
+
+/// A kind of memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    /// What it is called.
+    pub name: String,
+    /// Bytes; none if there is no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+    /// Whether kernels can read and write it where it is. If not, what they need must be moved first.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub is_reachable: bool,
+    /// Bytes per second that kernels read.
+    pub read_bandwidth: u64,
+    /// Bytes per second that kernels write.
+    pub write_bandwidth: u64,
+    /// Nanoseconds until the first byte is there.
+    #[serde(default)]
+    pub latency_ns: u64,
+    /// How many times longer an access takes under load: pairs of the share of the bandwidth that is in use, and the
+    /// factor, both rising. Between two it is interpolated.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub loaded: Vec<[f64; 2]>,
+}
+
+/// A way from a tier to another.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// The tier's number that it begins at.
+    pub from: usize,
+    /// The tier's number that it leads to.
+    pub to: usize,
+    /// Bytes per second.
+    pub bandwidth: u64,
+    /// The link that shares this one's bandwidth, such as the way back, by its number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_with: Option<usize>,
+}
+
+impl Problem {
+    /// A problem of these parts.
+    ///
+    /// # Errors
+    /// The first part that makes no sense.
+    pub fn new(parts: Parts) -> Result<Self, ProblemError> {
+        error::check(&parts)?;
+        let mut lifetimes = vec![None; parts.tensors.len()];
+        let mut accessed = vec![0_u64; parts.tensors.len()];
+        for (number, kernel) in parts.kernels.iter().enumerate() {
+            for access in kernel.reads.iter().chain(&kernel.writes) {
+                let (first, _) = lifetimes[access.tensor].unwrap_or((number, number));
+                lifetimes[access.tensor] = Some((first, number));
+                // The sum of all was checked.
+                accessed[access.tensor] += access.bytes;
+            }
+        }
+        let last = parts.kernels.len().checked_sub(1);
+        for (tensor, lifetime) in parts.tensors.iter().zip(&mut lifetimes) {
+            if matches!(tensor.tag, Tag::Weight | Tag::OptimizerState) {
+                *lifetime = last.map(|last| (0, last));
+            }
+        }
+        Ok(Self { parts, lifetimes, accessed })
+    }
+
+    /// What the program is called.
+    pub fn name(&self) -> &str {
+        &self.parts.name
+    }
+
+    /// Where it was recorded, in words.
+    pub fn source(&self) -> &str {
+        &self.parts.source
+    }
+
+    /// The tensors.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.parts.tensors
+    }
+
+    /// The kernels, in the order in which they run.
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.parts.kernels
+    }
+
+    /// Tiers of memory, the fastest first.
+    pub fn tiers(&self) -> &[Tier] {
+        &self.parts.tiers
+    }
+
+    /// Ways between tiers.
+    pub fn links(&self) -> &[Link] {
+        &self.parts.links
+    }
+
+    /// What it is made of, to make another.
+    pub fn into_parts(self) -> Parts {
+        self.parts
+    }
+
+    /// The kernels during which a tensor is there; none if it never is.
+    pub fn lifetime(&self, tensor: usize) -> Option<RangeInclusive<usize>> {
+        self.lifetimes[tensor].map(|(first, last)| first..=last)
+    }
+
+    /// Bytes of a tensor that kernels read and write, all together.
+    pub fn accessed_bytes(&self, tensor: usize) -> u64 {
+        self.accessed[tensor]
+    }
+
+    /// Bytes of all tensors that kernels read and write.
+    pub fn all_accessed_bytes(&self) -> u64 {
+        self.accessed.iter().sum()
+    }
+
+    /// Bytes of the tensors that `counts`, during each kernel.
+    pub fn live_bytes(&self, counts: impl Fn(usize) -> bool) -> Vec<u64> {
+        // What begins at a kernel less what has ended before it: sums of all tensors do not pass 64 bits.
+        let mut changes = vec![(0_u64, 0_u64); self.parts.kernels.len() + 1];
+        for (number, tensor) in self.parts.tensors.iter().enumerate().filter(|(number, _)| counts(*number)) {
+            if let Some((first, last)) = self.lifetimes[number] {
+                changes[first].0 += tensor.bytes;
+                changes[last + 1].1 += tensor.bytes;
+            }
+        }
+        changes.pop();
+        let mut live = 0;
+        changes
+            .into_iter()
+            .map(|(begun, ended)| {
+                live = live + begun - ended;
+                live
+            })
+            .collect()
+    }
+
+    /// Bytes of all tensors that are there at once, at most.
+    pub fn peak_bytes(&self) -> u64 {
+        self.live_bytes(|_| true).into_iter().max().unwrap_or(0)
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Tags in files go by their names.
+mod tag_name {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+    use tenure_core::Tag;
+
+    pub(super) fn serialize<S: Serializer>(tag: &Tag, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(tag.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Tag, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let tag = Tag::ALL.into_iter().find(|tag| tag.name() == name);
+        tag.ok_or_else(|| {
+            let names: Vec<&str> = Tag::ALL.iter().map(|tag| tag.name()).collect();
+            D::Error::custom(format!("there is no tag {name:?}: it is one of {}", names.join(", ")))
+        })
+    }
+}

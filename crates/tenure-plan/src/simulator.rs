@@ -1,0 +1,451 @@
+//! A simulator: what comes of a plan.
+//!
+//! Kernels run one after the other; on each link one tensor moves after the other, beside the kernels. Between two events
+//! everything goes on at a rate that follows from what is under way: a tensor that moves takes bandwidth of both its tiers,
+//! and kernels that use these take longer.
+
+use std::collections::VecDeque;
+
+use tenure_core::Tag;
+
+use crate::plan::{Action, Plan, Step};
+use crate::problem::{Access, Kernel, Tier};
+use crate::{PlanError, Problem};
+
+/// What came of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// Nanoseconds from the beginning of the first kernel to the end of the last.
+    pub makespan_ns: f64,
+    /// Nanoseconds in which a kernel ran, or something was computed again.
+    pub busy_ns: f64,
+    /// Bytes in each tier at once, at most.
+    pub peak_bytes: Vec<u64>,
+    /// Bytes that went over each link.
+    pub moved_bytes: Vec<u64>,
+    /// What kernels waited for, in their order.
+    pub stalls: Vec<Stall>,
+}
+
+/// A wait before a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stall {
+    /// The kernel's number.
+    pub kernel: usize,
+    /// Nanoseconds.
+    pub ns: f64,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// What a kernel waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// That this tensor has come to where kernels reach it, or may be written to.
+    Tensor(usize),
+    /// Room in this tier.
+    Room(usize),
+}
+
+/// Plays a plan against a problem.
+///
+/// # Errors
+/// A plan that cannot be: numbers of what there is not, moves where there is no link, tensors that a kernel needs and that
+/// are nowhere, or for which there is never room.
+pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
+    Player::new(problem, plan)?.play()
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    Unborn,
+    At(usize),
+    /// Given up, or never needed again.
+    Gone,
+}
+
+/// A tensor on its way.
+#[derive(Clone, Copy)]
+struct Transfer {
+    tensor: usize,
+    left_bytes: f64,
+}
+
+struct Player<'a> {
+    problem: &'a Problem,
+    places: &'a [usize],
+    states: Vec<State>,
+    /// The link that each tensor is on.
+    on_link: Vec<Option<usize>>,
+    used: Vec<u64>,
+    /// Moves to come on each link.
+    waiting: Vec<VecDeque<Step>>,
+    active: Vec<Option<Transfer>>,
+    /// What is computed again before each kernel, and what is given up after it: (tensor, tier).
+    recomputed: Vec<Vec<(usize, usize)>>,
+    dropped: Vec<Vec<usize>>,
+    /// Tensors that come to be with each kernel, and that end with it.
+    born: Vec<Vec<usize>>,
+    dying: Vec<Vec<usize>>,
+    /// Kernels that have begun.
+    begun: usize,
+    /// The kernel that runs. What it uses does not leave its place before it has ended.
+    running: Option<&'a Kernel>,
+    now: f64,
+    outcome: Outcome,
+}
+
+impl<'a> Player<'a> {
+    fn new(problem: &'a Problem, plan: &'a Plan) -> Result<Self, PlanError> {
+        let (tensors, kernels) = (problem.tensors().len(), problem.kernels().len());
+        let (tiers, links) = (problem.tiers().len(), problem.links().len());
+        if tiers == 0 {
+            return Err(PlanError::NoTiers);
+        }
+        if plan.places.len() != tensors {
+            return Err(PlanError::Places { found: plan.places.len(), tensors });
+        }
+        if let Some(tier) = plan.places.iter().copied().find(|tier| *tier >= tiers) {
+            return Err(PlanError::Tier { tier, tiers });
+        }
+        let mut player = Self {
+            problem,
+            places: &plan.places,
+            states: vec![State::Unborn; tensors],
+            on_link: vec![None; tensors],
+            used: vec![0; tiers],
+            waiting: vec![VecDeque::new(); links],
+            active: vec![None; links],
+            recomputed: vec![Vec::new(); kernels],
+            dropped: vec![Vec::new(); kernels],
+            born: vec![Vec::new(); kernels],
+            dying: vec![Vec::new(); kernels],
+            begun: 0,
+            running: None,
+            now: 0.0,
+            outcome: Outcome {
+                makespan_ns: 0.0,
+                busy_ns: 0.0,
+                peak_bytes: vec![0; tiers],
+                moved_bytes: vec![0; links],
+                stalls: Vec::new(),
+            },
+        };
+        player.take_steps(plan)?;
+        for (number, tensor) in problem.tensors().iter().enumerate() {
+            let Some(life) = problem.lifetime(number) else { continue };
+            if matches!(tensor.tag, Tag::Weight | Tag::OptimizerState) {
+                player.bear(number, plan.places[number], 0)?;
+            } else {
+                player.born[*life.start()].push(number);
+                player.dying[*life.end()].push(number);
+            }
+        }
+        Ok(player)
+    }
+
+    /// Sorts the plan's steps to links and kernels.
+    fn take_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        let (problem, tiers) = (self.problem, self.problem.tiers().len());
+        let mut at: Vec<Option<usize>> = plan.places.iter().copied().map(Some).collect();
+        for step in &plan.steps {
+            let Step { tensor, kernel, action } = *step;
+            if tensor >= self.states.len() || kernel >= self.recomputed.len() {
+                return Err(PlanError::Step { tensor, kernel });
+            }
+            match (action, at[tensor]) {
+                (Action::Move { to } | Action::Recompute { to }, _) if to >= tiers => {
+                    return Err(PlanError::Tier { tier: to, tiers });
+                }
+                (Action::Move { to }, Some(from)) => {
+                    let link = problem.links().iter().position(|link| (link.from, link.to) == (from, to));
+                    let link = link.ok_or(PlanError::NoLink { tensor, from, to })?;
+                    self.waiting[link].push_back(*step);
+                    at[tensor] = Some(to);
+                }
+                (Action::Drop, Some(_)) => {
+                    self.dropped[kernel].push(tensor);
+                    at[tensor] = None;
+                }
+                (Action::Recompute { to }, None) => {
+                    self.recomputed[kernel].push((tensor, to));
+                    at[tensor] = Some(to);
+                }
+                (Action::Move { .. } | Action::Drop, None) => return Err(PlanError::Nowhere { tensor, kernel }),
+                (Action::Recompute { .. }, Some(_)) => return Err(PlanError::StillThere { tensor, kernel }),
+            }
+        }
+        Ok(())
+    }
+
+    fn play(mut self) -> Result<Outcome, PlanError> {
+        let problem = self.problem;
+        for (number, kernel) in problem.kernels().iter().enumerate() {
+            for (tensor, to) in std::mem::take(&mut self.recomputed[number]) {
+                self.recompute(number, tensor, to)?;
+            }
+            self.wait_for(number, |player| player.obstacle(number, kernel))?;
+            for tensor in std::mem::take(&mut self.born[number]) {
+                self.bear(tensor, self.places[tensor], number)?;
+            }
+            (self.begun, self.running) = (number + 1, Some(kernel));
+            self.run(|player| player.duration_ns(kernel));
+            self.running = None;
+            self.pass(0.0);
+            for tensor in std::mem::take(&mut self.dropped[number]) {
+                self.end(tensor);
+            }
+            for tensor in std::mem::take(&mut self.dying[number]) {
+                self.end(tensor);
+            }
+        }
+        self.outcome.makespan_ns = self.now;
+        Ok(self.outcome)
+    }
+
+    /// Computes a tensor again, before a kernel.
+    fn recompute(&mut self, kernel: usize, tensor: usize, to: usize) -> Result<(), PlanError> {
+        let Some(again) = &self.problem.tensors()[tensor].recompute else {
+            return Err(PlanError::NoRecompute { tensor });
+        };
+        let bytes = self.problem.tensors()[tensor].bytes;
+        self.wait_for(kernel, |player| {
+            for input in &again.inputs {
+                if let Some(cause) = player.is_out_of_reach(*input, kernel)? {
+                    return Ok(Some(cause));
+                }
+            }
+            Ok((!player.has_room(to, bytes)).then_some(Cause::Room(to)))
+        })?;
+        self.bear(tensor, to, kernel)?;
+        self.run(|_| again.time_ns as f64);
+        Ok(())
+    }
+
+    /// Lets time pass until there is no obstacle any more.
+    fn wait_for(
+        &mut self,
+        kernel: usize,
+        obstacle: impl Fn(&Self) -> Result<Option<Cause>, PlanError>,
+    ) -> Result<(), PlanError> {
+        self.start_transfers();
+        while let Some(cause) = obstacle(self)? {
+            let Some(ns) = self.next_arrival_ns() else {
+                return Err(match cause {
+                    Cause::Tensor(tensor) => PlanError::NeverReached { tensor, kernel },
+                    Cause::Room(tier) => PlanError::NoRoom { tier, kernel },
+                });
+            };
+            self.pass(ns);
+            match self.outcome.stalls.last_mut() {
+                Some(stall) if (stall.kernel, stall.cause) == (kernel, cause) => stall.ns += ns,
+                _ => self.outcome.stalls.push(Stall { kernel, ns, cause }),
+            }
+            self.start_transfers();
+        }
+        Ok(())
+    }
+
+    /// Why a kernel cannot begin now.
+    fn obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
+        let is_born = |tensor: usize| self.born[number].contains(&tensor);
+        for access in kernel.reads.iter().chain(&kernel.writes).filter(|access| !is_born(access.tensor)) {
+            if let Some(cause) = self.is_out_of_reach(access.tensor, number)? {
+                return Ok(Some(cause));
+            }
+        }
+        for access in &kernel.writes {
+            if self.on_link[access.tensor].is_some() {
+                return Ok(Some(Cause::Tensor(access.tensor)));
+            }
+        }
+        let mut needed = vec![0_u64; self.used.len()];
+        for tensor in &self.born[number] {
+            let tier = self.places[*tensor];
+            if !self.problem.tiers()[tier].is_reachable {
+                return Err(PlanError::Unreachable { tensor: *tensor, tier });
+            }
+            needed[tier] += self.problem.tensors()[*tensor].bytes;
+        }
+        Ok((0..needed.len()).find(|tier| !self.has_room(*tier, needed[*tier])).map(Cause::Room))
+    }
+
+    fn is_out_of_reach(&self, tensor: usize, kernel: usize) -> Result<Option<Cause>, PlanError> {
+        match self.states[tensor] {
+            State::At(tier) if self.problem.tiers()[tier].is_reachable => Ok(None),
+            State::At(_) => Ok(Some(Cause::Tensor(tensor))),
+            State::Unborn | State::Gone => Err(PlanError::Gone { tensor, kernel }),
+        }
+    }
+
+    fn has_room(&self, tier: usize, bytes: u64) -> bool {
+        self.problem.tiers()[tier].capacity.is_none_or(|capacity| self.used[tier] + bytes <= capacity)
+    }
+
+    fn bear(&mut self, tensor: usize, tier: usize, kernel: usize) -> Result<(), PlanError> {
+        let bytes = self.problem.tensors()[tensor].bytes;
+        if !self.has_room(tier, bytes) {
+            return Err(PlanError::NoRoom { tier, kernel });
+        }
+        self.states[tensor] = State::At(tier);
+        self.hold(tier, bytes);
+        Ok(())
+    }
+
+    fn hold(&mut self, tier: usize, bytes: u64) {
+        self.used[tier] += bytes;
+        self.outcome.peak_bytes[tier] = self.outcome.peak_bytes[tier].max(self.used[tier]);
+    }
+
+    /// A tensor is nowhere any more; if it is on its way, that ends.
+    fn end(&mut self, tensor: usize) {
+        let bytes = self.problem.tensors()[tensor].bytes;
+        if let State::At(tier) = std::mem::replace(&mut self.states[tensor], State::Gone) {
+            self.used[tier] -= bytes;
+        }
+        if let Some(link) = self.on_link[tensor].take() {
+            self.active[link] = None;
+            self.used[self.problem.links()[link].to] -= bytes;
+        }
+    }
+
+    /// Runs something whose duration follows from what else is under way.
+    fn run(&mut self, duration_ns: impl Fn(&Self) -> f64) {
+        let mut left = 1.0;
+        loop {
+            self.start_transfers();
+            let duration = duration_ns(self);
+            let needed = left * duration;
+            let ns = self.next_arrival_ns().map_or(needed, |arrival| arrival.min(needed));
+            self.pass(ns);
+            self.outcome.busy_ns += ns;
+            if ns >= needed {
+                return;
+            }
+            left -= ns / duration;
+        }
+    }
+
+    /// Nanoseconds that a kernel takes, as long as nothing changes.
+    fn duration_ns(&self, kernel: &Kernel) -> f64 {
+        let tiers = self.problem.tiers();
+        let taken = |bandwidth: fn(&Tier) -> u64, list: &[Access], end: fn(&crate::problem::Link) -> usize| -> f64 {
+            let extra = |access: &Access| {
+                let State::At(number) = self.states[access.tensor] else { return 0.0 };
+                let (tier, fastest) = (&tiers[number], &tiers[0]);
+                let slower = tier.loaded_factor(self.load(number, bandwidth(tier), end)) / bandwidth(tier) as f64;
+                let waits = tier.latency_ns as f64 - fastest.latency_ns as f64;
+                (access.bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits.max(0.0)
+            };
+            list.iter().map(extra).sum()
+        };
+        kernel.time_ns as f64
+            + taken(|tier| tier.read_bandwidth, &kernel.reads, |link| link.from)
+            + taken(|tier| tier.write_bandwidth, &kernel.writes, |link| link.to)
+    }
+
+    /// The share of a tier's bandwidth that tensors on their way take, at one end of their links.
+    fn load(&self, tier: usize, bandwidth: u64, end: fn(&crate::problem::Link) -> usize) -> f64 {
+        let links = self.problem.links().iter().enumerate();
+        let rates = links.filter(|(_, link)| end(link) == tier).map(|(number, _)| self.rate(number));
+        (rates.sum::<f64>() / bandwidth as f64).min(1.0)
+    }
+
+    /// Bytes per second on a link.
+    fn rate(&self, number: usize) -> f64 {
+        if !self.is_moving(number) {
+            return 0.0;
+        }
+        let links = self.problem.links();
+        let shares = |other: usize| {
+            links[number].shared_with == Some(other) || links[other].shared_with == Some(number) || other == number
+        };
+        let users = (0..links.len()).filter(|other| self.is_moving(*other) && shares(*other)).count();
+        links[number].bandwidth as f64 / users as f64
+    }
+
+    fn is_moving(&self, link: usize) -> bool {
+        self.active[link].is_some_and(|transfer| !transfer.is_there())
+    }
+
+    /// Until the next tensor is where it goes to.
+    fn next_arrival_ns(&self) -> Option<f64> {
+        let left = |link: usize| self.active[link].filter(|transfer| !transfer.is_there());
+        let arrivals = (0..self.active.len()).filter_map(|link| Some(left(link)?.left_bytes * 1e9 / self.rate(link)));
+        arrivals.min_by(f64::total_cmp)
+    }
+
+    /// Lets time pass, no longer than until the next arrival.
+    fn pass(&mut self, ns: f64) {
+        let moved: Vec<f64> = (0..self.active.len()).map(|link| self.rate(link) * ns / 1e9).collect();
+        self.now += ns;
+        for (link, moved) in moved.into_iter().enumerate() {
+            let Some(transfer) = &mut self.active[link] else { continue };
+            transfer.left_bytes -= moved;
+            let Transfer { tensor, .. } = *transfer;
+            if transfer.is_there() && !uses(self.running, tensor) {
+                self.arrive(link, tensor);
+            }
+        }
+    }
+
+    fn arrive(&mut self, link: usize, tensor: usize) {
+        let (bytes, ends) = (self.problem.tensors()[tensor].bytes, &self.problem.links()[link]);
+        self.used[ends.from] -= bytes;
+        self.states[tensor] = State::At(ends.to);
+        self.on_link[tensor] = None;
+        self.active[link] = None;
+        self.outcome.moved_bytes[link] += bytes;
+    }
+
+    /// Starts what may start on every link.
+    fn start_transfers(&mut self) {
+        for link in 0..self.waiting.len() {
+            while self.active[link].is_none()
+                && let Some(step) = self.waiting[link].front().copied().filter(|step| step.kernel < self.begun)
+            {
+                let (from, to) = (self.problem.links()[link].from, self.problem.links()[link].to);
+                let bytes = self.problem.tensors()[step.tensor].bytes;
+                if self.running.is_some_and(|kernel| kernel.writes.iter().any(|access| access.tensor == step.tensor)) {
+                    break;
+                }
+                match self.states[step.tensor] {
+                    State::Gone => _ = self.waiting[link].pop_front(),
+                    State::At(tier)
+                        if tier == from && self.on_link[step.tensor].is_none() && self.has_room(to, bytes) =>
+                    {
+                        self.waiting[link].pop_front();
+                        self.hold(to, bytes);
+                        self.on_link[step.tensor] = Some(link);
+                        self.active[link] = Some(Transfer { tensor: step.tensor, left_bytes: bytes as f64 });
+                    }
+                    // It is still to come, or there is no room yet.
+                    State::Unborn | State::At(_) => break,
+                }
+            }
+        }
+    }
+}
+
+impl Transfer {
+    fn is_there(&self) -> bool {
+        // Less than a byte is what rounding left.
+        self.left_bytes < 0.5
+    }
+}
+
+fn uses(kernel: Option<&Kernel>, tensor: usize) -> bool {
+    kernel.is_some_and(|kernel| kernel.reads.iter().chain(&kernel.writes).any(|access| access.tensor == tensor))
+}
+
+impl Tier {
+    /// How many times longer an access takes while a share of the bandwidth is in use.
+    fn loaded_factor(&self, share: f64) -> f64 {
+        let Some(above) = self.loaded.iter().position(|point| point[0] >= share) else {
+            return self.loaded.last().map_or(1.0, |point| point[1]);
+        };
+        let [high, high_factor] = self.loaded[above];
+        let [low, low_factor] = if above > 0 { self.loaded[above - 1] } else { [0.0, 1.0] };
+        if high <= low { high_factor } else { low_factor + (high_factor - low_factor) * (share - low) / (high - low) }
+    }
+}
