@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use tenure_core::Tag;
 
-use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
+use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor, tag_name};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,18 +20,8 @@ struct File {
 struct Buffer {
     id: u64,
     bytes: u64,
-    role: Role,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum Role {
-    Weight,
-    Activation,
-    Gradient,
-    OptimizerState,
-    Input,
-    Workspace,
+    #[serde(with = "tag_name")]
+    role: Tag,
 }
 
 #[derive(Deserialize)]
@@ -65,14 +55,7 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
     let tensors = file.tensors.iter().map(|buffer| Tensor {
         key: buffer.id.to_string(),
         bytes: buffer.bytes,
-        tag: match buffer.role {
-            Role::Weight => Tag::Weight,
-            Role::Activation => Tag::Activation,
-            Role::Gradient => Tag::Gradient,
-            Role::OptimizerState => Tag::OptimizerState,
-            Role::Input => Tag::Input,
-            Role::Workspace => Tag::Workspace,
-        },
+        tag: buffer.role,
         compression: None,
         recompute: None,
     });
