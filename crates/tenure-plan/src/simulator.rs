@@ -6,8 +6,6 @@
 
 use std::collections::VecDeque;
 
-use tenure_core::Tag;
-
 use crate::plan::{Action, Plan, Step};
 use crate::problem::{Access, Kernel, Tier};
 use crate::{PlanError, Problem};
@@ -134,7 +132,7 @@ impl<'a> Player<'a> {
         player.take_steps(plan)?;
         for (number, tensor) in problem.tensors().iter().enumerate() {
             let Some(life) = problem.lifetime(number) else { continue };
-            if matches!(tensor.tag, Tag::Weight | Tag::OptimizerState) {
+            if tensor.is_always_there() {
                 player.bear(number, plan.places[number], 0)?;
             } else {
                 player.born[*life.start()].push(number);

@@ -62,6 +62,13 @@ pub struct Tensor {
     pub recompute: Option<Recompute>,
 }
 
+impl Tensor {
+    /// Whether it is there from the first kernel to the last, whichever touch it.
+    pub fn is_always_there(&self) -> bool {
+        matches!(self.tag, Tag::Weight | Tag::OptimizerState)
+    }
+}
+
 /// What it takes to compute a tensor again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -155,7 +162,7 @@ impl Problem {
         }
         let last = parts.kernels.len().checked_sub(1);
         for (tensor, lifetime) in parts.tensors.iter().zip(&mut lifetimes) {
-            if matches!(tensor.tag, Tag::Weight | Tag::OptimizerState) {
+            if tensor.is_always_there() {
                 *lifetime = last.map(|last| (0, last));
             }
         }
