@@ -216,8 +216,9 @@ impl Pass {
     /// What has arrived so far where a node's gradients go, if it lies on the node's own lane, for the node to add to.
     fn lend(&mut self, node: &Node, needs: &[bool], from: &Lane) -> Grads {
         let lent = node.edges().iter().zip(needs).map(|(edge, is_needed)| {
-            let edge = edge.as_ref().filter(|edge| *is_needed && lane(&edge.node) == *from)?;
-            self.arrived.get_mut(&Arc::as_ptr(&edge.node))?.get_mut(edge.output)?.take()
+            let edge = edge.as_ref().filter(|_| *is_needed)?;
+            let sum = self.arrived.get_mut(&Arc::as_ptr(&edge.node))?.get_mut(edge.output)?;
+            if sum.is_some() && lane(&edge.node) == *from { sum.take() } else { None }
         });
         if self.options.create_graph { Grads::from_elem(None, needs.len()) } else { lent.collect() }
     }

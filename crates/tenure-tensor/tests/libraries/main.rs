@@ -8,4 +8,3 @@ mod common;
 mod compare;
 mod conv;
 mod matmul;
-mod speed;
