@@ -104,9 +104,9 @@ impl Stream {
         }
         match (self.driver().executor(), peer.driver().executor()) {
             (Executor::Cuda(driver), Executor::Cuda(other)) => {
-                peer.lead(self)?;
+                peer.lead_to(self)?;
                 driver.copy_to_peer(target, other, source, bytes, self.id())?;
-                self.lead(peer)
+                self.lead_to(peer)
             }
             (Executor::Sim(_), Executor::Sim(sim)) => {
                 let source = sim::Source { driver: Arc::clone(self.driver()), address: source, stream: self.id() };
@@ -119,9 +119,12 @@ impl Stream {
         }
     }
 
-    /// Makes later work of another stream wait for what is on this one now.
+    /// Makes later work of another stream wait, on the device, for what is on this one now.
+    ///
+    /// # Errors
+    /// As [`Event::record`] and [`Event::wait`].
     #[track_caller]
-    fn lead(&self, other: &Stream) -> Result<(), DriverError> {
+    pub fn lead_to(&self, other: &Stream) -> Result<(), DriverError> {
         let mut event = Event::new(Arc::clone(self.driver()), EventKind::Order);
         event.record(self)?;
         event.wait(other)

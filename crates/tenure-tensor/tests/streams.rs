@@ -7,7 +7,7 @@ use tenure_device::graph::Graph;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::pinned::PinnedError;
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
-use tenure_device::{Call, Event, EventKind, Executor, Platform, Priority, Stream, StreamGuard};
+use tenure_device::{Call, Executor, Platform, Priority, Stream, StreamGuard};
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
@@ -33,9 +33,7 @@ fn backward(tensor: &Tensor) -> Result<(), TensorError> {
 }
 
 fn lead(from: &Stream, to: &Stream) {
-    let mut event = Event::new(from.driver().clone(), EventKind::Order);
-    event.record(from).unwrap();
-    event.wait(to).unwrap();
+    from.lead_to(to).unwrap();
 }
 
 fn numbers(count: usize, device: Device) -> Tensor {

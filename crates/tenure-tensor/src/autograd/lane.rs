@@ -2,7 +2,7 @@
 
 use tenure_core::Device;
 use tenure_device::memory::{self, DeviceMemory};
-use tenure_device::{Event, EventKind, Stream, StreamGuard};
+use tenure_device::{Stream, StreamGuard};
 
 use crate::{Result, TensorError};
 
@@ -44,9 +44,7 @@ impl Lane {
         if from == to {
             return Ok(());
         }
-        let mut event = Event::new(from.driver().clone(), EventKind::Order);
-        let ordered = event.record(&from).and_then(|()| to.wait(&event));
-        ordered.map_err(|error| TensorError::memory("backward", error.into()))
+        from.lead_to(&to).map_err(|error| TensorError::memory("backward", error.into()))
     }
 
     /// The stream, if there are several on the device by now.
