@@ -366,6 +366,22 @@ fn a_source_without_memory_is_an_out_of_memory_error_of_its_pool() {
     });
 }
 
+#[test]
+fn a_source_gets_back_what_a_request_released_and_did_not_fit_in() {
+    let config = native::Config { max_split_size: Some(24 * MIB), ..native::Config::default() };
+    let backing = Arc::new(FakeBacking::new(256 * MIB));
+    let allocator = Arc::new(NativeAllocator::new(Arc::clone(&backing) as _, config).unwrap());
+    let f = Fixture { name: "native", backing: Arc::clone(&backing), allocator };
+    f.allocator.create_pool(POOL, Some(Source::new(&backing, false) as _)).unwrap();
+    f.within(POOL, PoolUse::Eager, || {
+        f.free(f.alloc(100 * MIB));
+        // While a capture is under way, nothing else is released, and nothing tried anew.
+        f.allocator.begin_pool(PoolId(0, 4), PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
+        assert!(matches!(f.try_alloc(300 * MIB, A), Err(AllocError::OutOfMemory { .. })));
+        assert_eq!(f.reserved(), 0);
+    });
+}
+
 /// A source that keeps a block for each segment in the allocator that it is for.
 struct Nested {
     allocator: Arc<dyn CachingAllocator>,

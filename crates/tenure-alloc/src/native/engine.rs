@@ -87,8 +87,10 @@ impl Engine {
         request: Request,
     ) -> Result<Option<crate::Block>, AllocError> {
         let wanted = locked.engine().want(request)?;
-        let found = source::keeping_pool(locked, &wanted, |locked| Self::add_segment(locked, &wanted))?;
-        Ok(found.map(|id| locked.engine().hand_out(&wanted, id)))
+        source::keeping_pool(locked, &wanted, |locked| {
+            let added = Self::add_segment(locked, &wanted)?;
+            Ok(added.map(|id| locked.engine().hand_out(&wanted, id)))
+        })
     }
 
     fn search(locked: &mut impl Locked, wanted: Wanted) -> Result<Option<crate::Block>, AllocError> {

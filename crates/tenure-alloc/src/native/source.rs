@@ -35,10 +35,12 @@ pub(super) struct Returned {
     pub(super) stream: StreamId,
 }
 
-/// What `search` finds for `wanted`, whose pool is there all the while, although the lock may be let go of.
+/// What `search` finds for `wanted`, whose pool is there all the while, although the lock may be let go of. Sources get
+/// back what was released on the way, found or not.
 pub(super) fn keeping_pool<L: Locked, T>(locked: &mut L, wanted: &Wanted, search: impl FnOnce(&mut L) -> T) -> T {
     locked.engine().pools.pair_mut(wanted.pool.owner).searches += 1;
     let found = search(locked);
+    give_back(locked);
     locked.engine().pools.pair_mut(wanted.pool.owner).searches -= 1;
     found
 }
