@@ -12,6 +12,7 @@ pub mod packing;
 mod pickle;
 mod placement;
 pub mod plan;
+pub mod planner;
 pub mod problem;
 mod rule;
 pub mod simulator;
@@ -19,6 +20,7 @@ mod trace;
 
 pub use placement::Placement;
 pub use plan::{Plan, PlanError};
+pub use planner::Planner;
 pub use problem::{Problem, ProblemError};
 pub use rule::Rule;
 pub use simulator::simulate;

@@ -1,6 +1,6 @@
 //! Placements: which tensors live in the fast tier, all their life.
 
-use crate::Problem;
+use crate::{Plan, Problem};
 
 /// Which tensors of a problem live in the fast tier as long as they are there. The others live in the slow one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,11 @@ impl Placement {
             .map(|tensor| problem.accessed_bytes(tensor))
             .sum();
         if all == 0 { 1.0 } else { fast as f64 / all as f64 }
+    }
+
+    /// The plan that it is: the fast tier is the first, the slow one the second.
+    pub fn plan(&self) -> Plan {
+        Plan { places: self.is_fast.iter().map(|is_fast| usize::from(!is_fast)).collect(), steps: Vec::new() }
     }
 
     /// Bytes in the fast tier at once, at most.

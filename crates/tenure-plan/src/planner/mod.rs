@@ -1,0 +1,88 @@
+//! Planners: what makes a [`Plan`] of a problem.
+
+mod rules;
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use crate::{Plan, PlanError, Problem};
+
+/// Something that makes plans.
+///
+/// The same problem, objective, seed and number of evaluations give the same plan, unless time runs out before.
+pub trait Planner {
+    /// Its name in the program.
+    fn name(&self) -> &str;
+
+    /// A plan for a problem that has tiers.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if no plan was found that can be played.
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>)
+    -> Result<Planned, PlannerError>;
+}
+
+/// What a plan is to be good at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more the
+    /// better. Tensors stay where they are, all their life.
+    Score,
+    /// The time from the beginning of the first kernel to the end of the last, in the simulator: the less the better.
+    Makespan,
+}
+
+/// How far a planner may go.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannerOptions {
+    /// What is looked for.
+    pub objective: Objective,
+    /// It stops after that time with the best that it has.
+    pub time_limit: Duration,
+    /// Plans that it may try, if they are limited.
+    pub evaluations: Option<u64>,
+    /// Where random numbers begin.
+    pub seed: u64,
+}
+
+/// Told of progress; says whether to go on.
+pub type Watch<'a> = dyn FnMut(&PlannerProgress) -> ControlFlow<()> + 'a;
+
+/// How far a planner has come.
+#[derive(Clone, Copy, Debug)]
+pub struct PlannerProgress {
+    /// Plans tried.
+    pub evaluations: u64,
+    /// What the objective says of the best so far: a score, or nanoseconds. None if there is none yet.
+    pub best: Option<f64>,
+}
+
+/// What a planner found.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The best plan.
+    pub plan: Plan,
+    /// Plans tried: decoded and judged.
+    pub evaluations: u64,
+    /// What no plan in which tensors stay where they are can surpass: a score, or nanoseconds, as the objective says. None
+    /// if the planner knows of no such bound.
+    pub bound: Option<f64>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// Why there is no plan. Always one line.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlannerError {
+    /// What was found cannot be played.
+    #[error("no plan that can be played was found: {0}")]
+    Plan(#[from] PlanError),
+}
+
+impl Planned {
+    /// A plan that was made without a search.
+    pub(crate) fn at_once(plan: Plan, begun: Instant) -> Self {
+        Self { plan, evaluations: 1, bound: None, elapsed: begun.elapsed() }
+    }
+}
