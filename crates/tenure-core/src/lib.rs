@@ -2,7 +2,8 @@
 //!
 //! - [`Device`] and [`DType`] say where and what; [`Layout`] says which bytes of a storage a tensor's elements are.
 //! - An [`Allocator`] gives a [`DataPtr`], which a [`Storage`] owns and views share.
-//! - [`StreamId`], [`Tag`] and [`Key`] say on which stream, for what, and which one.
+//! - [`StreamId`], [`Tag`] and [`Key`] say on which stream, for what, and which one; a thread's [`Context`] says it for
+//!   what it allocates.
 //! - Every subsystem has an error enum of its own; all convert into [`Error`].
 //!
 //! The behaviour is that of PyTorch's `c10/core`, without its globals.
@@ -22,6 +23,8 @@
 #![warn(missing_docs)]
 
 mod allocator;
+#[forbid(unsafe_code)]
+mod context;
 mod data_ptr;
 #[forbid(unsafe_code)]
 mod device;
@@ -34,6 +37,8 @@ mod layout;
 #[forbid(unsafe_code)]
 mod purpose;
 #[forbid(unsafe_code)]
+mod site;
+#[forbid(unsafe_code)]
 mod span;
 mod storage;
 #[forbid(unsafe_code)]
@@ -42,14 +47,17 @@ mod stream;
 mod tag;
 
 pub use allocator::{
-    Allocator, AllocatorRegistry, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory, move_to_numa_node,
+    Allocator, AllocatorRegistry, AllocatorScope, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory,
+    move_to_numa_node,
 };
+pub use context::{Context, ContextGuard};
 pub use data_ptr::{DataPtr, Deleter};
 pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Operand, result_type};
 pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
 pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
 pub use purpose::Purpose;
+pub use site::{Name, Site, SiteGuard};
 pub use span::Span;
 pub use storage::{ExclusiveGuard, Generation, Storage, StorageGuard};
 pub use stream::StreamId;

@@ -1,10 +1,13 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
-use crate::{KeyId, Span, Tag};
+use crate::{KeyId, Site, Span, Tag};
+
+/// A purpose, and how long it holds.
+pub(crate) type Said = (Tag, KeyId, Span);
 
 thread_local! {
-    static CURRENT: Cell<(Tag, KeyId, Span)> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
+    static CURRENT: Cell<Said> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
 }
 
 /// Says what the calling thread's storages are for: those allocated while it lives have this tag and key. It goes back
@@ -21,7 +24,7 @@ thread_local! {
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct Purpose {
-    previous: (Tag, KeyId, Span),
+    previous: Said,
     /// It belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -44,6 +47,22 @@ impl Purpose {
     pub fn current() -> (Tag, KeyId) {
         let (tag, key, span) = CURRENT.get();
         if span.is_over() { (Tag::Unknown, KeyId::NONE) } else { (tag, key) }
+    }
+
+    /// What the allocation that is about to be made is for, and its key: the one that was said, or one that follows from
+    /// the thread's [`Site`], which counts it. So this is called once for each, by whoever needs keys of all.
+    pub fn identify() -> (Tag, KeyId) {
+        let (tag, key) = Self::current();
+        if key == KeyId::NONE { (tag, Site::next_key()) } else { (tag, key) }
+    }
+
+    /// What was said, to be [resumed](Self::resume) on another thread.
+    pub(crate) fn said() -> Said {
+        CURRENT.get()
+    }
+
+    pub(crate) fn resume(said: Said) -> Self {
+        Self { previous: CURRENT.replace(said), thread: PhantomData }
     }
 }
 

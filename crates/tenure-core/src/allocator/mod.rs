@@ -7,6 +7,8 @@ mod numa;
 mod registry;
 #[forbid(unsafe_code)]
 mod report;
+#[forbid(unsafe_code)]
+mod scope;
 
 use std::ffi::c_void;
 
@@ -14,6 +16,7 @@ pub use self::cpu::CpuAllocator;
 pub use self::numa::{NumaMove, move_to_numa_node};
 pub use self::registry::AllocatorRegistry;
 pub use self::report::{MemoryReporter, MemoryUse, OutOfMemory};
+pub use self::scope::AllocatorScope;
 use crate::{AllocatorError, DataPtr, Deleter, Device};
 
 /// Gives memory on one device. c10's `Allocator`.

@@ -1,0 +1,94 @@
+use std::sync::Arc;
+
+use crate::purpose::Said;
+use crate::site::{Here, SiteGuard};
+use crate::{Allocator, AllocatorScope, Purpose};
+
+/// What a thread's allocations are made under: its [`Purpose`], its [`Site`](crate::Site), and its
+/// [allocator](AllocatorScope). Threads that work for another enter the other's.
+///
+/// ```
+/// use tenure_core::{Context, KeyId, Purpose, Tag};
+///
+/// let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
+/// let context = Context::capture();
+/// let there = std::thread::spawn(move || {
+///     let _entered = context.enter();
+///     Purpose::current().0
+/// });
+/// assert!(matches!(there.join(), Ok(Tag::Input)));
+/// ```
+#[derive(Clone)]
+pub struct Context {
+    purpose: Said,
+    here: Here,
+    allocator: Option<Arc<dyn Allocator>>,
+}
+
+/// Keeps a thread in another's context; it is back in its own when this is dropped.
+#[must_use = "it holds for as long as it lives"]
+pub struct ContextGuard {
+    _purpose: Purpose,
+    _site: SiteGuard,
+    /// None where neither context has an allocator.
+    _allocator: Option<AllocatorScope>,
+}
+
+impl Context {
+    /// The calling thread's.
+    pub fn capture() -> Self {
+        Self { purpose: Purpose::said(), here: Here::current(), allocator: AllocatorScope::any() }
+    }
+
+    /// The same, for threads that one operation is divided among. They run in any order, so all that is allocated in it
+    /// without a key of its own has one key: that of a part.
+    #[must_use]
+    pub fn divided(self) -> Self {
+        Self { here: self.here.part(), ..self }
+    }
+
+    /// The calling thread is in this context from now on.
+    pub fn enter(&self) -> ContextGuard {
+        let is_same = self.allocator.is_none() && AllocatorScope::any().is_none();
+        ContextGuard {
+            _purpose: Purpose::resume(self.purpose),
+            _site: self.here.resume(),
+            _allocator: (!is_same).then(|| AllocatorScope::replace(self.allocator.clone())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CpuAllocator, Device, KeyId, Name, Site, Tag};
+
+    #[test]
+    fn a_context_is_a_threads_purpose_site_and_allocator() {
+        let _allocator = AllocatorScope::enter(Arc::new(CpuAllocator::new()));
+        let _purpose = Purpose::enter(Tag::Workspace, KeyId::NONE);
+        let _module = Site::enter_module(Name::new("conv1"));
+        let context = Context::capture().divided();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let entered = context.enter();
+                assert!(AllocatorScope::current(Device::CPU).is_some());
+                let (tag, key) = Purpose::identify();
+                assert_eq!((tag, key.key().unwrap().to_string()), (Tag::Workspace, "conv1/empty/part#0".to_owned()));
+                drop(entered);
+                assert!(AllocatorScope::current(Device::CPU).is_none());
+                assert_eq!(Purpose::identify(), (Tag::Unknown, KeyId::NONE));
+            });
+        });
+    }
+
+    #[test]
+    fn a_context_without_an_allocator_hides_the_threads_own() {
+        let outside = Context::capture();
+        let _allocator = AllocatorScope::enter(Arc::new(CpuAllocator::new()));
+        let entered = outside.enter();
+        assert!(AllocatorScope::current(Device::CPU).is_none());
+        drop(entered);
+        assert!(AllocatorScope::current(Device::CPU).is_some());
+    }
+}

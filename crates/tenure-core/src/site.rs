@@ -1,0 +1,351 @@
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, HashSet};
+use std::marker::PhantomData;
+use std::sync::{LazyLock, Mutex};
+
+use crate::{Key, KeyId};
+
+/// Allocations of one operation of one module in one pass that get keys of their own. More are not told apart, and so
+/// have none: what counts for ever does not fill memory with keys.
+const MAX_OCCURRENCES: u32 = 1 << 16;
+
+/// A word that is kept as long as the process runs: the path of a module, the name of an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Name(&'static str);
+
+impl Name {
+    /// The word, kept once however often it is asked for.
+    pub fn new(word: &str) -> Self {
+        static WORDS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
+        // A poisoned lock is still a consistent set.
+        let mut words = WORDS.lock().unwrap_or_else(|e| e.into_inner());
+        Self(words.get(word).copied().unwrap_or_else(|| {
+            let kept: &'static str = Box::leak(word.into());
+            words.insert(kept);
+            kept
+        }))
+    }
+
+    /// The same of a word of the program's text.
+    pub const fn of(word: &'static str) -> Self {
+        Self(word)
+    }
+
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        self.0
+    }
+}
+
+/// What an allocation is to the operation that makes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Role {
+    /// A result.
+    #[default]
+    Out,
+    /// A gradient, or on the way to one.
+    Grad,
+    /// Room to compute in.
+    Scratch,
+    /// Made by one of the threads that an operation is divided among: they come in any order, so that all have one key.
+    Part,
+}
+
+/// Where in a program a thread is: in which module, at which operation. The [`Key`] of an allocation for which nobody
+/// gave one follows from it, and from how many came before it at the same site in the same pass
+/// ([`Purpose::identify`](crate::Purpose::identify)). So it is the same in every pass and every process, and what is
+/// allocated elsewhere does not change it.
+///
+/// ```
+/// use tenure_core::{Name, Purpose, Site};
+///
+/// let key = || Purpose::identify().1.key().map(|key| key.to_string()).unwrap_or_default();
+/// for _ in 0..2 {
+///     let _pass = Site::begin_pass();
+///     {
+///         let _module = Site::enter_module(Name::new("encoder.0"));
+///         let _op = Site::enter_operation(Name::of("linear"));
+///         assert_eq!((&*key(), &*key()), ("encoder.0/linear/out#0", "encoder.0/linear/out#1"));
+///     }
+///     let _op = Site::enter_operation(Name::of("relu"));
+///     assert_eq!(key(), "after encoder.0/relu/out#0"); // of a module around it, whose path nobody knows
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Site {
+    module: Name,
+    /// The module was left, and no other has been entered.
+    is_after: bool,
+    op: Name,
+    role: Role,
+}
+
+/// A thread's site, and how many scopes it is in.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Here {
+    site: Site,
+    depth: u32,
+}
+
+/// Keys given out at a site.
+#[derive(Default)]
+struct Given {
+    /// When they were counted last.
+    pass: u64,
+    count: u32,
+    /// Of each occurrence, also of those of earlier passes.
+    keys: Vec<KeyId>,
+}
+
+thread_local! {
+    static HERE: Cell<Here> = const { Cell::new(Here { site: Site::NOWHERE, depth: 0 }) };
+    /// Counting begins anew with each.
+    static PASS: Cell<u64> = const { Cell::new(1) };
+    static GIVEN: RefCell<HashMap<Site, Given>> = RefCell::default();
+}
+
+/// Keeps a thread at a site; it is back where it was when this is dropped.
+#[must_use = "it holds for as long as it lives"]
+#[derive(Debug)]
+pub struct SiteGuard {
+    previous: Here,
+    /// The module that is left.
+    left: Option<Name>,
+    /// It belongs to the thread that entered it.
+    thread: PhantomData<*const ()>,
+}
+
+impl Site {
+    const NOWHERE: Self = Self { module: Name::of(""), is_after: false, op: Name::of(""), role: Role::Out };
+
+    /// The calling thread's.
+    #[inline]
+    pub fn current() -> Self {
+        HERE.get().site
+    }
+
+    /// Begins a pass, such as the forward pass of a step: occurrences are counted from 0. Inside of another pass or a
+    /// module, it is part of that.
+    pub fn begin_pass() -> SiteGuard {
+        let here = HERE.get();
+        let site = if here.depth == 0 { Self::NOWHERE } else { here.site };
+        Here::enter(site, None)
+    }
+
+    /// Enters the module of that path. Outside of any pass and module, it is a pass.
+    pub fn enter_module(path: Name) -> SiteGuard {
+        let is_inside = HERE.get().site.is_inside_module();
+        let left = (!is_inside && !path.0.is_empty()).then_some(path);
+        Here::enter(Self { module: path, ..Self::NOWHERE }, left)
+    }
+
+    /// Enters an operation; the ones that it consists of are part of it.
+    #[inline]
+    pub fn enter_operation(op: Name) -> SiteGuard {
+        let previous = HERE.get();
+        if previous.site.op.0.is_empty() {
+            HERE.set(Here { site: Self { op, ..previous.site }, ..previous });
+        }
+        SiteGuard { previous, left: None, thread: PhantomData }
+    }
+
+    /// Says that what is allocated is room to compute in.
+    #[inline]
+    pub fn enter_scratch() -> SiteGuard {
+        let previous = HERE.get();
+        if previous.site.role != Role::Part {
+            HERE.set(Here { site: Self { role: Role::Scratch, ..previous.site }, ..previous });
+        }
+        SiteGuard { previous, left: None, thread: PhantomData }
+    }
+
+    /// Enters the way back of the operation `op`, which was made at this site.
+    pub fn enter_backward(self, op: Name) -> SiteGuard {
+        Here::enter(Self { op, role: Role::Grad, ..self }, None)
+    }
+
+    fn is_inside_module(self) -> bool {
+        !self.module.0.is_empty() && !self.is_after
+    }
+
+    /// The key of the next allocation here; none outside of all passes and modules.
+    pub(crate) fn next_key() -> KeyId {
+        let Here { site, depth } = HERE.get();
+        if depth == 0 && site.module.0.is_empty() {
+            return KeyId::NONE;
+        }
+        GIVEN.with_borrow_mut(|given| given.entry(site).or_default().next(site))
+    }
+
+    fn key(self, occurrence: u32) -> Key {
+        let Self { module: Name(module), is_after, op: Name(op), role } = self;
+        let module = if is_after { format!("after {module}") } else { module.to_owned() };
+        let op = if op.is_empty() { "empty" } else { op };
+        let role = match role {
+            Role::Out => "out",
+            Role::Grad => "grad",
+            Role::Scratch => "scratch",
+            Role::Part => "part",
+        };
+        Key { module, op: op.to_owned(), role: role.to_owned(), occurrence }
+    }
+}
+
+impl Given {
+    fn next(&mut self, site: Site) -> KeyId {
+        let pass = PASS.get();
+        if self.pass != pass {
+            (self.pass, self.count) = (pass, 0);
+        }
+        let occurrence = if site.role == Role::Part { 0 } else { self.count };
+        self.count = (self.count + 1).min(MAX_OCCURRENCES);
+        if occurrence == MAX_OCCURRENCES {
+            return KeyId::NONE;
+        }
+        while self.keys.len() <= occurrence as usize {
+            self.keys.push(KeyId::intern(site.key(self.keys.len() as u32)));
+        }
+        self.keys[occurrence as usize]
+    }
+}
+
+impl Here {
+    #[inline]
+    pub(crate) fn current() -> Self {
+        HERE.get()
+    }
+
+    /// The same, on one of the threads that an operation is divided among.
+    pub(crate) fn part(self) -> Self {
+        Self { site: Site { role: Role::Part, ..self.site }, ..self }
+    }
+
+    /// Is there until the guard is dropped.
+    #[inline]
+    pub(crate) fn resume(self) -> SiteGuard {
+        SiteGuard { previous: HERE.replace(self), left: None, thread: PhantomData }
+    }
+
+    fn enter(site: Site, left: Option<Name>) -> SiteGuard {
+        let previous = HERE.get();
+        if previous.depth == 0 && site.role == Role::Out {
+            PASS.set(PASS.get() + 1);
+        }
+        HERE.set(Self { site, depth: previous.depth + 1 });
+        SiteGuard { previous, left, thread: PhantomData }
+    }
+}
+
+impl Drop for SiteGuard {
+    #[inline]
+    fn drop(&mut self) {
+        let mut here = self.previous;
+        if let Some(module) = self.left {
+            here.site = Site { module, is_after: true, ..here.site };
+        }
+        HERE.set(here);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> String {
+        Site::next_key().key().map(|key| key.to_string()).unwrap_or_default()
+    }
+
+    fn op(name: &'static str) -> String {
+        let _op = Site::enter_operation(Name::of(name));
+        key()
+    }
+
+    #[test]
+    fn keys_are_the_same_in_every_pass_and_do_not_depend_on_what_else_is_allocated() {
+        let pass = |with_another: bool| {
+            let _pass = Site::begin_pass();
+            let mut keys = Vec::new();
+            for layer in ["layers.0", "layers.1"] {
+                let _module = Site::enter_module(Name::new(layer));
+                keys.push(op("linear"));
+                if with_another {
+                    op("dropout");
+                }
+                keys.push(op("relu"));
+            }
+            keys.push(op("cross_entropy"));
+            keys
+        };
+        let keys = pass(false);
+        assert_eq!(keys[3..], ["layers.1/relu/out#0", "after layers.1/cross_entropy/out#0"]);
+        assert_eq!(keys, pass(false));
+        assert_eq!(keys, pass(true));
+        assert_eq!(keys, std::thread::spawn(move || pass(true)).join().unwrap());
+    }
+
+    #[test]
+    fn a_module_that_runs_twice_in_a_pass_has_keys_for_each_time() {
+        let call = || {
+            let _module = Site::enter_module(Name::new("shared"));
+            op("linear")
+        };
+        let pass = Site::begin_pass();
+        assert_eq!([call(), call()], ["shared/linear/out#0", "shared/linear/out#1"]);
+        drop(pass);
+        // Outside of a pass each call is one.
+        assert_eq!([call(), call()], ["shared/linear/out#0", "shared/linear/out#0"]);
+    }
+
+    #[test]
+    fn the_outermost_operation_and_the_innermost_module_name_a_key() {
+        let _pass = Site::begin_pass();
+        let _outer = Site::enter_module(Name::new("attention"));
+        let _op = Site::enter_operation(Name::of("attention"));
+        assert_eq!(op("softmax"), "attention/attention/out#0");
+        {
+            let _inner = Site::enter_module(Name::new("attention.out_proj"));
+            assert_eq!(op("linear"), "attention.out_proj/linear/out#0");
+        }
+        // The one around it goes on.
+        assert_eq!(key(), "attention/attention/out#1");
+        let _scratch = Site::enter_scratch();
+        assert_eq!(key(), "attention/attention/scratch#0");
+    }
+
+    #[test]
+    fn the_way_back_has_keys_of_the_module_that_was_gone_through() {
+        let pass = || {
+            let forward = Site::begin_pass();
+            let site = {
+                let _module = Site::enter_module(Name::new("fc"));
+                Site::current()
+            };
+            drop(forward);
+            let _backward = site.enter_backward(Name::of("linear"));
+            [op("matmul"), op("matmul")]
+        };
+        assert_eq!(pass(), ["fc/linear/grad#0", "fc/linear/grad#1"]);
+        assert_eq!(pass(), ["fc/linear/grad#0", "fc/linear/grad#1"]);
+    }
+
+    #[test]
+    fn nothing_has_a_key_outside_of_passes_and_modules() {
+        assert_eq!(op("linear"), "");
+    }
+
+    #[test]
+    fn what_goes_on_for_ever_does_not_make_keys_for_ever() {
+        let _pass = Site::begin_pass();
+        (0..MAX_OCCURRENCES).for_each(|_| assert_ne!(Site::next_key(), KeyId::NONE));
+        assert_eq!([Site::next_key(), Site::next_key()], [KeyId::NONE; 2]);
+    }
+
+    #[test]
+    fn parts_of_an_operation_share_a_key() {
+        let _pass = Site::begin_pass();
+        let _op = Site::enter_operation(Name::of("conv"));
+        let _part = Here::current().part().resume();
+        let _scratch = Site::enter_scratch();
+        assert_eq!([key(), key()], ["/conv/part#0", "/conv/part#0"]);
+    }
+}
