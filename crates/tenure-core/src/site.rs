@@ -174,7 +174,8 @@ impl Site {
         if depth == 0 && site.module.0.is_empty() {
             return KeyId::NONE;
         }
-        GIVEN.with_borrow_mut(|given| given.entry(site).or_default().next(site))
+        // A thread that ends has none any more.
+        GIVEN.try_with(|given| given.borrow_mut().entry(site).or_default().next(site)).unwrap_or(KeyId::NONE)
     }
 
     fn key(self, occurrence: u32) -> Key {

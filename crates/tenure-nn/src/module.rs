@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tenure_core::Tag;
+use tenure_core::{Name, Site, SiteGuard, Tag};
 use tenure_tensor::{DType, Device, MemoryFormat, Tensor, TensorError, autograd};
 
 use crate::{Result, StateError, purpose};
@@ -255,6 +255,8 @@ macro_rules! module {
 #[derive(Clone)]
 pub struct Parameter {
     name: Arc<str>,
+    /// The path of the module that has it.
+    module: Name,
     tensor: Tensor,
 }
 
@@ -262,6 +264,8 @@ pub struct Parameter {
 #[derive(Clone)]
 pub struct Buffer {
     name: Arc<str>,
+    /// The path of the module that has it.
+    module: Name,
     tensor: Tensor,
 }
 
@@ -271,15 +275,23 @@ impl Parameter {
     /// # Errors
     /// It is not floating.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> tenure_tensor::Result<Self> {
-        Ok(Self { name: name.into(), tensor: tensor.requires_grad_(true)? })
+        let (name, module) = named(name.into());
+        Ok(Self { name, module, tensor: tensor.requires_grad_(true)? })
     }
 }
 
 impl Buffer {
     /// A tensor with a name.
     pub fn new(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
-        Self { name: name.into(), tensor }
+        let (name, module) = named(name.into());
+        Self { name, module, tensor }
     }
+}
+
+/// A name, and the path of the module in it.
+fn named(name: Arc<str>) -> (Arc<str>, Name) {
+    let module = Name::new(purpose::split(&name).0);
+    (name, module)
 }
 
 macro_rules! named {
@@ -288,6 +300,12 @@ macro_rules! named {
             /// Its name in the model.
             pub fn name(&self) -> &str {
                 &self.name
+            }
+
+            /// Says that what this thread does is done by the module that has it: by a layer, whose forward pass enters it
+            /// first. Keys of what it allocates follow from that.
+            pub fn enter_module(&self) -> SiteGuard {
+                Site::enter_module(self.module)
             }
         }
 
@@ -382,7 +400,9 @@ impl MemberMut<'_> {
         changed: &mut HashMap<usize, [Tensor; 2]>,
     ) -> tenure_tensor::Result<()> {
         let (name, tensor) = match self {
-            Self::Parameter(Parameter { name, tensor }) | Self::Buffer(Buffer { name, tensor }) => (name, tensor),
+            Self::Parameter(Parameter { name, tensor, .. }) | Self::Buffer(Buffer { name, tensor, .. }) => {
+                (name, tensor)
+            }
             Self::Mode(_) => return Ok(()),
         };
         if let Some([_, known]) = changed.get(&tensor.id()) {

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use tenure_core::Tag;
+use tenure_core::{KeyId, Name, Purpose, Tag};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Scalar, Tensor};
 
@@ -82,8 +82,12 @@ impl Scope {
     /// No memory; sizes that `init` does not take.
     pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
-        let tensor = Tensor::empty(sizes, self.dtype, self.device)?;
+        let tensor = {
+            let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
+            Tensor::empty(sizes, self.dtype, self.device)?
+        };
+        // What it takes to draw values is none of the parameter.
+        let _purpose = Purpose::enter(Tag::Workspace, KeyId::NONE);
         let init = if self.is_zeroed { Init::ZEROS } else { init };
         init.fill(&tensor, &self.generator)?;
         Parameter::new(name, tensor)
@@ -97,6 +101,11 @@ impl Scope {
         let name = self.name(name);
         let _purpose = purpose::enter(Tag::Weight, &name, "buffer");
         Ok(Buffer::new(name, Tensor::full(sizes, value, dtype, self.device)?))
+    }
+
+    /// The path of the module.
+    pub(crate) fn path(&self) -> Name {
+        Name::new(&self.path)
     }
 
     fn name(&self, last: impl Display) -> String {

@@ -1,13 +1,15 @@
 //! The threads that kernels on the CPU compute with.
 //!
 //! A kernel divides its work in *parts*, by its sizes alone and never by how many threads there are, and sums up what its
-//! parts gave in their order. So results are the same bits for any number of threads.
+//! parts gave in their order. So results are the same bits for any number of threads. What a part allocates is for the
+//! same purpose as what the caller does, from the same allocator, and all parts' is one to the caller's keys.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, RwLock};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use tenure_core::Context;
 
 use crate::{Result, TensorError};
 
@@ -76,6 +78,11 @@ fn on_threads(parts: usize, work: impl Fn() + Sync) {
         return work();
     }
     let pool = Arc::clone(&POOL.read());
+    let context = Context::capture().divided();
+    let work = || {
+        let _context = context.enter();
+        work();
+    };
     match &pool.others {
         None => work(),
         Some(others) => others.in_place_scope(|scope| {
@@ -94,6 +101,8 @@ pub fn for_each_part_with<W: Send>(
     workspace: impl Fn() -> Result<W>,
     part: impl Fn(&mut W, usize) -> Result<()> + Sync,
 ) -> Result<()> {
+    // As many are made as there are threads, and that is no part of a key.
+    let _context = Context::capture().divided().enter();
     let workers = threads().min(parts);
     let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));

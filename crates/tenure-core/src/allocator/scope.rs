@@ -37,22 +37,24 @@ impl AllocatorScope {
     /// The calling thread's own allocator for a device, if it has one.
     #[inline]
     pub fn current(device: Device) -> Option<Arc<dyn Allocator>> {
-        CURRENT.with_borrow(|current| current.as_ref().filter(|allocator| allocator.device() == device).cloned())
+        let of_device = |allocator: &&Arc<dyn Allocator>| allocator.device() == device;
+        CURRENT.try_with(|current| current.borrow().as_ref().filter(of_device).cloned()).ok().flatten()
     }
 
     pub(crate) fn any() -> Option<Arc<dyn Allocator>> {
-        CURRENT.with_borrow(Option::clone)
+        // A thread that ends has none any more.
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
     pub(crate) fn replace(allocator: Option<Arc<dyn Allocator>>) -> Self {
-        let previous = CURRENT.replace(allocator);
+        let previous = CURRENT.try_with(|current| current.replace(allocator)).ok().flatten();
         Self { previous, thread: PhantomData }
     }
 }
 
 impl Drop for AllocatorScope {
     fn drop(&mut self) {
-        let left = CURRENT.replace(self.previous.take());
+        let left = CURRENT.try_with(|current| current.replace(self.previous.take()));
         drop(left); // with nothing borrowed: this may run an allocator's destructor
     }
 }

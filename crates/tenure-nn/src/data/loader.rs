@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex};
+use tenure_core::Context;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Device, Upload, Uploader};
 
@@ -125,8 +126,12 @@ impl<D: Dataset + 'static> DataLoader<D> {
             State { taken: first, ahead: first + workers * prefetch.max(1), ready: BTreeMap::new(), is_over: false };
         let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
-            let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(move || shared.read_ahead())
+            let (shared, context) = (Arc::clone(&shared), Context::capture());
+            let work = move || {
+                let _context = context.enter();
+                shared.read_ahead();
+            };
+            std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(work)
         };
         // What a thread that the system does not give would have read, the others read; without any, the caller does.
         let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();

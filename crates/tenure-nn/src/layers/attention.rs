@@ -104,6 +104,7 @@ impl MultiheadAttention {
         value: &Tensor,
         options: AttentionOptions<'_>,
     ) -> Result<Tensor> {
+        let _module = self.in_proj_weights.first().map(Parameter::enter_module);
         let [q, k, v] = self.heads(query, key, value)?;
         self.join(&q.attention(&k, &v, &self.how(options))?)
     }
@@ -120,6 +121,7 @@ impl MultiheadAttention {
         value: &Tensor,
         options: AttentionOptions<'_>,
     ) -> Result<(Tensor, Tensor)> {
+        let _module = self.in_proj_weights.first().map(Parameter::enter_module);
         let [q, k, v] = self.heads(query, key, value)?;
         let [batch, heads, keys, _] = [0, 1, 2, 3].map(|dim| k.sizes()[dim] as isize);
         // What is found among unit vectors are the weights, masked and left out as any.

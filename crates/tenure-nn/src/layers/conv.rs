@@ -96,6 +96,7 @@ macro_rules! layers {
     ($($dims:literal)*) => {$(
         impl Layer for ConvNd<$dims> {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
+                let _module = self.weight.enter_module();
                 let ConvOptions { stride, padding, dilation, groups, .. } = &self.options;
                 input.conv(&self.weight, self.bias.as_deref(), &Conv { stride, padding, dilation, groups: *groups })
             }

@@ -51,6 +51,7 @@ impl Embedding {
 
 impl Layer for Embedding {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _module = self.weight.enter_module();
         match self.padding {
             Some(padding) => self.weight.embedding_padded(input, padding),
             None => self.weight.embedding(input),

@@ -44,6 +44,7 @@ impl Linear {
 
 impl Layer for Linear {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _module = self.weight.enter_module();
         input.linear(&self.weight, self.bias.as_deref())
     }
 }

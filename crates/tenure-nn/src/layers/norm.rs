@@ -1,5 +1,6 @@
 //! Normalisation.
 
+use tenure_core::SiteGuard;
 use tenure_tensor::{DType, Result, Tensor, TensorError, autograd, ops};
 
 use super::Layer;
@@ -90,7 +91,14 @@ impl<const D: usize> BatchNorm<D> {
     /// # Errors
     /// Those of [`forward`](Layer::forward); sizes of `carried` that do not broadcast.
     pub fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
+        let _module = self.enter_module();
         input.batch_norm_relu(carried, &self.settings(input)?)
+    }
+
+    /// None if it has neither a parameter nor a buffer that says where it is.
+    fn enter_module(&self) -> Option<SiteGuard> {
+        let seen = || self.running.as_ref().map(|running| running.running_mean.enter_module());
+        self.weight.as_ref().map(Parameter::enter_module).or_else(seen)
     }
 
     /// What this time's input is normalised with. Counts it.
@@ -141,6 +149,7 @@ macro_rules! layers {
     ($($dims:literal)*) => {$(
         impl Layer for BatchNorm<$dims> {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
+                let _module = self.enter_module();
                 let ops::BatchNorm { running, weight, bias, training, momentum, eps } = self.settings(input)?;
                 input.batch_norm(running, weight, bias, training, momentum, eps)
             }
@@ -203,6 +212,7 @@ impl LayerNorm {
 
 impl Layer for LayerNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _module = self.weight.as_ref().map(Parameter::enter_module);
         input.layer_norm(&self.sizes, self.weight.as_deref(), self.bias.as_deref(), self.eps)
     }
 }
@@ -256,6 +266,7 @@ impl RmsNorm {
 
 impl Layer for RmsNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _module = self.weight.as_ref().map(Parameter::enter_module);
         // Half precision is computed in single.
         let of_dtype = if input.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
         input.rms_norm(&self.sizes, self.weight.as_deref(), self.eps.unwrap_or(of_dtype))
@@ -304,6 +315,7 @@ impl GroupNorm {
 
 impl Layer for GroupNorm {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        let _module = self.weight.as_ref().map(Parameter::enter_module);
         input.group_norm(self.groups, self.weight.as_deref(), self.bias.as_deref(), self.eps)
     }
 }

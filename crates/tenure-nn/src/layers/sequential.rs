@@ -1,5 +1,6 @@
 //! Layers one after the other.
 
+use tenure_core::{Name, Site};
 use tenure_tensor::{Result, Tensor};
 
 use super::Layer;
@@ -25,6 +26,8 @@ use crate::{Scope, module};
 #[derive(Default)]
 pub struct Sequential {
     layers: Vec<Box<dyn Layer>>,
+    /// Of each layer.
+    paths: Vec<Name>,
 }
 module!(Sequential { layers });
 
@@ -34,14 +37,18 @@ impl Sequential {
     /// # Errors
     /// Those of `make`.
     pub fn then<L: Layer + 'static>(mut self, scope: &Scope, make: impl FnOnce(&Scope) -> Result<L>) -> Result<Self> {
-        let layer = make(&scope.at(self.layers.len()))?;
-        self.layers.push(Box::new(layer));
+        let scope = scope.at(self.layers.len());
+        self.layers.push(Box::new(make(&scope)?));
+        self.paths.push(scope.path());
         Ok(self)
     }
 }
 
 impl Layer for Sequential {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.layers.iter().try_fold(input.clone(), |value, layer| layer.forward(&value))
+        self.layers.iter().zip(&self.paths).try_fold(input.clone(), |value, (layer, path)| {
+            let _module = Site::enter_module(*path);
+            layer.forward(&value)
+        })
     }
 }

@@ -174,6 +174,7 @@ impl Pass {
 
     /// Runs a node and sends on what it gives.
     fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &Lane) -> Result<()> {
+        let _site = node.enter_site();
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
                 Some(grad) if self.wanted.is_none() => lane.run(|| {

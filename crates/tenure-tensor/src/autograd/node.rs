@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tenure_core::{Name, Site, SiteGuard};
 
 use super::attach::Saved;
 use super::hooks::Hooks;
@@ -30,6 +31,8 @@ pub struct Node {
     outputs: SmallVec<[Kind; 1]>,
     /// Where it was computed.
     lane: Lane,
+    /// Where in the program.
+    site: Site,
     work: Work,
     /// (output, hooks of the tensor that it is).
     hooks: Mutex<OutputHooks>,
@@ -152,6 +155,7 @@ impl Node {
             inputs: SmallVec::new(),
             outputs: std::iter::once(Kind::of(leaf)).collect(),
             lane: Lane::current(leaf.device()),
+            site: Site::current(),
             work: Work::Accumulate(leaf.clone()),
             hooks: Mutex::default(),
             forward: None,
@@ -175,6 +179,7 @@ impl Node {
             inputs,
             outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
             lane: Lane::current(outputs.first().map_or(Device::CPU, |output| output.device())),
+            site: Site::current(),
             work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(Box::new(formula)) },
             hooks: Mutex::default(),
             forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
@@ -196,6 +201,15 @@ impl Node {
     /// Where its operation ran; for a leaf, where its node was made.
     pub(super) fn lane(&self) -> &Lane {
         &self.lane
+    }
+
+    /// Says that what this thread allocates is on the way back from its operation.
+    pub(super) fn enter_site(&self) -> SiteGuard {
+        let op = match &self.name {
+            Cow::Borrowed(name) => Name::of(name),
+            Cow::Owned(name) => Name::new(name),
+        };
+        self.site.enter_backward(op)
     }
 
     /// The leaf, if it is the node of one.

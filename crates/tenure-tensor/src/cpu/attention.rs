@@ -7,6 +7,7 @@
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
 use super::math::Math;
+use super::scratch;
 use crate::element::Element;
 use crate::kernel::on_cpu;
 use crate::ops::Weighting;
@@ -68,7 +69,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
     let (heads, group) = (queries.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
     let panels = length.div_ceil(P);
-    let workspace = || Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU);
+    let workspace = || scratch(|| Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU));
     threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
         // The longest first, where later queries see more keys.
         let (head, first) = (part / panels, (panels - 1 - part % panels) * P);
@@ -133,7 +134,7 @@ fn backward<T: Multiply + Math>(
             return Ok(output.clone());
         }
         let sizes: Vec<usize> = [slices * batch].iter().chain(&output.sizes()[1..]).copied().collect();
-        Tensor::zeros(&sizes, T::DTYPE, Device::CPU)
+        scratch(|| Tensor::zeros(&sizes, T::DTYPE, Device::CPU))
     };
     let [grown_keys, grown_values] = [apart(outputs[0])?, apart(outputs[1])?];
     let written = [to_queries, &grown_keys, &grown_values];
@@ -143,7 +144,8 @@ fn backward<T: Multiply + Math>(
     let [q, k, v, grad, out, sums] =
         [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
     let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
-    let workspace = || Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU);
+    let workspace =
+        || scratch(|| Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU));
     threads::for_each_part_with(batch * heads * slices, workspace, |workspace, part| {
         let (slice, kv) = (part % slices, [part / slices / heads, part / slices % heads]);
         let grown = [slice * batch + kv[0], kv[1]];
@@ -420,7 +422,7 @@ fn backward_halves(
     let mask = wide_mask(mask)?;
     let [q, k, v, grad, out, sums] = inputs;
     let [q, k, v, grad] = [widened(q)?, widened(k)?, widened(v)?, widened(grad)?];
-    let empty = |like: &Tensor| Tensor::empty(like.sizes(), DType::F32, like.device());
+    let empty = |like: &Tensor| scratch(|| Tensor::empty(like.sizes(), DType::F32, like.device()));
     // The means were rounded, and small gradients are differences of products with them.
     let (out, sums) = (empty(out)?, empty(sums)?);
     attend::<f32>([&out, &sums], [&q, &k, &v], mask.as_ref(), weighting)?;

@@ -6,6 +6,7 @@
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
 use super::narrow::Grid;
+use super::scratch;
 use super::slots::{Slots, unbound};
 use super::sweep::{Channels, PANEL, SLACK, Sweep};
 use crate::kernel::on_cpu;
@@ -57,7 +58,7 @@ fn convolve<T: Multiply>(
     if sweep.numbers().len() == kernel(weight) {
         return sweep_product::<T>(out, input, weight, bias, &sweep, sizes);
     }
-    let packed = Tensor::empty(&[rows, channels, sweep.numbers().len()], T::DTYPE, Device::CPU)?;
+    let packed = scratch(|| Tensor::empty(&[rows, channels, sweep.numbers().len()], T::DTYPE, Device::CPU))?;
     copy_taps::<T>(&packed, weight, |packed, weight| {
         packed.iter_mut().zip(sweep.numbers()).for_each(|(tap, number)| *tap = weight[*number]);
     })?;
@@ -100,7 +101,7 @@ fn transposed<T: Multiply>(
 fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) -> Result<Tensor> {
     let (rows, channels) = (weight.sizes()[1], weight.sizes()[0] / groups);
     let kernel = kernel(weight);
-    let packed = Tensor::empty(&[groups, rows, channels, taps.len()], T::DTYPE, Device::CPU)?;
+    let packed = scratch(|| Tensor::empty(&[groups, rows, channels, taps.len()], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv_transpose", &[&packed], &[weight])?;
     let to = Matrix::<T>::new(access.write_ptr(0).cast(), channels * taps.len(), 1);
     let from = access.slice::<T>(0)?;
@@ -166,7 +167,7 @@ fn sweep_product<T: Multiply>(
     let gathered = gathered.as_ref().map(|_| access.slice::<T>(reads.len() - 1)).transpose()?;
 
     let room = if gathered.is_some() { 0 } else { PITCH * channels_together * taps };
-    let workspace = || Tensor::empty(&[room + PANEL * rows_together], T::DTYPE, Device::CPU);
+    let workspace = || scratch(|| Tensor::empty(&[room + PANEL * rows_together], T::DTYPE, Device::CPU));
     threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
         let (group, row_part, panel_part) =
             (part / (row_parts * panel_parts), part / panel_parts % row_parts, part % panel_parts);
@@ -228,7 +229,7 @@ fn sweep_product<T: Multiply>(
 /// What the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
 fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
     let (taps, panels) = (sweep.numbers().len(), pixels.div_ceil(PANEL));
-    let all = Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU)?;
+    let all = scratch(|| Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv", &[&all], &[input])?;
     // SAFETY: locked by `access`, which has made sure that it is not written.
     let source = unsafe { unbound(access.slice::<T>(0)?) };
@@ -259,7 +260,8 @@ fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geo
     if sweep.numbers().len() == kernel(out) {
         return gradient_of_taps::<T>(out, input, grad, &sweep, geometry.groups);
     }
-    let packed = Tensor::empty(&[out.sizes()[0], out.sizes()[1], sweep.numbers().len()], T::DTYPE, Device::CPU)?;
+    let packed =
+        scratch(|| Tensor::empty(&[out.sizes()[0], out.sizes()[1], sweep.numbers().len()], T::DTYPE, Device::CPU))?;
     gradient_of_taps::<T>(&packed, input, grad, &sweep, geometry.groups)?;
     copy_taps::<T>(out, &packed, |out, packed| {
         out.fill(T::ZERO);
@@ -292,7 +294,7 @@ fn gradient_of_taps<T: Multiply>(
     // Parts that have the same channels sum up pixels of their own, and their sums are added in order.
     let slices = PARTS.div_ceil(groups * channel_parts).min(blocks * work / GRAIN).clamp(1, blocks.max(1));
     let blocks_together = blocks.div_ceil(slices);
-    let sums = Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU)?;
+    let sums = scratch(|| Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU))?;
     if out.numel() == 0 {
         return Ok(());
     }
@@ -305,7 +307,8 @@ fn gradient_of_taps<T: Multiply>(
     let (source, grads) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
     let (from, to) = (strides(input), strides(grad));
     let gathered = pitch * channels_together * taps;
-    let workspace = || Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU);
+    let workspace =
+        || scratch(|| Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU));
     threads::for_each_part_with(groups * channel_parts * slices, workspace, |workspace, part| {
         let (slice, group, channel) =
             (part / (groups * channel_parts), part / channel_parts % groups, part % channel_parts * channels_together);

@@ -7,6 +7,7 @@ use half::bf16;
 
 use super::gemm::{Matrix, matrix_of_batch};
 use super::scatter::Shared;
+use super::scratch;
 use super::slots::Slots;
 use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, threads};
 
@@ -42,7 +43,7 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
     let (alpha, beta) = (alpha.to_f64() as f32, beta.to_f64() as f32);
     let together = (TOGETHER / (m * k * n).max(1)).clamp(1, batches.max(1));
     let (rows, columns) = (down * ROWS * pairs, across * COLUMNS * pairs);
-    let packed = Tensor::empty(&[together * (rows + columns)], Pair::DTYPE, Device::CPU)?;
+    let packed = scratch(|| Tensor::empty(&[together * (rows + columns)], Pair::DTYPE, Device::CPU))?;
     let mut access = Access::new("matmul", &[out, &packed], &[a, b])?;
     let to = Shared(access.write_ptr(0));
     let (left, right) = (Shared(access.read_ptr(0).cast_mut()), Shared(access.read_ptr(1).cast_mut()));

@@ -1,12 +1,13 @@
 //! Kernels for `f16` and `bf16` that compute in `f32` and round once.
 
+use super::scratch;
 use crate::autograd::no_grad;
 use crate::{DType, Layout, Result, Tensor};
 
 /// Computes the output in `f32`.
 pub(super) fn in_f32(out: &Tensor, compute: impl FnOnce(&Tensor) -> Result<()>) -> Result<()> {
     no_grad(|| {
-        let wide = Tensor::empty(out.sizes(), DType::F32, out.device())?;
+        let wide = scratch(|| Tensor::empty(out.sizes(), DType::F32, out.device()))?;
         compute(&wide)?;
         out.copy_raw(&wide)
     })

@@ -7,6 +7,7 @@
 use std::array;
 
 use super::loops::vectorized;
+use super::scratch;
 use super::slots::{Slots, unbound};
 use super::sweep::{Channels, Sweep};
 use crate::{Access, Device, Number, Result, Tensor, threads};
@@ -139,7 +140,7 @@ impl<'a> Grid<'a> {
         let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
         let jobs = out.sizes()[0] * groups;
         // The zeros around the images stay.
-        let workspace = || Tensor::zeros(&[channels * places + rows * run], T::DTYPE, Device::CPU);
+        let workspace = || scratch(|| Tensor::zeros(&[channels * places + rows * run], T::DTYPE, Device::CPU));
         threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
             let mut access = Access::new("conv", &[workspace], &[])?;
             let (grid, sums) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
@@ -211,7 +212,7 @@ impl<'a> Grid<'a> {
     ) -> Result<Tensor> {
         let (images, inner) = (grad.sizes()[0], channels * self.offsets.len());
         let slices = PARTS.div_ceil(groups).min(images);
-        let sums = Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU)?;
+        let sums = scratch(|| Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU))?;
         let mut access = Access::new("conv", &[&sums], &[input, grad])?;
         // SAFETY: what is read is locked by `access`, and `slice` makes sure that it is not written through it.
         let (sources, grads) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
@@ -219,7 +220,7 @@ impl<'a> Grid<'a> {
         let (from, of_grad) = (channels_of(input), channels_of(grad));
         let (places, run) = (self.places(), self.run());
         let together = (GRAIN / (images * rows * inner * self.length / slices).max(1)).max(1);
-        let workspace = || Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU);
+        let workspace = || scratch(|| Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU));
         let jobs = slices * groups;
         threads::for_each_part_with(jobs.div_ceil(together), workspace, |workspace, part| {
             let mut access = Access::new("conv", &[workspace], &[])?;

@@ -3,6 +3,7 @@
 use tenure_core::Overlap;
 
 use super::gather::{Places, Wrong, with_width};
+use super::scratch;
 use crate::access::overlap;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, Entry, Number, Result, Tensor, TensorError, threads};
@@ -233,7 +234,7 @@ fn put_rows<T: Copy>(
 
 /// The positions with the number of each, the smallest first.
 fn in_order(op: &'static str, positions: &Tensor, places: &Places) -> Result<Tensor> {
-    let order = Tensor::empty(&[positions.numel(), 2], DType::I64, Device::CPU)?;
+    let order = scratch(|| Tensor::empty(&[positions.numel(), 2], DType::I64, Device::CPU))?;
     let mut access = Access::new(op, &[&order], &[positions])?;
     let (positions, pairs) = access.slices::<i64, i64>(0, 0)?;
     let (pairs, _) = pairs.as_chunks_mut::<2>();

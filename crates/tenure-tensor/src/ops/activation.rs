@@ -3,6 +3,7 @@
 //! Gradients of the common ones are kernels of one pass. Such a kernel is an operation with a gradient too: the gradient
 //! times a slope, [`sloped`].
 
+use super::entered;
 use super::pointwise::{self, Binary, promoted};
 use super::unary::functions;
 use crate::autocast::raise;
@@ -128,6 +129,7 @@ impl Tensor {
 
     /// This, a gate, through [`silu`](Self::silu), times `x` (Shazeer 2020), in one pass and with nothing kept but both.
     pub fn swiglu(&self, x: &Self) -> Result<Self> {
+        let _op = entered("swiglu");
         let dtype = promoted(&[self.into(), x.into()]);
         let (gate, x) = (&self.to_dtype(dtype)?, &x.to_dtype(dtype)?);
         let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;

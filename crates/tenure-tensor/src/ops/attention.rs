@@ -2,6 +2,7 @@
 
 use tenure_core::Overlap;
 
+use super::entered;
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
 use super::random::check_probability;
@@ -50,6 +51,7 @@ impl Tensor {
     /// Sizes that do not go together, different dtypes or devices, a mask of another dtype, a dropout that is no
     /// probability.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
+        let _op = entered("attention");
         let mask = how.mask.map(lower).transpose()?;
         let how = Attention { mask: mask.as_ref(), ..*how };
         lower(self)?.attended(&lower(keys)?, &lower(values)?, &how)

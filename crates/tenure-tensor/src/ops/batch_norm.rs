@@ -3,6 +3,7 @@
 use tenure_core::Overlap;
 
 use super::activation::relu_backward;
+use super::entered;
 use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped, weighted};
 use super::pointwise::output;
 use super::view::signed;
@@ -76,6 +77,7 @@ impl Tensor {
 
 impl BatchNorm<'_> {
     fn apply(&self, x: &Tensor, then: Then<'_>) -> Result<Tensor> {
+        let _op = entered("batch_norm");
         let op = "batch_norm";
         let channels = channels(op, x, self.weight, self.bias)?;
         for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {

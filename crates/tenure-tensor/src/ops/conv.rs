@@ -1,5 +1,6 @@
 //! Convolutions over one to three spatial dimensions, and their transposes.
 
+use super::entered;
 use super::matmul::check_operands;
 use super::view::signed;
 use crate::autocast::lower;
@@ -60,6 +61,7 @@ impl Tensor {
     }
 
     fn convolved(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
+        let _op = entered("conv");
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
         let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
@@ -127,6 +129,7 @@ impl Tensor {
         how: &Conv<'_>,
         output_padding: &[usize],
     ) -> Result<Self> {
+        let _op = entered("conv_transpose");
         const OP: &str = "conv_transpose";
         let spatial = check(OP, self, weight, bias)?;
         let geometry = geometry(OP, spatial, how)?;

@@ -2,6 +2,7 @@
 
 use tenure_core::{DType, Device, Layout, MemoryFormat};
 
+use super::entered;
 use super::pointwise::dense_like;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu::copy::Copy;
@@ -68,6 +69,7 @@ impl Tensor {
 
     /// The same values on a storage of their own, so laid out.
     pub(crate) fn copied(&self, op: &'static str, layout: Layout, dtype: DType) -> Result<Self> {
+        let _op = entered(op);
         let out = Self::empty_strided(layout, dtype, self.device())?;
         out.copy_raw(self)?;
         attach(out, op, &[self], |_| Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect())))

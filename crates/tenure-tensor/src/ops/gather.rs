@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::entered;
 use super::view::signed;
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
@@ -96,6 +97,7 @@ impl Tensor {
     }
 
     fn embedded(&self, indices: &Self, padding: Option<usize>) -> Result<Self> {
+        let _op = entered("embedding");
         let [rows, _] = self.sizes()[..] else {
             let reason = format!("a matrix with a row for each index is needed, got sizes {:?}", self.sizes());
             return Err(TensorError::shape("embedding", reason));
@@ -156,6 +158,7 @@ impl Tensor {
     /// What is at `positions` of the dimensions `dims`, counted the last of them fastest. The dimensions of the positions
     /// are at place `at` among the others.
     pub(crate) fn picked(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
+        let _op = entered(op);
         attach(self.pick(op, dims, at, positions)?, op, &[self], |saver| {
             let (positions, sizes, dims) = (saver.save(positions)?, self.sizes().to_vec(), Dims::from_slice(dims));
             Ok(move |context: &Context<'_>| {
@@ -185,6 +188,7 @@ impl Tensor {
 
     /// A fresh tensor of what is at `index` along `dims`, `base` being where index 0 is.
     fn read(&self, op: &'static str, index: &Self, base: &Layout, dims: &[usize]) -> Result<Self> {
+        let _op = entered(op);
         let out = Self::empty(index.sizes(), self.dtype(), self.device())?;
         if out.numel() == 0 {
             return Ok(out);

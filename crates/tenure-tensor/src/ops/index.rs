@@ -4,6 +4,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 
 use smallvec::{SmallVec, smallvec};
 
+use super::entered;
 use super::pointwise::{self, broadcast};
 use super::view::signed;
 use crate::autocast::widest;
@@ -170,6 +171,7 @@ impl Tensor {
     /// More indices than dimensions; an index that is not there; index tensors that do not broadcast together, or are no
     /// integers; a mask of other sizes than its dimensions.
     pub fn index(&self, indices: impl Indices) -> Result<Self> {
+        let _op = entered("index");
         let (view, pick) = self.resolved("index", indices.into_indices())?;
         match pick {
             None => Ok(view),
@@ -182,6 +184,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`index`](Self::index); values that do not broadcast, or are of another dtype; adding `bool`.
     pub fn index_put(&self, indices: impl Indices, values: &Self, accumulate: bool) -> Result<Self> {
+        let _op = entered("index_put");
         let [this, values] = widest([self, values])?;
         let copy = this.copy()?;
         copy.index_put_(indices, &values, accumulate)?;
@@ -210,6 +213,7 @@ impl Tensor {
     /// # Errors
     /// No memory.
     pub fn nonzero(&self) -> Result<Self> {
+        let _op = entered("nonzero");
         let positions = self.positions()?;
         let out = Self::empty(&[positions.numel(), self.rank()], DType::I64, self.device())?;
         let mut stride = 1;
@@ -239,6 +243,7 @@ impl Tensor {
 
     /// These indices of a dimension of that size, with negative ones counted from its end.
     pub(super) fn counted(&self, op: &'static str, size: usize) -> Result<Self> {
+        let _op = entered(op);
         let index = self.as_index(op)?;
         let counted = Self::zeros(index.sizes(), DType::I64, self.device())?;
         let iter = Elementwise::new(op, &[&counted], &[&counted, &index])?;

@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::entered;
 use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach};
@@ -16,6 +17,7 @@ static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JO
 /// # Errors
 /// No tensors; sizes that differ elsewhere; a dimension that is not there; different devices.
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    let _op = entered("cat");
     let Some(any) = tensors.first() else {
         return Err(TensorError::argument("cat", "at least one tensor is needed, got none"));
     };

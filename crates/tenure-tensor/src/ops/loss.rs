@@ -2,6 +2,7 @@
 
 use tenure_core::DType;
 
+use super::entered;
 use super::pointwise::broadcast;
 use super::reduce::floating;
 use super::view::signed;
@@ -74,6 +75,7 @@ impl Tensor {
     /// An integer dtype of the scores; a target or weight of other sizes; a class that is not there; smoothing outside 0
     /// to 1.
     pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
+        let _op = entered("cross_entropy");
         if raises(&[self, target]) {
             return raise(self)?.cross_entropy(&raise(target)?, options);
         }
@@ -149,6 +151,7 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Self> {
+        let _op = entered("nll_loss");
         if raises(&[self]) {
             return raise(self)?.nll_loss(target, weight, ignore_index, reduction);
         }
@@ -176,6 +179,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn mse_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        let _op = entered("mse_loss");
         if raises(&[self, target]) {
             return raise(self)?.mse_loss(&raise(target)?, reduction);
         }
@@ -188,6 +192,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn l1_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+        let _op = entered("l1_loss");
         if raises(&[self, target]) {
             return raise(self)?.l1_loss(&raise(target)?, reduction);
         }
@@ -200,6 +205,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype, a negative `beta`.
     pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: Reduction) -> Result<Self> {
+        let _op = entered("smooth_l1_loss");
         if raises(&[self, target]) {
             return raise(self)?.smooth_l1_loss(&raise(target)?, beta, reduction);
         }
@@ -221,6 +227,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype, a `delta` that is not positive.
     pub fn huber_loss(&self, target: &Self, delta: f64, reduction: Reduction) -> Result<Self> {
+        let _op = entered("huber_loss");
         if delta <= 0.0 || delta.is_nan() {
             return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
         }
@@ -234,6 +241,7 @@ impl Tensor {
     /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from 0
     /// to 1.
     pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
+        let _op = entered("binary_cross_entropy");
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
         }
@@ -281,6 +289,7 @@ impl Tensor {
         pos_weight: Option<&Self>,
         reduction: Reduction,
     ) -> Result<Self> {
+        let _op = entered("binary_cross_entropy_with_logits");
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
         }
@@ -306,6 +315,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, an integer dtype.
     pub fn kl_div(&self, target: &Self, log_target: bool, reduction: Reduction) -> Result<Self> {
+        let _op = entered("kl_div");
         if raises(&[self, target]) {
             return raise(self)?.kl_div(&raise(target)?, log_target, reduction);
         }

@@ -1,5 +1,6 @@
 //! Products of matrices and vectors.
 
+use super::entered;
 use super::pointwise::broadcast;
 use super::view::signed;
 use crate::autocast::{lower, widest};
@@ -310,6 +311,7 @@ fn multiply(
     alpha: Scalar,
     beta: Scalar,
 ) -> Result<Tensor> {
+    let _op = entered(op);
     check_inner(op, a, b)?;
     let ((rows, inner), (_, columns)) = (matrix(a), matrix(b));
     let batch = broadcast(op, &a.sizes()[..a.rank() - 2], &b.sizes()[..b.rank() - 2])?;

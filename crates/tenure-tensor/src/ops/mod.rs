@@ -33,6 +33,8 @@ mod triangle;
 mod unary;
 mod view;
 
+use tenure_core::{Name, Site, SiteGuard};
+
 pub use attention::Attention;
 pub(crate) use attention::Weighting;
 pub use batch_norm::BatchNorm;
@@ -47,3 +49,8 @@ pub(crate) use norm::weighted;
 pub use pad::PadMode;
 pub use pool::Pool;
 pub(crate) use pool::{Rule, Taps, Windows};
+
+/// Says that what this thread allocates is the operation's, unless it is part of another.
+pub(crate) fn entered(op: &'static str) -> SiteGuard {
+    Site::enter_operation(Name::of(op))
+}

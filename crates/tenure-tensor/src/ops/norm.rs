@@ -2,6 +2,7 @@
 
 use tenure_core::{Device, DeviceKind};
 
+use super::entered;
 use super::pointwise::{output, wide};
 use super::reduce::floating;
 use super::view::signed;
@@ -35,6 +36,7 @@ impl Tensor {
         bias: Option<&Self>,
         eps: f64,
     ) -> Result<Self> {
+        let _op = entered("layer_norm");
         if raises(&[self]) {
             return raise(self)?.layer_norm(normalized, weight, bias, eps);
         }
@@ -47,6 +49,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`layer_norm`](Self::layer_norm).
     pub fn rms_norm(&self, normalized: &[usize], weight: Option<&Self>, eps: f64) -> Result<Self> {
+        let _op = entered("rms_norm");
         if raises(&[self]) {
             return raise(self)?.rms_norm(normalized, weight, eps);
         }
@@ -60,6 +63,7 @@ impl Tensor {
     /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of other
     /// sizes.
     pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
+        let _op = entered("group_norm");
         if raises(&[self]) {
             return raise(self)?.group_norm(groups, weight, bias, eps);
         }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
 
+use super::entered;
 use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
@@ -117,6 +118,7 @@ pub(crate) fn run<F: Copy>(
     inputs: &[&Tensor],
     call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
 ) -> Result<Tensor> {
+    let _op = entered(kernel.name());
     let sizes = common_sizes(kernel.name(), inputs)?;
     check_devices(kernel.name(), inputs)?;
     let out = output(&sizes, result, inputs)?;

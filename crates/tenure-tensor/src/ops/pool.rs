@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::conv::for_each_dim;
+use super::entered;
 use crate::autograd::{Context, attach};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
@@ -44,6 +45,7 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together; padding of more than half a window.
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
+        let _op = entered("max_pool");
         let (taps, sizes) = Taps::new("max_pool", self, how)?;
         let input = self.contiguous_in(taps.format)?;
         let out = image(&sizes, taps.format, &input, input.dtype())?;
@@ -66,6 +68,7 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not go together; padding of more than half a window; a dilation.
     pub fn avg_pool(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
+        let _op = entered("avg_pool");
         if how.dilation.iter().any(|dilation| *dilation != 1) {
             let reason = format!("windows of a mean have no dilation, got {:?}", how.dilation);
             return Err(TensorError::argument("avg_pool", reason));
@@ -81,6 +84,7 @@ impl Tensor {
     /// # Errors
     /// More or fewer than one to three sizes, or no dimension for each.
     pub fn adaptive_avg_pool(&self, sizes: &[usize]) -> Result<Self> {
+        let _op = entered("adaptive_avg_pool");
         const OP: &str = "adaptive_avg_pool";
         let source = spatial(OP, self, sizes.len())?;
         let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;

@@ -1,5 +1,6 @@
 //! Random tensors. How bits become numbers is said in [`crate::random`].
 
+use super::entered;
 use super::reduce::floating;
 use crate::autograd::{Context, attach, attach_in_place};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
@@ -145,6 +146,7 @@ impl Tensor {
 
     /// No mask is kept: the gradient is dropped by the same numbers again.
     fn dropped(&self, probability: f64, state: State) -> Result<Self> {
+        let _op = entered("dropout");
         let dense = self.contiguous()?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
         DROPOUT.find(self.device().kind(), self.dtype())?(&out, &dense, state, probability)?;
@@ -163,6 +165,7 @@ impl Tensor {
         generator: &Generator,
         draw: impl FnOnce(F, &Self, State) -> Result<()>,
     ) -> Result<()> {
+        let _op = entered(op);
         let kernel = kernel.find(self.device().kind(), self.dtype())?;
         let write = || {
             let state = generator.reserve(blocks(self.numel()));
@@ -201,6 +204,7 @@ fn drawn<F: Copy>(
     generator: &Generator,
     draw: impl FnOnce(F, &Tensor, State) -> Result<()>,
 ) -> Result<Tensor> {
+    let _op = entered(kernel.name());
     let out = Tensor::empty(sizes, dtype, device)?;
     let kernel = kernel.find(device.kind(), dtype)?;
     draw(kernel, &out, generator.reserve(blocks(out.numel())))?;

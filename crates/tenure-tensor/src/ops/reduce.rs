@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 use tenure_core::DType;
 
+use super::entered;
 use super::pointwise::wide;
 use super::view::signed;
 use crate::autocast::{raise, raises};
@@ -346,6 +347,7 @@ impl Reduced {
 
     /// The output of a kernel.
     pub(super) fn run(&self, kernel: &'static Kernel<Reduce>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+        let _op = entered(kernel.name());
         let out = self.output(tensor, dtype)?;
         let tensor = gathered(tensor)?;
         kernel.find(tensor.device().kind(), tensor.dtype())?(&out, &tensor)?;

@@ -1,5 +1,6 @@
 //! Positions as angles.
 
+use super::entered;
 use super::pointwise::output;
 use super::reduce::floating;
 use crate::autograd::{Context, attach};
@@ -21,6 +22,7 @@ impl Tensor {
     /// Turned the other way if it is `back`.
     fn rotated(&self, cos: &Self, sin: &Self, back: bool) -> Result<Self> {
         let op = ROTATE.name();
+        let _op = entered(op);
         floating(op, self)?;
         let Some(half) = self.sizes().last().filter(|size| size.is_multiple_of(2)).map(|size| size / 2) else {
             let reason = format!("a last dimension of even size is needed, got sizes {:?}", self.sizes());

@@ -2,6 +2,7 @@
 
 use tenure_core::DType;
 
+use super::entered;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
@@ -63,6 +64,7 @@ impl Tensor {
     }
 
     fn scanned(&self, kernel: &'static Kernel<Scan>, dim: isize) -> Result<Self> {
+        let _op = entered(kernel.name());
         let along = self.dim(kernel.name(), dim)?;
         let dtype = if self.dtype().is_floating() { self.dtype() } else { DType::I64 };
         let input = no_grad(|| self.to_dtype(dtype)?.contiguous())?;

@@ -1,5 +1,6 @@
 //! Softmax and its logarithm.
 
+use super::entered;
 use super::pointwise::wide;
 use super::reduce::floating;
 use crate::autocast::raise;
@@ -30,6 +31,7 @@ impl Tensor {
     }
 
     fn exponentials(&self, op: &'static str, dim: isize, logarithmic: bool) -> Result<Self> {
+        let _op = entered(op);
         floating(op, self)?;
         let along = self.dim(op, dim)?;
         let input = crate::autograd::no_grad(|| self.contiguous())?;

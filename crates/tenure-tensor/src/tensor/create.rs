@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Once};
 
-use tenure_core::{Allocator, AllocatorRegistry, DType, DataPtr, Device, Layout, Storage};
+use tenure_core::{Allocator, AllocatorRegistry, AllocatorScope, DType, DataPtr, Device, Layout, Storage};
 
 use tenure_device::host::HostMemory;
 use tenure_device::memory;
@@ -10,6 +10,7 @@ use tenure_device::memory;
 use super::Tensor;
 use crate::cpu::fill::Fill;
 use crate::element::with_element;
+use crate::ops::entered;
 use crate::ops::pointwise::dense_like;
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
@@ -18,6 +19,9 @@ static FILLS: Kernel<Fill> = Kernel::new("fill", &[cpu::fill::FILL, cuda::fill::
 
 /// Where tensors on a device get their memory.
 fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
+    if let Some(allocator) = AllocatorScope::current(device) {
+        return Ok(allocator);
+    }
     if device.is_cpu() {
         // Before the first tensor: its memory comes from there.
         HOST.call_once(HostMemory::install);
@@ -28,6 +32,9 @@ fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
 
 impl Tensor {
     /// A tensor whose elements are not set. Of `bool` they are false.
+    ///
+    /// What the memory is for, and its key, are the thread's [`Purpose`](tenure_core::Purpose), and where it comes from is
+    /// said by its [`AllocatorScope`], as for all that is allocated.
     ///
     /// # Errors
     /// Too many elements, or no memory.
@@ -59,6 +66,7 @@ impl Tensor {
     /// # Errors
     /// Too many elements, or no memory; a value that an integer dtype does not hold.
     pub fn full(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Self> {
+        let _op = entered("full");
         let tensor = Self::empty(sizes, dtype, device)?;
         tensor.fill_raw("full", value.into())?;
         Ok(tensor)
@@ -85,6 +93,7 @@ impl Tensor {
     /// # Errors
     /// `sizes` hold another number of elements; no memory.
     pub fn from_slice<T: Element>(elements: &[T], sizes: &[usize]) -> Result<Self> {
+        let _op = entered("from_slice");
         let tensor = Self::empty(sizes, T::DTYPE, Device::CPU)?;
         if tensor.numel() != elements.len() {
             let reason =
@@ -126,6 +135,7 @@ impl Tensor {
     /// # Errors
     /// No memory; a value that an integer dtype does not hold.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Self> {
+        let _op = entered("full_like");
         let tensor = self.empty_like()?;
         tensor.fill_raw("full_like", value.into())?;
         Ok(tensor)
