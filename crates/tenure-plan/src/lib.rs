@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod atomic;
+pub mod mapping;
 pub mod packing;
 mod pickle;
 mod placement;
@@ -18,6 +19,7 @@ mod rule;
 pub mod simulator;
 mod trace;
 
+pub use mapping::{Mapping, MappingError};
 pub use placement::Placement;
 pub use plan::{Plan, PlanError};
 pub use planner::Planner;
