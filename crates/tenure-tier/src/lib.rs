@@ -1,0 +1,25 @@
+//! Tiers of a host's memory, and tensors placed in them.
+//!
+//! A [`Tier`] is memory of one kind: DRAM, a NUMA node, a DAX device, or a file that stands for persistent memory. A
+//! [`Placement`] sends each allocation of the threads that entered it to the tier that a
+//! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
+//! that a mapping is planned of, from what a program allocates.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod dax;
+mod error;
+mod medium;
+mod placement;
+mod recorder;
+mod region;
+#[forbid(unsafe_code)]
+mod report;
+mod system;
+mod tier;
+
+pub use error::TierError;
+pub use medium::{Medium, Nature};
+pub use placement::{Options, Placement, PlacementGuard, WhenFull};
+pub use recorder::{Event, Recorder, RecorderGuard};
+pub use report::{KeyReport, Report, TagReport, TierReport};
+pub use tier::Tier;

@@ -1,0 +1,115 @@
+//! What tiers are made of.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::TierError;
+
+/// What a tier is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Memory that the system takes from wherever it likes.
+    Dram,
+    /// Memory of one NUMA node, and no other.
+    Node(u32),
+    /// Persistent memory: a DAX device (`/dev/dax0.0`), or on any file system a folder, where a file is made that is gone
+    /// when the tier is, or the name of a file that is made and stays.
+    Path(PathBuf),
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dram => f.write_str("dram"),
+            Self::Node(node) => write!(f, "numa:{node}"),
+            Self::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Medium {
+    /// A medium and a number of bytes, if one is said: `dram`, `numa:1@8GiB`, `/mnt/pmem@64GiB`. Units are `KiB`, `MiB`,
+    /// `GiB` and `TiB`; without one they are bytes.
+    ///
+    /// ```
+    /// use tenure_tier::Medium;
+    ///
+    /// assert_eq!(Medium::with_capacity("numa:1@2MiB")?, (Medium::Node(1), Some(2 << 20)));
+    /// assert_eq!(Medium::with_capacity("/dev/dax0.0")?, (Medium::Path("/dev/dax0.0".into()), None));
+    /// assert!(Medium::with_capacity("numa:x").is_err());
+    /// # Ok::<(), tenure_tier::TierError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`TierError::Medium`].
+    pub fn with_capacity(text: &str) -> Result<(Self, Option<u64>), TierError> {
+        let error = || TierError::Medium { text: text.to_owned() };
+        match text.rsplit_once('@') {
+            None => Ok((text.parse().map_err(|_| error())?, None)),
+            Some((medium, bytes)) => Ok((medium.parse().map_err(|_| error())?, Some(parse(bytes).ok_or_else(error)?))),
+        }
+    }
+}
+
+impl FromStr for Medium {
+    type Err = TierError;
+
+    fn from_str(text: &str) -> Result<Self, TierError> {
+        let error = || TierError::Medium { text: text.to_owned() };
+        if let Some(node) = text.strip_prefix("numa:") {
+            return node.parse().map(Self::Node).map_err(|_| error());
+        }
+        match text {
+            "dram" => Ok(Self::Dram),
+            path if path.contains('/') => Ok(Self::Path(path.into())),
+            _ => Err(error()),
+        }
+    }
+}
+
+fn parse(bytes: &str) -> Option<u64> {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
+    let (number, shift) = units.into_iter().find_map(|(unit, shift)| Some((bytes.strip_suffix(unit)?, shift)))?;
+    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// What a tier turned out to be. It is told with everything that is told of the tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Nature {
+    /// Volatile memory.
+    Dram,
+    /// Volatile memory of a node.
+    Node(u32),
+    /// A DAX device.
+    Device,
+    /// A file of a file system that maps persistent memory itself.
+    DaxFile,
+    /// A file of another: its pages are DRAM, which the system writes to a disk when it likes. It stands for persistent
+    /// memory, and has neither its speed nor its persistence.
+    Emulated {
+        /// The kind of file system.
+        file_system: String,
+    },
+}
+
+impl Nature {
+    /// Whether it is no persistent memory, though it stands for it.
+    pub fn is_emulated(&self) -> bool {
+        matches!(self, Self::Emulated { .. })
+    }
+}
+
+impl fmt::Display for Nature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dram => f.write_str("DRAM"),
+            Self::Node(node) => write!(f, "DRAM of NUMA node {node}"),
+            Self::Device => f.write_str("persistent memory, a DAX device"),
+            Self::DaxFile => f.write_str("persistent memory, a file on a DAX file system"),
+            Self::Emulated { file_system } => {
+                write!(f, "EMULATED persistent memory, an ordinary file on {file_system}")
+            }
+        }
+    }
+}

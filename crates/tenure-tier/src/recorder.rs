@@ -1,0 +1,187 @@
+//! What a program allocates, as the problem of where to put it.
+
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use tenure_core::{
+    Allocator, AllocatorError, AllocatorRegistry, AllocatorScope, DataPtr, Device, DeviceKind, KeyId, Purpose, Tag,
+};
+use tenure_device::host::HostMemory;
+use tenure_plan::Problem;
+use tenure_plan::problem::{Access, Kernel, Link, Parts, ProblemError, Tensor, Tier};
+
+/// Notes every allocation of the threads that [entered](Self::enter) it, and of those that work for them. Memory comes
+/// from where it always did.
+///
+/// It knows when bytes come and go, and what for; not who reads them.
+#[derive(Clone)]
+pub struct Recorder {
+    recording: Arc<Recording>,
+}
+
+struct Recording {
+    began: Instant,
+    below: Arc<dyn Allocator>,
+    events: Mutex<Vec<Event>>,
+}
+
+/// Something that happened to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Bytes came.
+    Allocated {
+        /// Nanoseconds since the recorder was made.
+        at_ns: u64,
+        /// What for.
+        tag: Tag,
+        /// Which.
+        key: KeyId,
+        /// How many.
+        bytes: u64,
+    },
+    /// They went.
+    Freed {
+        /// The number of the event with which they came.
+        allocation: usize,
+    },
+}
+
+/// Keeps a thread recorded while it lives.
+#[must_use = "it holds for as long as it lives"]
+pub struct RecorderGuard {
+    _scope: AllocatorScope,
+}
+
+impl Recorder {
+    /// A recorder of which no thread is part yet.
+    ///
+    /// # Errors
+    /// Nobody gives memory on the CPU.
+    pub fn new() -> Result<Self, AllocatorError> {
+        HostMemory::install();
+        let below = AllocatorRegistry::global().allocator(DeviceKind::Cpu)?;
+        Ok(Self { recording: Arc::new(Recording { began: Instant::now(), below, events: Mutex::default() }) })
+    }
+
+    /// Records the calling thread.
+    pub fn enter(&self) -> RecorderGuard {
+        RecorderGuard { _scope: AllocatorScope::enter(Arc::new(Recorded(Arc::clone(&self.recording)))) }
+    }
+
+    /// What happened so far, in order.
+    pub fn events(&self) -> Vec<Event> {
+        self.recording.events.lock().clone()
+    }
+
+    /// The problem of placing what has a key, in these tiers. All of one key is one tensor, as large as it was at most at
+    /// once. Each allocation is a kernel that writes it, and the last before a tensor goes reads it; the time of a kernel
+    /// is the time until the next.
+    ///
+    /// # Errors
+    /// Tiers or links that make no sense.
+    pub fn problem(&self, name: &str, tiers: Vec<Tier>, links: Vec<Link>) -> Result<Problem, ProblemError> {
+        let mut draft = Draft::default();
+        for event in self.events() {
+            draft.add(event);
+        }
+        let parts = Parts {
+            name: name.into(),
+            source: "allocations of a program".into(),
+            tiers,
+            links,
+            tensors: draft.tensors,
+            kernels: draft.kernels,
+        };
+        Problem::new(parts)
+    }
+}
+
+/// A problem in the making.
+#[derive(Default)]
+struct Draft {
+    tensors: Vec<Tensor>,
+    kernels: Vec<Kernel>,
+    numbers: HashMap<KeyId, usize>,
+    /// Of each tensor: bytes that are there now.
+    held: Vec<u64>,
+    /// Of each event: the tensor and the bytes that came with it.
+    came: Vec<Option<(usize, u64)>>,
+    last_ns: u64,
+}
+
+impl Draft {
+    fn add(&mut self, event: Event) {
+        let came = match event {
+            Event::Allocated { at_ns, tag, key, bytes } => key.key().map(|name| {
+                if let Some(before) = self.kernels.last_mut() {
+                    before.time_ns = at_ns - self.last_ns;
+                }
+                self.last_ns = at_ns;
+                let tensor = *self.numbers.entry(key).or_insert_with(|| {
+                    self.tensors.push(Tensor {
+                        key: name.to_string(),
+                        bytes: 0,
+                        tag,
+                        compression: None,
+                        recompute: None,
+                    });
+                    self.held.push(0);
+                    self.tensors.len() - 1
+                });
+                self.held[tensor] += bytes;
+                self.tensors[tensor].bytes = self.tensors[tensor].bytes.max(self.held[tensor]);
+                let writes = vec![Access { tensor, bytes }];
+                self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads: Vec::new(), writes });
+                (tensor, bytes)
+            }),
+            Event::Freed { allocation } => {
+                if let Some((tensor, bytes)) = self.came[allocation] {
+                    self.held[tensor] -= bytes;
+                    if let Some(kernel) = self.kernels.last_mut() {
+                        kernel.reads.push(Access { tensor, bytes });
+                    }
+                }
+                None
+            }
+        };
+        self.came.push(came);
+    }
+}
+
+/// The allocator of recorded threads.
+struct Recorded(Arc<Recording>);
+
+// SAFETY: the other allocator's memory, as it gives it.
+unsafe impl Allocator for Recorded {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        let (tag, key) = Purpose::identify();
+        let data = self.0.below.allocate(bytes)?;
+        if data.is_null() {
+            return Ok(data);
+        }
+        let at_ns = self.0.began.elapsed().as_nanos() as u64;
+        let allocation = {
+            let mut events = self.0.events.lock();
+            events.push(Event::Allocated { at_ns, tag, key, bytes: bytes as u64 });
+            events.len() - 1
+        };
+        let recording = Arc::clone(&self.0);
+        Ok(DataPtr::foreign(data.as_ptr(), Device::CPU, move || {
+            recording.events.lock().push(Event::Freed { allocation });
+            drop(data);
+        }))
+    }
+
+    unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
+        // SAFETY: the caller's promise.
+        unsafe { ptr::copy_nonoverlapping(source, target, bytes) };
+        Ok(())
+    }
+}

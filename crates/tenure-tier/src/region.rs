@@ -1,0 +1,243 @@
+//! Memory that is mapped once, as large as a tier may become.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs, statfs};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::medium::{Medium, Nature};
+use crate::system::{self, Mapped};
+use crate::{TierError, dax};
+
+/// A range of addresses with memory under all of it, until it is dropped.
+pub(crate) struct Region {
+    start: NonNull<u8>,
+    bytes: u64,
+    nature: Nature,
+    /// What is under it, unless it has no name.
+    file: Option<File>,
+    /// As the system told it at first.
+    mapped: Option<Mapped>,
+}
+
+// SAFETY: it is a range of addresses, which its owner hands out; nothing here reads or writes what is there.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Memory of a medium: as many bytes as are said, or as it has.
+    pub(crate) fn open(medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
+        match medium {
+            Medium::Dram => Self::anonymous(medium, Nature::Dram, capacity.unwrap_or_else(system::physical_bytes)),
+            Medium::Node(node) => {
+                let Some(all) = system::node_bytes(*node) else {
+                    return Err(TierError::NoNode { node: *node, online: system::nodes() });
+                };
+                let region = Self::anonymous(medium, Nature::Node(*node), capacity.unwrap_or(all))?;
+                // Before the first page is touched.
+                system::bind(&region.addresses(), *node).map_err(|source| failed(medium, "mbind", source))?;
+                Ok(region)
+            }
+            Medium::Path(path) => Self::named(medium, path, capacity),
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        let start = self.start.as_ptr().addr() as u64;
+        start..start + self.bytes
+    }
+
+    /// A byte of it.
+    pub(crate) fn pointer(&self, address: u64) -> *mut u8 {
+        self.start.as_ptr().with_addr(address as usize)
+    }
+
+    pub(crate) fn nature(&self) -> &Nature {
+        &self.nature
+    }
+
+    /// Whether bytes of the region are where they are said to be: what was mapped is mapped still, its file is as long as
+    /// it was, and pages of a node are on that node.
+    pub(crate) fn holds(&self, range: &Range<u64>) -> io::Result<bool> {
+        let all = self.addresses();
+        if range.start < all.start || range.end > all.end {
+            return Ok(false);
+        }
+        match self.nature {
+            Nature::Node(node) => system::is_on_node(range, node),
+            _ => Ok(true),
+        }
+    }
+
+    /// Why none of it can be relied on, if so.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        match system::mapped(&self.addresses()) {
+            Ok(now) if now == self.mapped => {}
+            Ok(_) => return Some("something else is mapped in its place".into()),
+            Err(error) => return Some(format!("the system does not tell what is mapped: {error}")),
+        }
+        let file = self.file.as_ref().filter(|_| self.nature != Nature::Device)?;
+        match file.metadata() {
+            Ok(now) if now.len() >= self.bytes => None,
+            Ok(now) => Some(format!(
+                "its file was cut to {} bytes by somebody else: reading or writing what is behind them ends the program",
+                now.len()
+            )),
+            Err(error) => Some(format!("its file cannot be looked at: {error}")),
+        }
+    }
+
+    fn anonymous(medium: &Medium, nature: Nature, capacity: u64) -> Result<Self, TierError> {
+        let bytes = whole(medium, capacity, system::page_bytes())?;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: at an address that the system chooses.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
+        let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
+        let region = Self::over(mapped.cast(), bytes, nature, None);
+        // Fewer, larger pages are faulted in faster. A system without them does as well as it can.
+        // SAFETY: of the mapping that was just made.
+        let _ = unsafe { madvise(mapped, bytes as usize, Advice::LinuxHugepage) };
+        Ok(region)
+    }
+
+    fn named(medium: &Medium, path: &Path, capacity: Option<u64>) -> Result<Self, TierError> {
+        let there = match path.metadata() {
+            Ok(there) => Some(there),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(failed(medium, "stat", error)),
+        };
+        let of_file = || capacity.ok_or_else(|| TierError::NoCapacity { path: path.into() });
+        match there.map(|there| (there.file_type(), there.rdev())) {
+            None => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+                Self::file(medium, folder, Some(path), of_file()?)
+            }
+            Some((kind, _)) if kind.is_dir() => Self::file(medium, path, None, of_file()?),
+            Some((kind, _)) if kind.is_file() => Err(TierError::Exists { path: path.into() }),
+            Some((kind, number)) if kind.is_char_device() => Self::device(medium, path, number, capacity),
+            Some(_) => Err(TierError::NotMemory { path: path.into() }),
+        }
+    }
+
+    fn device(medium: &Medium, path: &Path, number: u64, capacity: Option<u64>) -> Result<Self, TierError> {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let device = dax::find(Path::new(dax::CHARACTER_DEVICES), major, minor);
+        let device = device.ok_or_else(|| TierError::NotMemory { path: path.into() })?;
+        let capacity = capacity.unwrap_or(device.bytes);
+        if capacity > device.bytes {
+            return Err(TierError::TooLarge { what: medium.to_string(), capacity, available: device.bytes });
+        }
+        let bytes = whole(medium, capacity, device.alignment)?;
+        let file = File::options().read(true).write(true).open(path).map_err(|error| failed(medium, "open", error))?;
+        Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Device)
+    }
+
+    /// A file in `folder`, all of whose room is taken now, so that a full disk is an error here and no signal later. It
+    /// has no name, unless it is to stay: then it appears when its room is there.
+    fn file(medium: &Medium, folder: &Path, kept: Option<&Path>, capacity: u64) -> Result<Self, TierError> {
+        let bytes = whole(medium, capacity, system::page_bytes())?;
+        let made = |error: io::Error| failed(medium, "create", error);
+        let (file, name) = match kept {
+            None => (tempfile::tempfile_in(folder).map_err(made)?, None),
+            Some(path) => {
+                let named = tempfile::Builder::new().prefix(".tenure-").tempfile_in(folder).map_err(made)?;
+                let (file, name) = named.into_parts();
+                (file, Some((name, path)))
+            }
+        };
+        reserve(medium, folder, &file, bytes)?;
+        if let Some((name, path)) = name {
+            name.persist_noclobber(path).map_err(|error| match error.error.kind() {
+                io::ErrorKind::AlreadyExists => TierError::Exists { path: path.into() },
+                _ => failed(medium, "link", error.error),
+            })?;
+        }
+        let again = file.try_clone().map_err(|error| failed(medium, "dup", error))?;
+        // A file system that maps its own memory says so by taking this flag, and every other by refusing it.
+        match Self::map(medium, again, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile) {
+            Ok(region) => Ok(region),
+            Err(_) => {
+                let file_system = file_system(folder);
+                Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Emulated { file_system })
+            }
+        }
+    }
+
+    fn map(medium: &Medium, file: File, bytes: u64, flags: MapFlags, nature: Nature) -> Result<Self, TierError> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: at an address that the system chooses.
+        let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, &file, 0) };
+        let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
+        Ok(Self::over(mapped.cast(), bytes, nature, Some(file)))
+    }
+
+    fn over(start: *mut u8, bytes: u64, nature: Nature, file: Option<File>) -> Self {
+        // The system gives no mapping at address 0 unless it is told to.
+        let start = NonNull::new(start).unwrap_or(NonNull::dangling());
+        let mut region = Self { start, bytes, nature, file, mapped: None };
+        region.mapped = system::mapped(&region.addresses()).ok().flatten();
+        region
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: of the mapping that was made; no block lives in it, as each keeps the tier.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes as usize) };
+    }
+}
+
+/// As many whole units as there are in so many bytes.
+fn whole(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierError> {
+    let bytes = capacity / alignment * alignment;
+    match usize::try_from(bytes) {
+        Ok(1..) => Ok(bytes),
+        _ => Err(TierError::TooSmall { what: medium.to_string(), capacity, alignment }),
+    }
+}
+
+/// Takes the room that a file will need.
+fn reserve(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<(), TierError> {
+    let free = || fstatvfs(file).map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize));
+    let no_room = || TierError::NoRoom { path: PathBuf::from(folder), capacity: bytes, available: free() };
+    // Not begun where it is known to end badly.
+    if free() < bytes {
+        return Err(no_room());
+    }
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOSPC | Errno::FBIG | Errno::DQUOT) => Err(no_room()),
+        Err(error) => Err(failed(medium, "fallocate", error.into())),
+    }
+}
+
+/// What kind of file system a folder is on.
+fn file_system(folder: &Path) -> String {
+    let kinds = [
+        (0x0102_1994, "tmpfs"),
+        (0xef53, "ext4"),
+        (0x5846_5342, "xfs"),
+        (0x9123_683e, "btrfs"),
+        (0x794c_7630, "overlayfs"),
+        (0x6969, "nfs"),
+    ];
+    let Ok(found) = statfs(folder) else { return "an unknown file system".into() };
+    #[allow(clippy::unnecessary_cast, reason = "the kernel's type differs between architectures")]
+    let kind = found.f_type as u64 & 0xffff_ffff;
+    kinds
+        .iter()
+        .find(|(number, _)| *number == kind)
+        .map_or_else(|| format!("a file system of kind {kind:#x}"), |(_, name)| (*name).into())
+}
+
+fn failed(medium: &Medium, call: &'static str, source: io::Error) -> TierError {
+    TierError::System { what: medium.to_string(), call, source }
+}

@@ -1,0 +1,196 @@
+//! What is where, verified.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use serde::Serialize;
+use tenure_core::Tag;
+use tenure_device::host::HostMemory;
+
+use crate::placement::Verdict;
+use crate::{Placement, Tier};
+
+/// What is where at one moment. Bytes are those of live blocks, as asked for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Of the mapping.
+    pub program: String,
+    /// In the mapping's order.
+    pub tiers: Vec<TierReport>,
+    /// Bytes, by tag, of tensors on the CPU that are in no tier: of threads that did not enter the placement, or from
+    /// before they did. Those without a tag are left out.
+    pub outside: BTreeMap<&'static str, u64>,
+    /// The share of all bytes with a tag, in tiers and outside, that are verified to be in the tier where they ought to be:
+    /// 0 to 1; 1 if there are none.
+    pub verified_share: f64,
+    /// Whether any tier only stands for persistent memory.
+    pub is_emulated: bool,
+    /// Keys since the placement was opened.
+    pub keys: KeyReport,
+}
+
+/// What a tier holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TierReport {
+    /// Its name in the mapping.
+    pub name: String,
+    /// What it is, in words.
+    pub nature: String,
+    /// Whether it only stands for persistent memory.
+    pub is_emulated: bool,
+    /// Bytes that it can hold.
+    pub capacity: u64,
+    /// The most bytes in use at once, as set aside.
+    pub peak: u64,
+    /// Bytes of live blocks' pages that are in memory; none if the system does not say.
+    pub resident: Option<u64>,
+    /// Why nothing in it is verified, if so.
+    pub trouble: Option<String>,
+    /// By tag, those that are there.
+    pub tags: BTreeMap<&'static str, TagReport>,
+}
+
+/// Bytes for a tag in a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TagReport {
+    /// All.
+    pub bytes: u64,
+    /// Of those, verified to be in this tier, where they ought to be.
+    pub verified: u64,
+    /// Of all, those that the mapping has no place for.
+    pub unmapped: u64,
+    /// Of all, those that ought to be in another tier, which was full.
+    pub missed: u64,
+}
+
+/// What a mapping and a program have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct KeyReport {
+    /// Keys of the mapping that came.
+    pub came: usize,
+    /// Keys of the mapping that no allocation had so far.
+    pub never_came: Vec<String>,
+    /// Keys of allocations that the mapping has no place for.
+    pub unmapped: Vec<String>,
+    /// Keys that lived in another tier at some time, since theirs was full.
+    pub missed: Vec<String>,
+    /// Bytes of all allocations that were missed.
+    pub missed_bytes: u64,
+}
+
+impl Report {
+    pub(crate) fn new(placement: &Placement) -> Self {
+        let tiers: Vec<_> = placement
+            .tiers()
+            .iter()
+            .enumerate()
+            .map(|(number, tier)| TierReport::new(placement, number, tier))
+            .collect();
+        let outside = outside();
+        let tagged = tiers.iter().flat_map(|tier| &tier.tags).filter(|(tag, _)| **tag != Tag::Unknown.name());
+        let (bytes, verified) =
+            tagged.fold((0, 0), |(bytes, verified), (_, tag)| (bytes + tag.bytes, verified + tag.verified));
+        let all = bytes + outside.values().sum::<u64>();
+        let verified_share = if all == 0 { 1.0 } else { verified as f64 / all as f64 };
+        let (never_came, (missed, missed_bytes)) = (placement.never_came(), placement.missed());
+        let came = placement.mapping().places().count() - never_came.len();
+        Self {
+            program: placement.mapping().program().to_owned(),
+            is_emulated: tiers.iter().any(|tier| tier.is_emulated),
+            tiers,
+            outside,
+            verified_share,
+            keys: KeyReport { came, never_came, unmapped: placement.unmapped(), missed, missed_bytes },
+        }
+    }
+
+    /// Bytes for a tag in the tier of that name.
+    pub fn of(&self, tier: &str, tag: Tag) -> TagReport {
+        let tier = self.tiers.iter().find(|report| report.name == tier);
+        tier.and_then(|tier| tier.tags.get(tag.name())).copied().unwrap_or_default()
+    }
+}
+
+impl TierReport {
+    fn new(placement: &Placement, number: usize, tier: &Tier) -> Self {
+        let region = tier.region();
+        let trouble = region.trouble();
+        let mut tags: BTreeMap<&'static str, TagReport> = BTreeMap::new();
+        let mut resident = Some(0);
+        for (address, live) in placement.live(number) {
+            let range = address..address + live.bytes;
+            resident = resident.and_then(|sum| Some(sum + resident_bytes(&range)?));
+            let is_held = trouble.is_none() && region.holds(&range).unwrap_or(false);
+            let tag = tags.entry(live.tag.name()).or_default();
+            tag.bytes += live.bytes;
+            let verdict = placement.verdict(number, &live);
+            match verdict {
+                Verdict::Placed => {}
+                Verdict::Unmapped => tag.unmapped += live.bytes,
+                Verdict::Missed => tag.missed += live.bytes,
+            }
+            if is_held && verdict != Verdict::Missed {
+                tag.verified += live.bytes;
+            }
+        }
+        Self {
+            name: tier.name().to_owned(),
+            nature: tier.nature().to_string(),
+            is_emulated: tier.nature().is_emulated(),
+            capacity: tier.capacity_bytes(),
+            peak: tier.statistics().all.allocated_bytes.peak,
+            resident,
+            trouble,
+            tags,
+        }
+    }
+}
+
+/// Bytes of a block that are in memory: pages at its ends may be other blocks' too, and count as far as they are its own.
+fn resident_bytes(range: &Range<u64>) -> Option<u64> {
+    let resident = crate::system::resident_bytes(range).ok()?;
+    Some(resident.min(range.end - range.start))
+}
+
+/// What the process's ordinary allocator holds for each tag.
+fn outside() -> BTreeMap<&'static str, u64> {
+    let Some(memory) = HostMemory::installed() else { return BTreeMap::new() };
+    let tags = memory.statistics().tags;
+    let tags = Tag::ALL.into_iter().map(|tag| (tag, tags[tag as usize].requested_bytes.current));
+    tags.filter(|(tag, bytes)| *tag != Tag::Unknown && *bytes > 0).map(|(tag, bytes)| (tag.name(), bytes)).collect()
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = self.verified_share * 100.0;
+        writeln!(
+            f,
+            "placement of {:?}: {share:.2} % of tagged bytes are verified to be where they ought to be",
+            self.program
+        )?;
+        for tier in &self.tiers {
+            writeln!(f, "  {}: {}, {} of {} bytes at the peak", tier.name, tier.nature, tier.peak, tier.capacity)?;
+            if let Some(trouble) = &tier.trouble {
+                writeln!(f, "    not verified: {trouble}")?;
+            }
+            for (tag, TagReport { bytes, verified, unmapped, missed }) in &tier.tags {
+                writeln!(
+                    f,
+                    "    {tag}: {bytes} bytes, {verified} verified, {unmapped} without a place, {missed} missed"
+                )?;
+            }
+        }
+        for (tag, bytes) in &self.outside {
+            writeln!(f, "  outside of all tiers: {bytes} bytes, {tag}")?;
+        }
+        let KeyReport { came, never_came, unmapped, missed, missed_bytes } = &self.keys;
+        writeln!(
+            f,
+            "  keys: {came} of the mapping came, {} did not; {} of the program have no place; {} were missed, with {missed_bytes} bytes",
+            never_came.len(),
+            unmapped.len(),
+            missed.len()
+        )
+    }
+}

@@ -1,0 +1,157 @@
+//! What the system is asked about pages and nodes.
+
+use std::io;
+use std::ops::Range;
+use std::{fs, ptr};
+
+/// The smallest unit that the system maps.
+pub(crate) fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Bytes of memory of the machine.
+pub(crate) fn physical_bytes() -> u64 {
+    // SAFETY: asks for a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    u64::try_from(pages).unwrap_or(0) * page_bytes()
+}
+
+/// The nodes that have memory, as the system writes them: `0-1`.
+pub(crate) fn nodes() -> String {
+    fs::read_to_string("/sys/devices/system/node/online").map_or_else(|_| "none".into(), |text| text.trim().into())
+}
+
+/// Bytes of memory of a node; none if there is no such node.
+pub(crate) fn node_bytes(node: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/sys/devices/system/node/node{node}/meminfo")).ok()?;
+    let line = text.lines().find(|line| line.contains("MemTotal:"))?;
+    line.split_whitespace().rev().nth(1)?.parse::<u64>().ok()?.checked_mul(1 << 10)
+}
+
+/// Takes the pages of a range from one node only.
+pub(crate) fn bind(range: &Range<u64>, node: u32) -> io::Result<()> {
+    const WORD_BITS: usize = libc::c_ulong::BITS as usize;
+    let mut nodes = vec![0 as libc::c_ulong; node as usize / WORD_BITS + 1];
+    nodes[node as usize / WORD_BITS] = 1 << (node as usize % WORD_BITS);
+    // SAFETY: changes which physical pages come under the range, and nothing that a program can see there. The mask is
+    // as long as is said (the kernel takes one off).
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            range.start,
+            range.end - range.start,
+            libc::c_long::from(libc::MPOL_BIND),
+            nodes.as_ptr(),
+            nodes.len() * WORD_BITS + 1,
+            0,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether no page of a range is on another node. Pages that are not there yet will come from the right one.
+pub(crate) fn is_on_node(range: &Range<u64>, node: u32) -> io::Result<bool> {
+    const AT_ONCE: usize = 1 << 12;
+    let pages: Vec<u64> = pages(range).collect();
+    for pages in pages.chunks(AT_ONCE) {
+        let mut found = [0 as libc::c_int; AT_ONCE];
+        // SAFETY: asks where pages are: `found` has room for an answer for each. Addresses are looked up, not read.
+        let result = unsafe {
+            let nodes = ptr::null::<libc::c_int>();
+            libc::syscall(libc::SYS_move_pages, 0, pages.len(), pages.as_ptr(), nodes, found.as_mut_ptr(), 0)
+        };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if found[..pages.len()].iter().any(|found| *found >= 0 && found.cast_unsigned() != node) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Bytes of the pages of a range that are in memory.
+pub(crate) fn resident_bytes(range: &Range<u64>) -> io::Result<u64> {
+    let page = page_bytes();
+    let start = range.start / page * page;
+    let mut found = vec![0_u8; pages(range).count()];
+    // SAFETY: asks which pages are in memory: `found` has room for an answer for each of them.
+    let result = unsafe {
+        libc::mincore(ptr::without_provenance_mut(start as usize), (range.end - start) as usize, found.as_mut_ptr())
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(found.iter().filter(|found| **found & 1 == 1).count() as u64 * page)
+}
+
+fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> {
+    let page = page_bytes();
+    (range.start / page..range.end.div_ceil(page)).map(move |number| number * page)
+}
+
+/// What the system says is mapped at one place of the address space: a device and an inode, or nothing that has a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mapped {
+    device: String,
+    inode: String,
+}
+
+/// What is mapped in a range, if all of it is mapped and is one thing.
+pub(crate) fn mapped(range: &Range<u64>) -> io::Result<Option<Mapped>> {
+    Ok(mapped_in(&fs::read_to_string("/proc/self/maps")?, range))
+}
+
+/// The same of a list as the system writes it, in the order of addresses.
+fn mapped_in(list: &str, range: &Range<u64>) -> Option<Mapped> {
+    let (mut until, mut found) = (range.start, None);
+    for line in list.lines() {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
+        let (start, end) = (start?, end?);
+        if end <= until || until >= range.end {
+            continue;
+        }
+        if start > until {
+            return None;
+        }
+        let mut fields = fields.skip(2).map(str::to_owned);
+        let here = Mapped { device: fields.next()?, inode: fields.next()? };
+        if found.get_or_insert_with(|| here.clone()) != &here {
+            return None;
+        }
+        until = end;
+    }
+    found.filter(|_| until >= range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = "\
+1000-3000 rw-s 00000000 00:1b 77 /mnt/a file (deleted)
+3000-4000 rw-s 00002000 00:1b 77 /mnt/a file (deleted)
+4000-5000 rw-p 00000000 00:00 0
+6000-7000 rw-p 00000000 00:00 0";
+
+    #[test]
+    fn a_range_is_one_thing_without_a_gap_or_is_nothing() {
+        let file = Some(Mapped { device: "00:1b".into(), inode: "77".into() });
+        assert_eq!(mapped_in(LIST, &(0x1000..0x4000)), file);
+        assert_eq!(mapped_in(LIST, &(0x2fff..0x3001)), file);
+        for range in [0x0..0x2000, 0x3000..0x5000, 0x4000..0x7000, 0x6000..0x8000, 0x9000..0xa000] {
+            assert_eq!(mapped_in(LIST, &range), None, "{range:x?}");
+        }
+    }
+
+    #[test]
+    fn pages_that_were_touched_are_resident() {
+        let page = page_bytes();
+        let bytes = vec![1_u8; 8 * page as usize];
+        let start = (bytes.as_ptr().addr() as u64).next_multiple_of(page);
+        assert_eq!(resident_bytes(&(start..start + 4 * page)).unwrap(), 4 * page);
+        assert_eq!(mapped(&(start..start + page)).unwrap().unwrap().inode, "0");
+    }
+}

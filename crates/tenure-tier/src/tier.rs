@@ -1,0 +1,182 @@
+//! A tier: memory of one kind, and the blocks in it.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tenure_alloc::{Address, Arena, PoolKind, Statistics};
+use tenure_core::{Allocator, AllocatorError, DataPtr, Device, KeyId, Purpose, Tag};
+
+use crate::region::Region;
+use crate::{Medium, Nature, TierError};
+
+/// Blocks are multiples of this, and begin at one: the granularity of PyTorch's blocks, and eight cache lines.
+const BLOCK_BYTES: u64 = 512;
+
+/// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, the lowest first, in one with
+/// what is free beside them.
+///
+/// A handle: clones are one tier, which is there as long as one of them or of its blocks is.
+///
+/// ```
+/// use tenure_core::Allocator;
+/// use tenure_tier::{Medium, Tier};
+///
+/// let tier = Tier::open("slow", &Medium::Path(std::env::temp_dir()), Some(1 << 20))?;
+/// println!("{}: {}", tier.name(), tier.nature()); // slow: EMULATED persistent memory, an ordinary file on ext4
+/// let block = tier.allocate(1000)?;
+/// assert!(tier.addresses().contains(&(block.as_ptr() as u64)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Tier {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: String,
+    region: Region,
+    blocks: Mutex<Blocks>,
+}
+
+struct Blocks {
+    arena: Arena,
+    live: FxHashMap<Address, Live>,
+    statistics: Statistics,
+}
+
+/// A block that is in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Live {
+    /// As asked for.
+    pub(crate) bytes: u64,
+    /// As set aside.
+    held: u64,
+    pub(crate) tag: Tag,
+    pub(crate) key: KeyId,
+}
+
+impl Tier {
+    /// A tier of `capacity` bytes, in whole pages; of what the machine, the node or the device has, if none are said. Of a
+    /// file they must be.
+    ///
+    /// # Errors
+    /// [`TierError`]: no such node, no such device, a file that is there already, a file system without room.
+    pub fn open(name: impl Into<String>, medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
+        let region = Region::open(medium, capacity)?;
+        let addresses = region.addresses();
+        let (start, bytes) = (addresses.start, addresses.end - addresses.start);
+        let arena = Arena::with_block_bytes(start, bytes, BLOCK_BYTES);
+        let arena = arena.map_err(|_| TierError::TooSmall {
+            what: medium.to_string(),
+            capacity: bytes,
+            alignment: BLOCK_BYTES,
+        })?;
+        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default() };
+        Ok(Self { shared: Arc::new(Shared { name: name.into(), region, blocks: Mutex::new(blocks) }) })
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// What it turned out to be.
+    pub fn nature(&self) -> &Nature {
+        self.shared.region.nature()
+    }
+
+    /// Where its blocks are.
+    pub fn addresses(&self) -> std::ops::Range<u64> {
+        self.shared.region.addresses()
+    }
+
+    /// Bytes that it can hold.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.shared.blocks.lock().arena.bytes()
+    }
+
+    /// The counters, by tag too.
+    pub fn statistics(&self) -> Statistics {
+        self.shared.blocks.lock().statistics.clone()
+    }
+
+    /// A block for `tag`, with a key.
+    ///
+    /// # Errors
+    /// [`AllocatorError::DeviceOutOfMemory`], which names the tier.
+    pub fn allocate_for(&self, bytes: usize, tag: Tag, key: KeyId) -> Result<DataPtr, AllocatorError> {
+        if bytes == 0 {
+            return Ok(DataPtr::null(Device::CPU));
+        }
+        let address = self.shared.blocks.lock().place(bytes as u64, tag, key);
+        let address = address.ok_or_else(|| self.full(bytes))?;
+        let shared = Arc::clone(&self.shared);
+        let data = shared.region.pointer(address);
+        Ok(DataPtr::foreign(data, Device::CPU, move || shared.blocks.lock().free(address)))
+    }
+
+    /// All blocks in use.
+    pub(crate) fn live(&self) -> Vec<(Address, Live)> {
+        self.shared.blocks.lock().live.iter().map(|(address, live)| (*address, *live)).collect()
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.shared.region
+    }
+
+    #[cold]
+    fn full(&self, requested: usize) -> AllocatorError {
+        let (free, largest, all) = {
+            let arena = &self.shared.blocks.lock().arena;
+            (arena.free_bytes(), arena.largest_free_bytes(), arena.bytes())
+        };
+        let report = format!(
+            "tier {:?} ({}) is full: asked for {requested} bytes, {free} of {all} are free, {largest} of them in one \
+             piece; give it more, or plan a mapping for less",
+            self.name(),
+            self.nature()
+        );
+        AllocatorError::DeviceOutOfMemory { device: Device::CPU, requested, report }
+    }
+}
+
+impl Blocks {
+    fn place(&mut self, bytes: u64, tag: Tag, key: KeyId) -> Option<Address> {
+        let Some(block) = self.arena.allocate_low(bytes) else {
+            self.statistics.num_ooms += 1;
+            return None;
+        };
+        self.live.insert(block.address, Live { bytes, held: block.bytes, tag, key });
+        self.statistics.block_allocated(PoolKind::Large, tag, bytes, block.bytes);
+        Some(block.address)
+    }
+
+    fn free(&mut self, address: Address) {
+        // It is live, and freed once, by its owner: neither can fail.
+        if let Some(Live { bytes, held, tag, .. }) = self.live.remove(&address)
+            && self.arena.free(address).is_ok()
+        {
+            self.statistics.block_freed(PoolKind::Large, tag, held);
+            self.statistics.block_completed(PoolKind::Large, tag, bytes, held);
+        }
+    }
+}
+
+// SAFETY: blocks are apart until their owners are dropped, and each keeps the mapping that it lies in.
+unsafe impl Allocator for Tier {
+    fn device(&self) -> Device {
+        Device::CPU
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        let (tag, key) = Purpose::current();
+        self.allocate_for(bytes, tag, key)
+    }
+
+    unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, bytes) };
+        Ok(())
+    }
+}
