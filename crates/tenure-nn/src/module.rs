@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::Arc;
 
-use tenure_core::{Name, Site, SiteGuard, Tag};
+use tenure_core::{Name, Tag};
 use tenure_tensor::{DType, Device, MemoryFormat, Tensor, TensorError, autograd};
 
-use crate::{Result, StateError, purpose};
+use crate::purpose::{self, ModuleGuard};
+use crate::{Result, StateError};
 
 /// What modules are put together from: parameters, buffers, modes, modules, also in an `Option` or a `Vec`.
 pub trait Part: Send + Sync {
@@ -303,9 +304,9 @@ macro_rules! named {
             }
 
             /// Says that what this thread does is done by the module that has it: by a layer, whose forward pass enters it
-            /// first. Keys of what it allocates follow from that.
-            pub fn enter_module(&self) -> SiteGuard {
-                Site::enter_module(self.module)
+            /// first.
+            pub fn enter_module(&self) -> ModuleGuard {
+                purpose::module(self.module)
             }
         }
 

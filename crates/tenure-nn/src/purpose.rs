@@ -1,6 +1,6 @@
 //! What a step's allocations are for.
 
-use tenure_core::{Key, KeyId, Name, Purpose, Site, Tag};
+use tenure_core::{Key, KeyId, Name, Purpose, Site, SiteGuard, Tag};
 use tenure_tensor::{Result, Tensor, autograd};
 
 /// Runs `forward` and says that what it allocates are activations. It is a pass ([`Site::begin_pass`]): what is called
@@ -9,6 +9,22 @@ pub fn forward<R>(forward: impl FnOnce() -> R) -> R {
     let _pass = Site::begin_pass();
     let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
     forward()
+}
+
+/// Keeps a thread in a module while it lives.
+#[must_use = "it holds for as long as it lives"]
+pub struct ModuleGuard {
+    _site: SiteGuard,
+    /// Nobody had said what for.
+    _purpose: Option<Purpose>,
+}
+
+/// Says that what this thread does is done by the module of that path: what it allocates are activations, unless somebody
+/// said otherwise, and their keys follow from the path.
+pub fn module(path: Name) -> ModuleGuard {
+    let is_said = Purpose::current().0 != Tag::Unknown;
+    let purpose = (!is_said).then(|| Purpose::enter(Tag::Activation, KeyId::NONE));
+    ModuleGuard { _site: Site::enter_module(path), _purpose: purpose }
 }
 
 /// [`Tensor::backward`], of which what is allocated are gradients.

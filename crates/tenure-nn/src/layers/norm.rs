@@ -1,9 +1,9 @@
 //! Normalisation.
 
-use tenure_core::SiteGuard;
 use tenure_tensor::{DType, Result, Tensor, TensorError, autograd, ops};
 
 use super::Layer;
+use crate::purpose::ModuleGuard;
 use crate::{Buffer, Init, Mode, Parameter, Scope, module};
 
 /// Normalises each channel over a batch, and in use by what was seen in training (Ioffe and Szegedy, 2015). PyTorch's
@@ -96,7 +96,7 @@ impl<const D: usize> BatchNorm<D> {
     }
 
     /// None if it has neither a parameter nor a buffer that says where it is.
-    fn enter_module(&self) -> Option<SiteGuard> {
+    fn enter_module(&self) -> Option<ModuleGuard> {
         let seen = || self.running.as_ref().map(|running| running.running_mean.enter_module());
         self.weight.as_ref().map(Parameter::enter_module).or_else(seen)
     }

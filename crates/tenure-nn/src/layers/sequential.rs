@@ -1,10 +1,10 @@
 //! Layers one after the other.
 
-use tenure_core::{Name, Site};
+use tenure_core::Name;
 use tenure_tensor::{Result, Tensor};
 
 use super::Layer;
-use crate::{Scope, module};
+use crate::{Scope, module, purpose};
 
 /// Layers, each of which takes what the one before made, named by their numbers from 0. PyTorch's `nn.Sequential`.
 ///
@@ -47,7 +47,7 @@ impl Sequential {
 impl Layer for Sequential {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.layers.iter().zip(&self.paths).try_fold(input.clone(), |value, (layer, path)| {
-            let _module = Site::enter_module(*path);
+            let _module = purpose::module(*path);
             layer.forward(&value)
         })
     }

@@ -32,7 +32,7 @@ pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::AD
 impl Tensor {
     /// The sum. Of `bool`, whether one of them is true.
     pub fn add<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        let pair = Pair::new("add", self, other.into(), |dtype| dtype)?;
         attach(pair.compute(&ADD, pair.dtype)?, "add", &[self, &pair.b], |_| Ok(sum))
     }
 
@@ -45,7 +45,7 @@ impl Tensor {
     /// The sum with `alpha` times another, in one pass. PyTorch's `add(other, alpha=alpha)`.
     pub fn add_scaled(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<Self> {
         let alpha = alpha.into();
-        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        let pair = Pair::new("add_scaled", self, other.into(), |dtype| dtype)?;
         check_factor("add_scaled", alpha, pair.dtype)?;
         let inputs = [self, other];
         let out = pointwise::run(&ADD_SCALED, pair.dtype, pair.dtype, &inputs, |kernel, iter| kernel(iter, alpha))?;
@@ -54,7 +54,7 @@ impl Tensor {
 
     /// The difference.
     pub fn sub<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        let pair = Pair::new("sub", self, other.into(), |dtype| dtype)?;
         if [self.dtype(), pair.b.dtype()].contains(&DType::Bool) {
             let expected = "truth values have no difference: use logical_xor(), or logical_not() to invert a mask";
             return Err(TensorError::DType { op: "sub", found: DType::Bool, expected: expected.to_owned() });
@@ -64,13 +64,13 @@ impl Tensor {
 
     /// The product. Of `bool`, whether both are true.
     pub fn mul<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        let pair = Pair::new("mul", self, other.into(), |dtype| dtype)?;
         attach(pair.compute(&MUL, pair.dtype)?, "mul", &[self, &pair.b], |saver| product(saver, self, &pair.b))
     }
 
     /// The quotient. Integers are divided as floats.
     pub fn div<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-        let pair = Pair::new(self, other.into(), floating)?;
+        let pair = Pair::new("div", self, other.into(), floating)?;
         attach(pair.compute(&DIV, pair.dtype)?, "div", &[self, &pair.b], |saver| quotient(saver, self, &pair.b))
     }
 
@@ -85,7 +85,7 @@ impl Tensor {
     }
 
     fn rounded_quotient(&self, kernel: &'static Binary, other: Value<'_>) -> Result<Self> {
-        let pair = Pair::new(self, other, |dtype| dtype)?;
+        let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |_| {
             Ok(|context: &Context<'_>| Ok([context.zeros(0)?, context.zeros(1)?].into_iter().collect()))
         })
@@ -108,7 +108,7 @@ impl Tensor {
         other: Value<'_>,
         quotient: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let pair = Pair::new(self, other, |dtype| dtype)?;
+        let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
             let needs = saver.needs(1);
             let (left, right) = (saver.save_if(needs, self)?, saver.save_if(needs, &pair.b)?);
@@ -137,7 +137,7 @@ impl Tensor {
         other: Value<'_>,
         loses: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let pair = Pair::new(self, other, |dtype| dtype)?;
+        let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
             let (left, right) = (saver.save(self)?, saver.save(&pair.b)?);
             Ok(move |context: &Context<'_>| {
@@ -153,7 +153,7 @@ impl Tensor {
 
     /// The angle of the point (`x`, `self`), from -π to π. At the origin its gradient is zero.
     pub fn atan2(&self, x: &Self) -> Result<Self> {
-        let pair = Pair::new(self, x.into(), floating)?;
+        let pair = Pair::new("atan2", self, x.into(), floating)?;
         attach(pair.compute(&ATAN2, pair.dtype)?, "atan2", &[self, x], |saver| {
             let (y, x) = (saver.save(self)?, saver.save(x)?);
             Ok(move |context: &Context<'_>| {
@@ -171,7 +171,7 @@ impl Tensor {
     pub fn lerp<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<Self> {
         let weight = weight.into();
         let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
-        let weight = pointwise::tensor(weight, dtype)?;
+        let weight = pointwise::tensor("lerp", weight, dtype)?;
         let inputs = [self, end, &*weight];
         let out = pointwise::run(&LERP, dtype, dtype, &inputs, |kernel, iter| kernel(iter))?;
         attach(out, "lerp", &inputs, |saver| way(saver, inputs))

@@ -18,7 +18,7 @@ macro_rules! relations {
             /// Sizes that do not broadcast, different devices, dtypes that it does not take.
             pub fn $name<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
                 static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
-                let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+                let pair = Pair::new(stringify!($name), self, other.into(), |dtype| dtype)?;
                 pair.compute(&KERNEL, ($result)(pair.dtype))
             }
         )*}
@@ -111,7 +111,7 @@ impl Tensor {
     /// Sizes that do not broadcast, different devices.
     pub fn isclose(&self, other: &Self, relative: f64, absolute: f64, equal_nan: bool) -> Result<Self> {
         let closeness = Closeness { relative, absolute, equal_nan };
-        let pair = Pair::new(self, other.into(), |dtype| dtype)?;
+        let pair = Pair::new("isclose", self, other.into(), |dtype| dtype)?;
         pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[self, other], |kernel, iter| kernel(iter, closeness))
     }
 

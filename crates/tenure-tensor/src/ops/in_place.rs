@@ -85,7 +85,7 @@ impl Tensor {
         let weight = weight.into();
         let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
         self.check_stores("lerp_", dtype)?;
-        let weight = pointwise::tensor(weight, dtype)?;
+        let weight = pointwise::tensor("lerp_", weight, dtype)?;
         let inputs = [self, end, &*weight];
         let write = || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter));
         attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
@@ -150,7 +150,7 @@ impl Tensor {
         value.check_fits("masked_fill_", self.dtype())?;
         let value = Value::Number(value);
         self.check_stores("masked_fill_", pointwise::promoted(&[self.into(), value]))?;
-        let value = pointwise::tensor(value, self.dtype())?;
+        let value = pointwise::tensor("masked_fill_", value, self.dtype())?;
         select::check_condition("masked_fill_", mask)?;
         let inputs = [mask, &value, self];
         let write =
@@ -181,7 +181,7 @@ impl Tensor {
         compute: impl Fn(DType) -> DType,
         save: impl FnOnce(&mut Saver, &Self) -> Result<F>,
     ) -> Result<()> {
-        let pair = Pair::new(self, other, compute)?;
+        let pair = Pair::new(op, self, other, compute)?;
         self.check_stores(op, pair.dtype)?;
         let write = || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter));
         attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))

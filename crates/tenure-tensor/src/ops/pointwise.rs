@@ -77,13 +77,13 @@ pub(crate) struct Pair<'a> {
 }
 
 impl<'a> Pair<'a> {
-    /// The operands of an operation that computes in `compute` of what they promote to.
-    pub(crate) fn new(a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
+    /// The operands of the operation `op`, which computes in `compute` of what they promote to.
+    pub(crate) fn new(op: &'static str, a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
         let dtype = match b {
             Value::Tensor(b) if b.dtype() == a.dtype() => compute(a.dtype()),
             _ => compute(promoted(&[a.into(), b])),
         };
-        Ok(Self { a, b: tensor(b, dtype)?, dtype })
+        Ok(Self { a, b: tensor(op, b, dtype)?, dtype })
     }
 
     /// What `kernel` makes of them, of dtype `result`. No gradient.
@@ -92,8 +92,9 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// A tensor, or a number as one: as wide as floats are computed in, so that it is not rounded before.
-pub(crate) fn tensor(value: Value<'_>, dtype: DType) -> Result<Cow<'_, Tensor>> {
+/// A tensor, or a number as one, for the operation `op`: as wide as floats are computed in, so that it is not rounded before.
+pub(crate) fn tensor<'a>(op: &'static str, value: Value<'a>, dtype: DType) -> Result<Cow<'a, Tensor>> {
+    let _op = entered(op);
     match value {
         Value::Tensor(tensor) => Ok(Cow::Borrowed(tensor)),
         Value::Number(number) => Ok(Cow::Owned(Tensor::scalar(number, computed(dtype))?)),

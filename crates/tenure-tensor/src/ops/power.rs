@@ -27,7 +27,7 @@ impl Tensor {
     }
 
     fn to_number(&self, exponent: Scalar) -> Result<Self> {
-        let pair = Pair::new(self, exponent.into(), |dtype| dtype)?;
+        let pair = Pair::new("pow", self, exponent.into(), |dtype| dtype)?;
         let dtype = pair.dtype;
         if !dtype.is_floating() && exponent.to_i64() < 0 {
             let reason = format!("integers have no power of {}: convert to a floating dtype first", exponent.to_i64());
@@ -59,7 +59,7 @@ impl Tensor {
     }
 
     fn to_tensor(&self, exponent: &Self) -> Result<Self> {
-        let pair = Pair::new(self, exponent.into(), |dtype| dtype)?;
+        let pair = Pair::new("pow", self, exponent.into(), |dtype| dtype)?;
         let power = pair.compute(&POW, pair.dtype)?;
         attach(power.clone(), "pow", &[self, exponent], |saver| {
             let (base, exponent) = (saver.save(self)?, saver.save(exponent)?);

@@ -47,7 +47,7 @@ impl Tensor {
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
         check_condition(op, self)?;
-        let (a, b) = (pointwise::tensor(a, dtype)?, pointwise::tensor(b, dtype)?);
+        let (a, b) = (pointwise::tensor(op, a, dtype)?, pointwise::tensor(op, b, dtype)?);
         let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
         attach(out, op, &[&a, &b], |saver| chosen(saver, self))
     }
