@@ -7,6 +7,7 @@ mod devices;
 mod errors;
 mod interrupt;
 mod memory;
+mod placement;
 mod purpose;
 mod sharing;
 mod torch;
@@ -28,6 +29,8 @@ mod _native {
     use crate::memory::{
         empty_cache, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction,
     };
+    #[pymodule_export]
+    use crate::placement::{Placement, Recorder, cpu_api, is_placed, leave_placement};
     #[pymodule_export]
     use crate::purpose::{
         begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,

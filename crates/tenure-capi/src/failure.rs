@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tenure_alloc::AllocError;
+use tenure_core::AllocatorError;
 use tenure_device::CallError;
 use tenure_device::memory::{MemoryError, OutOfMemoryReport};
 use tenure_device::pinned::PinnedError;
@@ -46,6 +47,8 @@ pub(crate) enum Failure {
     #[error("{}", .0.in_pytorch())]
     OutOfMemoryInPytorch(Box<OutOfMemoryReport>),
     #[error(transparent)]
+    Cpu(#[from] AllocatorError),
+    #[error(transparent)]
     Call(#[from] CallError),
     #[error(transparent)]
     Share(#[from] ShareError),
@@ -67,6 +70,10 @@ impl Failure {
             Self::NotOpen { .. } => Status::NotOpen,
             Self::Invalid(_) => Status::Invalid,
             Self::OutOfMemoryInPytorch(_) => Status::OutOfMemory,
+            Self::Cpu(AllocatorError::OutOfMemory { .. } | AllocatorError::DeviceOutOfMemory { .. }) => {
+                Status::OutOfMemory
+            }
+            Self::Cpu(_) => Status::Invalid,
             Self::Call(_) => Status::DriverFailed,
             Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
             Self::Share(_) => Status::DriverFailed,

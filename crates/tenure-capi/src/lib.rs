@@ -3,6 +3,7 @@
 //! On the way of an allocation it adds a look into a table of devices and the conversion of the result, no lock and no
 //! allocation.
 
+pub mod cpu;
 mod device;
 mod failure;
 mod options;

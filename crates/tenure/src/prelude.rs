@@ -5,8 +5,8 @@ pub use tenure_alloc::{
     Statistics,
 };
 pub use tenure_core::{
-    Allocator, AllocatorRegistry, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat, Purpose, Span,
-    Storage, StreamId, Tag, result_type,
+    Allocator, AllocatorRegistry, AllocatorScope, DType, DataPtr, Device, DeviceKind, Key, KeyId, Layout, MemoryFormat,
+    Purpose, Span, Storage, StreamId, Tag, result_type,
 };
 pub use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 pub use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedPool};

@@ -40,6 +40,28 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Shim:
+    """What a shim is made of."""
+
+    sources: Path
+    #: Those of PyTorch's that it is linked to.
+    libraries: tuple[str, ...]
+    #: Where in PyTorch's headers those are that it stands on.
+    headers: str
+    needs_cuda: bool
+
+
+def on_cuda() -> Shim:
+    """The shim under PyTorch's memory of GPUs."""
+    return Shim(_SOURCES, ("c10", "c10_cuda", "torch_cuda"), "c10/cuda/CUDACachingAllocator.h", needs_cuda=True)
+
+
+def on_cpu() -> Shim:
+    """The shim under PyTorch's memory of the CPU."""
+    return Shim(_HERE / "shim_cpu", ("c10",), "c10/core/CPUAllocator.h", needs_cuda=False)
+
+
+@dataclass(frozen=True)
 class Torch:
     """The PyTorch that a shim is for: a shim fits one build of PyTorch and no other."""
 
@@ -82,9 +104,9 @@ class Torch:
         return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}-{sources_digest()}.so"
 
 
-def sources_digest() -> str:
+def sources_digest(shim: Shim | None = None) -> str:
     """A name for what the shim is compiled from: its sources, and the header that says how it calls Tenure."""
-    files = sorted(path for path in _SOURCES.iterdir() if path.is_file())
+    files = sorted(path for path in (shim or on_cuda()).sources.iterdir() if path.is_file())
     text = "\0".join(part for path in files for part in (path.name, path.read_text()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -95,17 +117,18 @@ def prebuilt(torch: Torch) -> Path | None:
     return path if _is_whole(path) else None
 
 
-def built(torch: Torch) -> Path:
-    """The shim for `torch`, built by this call unless it was built before.
+def built(torch: Torch, shim: Shim | None = None) -> Path:
+    """The shim for `torch` (that of GPUs, unless another is given), built by this call unless it was built before.
 
     Raises
     ------
     BuildError
         There is no compiler, a header is missing, or the compiler refuses.
     """
+    shim = shim or on_cuda()
     compiler = _compiler()
-    includes = _includes(torch)
-    key = _key(torch, compiler)
+    includes = _includes(torch, shim)
+    key = _key(torch, compiler, shim)
     # Also where the folder cannot be written to, as in an image that was made with the shim in it.
     if (folder := _folder()) and _is_whole(shipped := folder / f"{key}.so"):
         with contextlib.suppress(OSError):
@@ -116,7 +139,7 @@ def built(torch: Torch) -> Path:
         if not _is_whole(library):
             _LOG.warning("building the allocator shim for PyTorch %s: this takes some seconds, once", torch.version)
             began = time.monotonic()
-            compile_shim(torch, library, compiler=compiler, includes=includes)
+            compile_shim(torch, library, shim, compiler=compiler, includes=includes)
             took = time.monotonic() - began
             _LOG.info("built the allocator shim in %.1f s: %s", took, library)
             _remove_unused(place)
@@ -124,7 +147,12 @@ def built(torch: Torch) -> Path:
 
 
 def compile_shim(
-    torch: Torch, library: Path, *, compiler: list[str] | None = None, includes: list[Path] | None = None
+    torch: Torch,
+    library: Path,
+    shim: Shim | None = None,
+    *,
+    compiler: list[str] | None = None,
+    includes: list[Path] | None = None,
 ) -> None:
     """Compiles the shim for `torch` into the file `library`, which appears when it is whole.
 
@@ -135,8 +163,9 @@ def compile_shim(
     BuildError
         As `built`.
     """
+    shim = shim or on_cuda()
     compiler = compiler or _compiler()
-    own, *foreign = [_SOURCES, *(includes or _includes(torch))]
+    own, *foreign = [shim.sources, *(includes or _includes(torch, shim))]
     # The compiler's own standard headers come before any that a package has beside CUDA's.
     paths = [f"-I{own}", *(flag for path in foreign for flag in ("-idirafter", str(path)))]
     unfinished = library.with_suffix(".unfinished")
@@ -146,10 +175,11 @@ def compile_shim(
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.cxx11_abi)}",
         *paths,
         *("-x", "c++", "-", "-o", str(unfinished)),
-        *(f"-L{torch.root / 'lib'}", "-lc10", "-lc10_cuda", "-ltorch_cuda"),
+        f"-L{torch.root / 'lib'}",
+        *(f"-l{name}" for name in shim.libraries),
     ]
     # As one file: PyTorch's headers are most of the work, and are read once.
-    source = "".join(f'#include "{path.name}"\n' for path in sorted(_SOURCES.glob("*.cpp")))
+    source = "".join(f'#include "{path.name}"\n' for path in sorted(shim.sources.glob("*.cpp")))
     try:
         unfinished.unlink(missing_ok=True)
         result = _run(command, source)
@@ -220,12 +250,15 @@ def _compiler() -> list[str]:
     raise BuildError("there is no C++ compiler: install one (on Debian and Ubuntu: apt install g++)")
 
 
-def _includes(torch: Torch) -> list[Path]:
+def _includes(torch: Torch, shim: Shim | None = None) -> list[Path]:
     """Where the headers are that the shim includes."""
+    shim = shim or on_cuda()
     own = torch.root / "include"
     found = [own, own / "torch/csrc/api/include"]
-    if not (own / "c10/cuda/CUDACachingAllocator.h").is_file():
-        raise BuildError(f"this PyTorch came without its C++ headers: there is no {own / 'c10/cuda'}")
+    if not (own / shim.headers).is_file():
+        raise BuildError(f"this PyTorch came without its C++ headers: there is no {(own / shim.headers).parent}")
+    if not shim.needs_cuda:
+        return found
     candidates = list(_cuda_includes(torch.cuda))
     for header in _CUDA_HEADERS:
         holder = next((path for path in candidates if (path / header).is_file()), None)
@@ -249,12 +282,12 @@ def _cuda_includes(cuda: str) -> Iterator[Path]:
     yield from (Path(home) / "include" for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home)
 
 
-def _key(torch: Torch, compiler: list[str]) -> str:
+def _key(torch: Torch, compiler: list[str], shim: Shim) -> str:
     """A name for everything that the shim's bytes depend on, `sources_digest` last."""
     version = _run([*compiler, "--version"]).stdout
     parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"{torch.version}-{digest[:12]}-{sources_digest()}"
+    return f"{torch.version}-{digest[:12]}-{sources_digest(shim)}"
 
 
 def _folder() -> Path | None:

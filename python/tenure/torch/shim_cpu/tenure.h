@@ -1,0 +1,1 @@
+../../../../crates/tenure-capi/include/tenure.h
