@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Literal, final
 
 __all__ = [
+    "Placement",
+    "Recorder",
     "Trace",
     "VERSION",
     "about_shared_parameters",
@@ -13,6 +15,7 @@ __all__ = [
     "check_shared_parameters",
     "clear_shared_cache",
     "clear_shared_parameters",
+    "cpu_api",
     "current_purpose",
     "devices",
     "empty_cache",
@@ -22,7 +25,9 @@ __all__ = [
     "insert_shared_parameters",
     "installed",
     "intern_key",
+    "is_placed",
     "join_own_shared_cache",
+    "leave_placement",
     "leave_purpose",
     "memory_report",
     "memory_snapshot",
@@ -67,6 +72,24 @@ class Trace:
     def replay(self, allocator: str, repeat: int, lag_us: int, driver: str, device: int) -> str: ...
     def report(self) -> str: ...
 
+@final
+class Placement:
+    def __new__(
+        cls, mapping: str | PathLike[str], tiers: list[tuple[str, str]], is_strict: bool, may_miss: bool
+    ) -> Placement: ...
+    def enter(self) -> int: ...
+    def report(self) -> tuple[str, str]: ...
+    def check_all_came(self) -> None: ...
+
+@final
+class Recorder:
+    def __new__(cls) -> Recorder: ...
+    def enter(self) -> int: ...
+    def write(self, path: str | PathLike[str], name: str) -> None: ...
+
+def cpu_api() -> int: ...
+def is_placed() -> bool: ...
+def leave_placement(token: int) -> None: ...
 def tags() -> list[str]: ...
 def intern_key(module: str, op: str, role: str, occurrence: int) -> int: ...
 def module_of_key(key: int) -> str: ...

@@ -25,9 +25,10 @@ typedef struct tenure_cpu_api {
     const char *(*last_error)(void);
     /* Whether the calling thread has chosen where its memory comes from. If not, that is none of Tenure's business. */
     bool (*is_chosen)(void);
-    /* Memory for a thread that has. `*owner` is to be given to free() once, from any thread; both are NULL for 0 bytes. */
-    tenure_status (*allocate)(size_t bytes, void **data, void **owner);
-    void (*free)(void *owner);
+    /* Memory for a thread that has; NULL for 0 bytes. */
+    tenure_status (*allocate)(size_t bytes, void **data);
+    /* Frees memory of allocate(), from any thread. False if it is none: then nothing was done. */
+    bool (*free)(void *data);
 } tenure_cpu_api;
 
 /* The table; it is there for as long as the process. */

@@ -3,8 +3,10 @@
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::sync::LazyLock;
 
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
 use tenure_core::{AllocatorScope, DataPtr, Device};
 
 use crate::failure::{Failure, Status, guarded};
@@ -16,12 +18,15 @@ pub struct Table {
     abi: u32,
     last_error: extern "C" fn() -> *const c_char,
     is_chosen: extern "C" fn() -> bool,
-    allocate: unsafe extern "C" fn(usize, *mut *mut c_void, *mut *mut c_void) -> Status,
-    free: unsafe extern "C" fn(*mut c_void),
+    allocate: unsafe extern "C" fn(usize, *mut *mut c_void) -> Status,
+    free: extern "C" fn(*mut c_void) -> bool,
 }
 
 static TABLE: Table =
     Table { size: size_of::<Table>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
+
+/// Blocks by their addresses: PyTorch frees some by nothing else.
+static LIVE: LazyLock<Mutex<FxHashMap<usize, DataPtr>>> = LazyLock::new(Mutex::default);
 
 /// The table.
 #[unsafe(no_mangle)]
@@ -33,34 +38,31 @@ extern "C" fn is_chosen() -> bool {
     AllocatorScope::current(Device::CPU).is_some()
 }
 
-unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void, owner: *mut *mut c_void) -> Status {
+unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
     guarded(|| {
         let chosen = AllocatorScope::current(Device::CPU);
         let chosen = chosen.ok_or_else(|| Failure::Invalid("this thread has chosen no allocator of the CPU".into()))?;
         let memory = chosen.allocate(bytes)?;
-        let first = memory.as_ptr().cast();
-        let context = if memory.is_null() { ptr::null_mut() } else { Box::into_raw(Box::new(memory)).cast() };
-        // SAFETY: by the header, places to write to.
-        unsafe {
-            data.write(first);
-            owner.write(context);
+        let first = memory.as_ptr();
+        if !memory.is_null() {
+            LIVE.lock().insert(first.addr(), memory);
         }
+        // SAFETY: by the header, a place to write to.
+        unsafe { data.write(first.cast()) };
         Ok(())
     })
 }
 
-unsafe extern "C" fn free(owner: *mut c_void) {
-    if owner.is_null() {
-        return;
-    }
-    // SAFETY: by the header, what `allocate` gave, for the last time.
-    let memory = unsafe { Box::from_raw(owner.cast::<DataPtr>()) };
-    // A deleter that panics leaks its block; nothing can be told of it here.
+extern "C" fn free(data: *mut c_void) -> bool {
+    let Some(memory) = LIVE.lock().remove(&data.addr()) else { return false };
+    // With no lock held. A deleter that panics leaks its block; nothing can be told of it here.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(memory)));
+    true
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
     use std::sync::Arc;
 
     use tenure_core::CpuAllocator;
@@ -69,24 +71,23 @@ mod tests {
 
     #[test]
     fn a_thread_gets_memory_where_it_has_chosen_and_an_error_where_it_has_not() {
-        let (mut data, mut owner) = (ptr::null_mut(), ptr::null_mut());
+        let mut data = ptr::null_mut();
         assert!(!is_chosen());
-        // SAFETY: places to write to.
-        assert_eq!(unsafe { allocate(8, &mut data, &mut owner) }, Status::Invalid);
+        // SAFETY: a place to write to.
+        assert_eq!(unsafe { allocate(8, &mut data) }, Status::Invalid);
 
         let allocator = Arc::new(CpuAllocator::new());
         let _scope = AllocatorScope::enter(allocator.clone());
         assert!(is_chosen());
         // SAFETY: as above.
-        assert_eq!(unsafe { allocate(8, &mut data, &mut owner) }, Status::Ok);
+        assert_eq!(unsafe { allocate(8, &mut data) }, Status::Ok);
         assert!(!data.is_null() && allocator.allocated_bytes() == 8);
-        // SAFETY: given once.
-        unsafe { free(owner) };
+        assert!(free(data) && !free(data));
         assert_eq!(allocator.allocated_bytes(), 0);
         // SAFETY: as above.
-        assert_eq!(unsafe { allocate(0, &mut data, &mut owner) }, Status::Ok);
-        assert!(data.is_null() && owner.is_null());
+        assert_eq!(unsafe { allocate(0, &mut data) }, Status::Ok);
+        assert!(data.is_null() && !free(data));
         // SAFETY: as above.
-        assert_eq!(unsafe { allocate(usize::MAX, &mut data, &mut owner) }, Status::Invalid);
+        assert_eq!(unsafe { allocate(usize::MAX, &mut data) }, Status::Invalid);
     }
 }

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from tenure.torch.installation import InstallError, install
     from tenure.torch.operations import tag_operations
+    from tenure.torch.placement import Placement, Recording, record
     from tenure.torch.purpose import tagged
     from tenure.torch.reporting import report
     from tenure.torch.state import Status, status
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InstallError",
+    "Placement",
+    "Recording",
     "SharedCacheSettings",
     "Status",
     "Tagging",
@@ -52,6 +55,7 @@ __all__ = [
     "install",
     "own_bytes",
     "publish_shared_parameters",
+    "record",
     "recv_shared_cache",
     "report",
     "send_shared_cache",
@@ -65,6 +69,8 @@ __all__ = [
 
 _MODULES = {
     "InstallError": "installation",
+    "Placement": "placement",
+    "Recording": "placement",
     "SharedCacheSettings": "cache",
     "Status": "state",
     "Tagging": "tags",
@@ -78,6 +84,7 @@ _MODULES = {
     "install": "installation",
     "own_bytes": "cache",
     "publish_shared_parameters": "cache",
+    "record": "placement",
     "recv_shared_cache": "cache",
     "report": "reporting",
     "send_shared_cache": "cache",

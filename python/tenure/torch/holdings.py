@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.placement import settle
 from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
 
 __all__ = ["OptimizerStates", "Parameters", "named_parameters", "path_of", "tag_holdings", "tensors_in"]
@@ -47,31 +48,38 @@ class Parameters:
             place for child in module.modules() for place in (child._parameters, child._buffers)
         ]
         self._addresses: list[int] = []
+        self._settled: dict[int, int] = {}
         _holdings.add(self)
 
     def tag(self) -> None:
-        """Tags them all."""
+        """Tags them all. On the CPU, where tags are said before and not after, they move to where they are to live."""
         module = self._module()
         if module is None:
             return
         for path, role, parameter in named_parameters(module, self._name):
-            retag(parameter, _WEIGHT, number_of_key(path, "parameter", role))
+            key = number_of_key(path, "parameter", role)
+            retag(parameter, _WEIGHT, key)
+            settle(parameter, _WEIGHT, key, self._settled)
             if parameter.grad is not None:
                 retag(parameter.grad, _GRADIENT, number_of_key(path, "backward", role))
         for prefix, child in module.named_modules():
             for role, buffer in child.named_buffers(recurse=False):
-                retag(buffer, _WEIGHT, number_of_key(path_of(self._name, prefix), "buffer", role))
+                key = number_of_key(path_of(self._name, prefix), "buffer", role)
+                retag(buffer, _WEIGHT, key)
+                settle(buffer, _WEIGHT, key, self._settled)
 
     def tag_if_moved(self) -> None:
         """Tags them if one of them does not lie where it lay."""
+        if self._find_addresses() != self._addresses:
+            self.tag()
+            self._addresses = self._find_addresses()
+
+    def _find_addresses(self) -> list[int]:
         tensors = [tensor for place in self._places for tensor in place.values() if tensor is not None]
         try:
-            addresses = [tensor.data_ptr() for tensor in tensors]
+            return [tensor.data_ptr() for tensor in tensors]
         except (RuntimeError, ValueError):
-            addresses = [address_of(tensor) for tensor in tensors]
-        if addresses != self._addresses:
-            self._addresses = addresses
-            self.tag()
+            return [address_of(tensor) for tensor in tensors]
 
 
 class OptimizerStates:

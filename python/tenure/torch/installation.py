@@ -6,15 +6,20 @@ import ctypes
 import logging
 import threading
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from tenure import Error, _native
 from tenure.torch import build, fallback
 from tenure.torch.state import Allocator, Mode, Status, status
+
+if TYPE_CHECKING:
+    from tenure.torch.placement import Placement, WhenFull
 
 _LOG = logging.getLogger("tenure")
 
@@ -74,8 +79,34 @@ def stood_aside() -> str | None:
     return _stood_aside
 
 
-def install(allocator: Allocator | None = None, *, fraction: float | None = None) -> Status:
-    """Puts Tenure's memory under PyTorch, for the rest of the process.
+@overload
+def install(
+    allocator: Allocator | None = None, *, fraction: float | None = None, device: Literal["cuda"] = "cuda"
+) -> Status: ...
+
+
+@overload
+def install(
+    *,
+    device: Literal["cpu"],
+    mapping: str | PathLike[str],
+    tiers: Mapping[str, str],
+    strict: bool = False,
+    when_full: WhenFull = "refuse",
+) -> Placement: ...
+
+
+def install(
+    allocator: Allocator | None = None,
+    *,
+    fraction: float | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+    mapping: str | PathLike[str] | None = None,
+    tiers: Mapping[str, str] | None = None,
+    strict: bool = False,
+    when_full: WhenFull = "refuse",
+) -> Status | Placement:
+    """Puts Tenure's memory under PyTorch, for the rest of the process: that of GPUs, or that of the CPU.
 
     To be called before the program first uses CUDA, if only for pinned memory or to record a memory history. A second
     call that asks for nothing else does nothing. Where ``TENURE_TORCH`` is set, that is the first call, with what
@@ -90,18 +121,69 @@ def install(allocator: Allocator | None = None, *, fraction: float | None = None
         The part of each device, more than 0 and at most 1, that this process may hold, its context included. If
         ``per_process_memory_fraction`` in ``PYTORCH_ALLOC_CONF`` is less, that holds, as PyTorch means it. If it is not
         given: what is installed, or else 1.
+    device
+        ``cuda``; or ``cpu``, to have tensors of the CPU live where a mapping says, for threads that want it. Only what
+        follows is for the CPU.
+    mapping
+        The file that says in which tier each key lives (docs/mapping-format.md).
+    tiers
+        What the mapping's tiers are, by their names: ``dram``, ``numa:N``, a DAX device such as ``/dev/dax0.0``, or a
+        folder or the name of a new file, on any file system; and how many bytes of it, after an ``@``, as in
+        ``/mnt/pmem@64GiB``. Files need a number.
+    strict
+        An allocation whose key has no place is an error. Else it lives in the first tier, and is reported.
+    when_full
+        What becomes of an allocation whose tier is full: it is an error (``refuse``), or it lives in another tier and is
+        reported (``miss``).
 
     Returns
     -------
-    Status
+    Status or Placement
         What is installed now. Nothing is, with a warning, where there is no GPU or where PyTorch is told to use
-        CUDA's own allocator.
+        CUDA's own allocator. For the CPU, what a thread enters to be placed, and what reports what is where.
 
     Raises
     ------
     InstallError
         It cannot be installed; the message says what to do.
+
+    Examples
+    --------
+    >>> placement = tenure.torch.install(  # doctest: +SKIP
+    ...     device="cpu", mapping="mapping.json", tiers={"DRAM": "dram@8GiB", "PM": "/mnt/pmem@64GiB"}
+    ... )
+    >>> with placement, tenure.torch.tag(model, optimizer):  # doctest: +SKIP
+    ...     train(model, optimizer)
+    ...     print(placement)
     """
+    if device == "cpu":
+        return _install_on_cpu(allocator, fraction, mapping, tiers, strict, when_full)
+    if device != "cuda":
+        raise InstallError(f"device={device!r}: expected 'cuda' or 'cpu'")
+    if mapping is not None or tiers is not None:
+        raise InstallError("a mapping and its tiers are for the CPU: say device='cpu'")
+    return _install_on_cuda(allocator, fraction)
+
+
+def _install_on_cpu(
+    allocator: Allocator | None,
+    fraction: float | None,
+    mapping: str | PathLike[str] | None,
+    tiers: Mapping[str, str] | None,
+    strict: bool,
+    when_full: WhenFull,
+) -> Placement:
+    if allocator is not None or fraction is not None:
+        raise InstallError("allocator and fraction are for GPUs: leave them out with device='cpu'")
+    if mapping is None or tiers is None:
+        raise InstallError("device='cpu' needs a mapping and its tiers, as in tiers={'DRAM': 'dram@8GiB'}")
+    _torch()
+    from tenure.torch import placement
+
+    return placement.install(mapping, tiers, strict=strict, when_full=when_full)
+
+
+def _install_on_cuda(allocator: Allocator | None, fraction: float | None) -> Status:
     global _installed, _stood_aside
     wanted = _checked(allocator, fraction)
     # Not under the lock: with TENURE_TORCH set, whoever imports PyTorch first installs Tenure before the import ends.

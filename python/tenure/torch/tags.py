@@ -40,6 +40,7 @@ from tenure.torch.backward import tell_in_backward
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
 from tenure.torch.optimizers import Steps
+from tenure.torch.placement import is_installed
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.state import status
 
@@ -145,7 +146,7 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
         kind = type(optimizer).__name__
         raise TypeError(f"optimizer is a {kind}: expected one torch.optim.Optimizer; call tag() for each of several")
     tagging = Tagging()
-    if status().mode == "not installed":
+    if status().mode == "not installed" and not is_installed():
         _LOG.warning("tags have no effect: call tenure.torch.install() before the program first uses CUDA")
         return tagging
     try:
@@ -211,8 +212,9 @@ class _After(_Hook):
         _native.leave_purpose(self._token)
         # Most modules return a tensor, and this is on the path of every call.
         for tensor in (output,) if isinstance(output, Tensor) else tensors_in(output):
-            # On the device, backward runs on a thread of its own, whose purpose is nobody else's.
-            if tensor.is_cuda:
+            # On the device, backward runs on a thread of its own, whose purpose is nobody else's; on the CPU it runs on
+            # the one that asks for it.
+            if tensor.is_cuda or _native.is_placed():
                 tell_in_backward(tensor, self._backward_key)
 
 

@@ -13,36 +13,41 @@ namespace {
 
 const tenure_cpu_api *api = nullptr;
 
+/// What was there before.
+c10::Allocator *below = nullptr;
+
+/// Frees any memory of the CPU by its address: some of PyTorch's code keeps nothing else.
+void free_by_address(void *data) {
+  if (!api->free(data))
+    below->raw_deallocate(data);
+}
+
 /// Gives memory of Tenure's to threads that have chosen where theirs comes from, and to others what was there before.
 class Allocator final : public c10::Allocator {
 public:
-  explicit Allocator(c10::Allocator *below) : below_(below) {}
-
   c10::DataPtr allocate(size_t bytes) override {
     if (!api->is_chosen())
-      return below_->allocate(bytes);
-    void *data = nullptr, *owner = nullptr;
-    const auto status = api->allocate(bytes, &data, &owner);
+      return below->allocate(bytes);
+    void *data = nullptr;
+    const auto status = api->allocate(bytes, &data);
     TORCH_CHECK_WITH(OutOfMemoryError, status != TENURE_OUT_OF_MEMORY, api->last_error());
     TORCH_CHECK(status == TENURE_OK, api->last_error());
-    return {data, owner, api->free, c10::Device(c10::DeviceType::CPU)};
+    return {data, data, free_by_address, c10::Device(c10::DeviceType::CPU)};
   }
 
-  /// None: a block's owner is not its address.
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return free_by_address; }
 
   void copy_data(void *to, const void *from, size_t bytes) const override { default_copy_data(to, from, bytes); }
-
-private:
-  c10::Allocator *below_;
 };
 
 void install(const tenure_cpu_api *table) {
   TORCH_CHECK(table->abi == TENURE_CPU_ABI && table->size >= sizeof(tenure_cpu_api),
               "the shim and Tenure are of different versions: build the shim again");
   api = table;
+  below = c10::GetCPUAllocator();
+  TORCH_CHECK(below->raw_deleter() != nullptr, "PyTorch's allocator of the CPU is another's already, and frees nothing by its address");
   // Never destroyed: memory is allocated until the process ends.
-  static auto &allocator = *new Allocator(c10::GetCPUAllocator());
+  static auto &allocator = *new Allocator;
   // PyTorch ignores whoever comes with a lower priority than the one that is there.
   c10::SetCPUAllocator(&allocator, UINT8_MAX);
   TORCH_CHECK(c10::GetCPUAllocator() == &allocator, "PyTorch kept another allocator of the CPU");

@@ -1,0 +1,176 @@
+"""Where PyTorch's tensors on the CPU live: in tiers of memory, by a mapping."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+from collections.abc import Mapping
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from torch import Tensor
+
+from tenure import Error, _native
+from tenure.torch import build
+from tenure.torch.purpose import address_of, new_token
+
+__all__ = ["Placement", "Recording", "WhenFull", "install", "record", "settle"]
+
+#: What happens to an allocation whose tier is full.
+WhenFull = Literal["refuse", "miss"]
+
+_installing = threading.Lock()
+_shim: ctypes.CDLL | None = None
+
+
+class _Threads(threading.local):
+    """The tokens with which a thread entered something."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+
+class _Entered:
+    """Something that threads enter and leave."""
+
+    def __init__(self, native: _native.Placement | _native.Recorder) -> None:
+        self._enter = native.enter
+        self._threads = _Threads()
+
+    def __enter__(self) -> Self:
+        self._threads.tokens.append(self._enter())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _native.leave_placement(self._threads.tokens.pop())
+
+
+class Placement(_Entered):
+    """A mapping and the tiers that it is about. Made by ``install(device="cpu", ...)``.
+
+    It places nothing by itself: a thread's tensors are placed inside of a ``with`` block, and those of other threads are
+    not. What a block allocated stays where it is after it.
+    """
+
+    def __init__(self, native: _native.Placement) -> None:
+        super().__init__(native)
+        self._native = native
+
+    def report(self) -> dict[str, Any]:
+        """What is where at this moment, and how much of it is verified to be where it ought to be.
+
+        Returns
+        -------
+        dict
+            ``tiers``: of each its ``nature`` in words, whether it ``is_emulated``, and bytes by tag; ``verified_share``
+            of all tagged bytes in tiers; ``keys`` of the mapping that came, that never came, and of the program that
+            have no place. Tensors that PyTorch allocated outside of the block are not in it.
+        """
+        report: dict[str, Any] = json.loads(self._native.report()[0])
+        return report
+
+    def check(self) -> None:
+        """Raises `tenure.Error` if a key of the mapping never came: it is another program's then."""
+        self._native.check_all_came()
+
+    def __str__(self) -> str:
+        return self._native.report()[1].rstrip()
+
+
+class Recording(_Entered):
+    """What a program allocates on the CPU. Made by `record`."""
+
+    def __init__(self, native: _native.Recorder) -> None:
+        super().__init__(native)
+        self._native = native
+
+    def write(self, path: str | PathLike[str], *, name: str = "program") -> None:
+        """Writes the problem of placing what was recorded, which ``tenure plan`` reads (docs/problem-format.md)."""
+        self._native.write(path, name)
+
+
+def install(
+    mapping: str | PathLike[str],
+    tiers: Mapping[str, str],
+    *,
+    strict: bool = False,
+    when_full: WhenFull = "refuse",
+) -> Placement:
+    """As `tenure.torch.install` with ``device="cpu"``."""
+    if when_full not in ("refuse", "miss"):
+        raise Error(f"when_full={when_full!r}: expected 'refuse' or 'miss'")
+    native = _native.Placement(mapping, list(tiers.items()), strict, when_full == "miss")
+    _put_under()
+    return Placement(native)
+
+
+def record() -> Recording:
+    """Records what PyTorch allocates on the CPU, for a mapping to be planned of.
+
+    Returns
+    -------
+    Recording
+        A thread is recorded inside of a ``with`` block, with the tags and keys of `tag`.
+
+    Raises
+    ------
+    InstallError
+        Tenure cannot be put under PyTorch; the message says what to do.
+
+    Examples
+    --------
+    >>> with tenure.torch.record() as recording, tenure.torch.tag(model, optimizer):  # doctest: +SKIP
+    ...     step(model, optimizer)
+    >>> recording.write("problem.json")  # doctest: +SKIP
+    """
+    _put_under()
+    return Recording(_native.Recorder())
+
+
+def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, int]) -> None:
+    """Brings what a tensor of the CPU holds to where its key lives, if this thread is placed or recorded.
+
+    `settled` has the addresses of those that are there already, by their identities. A tensor that is part of another's
+    memory stays where it is.
+    """
+    address = address_of(tensor)
+    if not address or tensor.device.type != "cpu" or settled.get(id(tensor)) == address or not _native.is_placed():
+        return
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        return
+    token = new_token()
+    _native.enter_purpose(token, tag, key)
+    try:
+        tensor.data = tensor.data.clone()
+    finally:
+        _native.leave_purpose(token)
+    settled[id(tensor)] = address_of(tensor)
+
+
+def _put_under() -> None:
+    """Installs the shim, once."""
+    global _shim
+    from tenure.torch.installation import InstallError
+
+    with _installing:
+        if _shim is not None:
+            return
+        try:
+            library = build.built(build.Torch.current(), build.on_cpu())
+            shim = ctypes.CDLL(str(library))
+        except (build.BuildError, OSError) as error:
+            raise InstallError(f"Tenure cannot be put under PyTorch's memory of the CPU: {error}") from error
+        shim.tenure_cpu_install.restype = ctypes.c_bool
+        message = ctypes.create_string_buffer(4096)
+        if not shim.tenure_cpu_install(ctypes.c_void_p(_native.cpu_api()), message, ctypes.c_size_t(len(message))):
+            raise InstallError(message.value.decode(errors="replace"))
+        _shim = shim
+
+
+def is_installed() -> bool:
+    """Whether the shim is under PyTorch."""
+    return _shim is not None
