@@ -133,8 +133,8 @@ def install(
     strict
         An allocation whose key has no place is an error. Else it lives in the first tier, and is reported.
     when_full
-        What becomes of an allocation whose tier is full: it is an error (``refuse``), or it lives in another tier and is
-        reported (``miss``).
+        What becomes of an allocation whose tier is full: it is an error (``refuse``), or it lives in another tier and
+        is reported (``miss``).
 
     Returns
     -------

@@ -52,8 +52,8 @@ class _Entered:
 class Placement(_Entered):
     """A mapping and the tiers that it is about. Made by ``install(device="cpu", ...)``.
 
-    It places nothing by itself: a thread's tensors are placed inside of a ``with`` block, and those of other threads are
-    not. What a block allocated stays where it is after it.
+    It places nothing by itself: a thread's tensors are placed inside of a ``with`` block, and those of other threads
+    are not. What a block allocated stays where it is after it.
     """
 
     def __init__(self, native: _native.Placement) -> None:
