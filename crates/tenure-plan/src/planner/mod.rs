@@ -1,11 +1,14 @@
 //! Planners: what makes a [`Plan`] of a problem.
 
+mod evaluator;
 mod rules;
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use crate::{Plan, PlanError, Problem};
+
+pub use evaluator::Evaluator;
 
 /// Something that makes plans.
 ///

@@ -54,7 +54,8 @@ pub struct Tensor {
     /// touches them to the last.
     #[serde(with = "tag_name", default)]
     pub tag: Tag,
-    /// How many times smaller it gets by compression, if it does: more than 1.
+    /// How many times smaller it gets by compression, if it does: more than 1. It is compressed on the way to tiers that
+    /// kernels do not reach, and there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<f64>,
     /// How it is computed again, if it can be.
@@ -207,6 +208,21 @@ impl Problem {
     /// The kernels during which a tensor is there; none if it never is.
     pub fn lifetime(&self, tensor: usize) -> Option<RangeInclusive<usize>> {
         self.lifetimes[tensor].map(|(first, last)| first..=last)
+    }
+
+    /// Bytes that a tensor takes in a tier: it is compressed, if it can be, where kernels do not reach.
+    pub fn bytes_in(&self, tensor: usize, tier: usize) -> u64 {
+        let tensor = &self.parts.tensors[tensor];
+        match tensor.compression.filter(|_| !self.parts.tiers[tier].is_reachable) {
+            Some(ratio) => (tensor.bytes as f64 / ratio).ceil() as u64,
+            None => tensor.bytes,
+        }
+    }
+
+    /// Bytes that cross a link when a tensor moves: what it takes at the end where it takes less.
+    pub fn moved_bytes(&self, tensor: usize, link: usize) -> u64 {
+        let Link { from, to, .. } = self.parts.links[link];
+        self.bytes_in(tensor, from).min(self.bytes_in(tensor, to))
     }
 
     /// Bytes of a tensor that kernels read and write, all together.
