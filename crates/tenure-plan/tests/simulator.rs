@@ -59,6 +59,7 @@ fn parts() -> Parts {
             kernel(1000, &[b, weight], &[c]),
             kernel(1000, &[a, c, weight], &[d]),
         ],
+        backward: None,
     }
 }
 

@@ -1,7 +1,12 @@
 //! Planners: what makes a [`Plan`] of a problem.
 
 mod evaluator;
+mod evolutionary;
+mod flashneuron;
 mod rules;
+mod schedule;
+mod scheduled;
+mod timeline;
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -9,6 +14,10 @@ use std::time::{Duration, Instant};
 use crate::{Plan, PlanError, Problem};
 
 pub use evaluator::Evaluator;
+pub use evolutionary::Evolutionary;
+pub use flashneuron::FlashNeuron;
+pub use schedule::{Decisions, Decoder, Treatment};
+pub use scheduled::Scheduled;
 
 /// Something that makes plans.
 ///

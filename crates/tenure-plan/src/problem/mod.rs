@@ -3,6 +3,7 @@
 mod error;
 mod file;
 mod kernel_trace;
+mod tiers;
 
 use std::ops::RangeInclusive;
 
@@ -40,6 +41,9 @@ pub struct Parts {
     pub tensors: Vec<Tensor>,
     /// The kernels, in the order in which they run.
     pub kernels: Vec<Kernel>,
+    /// The first kernel of the backward pass, if it is training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward: Option<usize>,
 }
 
 /// Some bytes that are placed as one.
@@ -190,6 +194,11 @@ impl Problem {
         &self.parts.kernels
     }
 
+    /// The first kernel of the backward pass, if it is training and that was said.
+    pub fn backward(&self) -> Option<usize> {
+        self.parts.backward
+    }
+
     /// Tiers of memory, the fastest first.
     pub fn tiers(&self) -> &[Tier] {
         &self.parts.tiers
@@ -198,6 +207,17 @@ impl Problem {
     /// Ways between tiers.
     pub fn links(&self) -> &[Link] {
         &self.parts.links
+    }
+
+    /// The same with so many bytes in the first tier. A problem without tiers gets two, of the speed of an H200's memory and of
+    /// pinned host memory beside it, which kernels reach.
+    #[must_use]
+    pub fn with_fast_bytes(mut self, capacity_bytes: u64) -> Self {
+        if self.parts.tiers.is_empty() {
+            (self.parts.tiers, self.parts.links) = tiers::device_and_host();
+        }
+        self.parts.tiers[0].capacity = Some(capacity_bytes);
+        self
     }
 
     /// What it is made of, to make another.
