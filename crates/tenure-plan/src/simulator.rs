@@ -400,12 +400,19 @@ impl<'a> Player<'a> {
         let moved: Vec<f64> = (0..self.active.len()).map(|link| self.rate(link) * ns / 1e9).collect();
         self.now += ns;
         for (link, moved) in moved.into_iter().enumerate() {
-            let Some(transfer) = &mut self.active[link] else { continue };
-            transfer.left_bytes -= moved;
-            let Transfer { tensor, .. } = *transfer;
-            if transfer.is_there() && !uses(self.running, tensor) {
-                self.arrive(link, tensor);
+            if let Some(transfer) = &mut self.active[link] {
+                transfer.left_bytes -= moved;
+                self.arrive_if_there(link);
             }
+        }
+    }
+
+    /// Ends what has come over a link, unless the kernel that runs uses it where it was.
+    fn arrive_if_there(&mut self, link: usize) {
+        if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::is_there)
+            && !uses(self.running, tensor)
+        {
+            self.arrive(link, tensor);
         }
     }
 
@@ -439,6 +446,7 @@ impl<'a> Player<'a> {
                         self.on_link[step.tensor] = Some(link);
                         let left_bytes = self.problem.moved_bytes(step.tensor, link) as f64;
                         self.active[link] = Some(Transfer { tensor: step.tensor, left_bytes });
+                        self.arrive_if_there(link);
                     }
                     // It is still to come, or there is no room yet.
                     State::Unborn | State::At(_) => break,

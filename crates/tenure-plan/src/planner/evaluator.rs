@@ -18,6 +18,8 @@ pub struct Evaluator<'a, 'w> {
     /// Why the last plan that could not be played could not.
     refused: PlanError,
     is_stopped: bool,
+    /// What no plan can cost less than.
+    least: f64,
 }
 
 impl<'a, 'w> Evaluator<'a, 'w> {
@@ -32,10 +34,14 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             best: None,
             refused: PlanError::NoTiers,
             is_stopped: false,
+            least: match options.objective {
+                Objective::Score => 0.0,
+                Objective::Makespan => problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum(),
+            },
         }
     }
 
-    /// Whether another plan may be tried. The first always may.
+    /// Whether another plan may be tried, and may be better. The first always may.
     pub fn may_go_on(&self) -> bool {
         self.best.is_none() && self.evaluations == 0
             || !self.is_stopped
@@ -59,7 +65,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         }
         let best = self.best.as_ref().map(|(cost, _)| self.options.objective.of_cost(*cost));
         let progress = PlannerProgress { evaluations: self.evaluations, best };
-        self.is_stopped |= (self.watch)(&progress) == ControlFlow::Break(());
+        self.is_stopped |= cost <= self.least || (self.watch)(&progress) == ControlFlow::Break(());
         cost
     }
 

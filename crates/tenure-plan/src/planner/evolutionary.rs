@@ -44,29 +44,39 @@ impl Planner for Evolutionary {
         let mut evaluator = Evaluator::new(problem, &options, watch);
         let decoder = Decoder::new(problem, options.objective);
         let mut genes = Genes::new(problem, &decoder, options.seed);
-        let mut population: Vec<(f64, Decisions)> = Vec::new();
-        while evaluator.may_go_on() {
-            let decisions = match population.len() {
-                number if number < Rule::ALL.len() => {
-                    Decisions::keep(problem.tensors().len(), &Rule::ALL[number].order(problem))
-                }
-                number if number < self.population => genes.any(),
-                _ => self.child(&population, &mut genes),
+        let mut population = Vec::new();
+        while evaluator.may_go_on() && population.len() < self.population {
+            let decisions = match Rule::ALL.get(population.len()) {
+                Some(rule) => Decisions::keep(problem.tensors().len(), &rule.order(problem)),
+                None => genes.any(),
             };
-            let cost = evaluator.cost(&decoder.decode(&decisions));
-            if population.len() < self.population {
-                population.push((cost, decisions));
-            } else if let Some(worst) = population.iter_mut().max_by(|left, right| left.0.total_cmp(&right.0))
-                && cost < worst.0
-            {
-                *worst = (cost, decisions);
-            }
+            population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
+        self.evolve(population, &mut genes, &decoder, &mut evaluator);
         evaluator.finish()
     }
 }
 
 impl Evolutionary {
+    /// Lets a population, of at least one, have children as long as the evaluator allows.
+    pub(super) fn evolve(
+        &self,
+        mut population: Vec<(f64, Decisions)>,
+        genes: &mut Genes,
+        decoder: &Decoder<'_>,
+        evaluator: &mut Evaluator<'_, '_>,
+    ) {
+        while evaluator.may_go_on() {
+            let child = self.child(&population, genes);
+            let cost = evaluator.cost(&decoder.decode(&child));
+            if let Some(worst) = population.iter_mut().max_by(|left, right| left.0.total_cmp(&right.0))
+                && cost < worst.0
+            {
+                *worst = (cost, child);
+            }
+        }
+    }
+
     fn child(&self, population: &[(f64, Decisions)], genes: &mut Genes) -> Decisions {
         let mut parent = || {
             let drawn = (0..self.tournament).map(|_| &population[genes.random.random_range(0..population.len())]);
@@ -89,13 +99,13 @@ impl Evolutionary {
 }
 
 /// What can be decided, at random.
-struct Genes {
+pub(super) struct Genes {
     possible: Vec<Vec<Treatment>>,
     random: Random,
 }
 
 impl Genes {
-    fn new(problem: &Problem, decoder: &Decoder<'_>, seed: u64) -> Self {
+    pub(super) fn new(problem: &Problem, decoder: &Decoder<'_>, seed: u64) -> Self {
         let possible = |tensor| Treatment::ALL.into_iter().filter(|it| decoder.is_possible(tensor, *it)).collect();
         let possible = (0..problem.tensors().len()).map(possible).collect();
         Self { possible, random: Random::seed_from_u64(seed) }

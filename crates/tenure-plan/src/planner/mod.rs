@@ -9,7 +9,7 @@ mod scheduled;
 mod timeline;
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::{Plan, PlanError, Problem};
 
@@ -90,11 +90,4 @@ pub enum PlannerError {
     /// What was found cannot be played.
     #[error("no plan that can be played was found: {0}")]
     Plan(#[from] PlanError),
-}
-
-impl Planned {
-    /// A plan that was made without a search.
-    pub(crate) fn at_once(plan: Plan, begun: Instant) -> Self {
-        Self { plan, evaluations: 1, bound: None, elapsed: begun.elapsed() }
-    }
 }

@@ -107,18 +107,18 @@ struct Gap {
 }
 
 impl Gap {
-    /// Whether there is a kernel beside those in which the tensor leaves and comes back.
+    /// Whether there is a kernel in it.
     fn is_wide(self) -> bool {
-        self.to >= self.from + 3
+        self.to > self.from
     }
 
     fn is_around(self) -> bool {
         self.to < self.from
     }
 
-    /// The same as ranges, of so many kernels. The kernel before `to` counts to the use.
+    /// The same as ranges, of so many kernels.
     fn kernels(self, all: usize) -> [Range<usize>; 2] {
-        if self.is_around() { [self.from..all, 0..self.to - 1] } else { [self.from..self.to - 1, 0..0] }
+        if self.is_around() { [self.from..all, 0..self.to] } else { [self.from..self.to, 0..0] }
     }
 
     fn has(self, kernel: usize) -> bool {
@@ -197,10 +197,10 @@ impl<'a> Decoder<'a> {
             let gone = self.kernel_until(self.begins[gap.from] + out_ns).min(all - 1);
             let comes = self.kernel_from((self.begins[gap.to] - back_ns).max(0.0)).min(gap.to - 1);
             if !gap.is_around() && gone >= comes {
-                room.push(gap.from..gap.to - 1);
+                room.push(gap.from..gap.to);
                 continue;
             }
-            room.extend([gap.from..gone + 1, comes..gap.to - 1]);
+            room.extend([gap.from..gone + 1, comes..gap.to]);
             links.extend([(self.line(away.out), out_ns), (self.line(away.back), back_ns)]);
         }
         (links, room)
@@ -242,6 +242,19 @@ impl<'a> Decoder<'a> {
         self.problem.links()[link].shared_with.map_or(link, |other| other.min(link))
     }
 
+    /// Whether `input` is there before a kernel, with what it had when `tensor` was computed from it.
+    fn is_as_before(&self, input: usize, tensor: usize, kernel: usize) -> bool {
+        let (uses, computed) = (&self.uses[input], self.uses[tensor][0]);
+        // What no kernel uses may be anywhere. What came to be before can be computed again before.
+        let is_there = uses.first().zip(uses.last()).is_some_and(|(first, last)| {
+            let input = &self.problem.tensors()[input];
+            input.is_always_there()
+                || (*first < computed || *first == computed && input.recompute.is_none()) && kernel <= *last
+        });
+        let writes = |kernel: &usize| self.problem.kernels()[*kernel].writes.iter().any(|it| it.tensor == input);
+        is_there && !uses.iter().filter(|use_of| (computed + 1..kernel).contains(use_of)).any(writes)
+    }
+
     /// The gaps between the uses of a tensor and others of it.
     fn gaps(&self, tensor: usize, others: &[usize]) -> Vec<Gap> {
         let mut uses = self.uses[tensor].clone();
@@ -257,16 +270,14 @@ impl<'a> Decoder<'a> {
         gaps
     }
 
-    /// The kernels during which a tensor must be in the first tier if it is used there: those that need it, what lies between
-    /// them and is no gap, and the kernel in which it comes back.
+    /// The kernels during which a tensor must be in the first tier if it is used there: those that need it, and what lies
+    /// between them and is no gap.
     fn stays(&self, tensor: usize) -> Vec<Range<usize>> {
         let mut stays: Vec<Range<usize>> = Vec::new();
-        let always = self.problem.tensors()[tensor].is_always_there();
         for kernel in self.uses[tensor].iter().copied() {
             match stays.last_mut() {
                 Some(before) if !(Gap { from: before.end, to: kernel }).is_wide() => before.end = kernel + 1,
-                None if !always => stays.push(kernel..kernel + 1),
-                _ => stays.push(kernel.saturating_sub(1)..kernel + 1),
+                _ => stays.push(kernel..kernel + 1),
             }
         }
         stays
@@ -363,7 +374,11 @@ impl<'d, 'a> Schedule<'d, 'a> {
 
     /// In the first tier when it is used; in each gap the first way that fits.
     fn comes_and_goes(&mut self, tensor: usize, treatment: Treatment, life: Range<usize>) -> bool {
-        let stays = if self.decoder.slow.is_some() { self.decoder.stays(tensor) } else { Vec::new() };
+        let mut stays = Vec::new();
+        if self.decoder.slow.is_some() {
+            stays = self.decoder.stays(tensor);
+            stays.extend(self.needed[tensor].iter().map(|kernel| *kernel..kernel + 1));
+        }
         let mut fits = stays.into_iter().all(|kernels| self.holds(tensor, 0, kernels));
         let gaps = if fits { self.decoder.gaps(tensor, &self.needed[tensor]) } else { Vec::new() };
         for gap in gaps {
@@ -415,15 +430,14 @@ impl<'d, 'a> Schedule<'d, 'a> {
         if !in_time {
             return false;
         }
-        self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0));
+        self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0).min(gone));
         self.move_at(tensor, away.back, back, comes);
         if gap.is_around() {
             self.places[tensor] = away.tier;
         }
         self.holds(tensor, 0, gap.from..gone + 1)
-            && self.holds(tensor, 0, comes..gap.to - 1)
+            && self.holds(tensor, 0, comes..gap.to)
             && gap.kernels(all).into_iter().all(|kernels| self.holds(tensor, away.tier, kernels))
-            && self.holds(tensor, away.tier, gap.to - 1..gap.to)
     }
 
     /// Away where kernels reach it, until its life ends.
@@ -436,30 +450,28 @@ impl<'d, 'a> Schedule<'d, 'a> {
         if self.problem.tensors()[tensor].is_always_there() || gone >= gap.to {
             return false;
         }
-        self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0));
+        self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0).min(gone));
         self.holds(tensor, 0, gap.from..gone + 1) && self.holds(tensor, away.tier, gap.from..end)
     }
 
-    /// Away and back, as early and as late as links and room allow, and kernels wait for the rest.
+    /// Away at once, and back as late as links and room allow: kernels wait for the rest.
     fn leaves_anyway(&mut self, tensor: usize, gap: Gap) -> bool {
         let Some(away) = self.decoder.away else { return false };
         let begins = &self.decoder.begins;
-        let out = self.first_way_out(tensor, away, gap);
-        let latest = if gap.is_around() { self.problem.kernels().len() - 1 } else { gap.to - 2 };
         let wanted = begins[gap.to] - self.decoder.takes_ns(tensor, away.back);
-        let earliest = if gap.is_around() { 0 } else { gap.from + 1 };
+        let earliest = if gap.is_around() { 0 } else { gap.from };
         let mut comes = gap.to - 1;
-        while comes > earliest && begins[comes] > wanted && self.holds(tensor, 0, comes - 1..comes) {
+        while comes > earliest && begins[comes] > wanted && self.holds(tensor, 0, comes..comes + 1) {
             comes -= 1;
         }
-        let back = (begins[comes], begins[comes] + self.decoder.takes_ns(tensor, away.back));
-        self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0).min(latest));
-        self.step(back.0, Step { tensor, kernel: comes, action: Action::Move { to: 0 } });
+        let (slot, last) = (self.first_way_out(tensor, away, gap), gap.from - 1);
+        self.take(away.out, slot);
+        self.step(begins[last], Step { tensor, kernel: last, action: Action::Move { to: away.tier } });
+        self.step(begins[comes], Step { tensor, kernel: comes, action: Action::Move { to: 0 } });
         if gap.is_around() {
             self.places[tensor] = away.tier;
         }
         gap.kernels(self.problem.kernels().len()).into_iter().all(|kernels| self.holds(tensor, away.tier, kernels))
-            && self.holds(tensor, away.tier, gap.to - 1..gap.to)
     }
 
     /// Given up after its last use, and computed again from what is there.
@@ -469,12 +481,13 @@ impl<'d, 'a> Schedule<'d, 'a> {
             return false;
         }
         for input in again.inputs.iter().copied() {
-            let is_alive = self.problem.lifetime(input).is_some_and(|life| life.contains(&gap.to));
-            if !is_alive || self.absent[input].iter().any(|gap_of| gap_of.has(gap.to)) {
+            if !self.decoder.is_as_before(input, tensor, gap.to)
+                || self.absent[input].iter().any(|gap_of| gap_of.has(gap.to))
+            {
                 return false;
             }
             if !self.is_treated[input] && self.decoder.gaps(input, &[]).iter().any(|gap_of| gap_of.has(gap.to)) {
-                if self.decoder.slow.is_none() && !self.holds(input, 0, gap.to - 1..gap.to + 1) {
+                if self.decoder.slow.is_none() && !self.holds(input, 0, gap.to..gap.to + 1) {
                     return false;
                 }
                 self.needed[input].push(gap.to);
@@ -500,12 +513,17 @@ impl<'d, 'a> Schedule<'d, 'a> {
 
     /// Takes a link from one time to another, for a move that is asked for when `kernel` begins.
     fn move_at(&mut self, tensor: usize, link: usize, slot: (f64, f64), kernel: usize) {
+        self.take(link, slot);
+        let to = self.problem.links()[link].to;
+        // Before all that is asked for later.
+        let begin = slot.0.min(self.decoder.begins[kernel + 1]);
+        self.step(begin, Step { tensor, kernel, action: Action::Move { to } });
+    }
+
+    fn take(&mut self, link: usize, slot: (f64, f64)) {
         let line = self.decoder.line(link);
         self.links[line].take(slot);
         self.changes.push(Change::Link { line, slot });
-        let to = self.problem.links()[link].to;
-        let begin = slot.0.min(self.decoder.begins[kernel + 1]);
-        self.step(begin, Step { tensor, kernel, action: Action::Move { to } });
     }
 
     fn step(&mut self, ns: f64, step: Step) {
@@ -549,9 +567,9 @@ impl<'d, 'a> Schedule<'d, 'a> {
 
     fn into_plan(self) -> Plan {
         let mut steps = self.steps;
-        let born = |step: &Step| self.problem.lifetime(step.tensor).map(|life| *life.start());
         // What is computed again before the same kernel comes in the order in which it was first.
-        steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| born(a).cmp(&born(b))));
+        let order = |step: &Step| (step.kernel, self.problem.lifetime(step.tensor).map(|life| *life.start()));
+        steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| order(a).cmp(&order(b))));
         Plan { places: self.places, steps: steps.into_iter().map(|(_, step)| step).collect() }
     }
 }

@@ -8,27 +8,25 @@
 
 use std::ops::Range;
 
-use rand::rngs::Xoshiro256PlusPlus as Random;
-use rand::{RngExt, SeedableRng};
-
+use super::evolutionary::{Evolutionary, Genes};
 use super::flashneuron::FlashNeuron;
 use super::{
     Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
 };
 use crate::{PlanError, Problem, Rule};
 
-/// Decides by prices, and looks around what these find.
+/// Decides by prices, and evolves what these find.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheduled {
     /// Rounds of prices.
     pub rounds: u64,
-    /// Random changes without a better plan after which it ends.
-    pub patience: u64,
+    /// What follows.
+    pub evolution: Evolutionary,
 }
 
 impl Default for Scheduled {
     fn default() -> Self {
-        Self { rounds: 300, patience: 300 }
+        Self { rounds: 300, evolution: Evolutionary::default() }
     }
 }
 
@@ -46,6 +44,8 @@ impl Planner for Scheduled {
         if problem.tiers().is_empty() {
             return Err(PlanError::NoTiers.into());
         }
+        let evaluations = options.evaluations.or(Some(self.evolution.evaluations));
+        let options = &PlannerOptions { evaluations, ..*options };
         let mut evaluator = Evaluator::new(problem, options, watch);
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
@@ -55,34 +55,22 @@ impl Planner for Scheduled {
         if options.objective == Objective::Makespan {
             starts.insert(0, FlashNeuron::decide(problem));
         }
-        let mut best = (f64::INFINITY, Decisions::keep(tensors, &[]));
         let mut prices = Prices::new(problem, &decoder, options.objective);
-        let mut starts = starts.into_iter();
+        let (mut starts, mut best) = (starts.into_iter(), f64::INFINITY);
+        let mut population: Vec<(f64, Decisions)> = Vec::new();
         for _ in 0..self.rounds {
-            let decisions = starts.next().unwrap_or_else(|| prices.decide(best.0));
+            let decisions = starts.next().unwrap_or_else(|| prices.decide(best));
             let cost = evaluator.cost(&decoder.decode(&decisions));
-            if cost < best.0 {
-                best = (cost, decisions);
-            }
+            best = best.min(cost);
+            population.push((cost, decisions));
             if !evaluator.may_go_on() {
                 break;
             }
         }
-        let mut random = Random::seed_from_u64(options.seed);
-        let mut failures = 0;
-        while evaluator.may_go_on() && failures < self.patience {
-            let mut decisions = best.1.clone();
-            // Some rounds change a little of all, others much of a little.
-            let spread = 0.5 * random.random::<f64>().powi(3);
-            for priority in &mut decisions.priorities {
-                *priority *= 1.0 + spread * (random.random::<f64>() - 0.5);
-            }
-            let cost = evaluator.cost(&decoder.decode(&decisions));
-            failures += 1;
-            if cost < best.0 {
-                (best, failures) = ((cost, decisions), 0);
-            }
-        }
+        population.sort_by(|left, right| left.0.total_cmp(&right.0));
+        population.truncate(self.evolution.population);
+        let mut genes = Genes::new(problem, &decoder, options.seed);
+        self.evolution.evolve(population, &mut genes, &decoder, &mut evaluator);
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
     }
