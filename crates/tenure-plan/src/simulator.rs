@@ -19,10 +19,22 @@ pub struct Outcome {
     pub busy_ns: f64,
     /// Bytes in each tier at once, at most.
     pub peak_bytes: Vec<u64>,
+    /// Bytes that kernels read and wrote in each tier.
+    pub accessed_bytes: Vec<u64>,
     /// Bytes that went over each link.
     pub moved_bytes: Vec<u64>,
     /// What kernels waited for, in their order.
     pub stalls: Vec<Stall>,
+}
+
+impl Outcome {
+    /// The share of the bytes that kernels read and wrote that the first tier served, 0 to 1; 1 if there were none.
+    pub fn score(&self) -> f64 {
+        match self.accessed_bytes.iter().sum::<u64>() {
+            0 => 1.0,
+            all => self.accessed_bytes[0] as f64 / all as f64,
+        }
+    }
 }
 
 /// A wait before a kernel.
@@ -125,6 +137,7 @@ impl<'a> Player<'a> {
                 makespan_ns: 0.0,
                 busy_ns: 0.0,
                 peak_bytes: vec![0; tiers],
+                accessed_bytes: vec![0; tiers],
                 moved_bytes: vec![0; links],
                 stalls: Vec::new(),
             },
@@ -187,6 +200,7 @@ impl<'a> Player<'a> {
                 self.bear(tensor, self.places[tensor], number)?;
             }
             (self.begun, self.running) = (number + 1, Some(kernel));
+            self.count_accesses(kernel);
             self.run(|player| player.duration_ns(kernel));
             self.running = None;
             self.pass(0.0);
@@ -201,12 +215,20 @@ impl<'a> Player<'a> {
         Ok(self.outcome)
     }
 
+    fn count_accesses(&mut self, kernel: &Kernel) {
+        for access in kernel.reads.iter().chain(&kernel.writes) {
+            if let State::At(tier) = self.states[access.tensor] {
+                self.outcome.accessed_bytes[tier] += access.bytes;
+            }
+        }
+    }
+
     /// Computes a tensor again, before a kernel.
     fn recompute(&mut self, kernel: usize, tensor: usize, to: usize) -> Result<(), PlanError> {
         let Some(again) = &self.problem.tensors()[tensor].recompute else {
             return Err(PlanError::NoRecompute { tensor });
         };
-        let bytes = self.problem.tensors()[tensor].bytes;
+        let bytes = self.problem.bytes_in(tensor, to);
         self.wait_for(kernel, |player| {
             for input in &again.inputs {
                 if let Some(cause) = player.is_out_of_reach(*input, kernel)? {
@@ -263,7 +285,7 @@ impl<'a> Player<'a> {
             if !self.problem.tiers()[tier].is_reachable {
                 return Err(PlanError::Unreachable { tensor: *tensor, tier });
             }
-            needed[tier] += self.problem.tensors()[*tensor].bytes;
+            needed[tier] += self.problem.bytes_in(*tensor, tier);
         }
         Ok((0..needed.len()).find(|tier| !self.has_room(*tier, needed[*tier])).map(Cause::Room))
     }
@@ -281,7 +303,7 @@ impl<'a> Player<'a> {
     }
 
     fn bear(&mut self, tensor: usize, tier: usize, kernel: usize) -> Result<(), PlanError> {
-        let bytes = self.problem.tensors()[tensor].bytes;
+        let bytes = self.problem.bytes_in(tensor, tier);
         if !self.has_room(tier, bytes) {
             return Err(PlanError::NoRoom { tier, kernel });
         }
@@ -297,13 +319,13 @@ impl<'a> Player<'a> {
 
     /// A tensor is nowhere any more; if it is on its way, that ends.
     fn end(&mut self, tensor: usize) {
-        let bytes = self.problem.tensors()[tensor].bytes;
         if let State::At(tier) = std::mem::replace(&mut self.states[tensor], State::Gone) {
-            self.used[tier] -= bytes;
+            self.used[tier] -= self.problem.bytes_in(tensor, tier);
         }
         if let Some(link) = self.on_link[tensor].take() {
             self.active[link] = None;
-            self.used[self.problem.links()[link].to] -= bytes;
+            let to = self.problem.links()[link].to;
+            self.used[to] -= self.problem.bytes_in(tensor, to);
         }
     }
 
@@ -378,22 +400,29 @@ impl<'a> Player<'a> {
         let moved: Vec<f64> = (0..self.active.len()).map(|link| self.rate(link) * ns / 1e9).collect();
         self.now += ns;
         for (link, moved) in moved.into_iter().enumerate() {
-            let Some(transfer) = &mut self.active[link] else { continue };
-            transfer.left_bytes -= moved;
-            let Transfer { tensor, .. } = *transfer;
-            if transfer.is_there() && !uses(self.running, tensor) {
-                self.arrive(link, tensor);
+            if let Some(transfer) = &mut self.active[link] {
+                transfer.left_bytes -= moved;
+                self.arrive_if_there(link);
             }
         }
     }
 
+    /// Ends what has come over a link, unless the kernel that runs uses it where it was.
+    fn arrive_if_there(&mut self, link: usize) {
+        if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::is_there)
+            && !uses(self.running, tensor)
+        {
+            self.arrive(link, tensor);
+        }
+    }
+
     fn arrive(&mut self, link: usize, tensor: usize) {
-        let (bytes, ends) = (self.problem.tensors()[tensor].bytes, &self.problem.links()[link]);
-        self.used[ends.from] -= bytes;
+        let ends = &self.problem.links()[link];
+        self.used[ends.from] -= self.problem.bytes_in(tensor, ends.from);
         self.states[tensor] = State::At(ends.to);
         self.on_link[tensor] = None;
         self.active[link] = None;
-        self.outcome.moved_bytes[link] += bytes;
+        self.outcome.moved_bytes[link] += self.problem.moved_bytes(tensor, link);
     }
 
     /// Starts what may start on every link.
@@ -403,7 +432,7 @@ impl<'a> Player<'a> {
                 && let Some(step) = self.waiting[link].front().copied().filter(|step| step.kernel < self.begun)
             {
                 let (from, to) = (self.problem.links()[link].from, self.problem.links()[link].to);
-                let bytes = self.problem.tensors()[step.tensor].bytes;
+                let bytes = self.problem.bytes_in(step.tensor, to);
                 if self.running.is_some_and(|kernel| kernel.writes.iter().any(|access| access.tensor == step.tensor)) {
                     break;
                 }
@@ -415,7 +444,9 @@ impl<'a> Player<'a> {
                         self.waiting[link].pop_front();
                         self.hold(to, bytes);
                         self.on_link[step.tensor] = Some(link);
-                        self.active[link] = Some(Transfer { tensor: step.tensor, left_bytes: bytes as f64 });
+                        let left_bytes = self.problem.moved_bytes(step.tensor, link) as f64;
+                        self.active[link] = Some(Transfer { tensor: step.tensor, left_bytes });
+                        self.arrive_if_there(link);
                     }
                     // It is still to come, or there is no room yet.
                     State::Unborn | State::At(_) => break,

@@ -62,6 +62,7 @@ fn parts() -> Parts {
             kernel("go on", &[(0, 60), (1, 40)], &[(2, 90)]),
             kernel("end", &[(2, 30)], &[]),
         ],
+        backward: None,
     }
 }
 

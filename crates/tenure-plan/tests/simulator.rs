@@ -59,6 +59,7 @@ fn parts() -> Parts {
             kernel(1000, &[b, weight], &[c]),
             kernel(1000, &[a, c, weight], &[d]),
         ],
+        backward: None,
     }
 }
 
@@ -82,7 +83,9 @@ fn all_in_the_fast_tier_takes_the_kernels_times() {
 fn the_slow_tier_takes_longer_for_each_byte() {
     // `b` is written (400 ns more) and read (100 more).
     let outcome = play(&parts(), [0, 1, 0, 0, 0], &[]).unwrap();
-    assert_eq!((outcome.makespan_ns, outcome.peak_bytes), (4500.0, vec![350, 100]));
+    assert_eq!((outcome.makespan_ns, &outcome.peak_bytes[..]), (4500.0, &[350, 100][..]));
+    // Of the kernels' twelve accesses of 100 bytes, two.
+    assert_eq!((&outcome.accessed_bytes[..], outcome.score()), (&[1000, 200][..], 1000.0 / 1200.0));
     // Latency counts once for each access.
     let mut parts = parts();
     parts.tiers[1].latency_ns = 30;
@@ -120,6 +123,19 @@ fn a_kernel_waits_for_what_it_does_not_reach() {
         Err(PlanError::NeverReached { tensor: 0, kernel: 3 })
     );
     assert_eq!(play(&parts, [0, 1, 0, 0, 0], &[]), Err(PlanError::Unreachable { tensor: 1, tier: 1 }));
+}
+
+#[test]
+fn what_kernels_do_not_reach_is_compressed() {
+    let mut parts = parts();
+    parts.tiers[1].is_reachable = false;
+    parts.tensors[0].compression = Some(2.5);
+    // Away from 2000 on, when kernel 1 ends, and back: 40 bytes each way, 160 ns.
+    let there_and_back = [(0, 1, TO_SLOW), (0, 2, TO_FAST)];
+    let outcome = play(&parts, [0; 5], &there_and_back).unwrap();
+    assert_eq!((outcome.moved_bytes, outcome.peak_bytes[1], outcome.stalls.len()), (vec![40, 40], 40, 0));
+    parts.tiers[1].is_reachable = true;
+    assert_eq!(play(&parts, [0; 5], &there_and_back).unwrap().moved_bytes, [100, 100]);
 }
 
 #[test]

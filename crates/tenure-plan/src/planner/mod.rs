@@ -1,11 +1,23 @@
 //! Planners: what makes a [`Plan`] of a problem.
 
+mod evaluator;
+mod evolutionary;
+mod flashneuron;
 mod rules;
+mod schedule;
+mod scheduled;
+mod timeline;
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::{Plan, PlanError, Problem};
+
+pub use evaluator::Evaluator;
+pub use evolutionary::Evolutionary;
+pub use flashneuron::FlashNeuron;
+pub use schedule::{Decisions, Decoder, Treatment};
+pub use scheduled::Scheduled;
 
 /// Something that makes plans.
 ///
@@ -78,11 +90,4 @@ pub enum PlannerError {
     /// What was found cannot be played.
     #[error("no plan that can be played was found: {0}")]
     Plan(#[from] PlanError),
-}
-
-impl Planned {
-    /// A plan that was made without a search.
-    pub(crate) fn at_once(plan: Plan, begun: Instant) -> Self {
-        Self { plan, evaluations: 1, bound: None, elapsed: begun.elapsed() }
-    }
 }

@@ -1,8 +1,6 @@
 //! Rules as planners: one order, one plan.
 
-use std::time::Instant;
-
-use super::{Planned, Planner, PlannerError, PlannerOptions, Watch};
+use super::{Evaluator, Planned, Planner, PlannerError, PlannerOptions, Watch};
 use crate::{PlanError, Problem, Rule};
 
 impl Planner for Rule {
@@ -10,10 +8,16 @@ impl Planner for Rule {
         Rule::name(*self)
     }
 
-    fn plan(&self, problem: &Problem, _: &PlannerOptions, _: &mut Watch<'_>) -> Result<Planned, PlannerError> {
-        let begun = Instant::now();
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        let mut evaluator = Evaluator::new(problem, options, watch);
         let fastest = problem.tiers().first().ok_or(PlanError::NoTiers)?;
         let placement = self.place(problem, fastest.capacity.unwrap_or(u64::MAX));
-        Ok(Planned::at_once(placement.plan(), begun))
+        evaluator.cost(&placement.plan());
+        evaluator.finish()
     }
 }

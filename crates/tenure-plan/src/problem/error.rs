@@ -91,6 +91,10 @@ fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
                 .ok_or_else(|| error("bytes that kernels read and write pass 64 bits".into()))?;
         }
     }
+    if let Some(backward) = parts.backward.filter(|backward| *backward >= parts.kernels.len()) {
+        let reason = format!("it begins with kernel {backward}, and there are {}", parts.kernels.len());
+        return Err(ProblemError::part("the backward pass", reason));
+    }
     Ok(())
 }
 

@@ -36,6 +36,7 @@ struct Read {
     links: Vec<Link>,
     tensors: Vec<Tensor>,
     kernels: Vec<Kernel>,
+    backward: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -71,8 +72,8 @@ impl Problem {
             Some(VERSION) => {}
             found => return Err(ProblemError::Version { found: found.unwrap_or(0), known: VERSION }),
         }
-        let Read { name, source, tiers, links, tensors, kernels, .. } = serde_json::from_str(text)?;
-        Self::new(Parts { name, source, tiers, links, tensors, kernels })
+        let Read { name, source, tiers, links, tensors, kernels, backward, .. } = serde_json::from_str(text)?;
+        Self::new(Parts { name, source, tiers, links, tensors, kernels, backward })
     }
 
     /// Writes the problem as JSON. The file appears whole or not at all.

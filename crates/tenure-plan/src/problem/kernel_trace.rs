@@ -52,6 +52,7 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
         Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
     };
     let kernels = file.kernels.iter().map(kernel).collect::<Result<_, ProblemError>>()?;
+    let backward = file.kernels.iter().position(|launch| launch.name.ends_with("_Backward"));
     let tensors = file.tensors.iter().map(|buffer| Tensor {
         key: buffer.id.to_string(),
         bytes: buffer.bytes,
@@ -60,5 +61,5 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
         recompute: None,
     });
     let tensors = tensors.collect();
-    Problem::new(Parts { name: file.name, source: file.source, tensors, kernels, ..Parts::default() })
+    Problem::new(Parts { name: file.name, source: file.source, tensors, kernels, backward, ..Parts::default() })
 }

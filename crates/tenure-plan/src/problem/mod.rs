@@ -3,6 +3,7 @@
 mod error;
 mod file;
 mod kernel_trace;
+mod tiers;
 
 use std::ops::RangeInclusive;
 
@@ -40,6 +41,9 @@ pub struct Parts {
     pub tensors: Vec<Tensor>,
     /// The kernels, in the order in which they run.
     pub kernels: Vec<Kernel>,
+    /// The first kernel of the backward pass, if it is training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward: Option<usize>,
 }
 
 /// Some bytes that are placed as one.
@@ -54,7 +58,8 @@ pub struct Tensor {
     /// touches them to the last.
     #[serde(with = "tag_name", default)]
     pub tag: Tag,
-    /// How many times smaller it gets by compression, if it does: more than 1.
+    /// How many times smaller it gets by compression, if it does: more than 1. It is compressed on the way to tiers that
+    /// kernels do not reach, and there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<f64>,
     /// How it is computed again, if it can be.
@@ -189,6 +194,11 @@ impl Problem {
         &self.parts.kernels
     }
 
+    /// The first kernel of the backward pass, if it is training and that was said.
+    pub fn backward(&self) -> Option<usize> {
+        self.parts.backward
+    }
+
     /// Tiers of memory, the fastest first.
     pub fn tiers(&self) -> &[Tier] {
         &self.parts.tiers
@@ -199,6 +209,17 @@ impl Problem {
         &self.parts.links
     }
 
+    /// The same with so many bytes in the first tier. A problem without tiers gets two, of the speed of an H200's memory and of
+    /// pinned host memory beside it, which kernels reach.
+    #[must_use]
+    pub fn with_fast_bytes(mut self, capacity_bytes: u64) -> Self {
+        if self.parts.tiers.is_empty() {
+            (self.parts.tiers, self.parts.links) = tiers::device_and_host();
+        }
+        self.parts.tiers[0].capacity = Some(capacity_bytes);
+        self
+    }
+
     /// What it is made of, to make another.
     pub fn into_parts(self) -> Parts {
         self.parts
@@ -207,6 +228,21 @@ impl Problem {
     /// The kernels during which a tensor is there; none if it never is.
     pub fn lifetime(&self, tensor: usize) -> Option<RangeInclusive<usize>> {
         self.lifetimes[tensor].map(|(first, last)| first..=last)
+    }
+
+    /// Bytes that a tensor takes in a tier: it is compressed, if it can be, where kernels do not reach.
+    pub fn bytes_in(&self, tensor: usize, tier: usize) -> u64 {
+        let tensor = &self.parts.tensors[tensor];
+        match tensor.compression.filter(|_| !self.parts.tiers[tier].is_reachable) {
+            Some(ratio) => (tensor.bytes as f64 / ratio).ceil() as u64,
+            None => tensor.bytes,
+        }
+    }
+
+    /// Bytes that cross a link when a tensor moves: what it takes at the end where it takes less.
+    pub fn moved_bytes(&self, tensor: usize, link: usize) -> u64 {
+        let Link { from, to, .. } = self.parts.links[link];
+        self.bytes_in(tensor, from).min(self.bytes_in(tensor, to))
     }
 
     /// Bytes of a tensor that kernels read and write, all together.

@@ -1,0 +1,98 @@
+//! Judging plans: each is played, counted, and kept if it is the best so far.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::{Objective, Planned, PlannerError, PlannerOptions, PlannerProgress, Watch};
+use crate::simulator::Outcome;
+use crate::{Plan, PlanError, Problem, simulate};
+
+/// Judges the plans of a search and keeps the best, until a limit is reached.
+pub struct Evaluator<'a, 'w> {
+    problem: &'a Problem,
+    options: PlannerOptions,
+    watch: &'w mut Watch<'w>,
+    begun: Instant,
+    evaluations: u64,
+    best: Option<(f64, Plan)>,
+    /// Why the last plan that could not be played could not.
+    refused: PlanError,
+    is_stopped: bool,
+    /// What no plan can cost less than.
+    least: f64,
+}
+
+impl<'a, 'w> Evaluator<'a, 'w> {
+    /// Nothing tried yet. Time begins to run.
+    pub fn new(problem: &'a Problem, options: &PlannerOptions, watch: &'w mut Watch<'w>) -> Self {
+        Self {
+            problem,
+            options: *options,
+            watch,
+            begun: Instant::now(),
+            evaluations: 0,
+            best: None,
+            refused: PlanError::NoTiers,
+            is_stopped: false,
+            least: match options.objective {
+                Objective::Score => 0.0,
+                Objective::Makespan => problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum(),
+            },
+        }
+    }
+
+    /// Whether another plan may be tried, and may be better. The first always may.
+    pub fn may_go_on(&self) -> bool {
+        self.best.is_none() && self.evaluations == 0
+            || !self.is_stopped
+                && self.begun.elapsed() < self.options.time_limit
+                && self.options.evaluations.is_none_or(|most| self.evaluations < most)
+    }
+
+    /// What a plan costs, the less the better: nanoseconds, or the share of accessed bytes that the first tier does not
+    /// serve. Infinite if it cannot be played.
+    pub fn cost(&mut self, plan: &Plan) -> f64 {
+        let played = simulate(self.problem, plan);
+        let cost = match &played {
+            Ok(outcome) => self.options.objective.cost(outcome),
+            Err(_) => f64::INFINITY,
+        };
+        self.evaluations += 1;
+        if let Err(error) = played {
+            self.refused = error;
+        } else if self.best.as_ref().is_none_or(|(best, _)| cost < *best) {
+            self.best = Some((cost, plan.clone()));
+        }
+        let best = self.best.as_ref().map(|(cost, _)| self.options.objective.of_cost(*cost));
+        let progress = PlannerProgress { evaluations: self.evaluations, best };
+        self.is_stopped |= cost <= self.least || (self.watch)(&progress) == ControlFlow::Break(());
+        cost
+    }
+
+    /// The best of all.
+    ///
+    /// # Errors
+    /// [`PlannerError::Plan`] if none could be played, with the reason of the last.
+    pub fn finish(self) -> Result<Planned, PlannerError> {
+        let (_, plan) = self.best.ok_or(self.refused)?;
+        Ok(Planned { plan, evaluations: self.evaluations, bound: None, elapsed: self.begun.elapsed() })
+    }
+}
+
+impl Objective {
+    /// What came of a plan as a cost: the less the better.
+    pub fn cost(self, outcome: &Outcome) -> f64 {
+        match self {
+            Self::Score => 1.0 - outcome.score(),
+            Self::Makespan => outcome.makespan_ns,
+        }
+    }
+
+    /// A cost as what the objective is called after.
+    fn of_cost(self, cost: f64) -> f64 {
+        match self {
+            Self::Score => 1.0 - cost,
+            Self::Makespan => cost,
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! FlashNeuron's scheduler (Bae and others, FAST 2021), as its code has it: which tensors that the forward pass saves are
+//! offloaded. Reads of the backward pass are not modelled, and ratios of compression are a fixed 2.
+
+use super::{
+    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
+};
+use crate::{PlanError, Problem};
+
+/// FlashNeuron's two phases choose what is offloaded. When it comes back, and what the rest does where it does not fit, are
+/// the [`Decoder`]'s.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlashNeuron;
+
+/// Smaller tensors are not offloaded.
+const MIN_BYTES: u64 = 1 << 20;
+/// The share of the pool that saved tensors may have.
+const POOL_SHARE: f64 = 0.6;
+
+impl Planner for FlashNeuron {
+    fn name(&self) -> &str {
+        "flashneuron"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        let mut evaluator = Evaluator::new(problem, options, watch);
+        if problem.tiers().is_empty() {
+            return Err(PlanError::NoTiers.into());
+        }
+        evaluator.cost(&Decoder::new(problem, Objective::Makespan).decode(&Self::decide(problem)));
+        evaluator.finish()
+    }
+}
+
+impl FlashNeuron {
+    /// What it decides: what stays has room first.
+    pub(super) fn decide(problem: &Problem) -> Decisions {
+        let mut decisions = Decisions::keep(problem.tensors().len(), &[]);
+        for tensor in Saved::of(problem).choose() {
+            (decisions.treatments[tensor], decisions.priorities[tensor]) = (Treatment::Away, -1.0);
+        }
+        decisions
+    }
+}
+
+/// A tensor that the forward pass saves.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tensor: usize,
+    bytes: f64,
+    /// When it is saved, in nanoseconds of the forward pass.
+    saved_ns: f64,
+    /// How long it takes to write.
+    write_ns: f64,
+    codec: Codec,
+}
+
+/// How a tensor can be made smaller. The second implies the first.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+enum Codec {
+    None,
+    /// Half the bits.
+    Half,
+    /// Zeros left out, and half the bits of the rest.
+    Sparse,
+}
+
+/// What the scheduler chooses of.
+struct Saved {
+    /// In the order in which they are saved.
+    candidates: Vec<Candidate>,
+    /// Bytes that must go.
+    excess: f64,
+    forward_ns: f64,
+}
+
+impl Saved {
+    fn of(problem: &Problem) -> Self {
+        let backward = problem.backward().unwrap_or_else(|| fullest_kernel(problem));
+        let mut ends = vec![0.0];
+        for kernel in &problem.kernels()[..backward] {
+            ends.push(ends[ends.len() - 1] + kernel.time_ns as f64);
+        }
+        let link = problem.links().iter().find(|link| link.from == 0);
+        let candidates = last_forward_uses(problem, backward).into_iter().enumerate().filter_map(|(tensor, last)| {
+            let life = problem.lifetime(tensor)?;
+            let (bytes, always) = (problem.tensors()[tensor].bytes, problem.tensors()[tensor].is_always_there());
+            let is_saved = *life.end() >= backward && !always;
+            let codec = codec(problem, tensor);
+            let ratio = [1.0, 2.0, 4.0][codec as usize];
+            (is_saved && bytes > MIN_BYTES).then_some(Candidate {
+                tensor,
+                bytes: bytes as f64,
+                saved_ns: ends[last? + 1],
+                write_ns: bytes as f64 / ratio * 1e9 / link?.bandwidth as f64,
+                codec,
+            })
+        });
+        let mut candidates: Vec<Candidate> = candidates.collect();
+        candidates.sort_by(|left, right| left.saved_ns.total_cmp(&right.saved_ns));
+        let capacity = problem.tiers()[0].capacity.map_or(f64::INFINITY, |capacity| capacity as f64);
+        let resident = problem.tensors().iter().filter(|tensor| tensor.is_always_there());
+        let pool = capacity - resident.map(|tensor| tensor.bytes as f64).sum::<f64>();
+        let all: f64 = candidates.iter().map(|candidate| candidate.bytes).sum();
+        Self { candidates, excess: all - POOL_SHARE * pool.max(0.0), forward_ns: ends[backward] }
+    }
+
+    /// The tensors to offload.
+    fn choose(&self) -> Vec<usize> {
+        let (mut chosen, last) = self.in_order();
+        self.compress(&mut chosen, last);
+        let chosen = self.candidates.iter().zip(chosen).filter(|(_, is_chosen)| *is_chosen);
+        chosen.map(|(candidate, _)| candidate.tensor).collect()
+    }
+
+    /// The first phase: as they are saved, until enough are chosen. With the number of the last.
+    fn in_order(&self) -> (Vec<bool>, usize) {
+        let (mut chosen, mut excess, mut last) = (vec![false; self.candidates.len()], self.excess, 0);
+        if excess <= 0.0 {
+            return (chosen, last);
+        }
+        for (number, candidate) in self.candidates.iter().enumerate() {
+            (chosen[number], last) = (true, number);
+            excess -= candidate.bytes;
+            if excess < 0.0 {
+                break;
+            }
+        }
+        (chosen, last)
+    }
+
+    /// The second phase: as long as the last write ends after the forward pass, the latest that compresses least gives way to
+    /// the next after the first phase's last that compress most, of no fewer bytes.
+    fn compress(&self, chosen: &mut [bool], last: usize) {
+        while self.written_ns(chosen) > self.forward_ns {
+            let latest = |codec: fn(Codec) -> bool| {
+                (0..chosen.len()).rev().find(|number| chosen[*number] && codec(self.candidates[*number].codec))
+            };
+            let Some(dropped) = latest(|codec| codec == Codec::None).or_else(|| latest(|codec| codec != Codec::Sparse))
+            else {
+                return;
+            };
+            let least = self.candidates[dropped].codec;
+            let (mut missing, mut added) = (self.candidates[dropped].bytes, Vec::new());
+            for codec in [Codec::Sparse, Codec::Half].into_iter().filter(|codec| *codec > least) {
+                let unchosen = self.candidates.iter().enumerate().skip(last + 1).filter(|(number, _)| !chosen[*number]);
+                for (number, candidate) in unchosen.filter(|(_, candidate)| candidate.codec == codec) {
+                    if missing > 0.0 {
+                        missing -= candidate.bytes;
+                        added.push(number);
+                    }
+                }
+            }
+            if missing > 0.0 {
+                return;
+            }
+            chosen[dropped] = false;
+            added.into_iter().for_each(|number| chosen[number] = true);
+        }
+    }
+
+    /// When the last chosen tensor has been written: each waits for the one before.
+    fn written_ns(&self, chosen: &[bool]) -> f64 {
+        let chosen = self.candidates.iter().zip(chosen).filter(|(_, is_chosen)| **is_chosen);
+        chosen.fold(0.0, |written, (candidate, _)| written.max(candidate.saved_ns) + candidate.write_ns)
+    }
+}
+
+/// Without a word of the backward pass, it begins where most bytes are there that do not stay.
+fn fullest_kernel(problem: &Problem) -> usize {
+    let live = problem.live_bytes(|tensor| !problem.tensors()[tensor].is_always_there());
+    (0..live.len()).max_by_key(|kernel| live[*kernel]).unwrap_or(0)
+}
+
+/// The last kernel of the forward pass that touches each tensor.
+fn last_forward_uses(problem: &Problem, backward: usize) -> Vec<Option<usize>> {
+    let mut last = vec![None; problem.tensors().len()];
+    for (number, kernel) in problem.kernels()[..backward].iter().enumerate() {
+        for access in kernel.reads.iter().chain(&kernel.writes) {
+            last[access.tensor] = Some(number);
+        }
+    }
+    last
+}
+
+/// What FlashNeuron would do with a tensor that gets so much smaller: more than half is gone only where there are zeros.
+fn codec(problem: &Problem, tensor: usize) -> Codec {
+    match problem.tensors()[tensor].compression {
+        Some(ratio) if ratio > 2.0 => Codec::Sparse,
+        Some(2.0) => Codec::Half,
+        _ => Codec::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, Codec, Saved};
+
+    /// A byte takes 1 ns to write.
+    fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> Saved {
+        let candidate = |(tensor, &(saved_ns, bytes, codec)): (usize, &(f64, f64, Codec))| {
+            let write_ns = bytes / [1.0, 2.0, 4.0][codec as usize];
+            Candidate { tensor, bytes, saved_ns, write_ns, codec }
+        };
+        Saved { candidates: candidates.iter().enumerate().map(candidate).collect(), excess, forward_ns }
+    }
+
+    #[test]
+    fn nothing_goes_where_all_fits() {
+        assert!(saved(0.0, 100.0, &[(10.0, 50.0, Codec::None)]).choose().is_empty());
+    }
+
+    #[test]
+    fn the_first_phase_takes_tensors_as_they_are_saved_until_enough_is_gone() {
+        let list = [
+            (10.0, 40.0, Codec::None),
+            (20.0, 40.0, Codec::None),
+            (100.0, 40.0, Codec::None),
+            (150.0, 40.0, Codec::None),
+        ];
+        let plenty = saved(100.0, 400.0, &list);
+        assert_eq!(plenty.choose(), [0, 1, 2]);
+        // Exactly enough is not more than enough.
+        assert_eq!(saved(80.0, 400.0, &list).choose(), [0, 1, 2]);
+        // Written from 10 to 50; from 50 (30 late) to 90; from 100 to 140.
+        assert_eq!(plenty.written_ns(&[true, true, true, false]), 140.0);
+        assert_eq!(plenty.written_ns(&[true, true, false, false]), 90.0);
+    }
+
+    #[test]
+    fn the_second_phase_gives_what_does_not_compress_for_what_does() {
+        let list = [
+            (10.0, 40.0, Codec::Half),
+            (20.0, 60.0, Codec::None),
+            (60.0, 60.0, Codec::None),
+            (90.0, 40.0, Codec::Half),
+            (100.0, 40.0, Codec::Sparse),
+            (110.0, 40.0, Codec::Sparse),
+        ];
+        // The first three end at 10 + 20, 90 and 150. Of 120 ns, that is too late: the third goes, and 60 bytes come from the
+        // two that compress most, at 100 + 10 and 110 + 10.
+        assert_eq!(saved(130.0, 150.0, &list).choose(), [0, 1, 2]);
+        assert_eq!(saved(130.0, 120.0, &list).choose(), [0, 1, 4, 5]);
+        // Of 119 ns, the second goes, too, and there are only 40 bytes in its place: it stays.
+        assert_eq!(saved(130.0, 119.0, &list).choose(), [0, 1, 4, 5]);
+        // Where zeros are not enough, halves are added.
+        let mut halves = list;
+        halves[5].2 = Codec::Half;
+        assert_eq!(saved(130.0, 120.0, &halves).choose(), [0, 1, 3, 4]);
+    }
+}

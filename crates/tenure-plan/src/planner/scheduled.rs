@@ -1,0 +1,235 @@
+//! Our scheduler: prices of room and of links decide, and the simulator judges.
+//!
+//! A price for a byte in the first tier during each kernel, and for each link's time, makes every tensor's decision its own:
+//! the way that costs least, its room and transfers at these prices counted (a Lagrangian relaxation). Where more is asked for
+//! than there is, prices rise, elsewhere they fall (subgradient steps of Polyak's length). In each round the decoder makes a
+//! plan of the decisions, those first that gain most for the price of their room. Where prices have settled, random changes of
+//! priorities follow.
+
+use std::ops::Range;
+
+use super::evolutionary::{Evolutionary, Genes};
+use super::flashneuron::FlashNeuron;
+use super::{
+    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
+};
+use crate::{PlanError, Problem, Rule};
+
+/// Decides by prices, and evolves what these find.
+#[derive(Clone, Copy, Debug)]
+pub struct Scheduled {
+    /// Rounds of prices.
+    pub rounds: u64,
+    /// What follows.
+    pub evolution: Evolutionary,
+}
+
+impl Default for Scheduled {
+    fn default() -> Self {
+        Self { rounds: 300, evolution: Evolutionary::default() }
+    }
+}
+
+impl Planner for Scheduled {
+    fn name(&self) -> &str {
+        "scheduled"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        if problem.tiers().is_empty() {
+            return Err(PlanError::NoTiers.into());
+        }
+        let evaluations = options.evaluations.or(Some(self.evolution.evaluations));
+        let options = &PlannerOptions { evaluations, ..*options };
+        let mut evaluator = Evaluator::new(problem, options, watch);
+        let decoder = Decoder::new(problem, options.objective);
+        let tensors = problem.tensors().len();
+        // What others would do is where we begin: never worse than they are.
+        let mut starts: Vec<Decisions> =
+            Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem))).collect();
+        if options.objective == Objective::Makespan {
+            starts.insert(0, FlashNeuron::decide(problem));
+        }
+        let mut prices = Prices::new(problem, &decoder, options.objective);
+        let (mut starts, mut best) = (starts.into_iter(), f64::INFINITY);
+        let mut population: Vec<(f64, Decisions)> = Vec::new();
+        for _ in 0..self.rounds {
+            let decisions = starts.next().unwrap_or_else(|| prices.decide(best));
+            let cost = evaluator.cost(&decoder.decode(&decisions));
+            best = best.min(cost);
+            population.push((cost, decisions));
+            if !evaluator.may_go_on() {
+                break;
+            }
+        }
+        population.sort_by(|left, right| left.0.total_cmp(&right.0));
+        population.truncate(self.evolution.population);
+        let mut genes = Genes::new(problem, &decoder, options.seed);
+        self.evolution.evolve(population, &mut genes, &decoder, &mut evaluator);
+        let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
+        Ok(Planned { bound, ..evaluator.finish()? })
+    }
+}
+
+/// A way of treating a tensor.
+struct Choice {
+    treatment: Treatment,
+    /// Nanoseconds, or bytes that the first tier does not serve.
+    cost: f64,
+    /// Nanoseconds of each link.
+    links: Vec<(usize, f64)>,
+    /// When it is in the first tier.
+    room: Vec<Range<usize>>,
+}
+
+struct Prices<'a> {
+    problem: &'a Problem,
+    choices: Vec<Vec<Choice>>,
+    capacity: f64,
+    /// For all of the first tier during each kernel.
+    room: Vec<f64>,
+    /// For all of each link's time.
+    links: Vec<f64>,
+    makespan_ns: f64,
+    /// What costs do not fall below.
+    bound: f64,
+    step: f64,
+    rounds_without_gain: u32,
+    objective: Objective,
+}
+
+impl<'a> Prices<'a> {
+    fn new(problem: &'a Problem, decoder: &Decoder<'_>, objective: Objective) -> Self {
+        let tensors = 0..problem.tensors().len();
+        let makespan_ns = problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum::<f64>().max(1.0);
+        Self {
+            problem,
+            choices: tensors.map(|tensor| choices(problem, decoder, objective, tensor)).collect(),
+            capacity: problem.tiers()[0].capacity.map_or(f64::INFINITY, |capacity| capacity.max(1) as f64),
+            room: vec![0.0; problem.kernels().len()],
+            links: vec![0.0; problem.links().len()],
+            makespan_ns,
+            bound: f64::NEG_INFINITY,
+            step: 1.0,
+            rounds_without_gain: 0,
+            objective,
+        }
+    }
+
+    /// What is decided at these prices. Then prices change, `best` being what the best plan so far costs.
+    fn decide(&mut self, best: f64) -> Decisions {
+        let mut decisions = Decisions::keep(self.choices.len(), &[]);
+        let mut paid = vec![0.0];
+        for price in &self.room {
+            paid.push(paid[paid.len() - 1] + price);
+        }
+        // What is asked for beyond what there is.
+        let (mut changes, mut link_excess) = (vec![0.0; self.room.len() + 1], vec![-1.0; self.links.len()]);
+        let mut value = -self.room.iter().sum::<f64>() - self.links.iter().sum::<f64>();
+        for (tensor, choices) in self.choices.iter().enumerate() {
+            let share = self.problem.tensors()[tensor].bytes as f64 / self.capacity;
+            let link_price = |choice: &Choice| -> f64 {
+                choice.links.iter().map(|(link, ns)| self.links[*link] * ns / self.makespan_ns).sum()
+            };
+            let room_price =
+                |choice: &Choice| share * choice.room.iter().map(|room| paid[room.end] - paid[room.start]).sum::<f64>();
+            let all = |choice: &Choice| choice.cost + link_price(choice) + room_price(choice);
+            let Some(chosen) = choices.iter().min_by(|left, right| all(left).total_cmp(&all(right))) else { continue };
+            value += all(chosen);
+            for room in &chosen.room {
+                changes[room.start] += share;
+                changes[room.end] -= share;
+            }
+            for (link, ns) in &chosen.links {
+                link_excess[*link] += ns / self.makespan_ns;
+            }
+            // The last choice takes least room; of the others, the best is what is tried, the sooner the more it gains for
+            // the price of its room.
+            let Some((least, others)) = choices.split_last() else { continue };
+            if let Some(tried) = others.iter().min_by(|left, right| all(left).total_cmp(&all(right))) {
+                let gain = least.cost + link_price(least) - tried.cost - link_price(tried);
+                decisions.treatments[tensor] = tried.treatment;
+                decisions.priorities[tensor] = gain / (room_price(tried) - room_price(least)).max(1e-9 * best.abs());
+            } else {
+                decisions.treatments[tensor] = least.treatment;
+            }
+        }
+        let mut held = -1.0;
+        let room_excess: Vec<f64> = changes[..self.room.len()]
+            .iter()
+            .map(|change| {
+                held += change;
+                held
+            })
+            .collect();
+        self.adjust(value, best, &room_excess, &link_excess);
+        decisions
+    }
+
+    fn adjust(&mut self, value: f64, best: f64, room_excess: &[f64], link_excess: &[f64]) {
+        self.rounds_without_gain += 1;
+        if value > self.bound {
+            (self.bound, self.rounds_without_gain) = (value, 0);
+        } else if self.rounds_without_gain >= 10 {
+            (self.step, self.rounds_without_gain) = (self.step * 0.7, 0);
+        }
+        let of_prices = |prices: &[f64], excess: &[f64]| -> f64 {
+            // A price of 0 cannot fall.
+            let counted = prices.iter().zip(excess).filter(|(price, excess)| **price > 0.0 || **excess > 0.0);
+            counted.map(|(_, excess)| excess * excess).sum()
+        };
+        let length = of_prices(&self.room, room_excess) + of_prices(&self.links, link_excess);
+        let target = self.cost_beyond_kernels(best);
+        if length == 0.0 || !target.is_finite() {
+            return;
+        }
+        let step = self.step * (target - value).max(1e-6 * target.abs()) / length;
+        let prices = self.room.iter_mut().chain(&mut self.links);
+        for (price, excess) in prices.zip(room_excess.iter().chain(link_excess)) {
+            *price = (*price + step * excess).max(0.0);
+        }
+    }
+
+    /// A plan's cost as tensors' choices count it.
+    fn cost_beyond_kernels(&self, cost: f64) -> f64 {
+        match self.objective {
+            Objective::Makespan => cost - self.makespan_ns,
+            Objective::Score => cost * self.problem.all_accessed_bytes() as f64,
+        }
+    }
+
+    /// What no placement's score surpasses.
+    fn score_bound(&self) -> f64 {
+        match self.problem.all_accessed_bytes() {
+            0 => 1.0,
+            all => 1.0 - self.bound.max(0.0) / all as f64,
+        }
+    }
+}
+
+/// What can be done with a tensor: the last takes least room.
+fn choices(problem: &Problem, decoder: &Decoder<'_>, objective: Objective, tensor: usize) -> Vec<Choice> {
+    let Some(life) = problem.lifetime(tensor) else { return Vec::new() };
+    let possible = Treatment::ALL.into_iter().filter(|treatment| decoder.is_possible(tensor, *treatment));
+    let choice = |treatment| {
+        let mut choice = Choice { treatment, cost: 0.0, links: Vec::new(), room: Vec::new() };
+        match treatment {
+            Treatment::Keep => choice.room.push(*life.start()..life.end() + 1),
+            Treatment::Away => (choice.links, choice.room) = decoder.away(tensor),
+            Treatment::Recompute => (choice.cost, choice.room) = decoder.again(tensor),
+            Treatment::Slow => {
+                choice.cost = match objective {
+                    Objective::Score => problem.accessed_bytes(tensor) as f64,
+                    Objective::Makespan => decoder.slower_ns(tensor),
+                }
+            }
+        }
+        choice
+    };
+    possible.map(choice).collect()
+}
