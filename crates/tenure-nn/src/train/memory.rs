@@ -88,7 +88,8 @@ impl Recorder {
     }
 }
 
-/// Looks at memory while a step is made. The allocator is the process's: what others hold meanwhile is counted too.
+/// Looks at memory while a step is made. The allocator is the process's: what others hold meanwhile is counted too, and
+/// what a thread takes from an allocator of its own, such as a placement's, is not.
 pub(super) struct Meter {
     device: Device,
     fullest: TagBytes,
