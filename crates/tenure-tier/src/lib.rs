@@ -8,6 +8,7 @@
 
 mod dax;
 mod error;
+mod forks;
 mod medium;
 mod placement;
 mod recorder;

@@ -94,6 +94,7 @@ impl Recorder {
             links,
             tensors: draft.tensors,
             kernels: draft.kernels,
+            backward: draft.backward,
         };
         Problem::new(parts)
     }
@@ -110,6 +111,8 @@ struct Draft {
     /// Of each event: the tensor and the bytes that came with it.
     came: Vec<Option<(usize, u64)>>,
     last_ns: u64,
+    /// The first kernel that writes a gradient.
+    backward: Option<usize>,
 }
 
 impl Draft {
@@ -133,6 +136,9 @@ impl Draft {
                 });
                 self.held[tensor] += bytes;
                 self.tensors[tensor].bytes = self.tensors[tensor].bytes.max(self.held[tensor]);
+                if tag == Tag::Gradient {
+                    self.backward.get_or_insert(self.kernels.len());
+                }
                 let writes = vec![Access { tensor, bytes }];
                 self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads: Vec::new(), writes });
                 (tensor, bytes)

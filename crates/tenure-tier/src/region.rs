@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -13,7 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::medium::{Medium, Nature};
 use crate::system::{self, Mapped};
-use crate::{TierError, dax};
+use crate::{TierError, dax, forks};
 
 /// A range of addresses with memory under all of it, until it is dropped.
 pub(crate) struct Region {
@@ -77,6 +78,11 @@ impl Region {
         }
     }
 
+    /// The file that forked children map as a copy.
+    fn copied_by_children(&self) -> Option<&File> {
+        self.file.as_ref().filter(|_| self.nature != Nature::Device)
+    }
+
     /// Why none of it can be relied on, if so.
     pub(crate) fn trouble(&self) -> Option<String> {
         match system::mapped(&self.addresses()) {
@@ -84,8 +90,7 @@ impl Region {
             Ok(_) => return Some("something else is mapped in its place".into()),
             Err(error) => return Some(format!("the system does not tell what is mapped: {error}")),
         }
-        let file = self.file.as_ref().filter(|_| self.nature != Nature::Device)?;
-        match file.metadata() {
+        match self.copied_by_children()?.metadata() {
             Ok(now) if now.len() >= self.bytes => None,
             Ok(now) => Some(format!(
                 "its file was cut to {} bytes by somebody else: reading or writing what is behind them ends the program",
@@ -137,7 +142,12 @@ impl Region {
         }
         let bytes = whole(medium, capacity, device.alignment)?;
         let file = File::options().read(true).write(true).open(path).map_err(|error| failed(medium, "open", error))?;
-        Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Device)
+        let region = Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Device)?;
+        // A device cannot be mapped as a copy. So it is not there at all in forked children.
+        // SAFETY: of the mapping that was just made.
+        unsafe { madvise(region.start.as_ptr().cast(), bytes as usize, Advice::LinuxDontFork) }
+            .map_err(|error| failed(medium, "madvise", error.into()))?;
+        Ok(region)
     }
 
     /// A file in `folder`, all of whose room is taken now, so that a full disk is an error here and no signal later. It
@@ -182,14 +192,21 @@ impl Region {
     fn over(start: *mut u8, bytes: u64, nature: Nature, file: Option<File>) -> Self {
         // The system gives no mapping at address 0 unless it is told to.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
+        start.as_ptr().expose_provenance();
         let mut region = Self { start, bytes, nature, file, mapped: None };
         region.mapped = system::mapped(&region.addresses()).ok().flatten();
+        if let Some(file) = region.copied_by_children() {
+            forks::remember(region.start.as_ptr(), bytes as usize, file.as_raw_fd());
+        }
         region
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.copied_by_children().is_some() {
+            forks::forget(self.start.as_ptr());
+        }
         // SAFETY: of the mapping that was made; no block lives in it, as each keeps the tier.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }

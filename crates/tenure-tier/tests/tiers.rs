@@ -110,6 +110,33 @@ fn a_block_keeps_its_tier() {
 }
 
 #[test]
+fn a_forked_child_writes_to_a_copy() {
+    let tier = Tier::open("slow", &Medium::Path(std::env::temp_dir()), Some(MIB)).unwrap();
+    let block = tier.allocate(8).unwrap();
+    let value = block.as_ptr().cast::<u64>();
+    // SAFETY: eight bytes that nobody else has.
+    unsafe { value.write(1) };
+    // SAFETY: the child calls nothing but what may be called there.
+    match unsafe { libc::fork() } {
+        -1 => panic!("{}", std::io::Error::last_os_error()),
+        // SAFETY: as above; volatile, since nobody reads it in the child.
+        0 => unsafe {
+            let before = value.read_volatile();
+            value.write_volatile(2);
+            libc::_exit(if before == 1 && value.read_volatile() == 2 { 0 } else { 1 });
+        },
+        child => {
+            let mut status = 0;
+            // SAFETY: a place for the status of a child of ours.
+            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+            assert_eq!(status, 0);
+        }
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { value.read_volatile() }, 1);
+}
+
+#[test]
 fn statistics_are_by_tag() {
     let tier = Tier::open("fast", &Medium::Dram, Some(MIB)).unwrap();
     let purpose = Purpose::enter(Tag::Weight, KeyId::NONE);
@@ -128,25 +155,26 @@ proptest! {
     ) {
         let tier = Tier::open("any", &Medium::Dram, Some(MIB)).unwrap();
         let mut live: Vec<(DataPtr, usize, u8)> = Vec::new();
+        let is_as_written = |(block, bytes, written): &(DataPtr, usize, u8)| {
+            // SAFETY: as many bytes as were written.
+            let content = unsafe { std::slice::from_raw_parts(block.as_ptr(), *bytes) };
+            content.iter().all(|byte| byte == written)
+        };
         for (number, (frees, which, bytes)) in steps.into_iter().enumerate() {
             if frees && !live.is_empty() {
-                live.swap_remove(which.index(live.len()));
+                prop_assert!(is_as_written(&live.swap_remove(which.index(live.len()))));
             } else if let Ok(block) = tier.allocate(bytes) {
                 let start = block.as_ptr().addr() as u64;
-                prop_assert!(start % 64 == 0 && tier.addresses().start <= start);
+                prop_assert!(start.is_multiple_of(64) && tier.addresses().start <= start);
                 prop_assert!(start + bytes as u64 <= tier.addresses().end);
                 // SAFETY: as many bytes as were asked for.
                 unsafe { block.as_ptr().write_bytes(number as u8, bytes) };
                 live.push((block, bytes, number as u8));
             }
-            for (block, bytes, written) in &live {
-                // SAFETY: as many bytes as were written.
-                let content = unsafe { std::slice::from_raw_parts(block.as_ptr(), *bytes) };
-                prop_assert!(content.iter().all(|byte| byte == written));
-            }
             let requested: usize = live.iter().map(|(_, bytes, _)| bytes).sum();
             prop_assert_eq!(tier.statistics().all.requested_bytes.current, requested as u64);
         }
+        prop_assert!(live.iter().all(is_as_written));
         live.clear();
         prop_assert!(tier.allocate(MIB as usize).is_ok());
     }
