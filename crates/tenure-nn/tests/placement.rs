@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::Tag;
+use tenure_core::{Key, KeyId, Purpose, Tag};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Activation, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, Sequential};
 use tenure_nn::models::{Gpt2, Gpt2Config};
@@ -242,6 +242,25 @@ fn a_mapping_for_a_changed_program_is_matched_by_key_and_what_does_not_match_is_
     assert_eq!(report.keys.unmapped, [""; 0]);
     assert!(placement.check_all_came().is_err());
     assert!(placement.tiers()[1].statistics().all.allocated_bytes.peak > 0);
+}
+
+#[test]
+fn empty_tensors_take_tag_and_key() {
+    let _alone = alone();
+    let key = Key { module: "cache".into(), op: "keys".into(), role: "out".into(), occurrence: 0 };
+    let places = BTreeMap::from([(key.to_string(), 1)]);
+    let mapping = Mapping::new("cache", vec!["DRAM".into(), "PM".into()], places).unwrap();
+    let placement = Placement::open(mapping, tiers(), Options::default()).unwrap();
+    let _entered = placement.enter();
+    let kept = {
+        let _purpose = Purpose::enter(Tag::Activation, KeyId::intern(key));
+        let kept = Tensor::empty(&[10], DType::F32, Device::CPU).unwrap();
+        [kept.empty_like().unwrap(), kept]
+    };
+    let other = kept[0].empty_like().unwrap();
+    let report = placement.report();
+    assert_eq!((report.of("PM", Tag::Activation).verified, report.of("DRAM", Tag::Unknown).bytes), (80, 40));
+    drop(other);
 }
 
 #[test]

@@ -88,6 +88,22 @@ fn an_error_names_the_file_and_a_failed_write_leaves_nothing() {
 
 proptest! {
     #[test]
+    fn hostile_text_is_a_mapping_or_an_error_in_one_line(
+        at in any::<prop::sample::Index>(),
+        put in "[\\PC\n]{0,8}",
+        cut in 0_usize..30,
+    ) {
+        let text: Vec<char> = example(include_str!("../../../docs/mapping-format.md")).chars().collect();
+        let at = at.index(text.len());
+        let rest = &text[text.len().min(at + cut)..];
+        let text: String = text[..at].iter().copied().chain(put.chars()).chain(rest.iter().copied()).collect();
+        match Mapping::from_json(&text) {
+            Ok(mapping) => prop_assert!(mapping.places().all(|(_, tier)| tier < mapping.tiers().len())),
+            Err(error) => prop_assert_eq!(error.to_string().lines().count(), 1),
+        }
+    }
+
+    #[test]
     fn a_mapping_reads_as_it_was_written(
         places in prop::collection::btree_map(".{0,20}", 0_usize..3, 0..20),
         program in ".{0,20}",

@@ -32,7 +32,7 @@ pub enum WhenFull {
 }
 
 /// Sends each allocation to the tier that a mapping has for its key. Opened once in a process, it does nothing until a
-/// thread [enters](Self::enter) it.
+/// thread [enters](Self::enter) it: the two calls of `hook_init` in jaewan/pytorch-1, for the process and for each thread.
 ///
 /// A handle: clones are one placement.
 ///

@@ -159,6 +159,26 @@ fn a_file_that_somebody_cut_is_told_and_nothing_in_it_counts_as_verified() {
 }
 
 #[test]
+fn pages_of_a_node_are_looked_at() {
+    let near = match Tier::open("near", &Medium::Node(0), Some(MIB)) {
+        Ok(tier) => tier,
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    let mapping = Mapping::new("test", vec!["near".into()], BTreeMap::new()).unwrap();
+    let placement = Placement::open(mapping, vec![near], Options::default()).unwrap();
+    let _entered = placement.enter();
+    let block = result("a", "linear", 100_000).unwrap();
+    // SAFETY: as many bytes as were asked for.
+    unsafe { block.as_ptr().write_bytes(1, 100_000) };
+    let report = placement.report();
+    assert_eq!(report.of("near", Tag::Activation).verified, 100_000, "{report}");
+    assert_eq!(report.tiers[0].resident, Some(100_000));
+}
+
+#[test]
 fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     let recorder = Recorder::new().unwrap();
     let guard = recorder.enter();
