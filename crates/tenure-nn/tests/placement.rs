@@ -7,12 +7,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{Key, KeyId, Purpose, Tag};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Activation, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, Sequential};
-use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer};
 use tenure_nn::train::{Classification, Plan, Score, Task, Trainer};
 use tenure_nn::{Module, Scope, module, purpose};
 use tenure_plan::problem::{Problem, Tier as PlannedTier};
 use tenure_plan::{Mapping, Placement as PlannedPlacement, Rule};
+use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor, threads};
 use tenure_tier::{Medium, Options, Placement, Recorder, Report, Tier};
@@ -266,9 +267,37 @@ fn empty_tensors_take_tag_and_key() {
 #[test]
 fn every_allocation_of_a_step_is_an_operations() {
     let _alone = alone();
-    let problem = recorded(|| drop(train(None, 2)));
-    let is_unknown = |key: &str| key.split('/').nth(1) == Some("empty");
-    let unknown: Vec<&str> =
-        problem.tensors().iter().map(|tensor| &*tensor.key).filter(|key| is_unknown(key)).collect();
-    assert_eq!(unknown, [""; 0]);
+    let classes = Tensor::from_slice(&[1_i64, 2], &[2]).unwrap();
+    let learn = |forward: &dyn Fn() -> tenure_tensor::Result<Tensor>| {
+        let loss = purpose::forward(|| forward()?.cross_entropy(&classes, &CrossEntropy::default())).unwrap();
+        purpose::backward(&loss).unwrap();
+    };
+    let problems = [
+        recorded(|| drop(train(None, 2))),
+        recorded(|| {
+            let config = ResNetConfig { width: 4, channels: 1, classes: 3, ..ResNetConfig::RESNET18 };
+            let model = ResNet::new(&Scope::new(&Generator::new(0)), config).unwrap();
+            learn(&|| model.forward(&Tensor::ones(&[2, 1, 40, 40], DType::F32, Device::CPU)?));
+        }),
+        recorded(|| {
+            let config = BertConfig {
+                vocab_size: 9,
+                hidden_size: 8,
+                num_hidden_layers: 1,
+                num_attention_heads: 2,
+                intermediate_size: 16,
+                ..BertConfig::default()
+            };
+            let model = Bert::new(&Scope::new(&Generator::new(0)), &config).unwrap();
+            let tokens = Tensor::from_slice(&[1_i64, 2, 3, 4, 5, 6], &[2, 3]).unwrap();
+            learn(&|| model.pool(&model.forward(&tokens, Some(&tokens))?));
+        }),
+    ];
+    for problem in problems {
+        let is_unknown = |key: &str| key.split('/').nth(1) == Some("empty");
+        let keys = problem.tensors().iter().map(|tensor| &*tensor.key);
+        let unknown: Vec<&str> = keys.filter(|key| is_unknown(key)).collect();
+        assert_eq!(unknown, [""; 0]);
+        assert!(problem.backward().is_some() && problem.tensors().len() > 30);
+    }
 }

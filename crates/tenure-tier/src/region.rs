@@ -86,7 +86,7 @@ impl Region {
     /// Why none of it can be relied on, if so.
     pub(crate) fn trouble(&self) -> Option<String> {
         match system::mapped(&self.addresses()) {
-            Ok(now) if now == self.mapped => {}
+            Ok(now) if now.is_some() && now == self.mapped => {}
             Ok(_) => return Some("something else is mapped in its place".into()),
             Err(error) => return Some(format!("the system does not tell what is mapped: {error}")),
         }
