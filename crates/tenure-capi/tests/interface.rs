@@ -43,6 +43,11 @@ fn a_shim_without_pytorch_gets_what_the_table_says() {
     run_c("torch_table.c");
 }
 
+#[test]
+fn a_shim_of_the_cpu_without_pytorch_gets_what_the_table_says() {
+    run_c("cpu_table.c");
+}
+
 /// Compiles a program of this folder, and runs it.
 fn run_c(name: &str) {
     if !has("cc") {
