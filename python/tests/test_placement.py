@@ -172,3 +172,26 @@ def test_mistakes_in_tiers_are_told(tmp_path: Path) -> None:
     ]:
         with pytest.raises(tenure.Error, match=words):
             tenure.torch.install(device="cpu", mapping=mapping, tiers=given)
+
+
+def test_forked_workers_write_to_copies(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    # What has no place lives in the first tier, which is a file here.
+    placement = tenure.torch.install(
+        device="cpu", mapping=mapping, tiers={"DRAM": f"{tmp_path}/@32MiB", "PM": "dram@1MiB"}
+    )
+    with placement:
+        shared = torch.zeros(1000)
+
+        class Writes:
+            def __len__(self) -> int:
+                return 8
+
+            def __getitem__(self, index: int) -> Any:
+                return shared.add_(1).clone()
+
+        loader = torch.utils.data.DataLoader(Writes(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+        batches = torch.cat(list(loader))
+        # Two workers made two batches each, and counted for themselves.
+        assert sorted(batches[:, 0].tolist()) == [1, 1, 2, 2, 3, 3, 4, 4]
+        assert shared.eq(0).all()
