@@ -4,10 +4,12 @@
 //! from Tenure's own compact format, checked once, and from then on known to make sense.
 //!
 //! A [`Problem`] is what a program computes with, and tiers of memory for it; a [`Rule`] makes a [`Placement`] of it. What
-//! comes of a [`Plan`], in which tensors move and are computed again, [`simulate`] says.
+//! comes of a [`Plan`], in which tensors move and are computed again, [`simulate`] says. A [`Planner`] looks for the best, and
+//! no plan surpasses [a bound](bound).
 #![forbid(unsafe_code)]
 
 mod atomic;
+pub mod bound;
 pub mod mapping;
 pub mod packing;
 mod pickle;
@@ -18,6 +20,7 @@ pub mod problem;
 mod rule;
 pub mod simulator;
 mod trace;
+mod uses;
 
 pub use mapping::{Mapping, MappingError};
 pub use placement::Placement;

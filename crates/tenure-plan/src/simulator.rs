@@ -352,10 +352,8 @@ impl<'a> Player<'a> {
         let taken = |bandwidth: fn(&Tier) -> u64, list: &[Access], end: fn(&crate::problem::Link) -> usize| -> f64 {
             let extra = |access: &Access| {
                 let State::At(number) = self.states[access.tensor] else { return 0.0 };
-                let (tier, fastest) = (&tiers[number], &tiers[0]);
-                let slower = tier.loaded_factor(self.load(number, bandwidth(tier), end)) / bandwidth(tier) as f64;
-                let waits = tier.latency_ns as f64 - fastest.latency_ns as f64;
-                (access.bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits.max(0.0)
+                let share = self.load(number, bandwidth(&tiers[number]), end);
+                tiers[number].extra_ns(&tiers[0], access.bytes, bandwidth, share)
             };
             list.iter().map(extra).sum()
         };
@@ -468,6 +466,14 @@ fn uses(kernel: Option<&Kernel>, tensor: usize) -> bool {
 }
 
 impl Tier {
+    /// Nanoseconds that an access of so many bytes takes longer than a kernel's time, which is of the fastest tier, while a
+    /// share of the bandwidth is in use.
+    pub(crate) fn extra_ns(&self, fastest: &Self, bytes: u64, bandwidth: fn(&Self) -> u64, share: f64) -> f64 {
+        let slower = self.loaded_factor(share) / bandwidth(self) as f64;
+        let waits = self.latency_ns as f64 - fastest.latency_ns as f64;
+        (bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits.max(0.0)
+    }
+
     /// How many times longer an access takes while a share of the bandwidth is in use.
     fn loaded_factor(&self, share: f64) -> f64 {
         let Some(above) = self.loaded.iter().position(|point| point[0] >= share) else {
