@@ -3,7 +3,8 @@
 # Where the Python package is installed and tested. If PyTorch is in it too, what needs PyTorch is tested.
 venv := env("TENURE_VENV", "target/venv")
 
-# `cargo test --workspace` and `cargo run` need nothing but Rust; what the others need, `.ci/run` installs.
+# `cargo test --workspace` and `cargo run` need Rust, and for HiGHS cmake, a C++ compiler and libclang; what the others need,
+# `.ci/run` installs.
 
 [private]
 default:
@@ -17,7 +18,7 @@ demo:
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
 test: rust python test-torch
 
-# Tests of Rust alone, which need nothing else. If NVRTC is there, every CUDA kernel that they use is compiled too
+# Tests of Rust alone. If NVRTC is there, every CUDA kernel that they use is compiled too
 rust:
     #!/usr/bin/env bash
     set -euo pipefail
@@ -76,6 +77,7 @@ lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
     cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --package tenure-plan --package tenure-cli --no-default-features --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # Licences, duplicates and origins of the dependencies

@@ -6,7 +6,12 @@
 //! A [`Problem`] is what a program computes with, and tiers of memory for it; a [`Rule`] makes a [`Placement`] of it. What
 //! comes of a [`Plan`], in which tensors move and are computed again, [`simulate`] says. A [`Planner`] looks for the best, and
 //! no plan surpasses [a bound](bound).
-#![forbid(unsafe_code)]
+//!
+//! The feature `milp`, which is on if nothing is said, is the planner that solves mixed-integer problems. Building it takes
+//! cmake, a C++ compiler and libclang.
+// But for the solver's callbacks, in `planner::milp::solver`.
+#![cfg_attr(not(feature = "milp"), forbid(unsafe_code))]
+#![deny(unsafe_code)]
 
 mod atomic;
 pub mod bound;

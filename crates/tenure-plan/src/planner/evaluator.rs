@@ -1,6 +1,8 @@
 //! Judging plans: each is played, counted, and kept if it is the best so far.
 
 use std::ops::ControlFlow;
+#[cfg(feature = "milp")]
+use std::time::Duration;
 use std::time::Instant;
 
 use super::{Objective, Planned, PlannerError, PlannerOptions, PlannerProgress, Watch};
@@ -67,6 +69,21 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         let progress = PlannerProgress { evaluations: self.evaluations, best };
         self.is_stopped |= cost <= self.least || (self.watch)(&progress) == ControlFlow::Break(());
         cost
+    }
+
+    /// Tells whoever watches, between two plans, of what a solver has, or else of the best so far.
+    #[cfg(feature = "milp")]
+    pub(super) fn pause(&mut self, found: Option<f64>) -> ControlFlow<()> {
+        let best = self.best.as_ref().map(|(cost, _)| self.options.objective.of_cost(*cost));
+        let told = (self.watch)(&PlannerProgress { evaluations: self.evaluations, best: found.or(best) });
+        self.is_stopped |= told.is_break();
+        told
+    }
+
+    /// How much time is left.
+    #[cfg(feature = "milp")]
+    pub(super) fn left(&self) -> Duration {
+        self.options.time_limit.saturating_sub(self.begun.elapsed())
     }
 
     /// The best of all.

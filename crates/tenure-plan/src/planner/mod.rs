@@ -3,6 +3,8 @@
 mod evaluator;
 mod evolutionary;
 mod flashneuron;
+#[cfg(feature = "milp")]
+mod milp;
 mod rules;
 mod schedule;
 mod scheduled;
@@ -16,6 +18,8 @@ use crate::{Plan, PlanError, Problem};
 pub use evaluator::Evaluator;
 pub use evolutionary::Evolutionary;
 pub use flashneuron::FlashNeuron;
+#[cfg(feature = "milp")]
+pub use milp::Milp;
 pub use schedule::{Decisions, Decoder, Treatment};
 pub use scheduled::Scheduled;
 
@@ -76,8 +80,8 @@ pub struct Planned {
     pub plan: Plan,
     /// Plans tried: decoded and judged.
     pub evaluations: u64,
-    /// What no plan in which tensors stay where they are can surpass: a score, or nanoseconds, as the objective says. None
-    /// if the planner knows of no such bound.
+    /// What no plan can surpass: a score, if tensors stay where they are, or nanoseconds, whatever is done, as the objective
+    /// says. None if the planner knows of no such bound.
     pub bound: Option<f64>,
     /// How long it took.
     pub elapsed: Duration,
@@ -90,4 +94,7 @@ pub enum PlannerError {
     /// What was found cannot be played.
     #[error("no plan that can be played was found: {0}")]
     Plan(#[from] PlanError),
+    /// The solver of mixed-integer problems gave no answer.
+    #[error("HiGHS gave no answer: {0}")]
+    Solver(&'static str),
 }

@@ -1,0 +1,120 @@
+//! From the columns of the joint problem to a plan.
+
+use super::joint::{Gap, Joint};
+use crate::Problem;
+use crate::plan::{Action, Plan, Step};
+use crate::uses::Use;
+
+/// The plan that the columns' values mean: what leaves does so as soon as it may, in the order of last uses, and what comes
+/// back does so as late as its link allows, in the order of next uses. None if a tensor would have to go where no link leads.
+pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values: &[f64]) -> Option<Plan> {
+    let is = |column: highs::Col| values[column.index()] > 0.5;
+    let decoder = Decoder::new(problem, joint, values);
+    let mut places = vec![0; problem.tensors().len()];
+    let (mut steps, mut returns) = (Vec::new(), Vec::new());
+    for (tensor, columns) in joint.tensors.iter().enumerate() {
+        let slow = slow_tier(problem, &uses[tensor]);
+        let place = |index: usize| if is(columns.is_fast[index]) { Some(0) } else { slow };
+        let mut at = match (columns.is_fast.first(), columns.gaps.first()) {
+            (Some(is_fast), Some(gap)) if gap.before.is_none() && is(*is_fast) && !is(gap.stays) => decoder.away(slow),
+            (Some(_), _) => place(0),
+            (None, _) => slow.or(Some(0)),
+        }?;
+        places[tensor] = at;
+        for gap in &columns.gaps {
+            let Gap { before, after, .. } = *gap;
+            let next = match after {
+                Some((_, index)) => place(index)?,
+                // Nothing needs it any more: it stays, or leaves.
+                None if at == 0 && !is(gap.stays) => decoder.away(slow)?,
+                None => at,
+            };
+            let step = |kernel, action| Step { tensor, kernel, action };
+            let begin = |kernel: usize| decoder.begins[kernel];
+            if let (Some((from, _)), Some((to, _)), true) = (before, after, gap.again.is_some_and(is)) {
+                steps.push((begin(from), step(from, Action::Drop)));
+                steps.push((begin(to), step(to, Action::Recompute { to: next })));
+                at = next;
+                continue;
+            }
+            let (from, to) = (before.map_or(0, |(kernel, _)| kernel), after.map(|(kernel, _)| kernel));
+            // Between two kernels there is nothing to gain.
+            let is_brief = next == 0 && to.is_some_and(|to| before.is_some() && to == from + 1);
+            if at == 0 && !is(gap.stays) && !is_brief {
+                let tier = if next == 0 { decoder.away(slow)? } else { next };
+                decoder.link(0, tier)?;
+                steps.push((begin(from), step(from, Action::Move { to: tier })));
+                at = tier;
+            }
+            if let Some(to) = to.filter(|_| at != next) {
+                let link = decoder.link(at, next)?;
+                returns.push(Return { link, from, to, step: step(from, Action::Move { to: next }) });
+                at = next;
+            }
+        }
+    }
+    decoder.schedule(&mut steps, returns);
+    // What is computed again before the same kernel comes in the order in which it was first.
+    let born = |step: &Step| problem.lifetime(step.tensor).map(|life| *life.start());
+    steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| born(a).cmp(&born(b))));
+    Some(Plan { places, steps: steps.into_iter().map(|(_, step)| step).collect() })
+}
+
+/// A move that has to be done when a kernel begins.
+struct Return {
+    link: usize,
+    /// The kernel from which on it may be, and the one that it is for.
+    from: usize,
+    to: usize,
+    step: Step,
+}
+
+struct Decoder<'a> {
+    problem: &'a Problem,
+    /// When each kernel begins.
+    begins: Vec<f64>,
+}
+
+impl<'a> Decoder<'a> {
+    fn new(problem: &'a Problem, joint: &Joint, values: &[f64]) -> Self {
+        let mut now = 0.0;
+        let begins = joint.times.iter().map(|time| {
+            let begin = now;
+            now += values[time.index()] * joint.ns_unit;
+            begin
+        });
+        Self { problem, begins: begins.collect() }
+    }
+
+    /// Where tensors go that come back: to the slow tier, if there is a way there and back.
+    fn away(&self, slow: Option<usize>) -> Option<usize> {
+        let others = slow.into_iter().chain(1..self.problem.tiers().len());
+        others.into_iter().find(|tier| self.link(0, *tier).is_some() && self.link(*tier, 0).is_some())
+    }
+
+    fn link(&self, from: usize, to: usize) -> Option<usize> {
+        self.problem.links().iter().position(|link| (link.from, link.to) == (from, to))
+    }
+
+    /// Finds when each return begins, the last first: when it must, or when its link has to be free for the next.
+    fn schedule(&self, steps: &mut Vec<(f64, Step)>, mut returns: Vec<Return>) {
+        returns.sort_by_key(|it| std::cmp::Reverse(it.to));
+        let mut free_until = vec![f64::INFINITY; self.problem.links().len()];
+        for Return { link, from, to, step } in returns {
+            let bytes = self.problem.moved_bytes(step.tensor, link) as f64;
+            let takes_ns = bytes * 1e9 / self.problem.links()[link].bandwidth as f64;
+            let end = self.begins[to].min(free_until[link]);
+            let begin = end - takes_ns;
+            free_until[link] = begin;
+            let kernel = self.begins.partition_point(|at| *at <= begin).saturating_sub(1).clamp(from, to - 1);
+            steps.push((begin.max(self.begins[from]), Step { kernel, ..step }));
+        }
+    }
+}
+
+/// Where kernels use a tensor that is not in the first tier; if none uses it, anywhere else.
+pub(super) fn slow_tier(problem: &Problem, uses: &[Use]) -> Option<usize> {
+    let all_ns = |tier: usize| uses.iter().map(|a_use| a_use.extra_ns[tier]).sum::<f64>();
+    let is_possible = |tier: &usize| uses.is_empty() || problem.tiers()[*tier].is_reachable;
+    (1..problem.tiers().len()).filter(is_possible).min_by(|left, right| all_ns(*left).total_cmp(&all_ns(*right)))
+}

@@ -1,0 +1,115 @@
+//! Tensors that stay where they are, as a mixed-integer problem.
+
+use std::ops::ControlFlow;
+
+use highs::{Col, RowProblem, Sense};
+
+use super::solver::{self, Limits};
+use crate::planner::PlannerError;
+use crate::{Placement, Problem, Rule};
+
+/// A column for each tensor that may be in the fast tier or not, a row for each largest set of them that is there at once.
+pub(super) struct Fixed<'a> {
+    problem: &'a Problem,
+    capacity_bytes: u64,
+    rows: RowProblem,
+    /// The tensor of each column.
+    tensors: Vec<usize>,
+    /// The worth of tensors that need no room.
+    free: f64,
+}
+
+/// What was found.
+pub(super) struct Found {
+    pub(super) placement: Placement,
+    /// What tensors in the fast tier are worth, at most.
+    pub(super) bound: f64,
+}
+
+/// The objective in a unit in which neither the solver's absolute tolerances nor those of whole numbers matter.
+const SCALE: f64 = 1e6;
+
+impl<'a> Fixed<'a> {
+    /// For tensors that are worth so much in the fast tier, of about 1 in all; those of infinite worth must be there.
+    pub(super) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64) -> Self {
+        let bytes = |tensor: usize| problem.tensors()[tensor].bytes;
+        let is_there = |tensor: &usize| problem.lifetime(*tensor).is_some();
+        let (free, others): (Vec<usize>, Vec<usize>) =
+            (0..problem.tensors().len()).filter(is_there).partition(|tensor| bytes(*tensor) == 0);
+        let must = |tensor: usize| worth(tensor).is_infinite();
+        let fits = |tensor: &usize| bytes(*tensor) <= capacity_bytes || must(*tensor);
+        let tensors: Vec<usize> = others.into_iter().filter(fits).collect();
+        // Whole numbers, as far as they are exact: tolerances, of a millionth, are less than one.
+        let divisor = tensors.iter().map(|tensor| bytes(*tensor)).fold(0, greatest_common_divisor).max(1);
+        let unit = ((capacity_bytes.min(problem.peak_bytes()) / divisor) as f64 / 1e9).max(1.0);
+        let mut rows = RowProblem::new();
+        let column = |tensor: &usize| match worth(*tensor) {
+            f64::INFINITY => rows.add_integer_column(0.0, 1..=1),
+            worth => rows.add_integer_column(worth * SCALE, 0..=1),
+        };
+        let columns: Vec<Col> = tensors.iter().map(column).collect();
+        for set in largest_sets(problem, &tensors) {
+            let all: u128 = set.iter().map(|index| u128::from(bytes(tensors[*index]))).sum();
+            if all > u128::from(capacity_bytes) {
+                let sizes = set.iter().map(|index| (columns[*index], (bytes(tensors[*index]) / divisor) as f64 / unit));
+                rows.add_row(..=(capacity_bytes / divisor) as f64 / unit, sizes);
+            }
+        }
+        let free = free.into_iter().map(worth).filter(|worth| worth.is_finite()).sum();
+        Self { problem, capacity_bytes, rows, tensors, free }
+    }
+
+    /// Searches, from what is densest. `watch` is told what the best is worth.
+    pub(super) fn solve(
+        self,
+        limits: &Limits,
+        mut watch: impl FnMut(Option<f64>) -> ControlFlow<()>,
+    ) -> Result<Found, PlannerError> {
+        let density = Rule::Density.order(self.problem);
+        let greedy = Placement::first_fit(self.problem, density.iter().copied(), self.capacity_bytes);
+        let start: Vec<f64> = self.tensors.iter().map(|tensor| f64::from(u8::from(greedy.is_fast(*tensor)))).collect();
+        let worth = |objective: f64| self.free + objective / SCALE;
+        let watch = |best: Option<f64>| watch(best.map(worth));
+        let solved = solver::solve(self.rows, Sense::Maximise, Some(&start), limits, watch)?;
+        let columns = solved.columns.unwrap_or(start);
+        let mut is_chosen = vec![false; self.problem.tensors().len()];
+        for (tensor, column) in self.tensors.iter().zip(columns) {
+            is_chosen[*tensor] = column > 0.5;
+        }
+        // What rounding made too much is left out, and what has room nevertheless is put in.
+        let (chosen, others): (Vec<usize>, Vec<usize>) = density.into_iter().partition(|tensor| is_chosen[*tensor]);
+        let placement = Placement::first_fit(self.problem, chosen.into_iter().chain(others), self.capacity_bytes);
+        Ok(Found { placement, bound: worth(solved.bound) })
+    }
+}
+
+/// The sets of tensors that are there at once, by their places in the list, but for those that are parts of others.
+fn largest_sets(problem: &Problem, tensors: &[usize]) -> Vec<Vec<usize>> {
+    let mut born: Vec<Vec<usize>> = vec![Vec::new(); problem.kernels().len()];
+    let mut last = vec![0; tensors.len()];
+    for (index, tensor) in tensors.iter().enumerate() {
+        if let Some(life) = problem.lifetime(*tensor) {
+            born[*life.start()].push(index);
+            last[index] = *life.end();
+        }
+    }
+    let (mut sets, mut live, mut has_grown) = (Vec::new(), Vec::new(), false);
+    for (kernel, born) in born.into_iter().enumerate() {
+        has_grown |= !born.is_empty();
+        live.extend(born);
+        // The first end after a start: nothing can be added to this set.
+        if has_grown && live.iter().any(|index| last[*index] == kernel) {
+            sets.push(live.clone());
+            has_grown = false;
+        }
+        live.retain(|index| last[*index] > kernel);
+    }
+    sets
+}
+
+fn greatest_common_divisor(mut left: u64, mut right: u64) -> u64 {
+    while right != 0 {
+        (left, right) = (right, left % right);
+    }
+    left
+}

@@ -1,0 +1,163 @@
+//! The planner that solves mixed-integer problems.
+//!
+//! *Tensors that stay where they are* (the score, and the makespan where nothing can move): a column for each tensor, whether
+//! it is in the first tier, and a row for each largest set of tensors that are there at once, which must have room. With
+//! whole numbers that is the problem itself, if the other tiers have room, and the bound is one for all such plans.
+//!
+//! *Everything together* (the makespan): columns say of each use whether the tensor is in the first tier, and of each gap
+//! between two uses whether it stays there or is computed again; if neither, it crosses a link at each end of the gap at
+//! which it is in the first tier. Of each kernel, columns are the time until the next begins, and the bytes that leave and
+//! come back meanwhile. The sum of times is least, where
+//! - a kernel takes as long as the simulator says if nothing else is under way, and what is computed again adds to the sum;
+//! - links take no more than their bandwidth in each kernel's time, which is why kernels wait;
+//! - what leaves does so after the use, but for what is on the link already; what comes back is there before the next;
+//! - what is used in the first tier, stays there, is still to leave or is back has room when a kernel begins.
+//!
+//! Bytes on links are added up over tensors (of about the same compression), so that there are few columns, and they may
+//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan that does not give up for
+//! good what is always there. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
+//! meanwhile, one after the other; what moves slows kernels down; other tiers have an end; several tiers count as the fastest
+//! of them; inputs of what is computed again must be there. A plan that follows the columns may therefore wait, or find no
+//! room: so the problem is solved again, with rows for inputs and with more and more left unused, and the simulator judges.
+
+mod decode;
+mod fixed;
+mod joint;
+#[allow(unsafe_code, reason = "what HiGHS calls is no safe function")]
+mod solver;
+
+use highs::Sense;
+
+use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use crate::bound::{makespan_bound_ns, static_score_bound};
+use crate::uses::{Use, uses};
+use crate::{Plan, PlanError, Problem, Rule};
+use fixed::Fixed;
+use joint::{Joint, Margins};
+use solver::Limits;
+
+/// Solves mixed-integer problems with HiGHS, on one thread: the best plan, and a bound that shows how good it is.
+///
+/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all that do not give
+/// up for good what is always there; both to the solver's tolerance, a millionth.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Milp;
+
+impl Planner for Milp {
+    fn name(&self) -> &str {
+        "milp"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        let capacity_bytes = problem.tiers().first().ok_or(PlanError::NoTiers)?.capacity.unwrap_or(u64::MAX);
+        let evaluator = Evaluator::new(problem, options, watch);
+        let mut search = Search { problem, capacity_bytes, seed: options.seed, uses: uses(problem), evaluator };
+        let bound = match options.objective {
+            Objective::Score => search.score()?,
+            Objective::Makespan if search.nothing_moves() => search.makespan_of_fixed()?,
+            Objective::Makespan => search.makespan()?,
+        };
+        Ok(Planned { bound: Some(bound), ..search.evaluator.finish()? })
+    }
+}
+
+/// How far from the bound is near enough, as a share.
+const GAP: f64 = 1e-5;
+/// The same where a plan has to be tried anyway.
+const JOINT_GAP: f64 = 1e-4;
+
+/// What is left unused, one after the other: of the first tier, in sizes of the largest tensor; of links; and what moves
+/// cost, so that there are no more of them than necessary.
+const MARGINS: [(f64, f64, f64); 7] = [
+    (0.0, 0.0, 0.001),
+    (0.5, 0.1, 0.01),
+    (1.0, 0.1, 0.01),
+    (1.0, 0.2, 0.01),
+    (2.0, 0.2, 0.01),
+    (3.0, 0.3, 0.01),
+    (4.0, 0.4, 0.01),
+];
+
+struct Search<'a, 'w> {
+    problem: &'a Problem,
+    capacity_bytes: u64,
+    seed: u64,
+    uses: Vec<Vec<Use>>,
+    evaluator: Evaluator<'a, 'w>,
+}
+
+impl Search<'_, '_> {
+    fn limits(&self, gap: f64) -> Limits {
+        Limits { time: self.evaluator.left(), gap, seed: self.seed }
+    }
+
+    /// Whether plans are no more than places.
+    fn nothing_moves(&self) -> bool {
+        let has_links = self.problem.links().iter().any(|link| link.from == 0 || link.to == 0);
+        !has_links && self.problem.tensors().iter().all(|tensor| tensor.recompute.is_none())
+    }
+
+    fn score(&mut self) -> Result<f64, PlannerError> {
+        let all = self.problem.all_accessed_bytes().max(1) as f64;
+        let worth = |tensor: usize| self.problem.accessed_bytes(tensor) as f64 / all;
+        let fixed = Fixed::new(self.problem, self.capacity_bytes, worth);
+        let limits = self.limits(GAP);
+        let evaluator = &mut self.evaluator;
+        let found = fixed.solve(&limits, |worth| evaluator.pause(worth))?;
+        self.evaluator.cost(&found.placement.plan());
+        let score = found.placement.score(self.problem);
+        Ok(found.bound.min(static_score_bound(self.problem)).max(score))
+    }
+
+    fn makespan_of_fixed(&mut self) -> Result<f64, PlannerError> {
+        let kernels_ns: f64 = self.problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum();
+        let least_ns = kernels_ns + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
+        let penalty_ns = |tensor: usize| self.uses[tensor].iter().map(Use::penalty_ns).sum::<f64>();
+        let finite = |tensor: usize| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite());
+        let most_ns = least_ns + (0..self.uses.len()).filter_map(finite).sum::<f64>();
+        let unit = most_ns.max(1.0);
+        let fixed = Fixed::new(self.problem, self.capacity_bytes, |tensor| penalty_ns(tensor) / unit);
+        let limits = self.limits(GAP);
+        let evaluator = &mut self.evaluator;
+        let found = fixed.solve(&limits, |worth| evaluator.pause(worth.map(|worth| most_ns - worth * unit)))?;
+        let slow = |tensor: usize| decode::slow_tier(self.problem, &self.uses[tensor]).unwrap_or(0);
+        let places = (0..self.uses.len()).map(|tensor| if found.placement.is_fast(tensor) { 0 } else { slow(tensor) });
+        let cost = self.evaluator.cost(&Plan { places: places.collect(), steps: Vec::new() });
+        Ok((most_ns - found.bound * unit).max(makespan_bound_ns(self.problem)).min(cost))
+    }
+
+    fn makespan(&mut self) -> Result<f64, PlannerError> {
+        // Whatever comes, there is a plan that keeps what is used most.
+        let density = Decisions::keep(self.problem.tensors().len(), &Rule::Density.order(self.problem));
+        let decoder = Decoder::new(self.problem, Objective::Makespan);
+        let mut best = self.evaluator.cost(&decoder.decode(&density));
+        let mut bound = makespan_bound_ns(self.problem);
+        let largest = self.problem.tensors().iter().map(|tensor| tensor.bytes).max().unwrap_or(0) as f64;
+        let margins =
+            MARGINS.iter().map(|&(room, links, moves)| Margins { room_bytes: (largest * room) as u64, links, moves });
+        for margins in std::iter::once(Margins::NONE).chain(margins) {
+            if best <= bound * (1.0 + JOINT_GAP) || !self.evaluator.may_go_on() {
+                break;
+            }
+            let joint = Joint::new(self.problem, self.capacity_bytes, &self.uses, bound, margins);
+            // Each may take a third of what is left, so that there is time for others.
+            let limits = self.limits(JOINT_GAP);
+            let limits = Limits { time: limits.time / 3, ..limits };
+            let evaluator = &mut self.evaluator;
+            let solved = solver::solve(joint.rows.clone(), Sense::Minimise, None, &limits, |_| evaluator.pause(None))?;
+            if margins == Margins::NONE {
+                bound = bound.max(solved.bound * joint.ns_unit);
+            }
+            let plan = solved.columns.and_then(|values| decode::decode(self.problem, &self.uses, &joint, &values));
+            if let Some(plan) = plan {
+                best = best.min(self.evaluator.cost(&plan));
+            }
+        }
+        Ok(bound.min(best))
+    }
+}
