@@ -7,7 +7,8 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tenure::packing::PackingProblem;
+use tenure::plan::Mapping;
+use tenure::plan::packing::PackingProblem;
 
 /// At no moment is more alive than 8 bytes, and 9 are needed.
 const ODD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/odd.csv");
@@ -130,6 +131,95 @@ fn what_cannot_be_used_gets_one_line_and_no_output() {
         assert!(text(&output.stderr).starts_with(said), "{args:?}: {}", text(&output.stderr));
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
+}
+
+/// Two layers forward and back, two of whose activations do not fit at once.
+const LAYERS: &str = r#"{"name": "layers", "tensors": [
+  {"id": 0, "bytes": 1000, "role": "weight"}, {"id": 1, "bytes": 4000, "role": "activation"},
+  {"id": 2, "bytes": 4000, "role": "activation"}, {"id": 3, "bytes": 1000, "role": "activation"}],
+ "kernels": [
+  {"name": "a_Forward", "time_ns": 1000, "inputs": [0], "outputs": [1]},
+  {"name": "b_Forward", "time_ns": 1000, "inputs": [0, 1], "outputs": [2]},
+  {"name": "b_Backward", "time_ns": 1000, "inputs": [0, 2], "outputs": [3]},
+  {"name": "a_Backward", "time_ns": 1000, "inputs": [0, 1, 3], "outputs": []}]}"#;
+
+fn layers(folder: &Path) -> String {
+    let path = folder.join("layers.json");
+    fs::write(&path, LAYERS).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn json_says_what_came_of_a_plan() {
+    let folder = here();
+    // Of 10000 bytes at once, 6000: the weight, the second activation and the gradient.
+    let answer = answer(&[&layers(folder.path()), "--fast-bytes", "60%", "--planner", "density"]);
+    assert_eq!((&answer["problem"], &answer["planner"]), (&"layers".into(), &"density".into()));
+    assert_eq!((&answer["capacity_bytes"], &answer["peak_fast_bytes"]), (&6000.into(), &6000.into()));
+    // Accessed are 4000, 8000 and 2000 bytes of these, and 12000 of the first activation.
+    let score = answer["score"].as_f64().unwrap();
+    assert!((score - 14.0 / 26.0).abs() < 1e-9, "{answer}");
+    let (bound, gap) = (answer["bound"].as_f64().unwrap(), answer["gap"].as_f64().unwrap());
+    assert!(bound >= score && (gap - (bound - score) / bound).abs() < 1e-12, "{answer}");
+    assert!(answer["makespan_us"].as_f64() >= answer["bound_makespan_us"].as_f64());
+    assert!(answer["bound_makespan_us"].as_f64().unwrap() >= 4.0);
+    assert_eq!(answer["evaluations"], 1);
+    assert!(answer["seconds"].as_f64().unwrap() < 60.0);
+}
+
+#[test]
+fn a_mapping_is_written_by_key() {
+    let folder = here();
+    let file = layers(folder.path());
+    let output = plan(folder.path(), &[&file, "--fast-bytes", "60%", "--planner", "density", "-o", "map.json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let mapping = Mapping::read(folder.path().join("map.json")).unwrap();
+    assert_eq!((mapping.program(), mapping.tiers()), ("layers", &["device".to_owned(), "host".to_owned()][..]));
+    assert_eq!(["0", "1", "2", "3"].map(|key| mapping.place(key)), [0, 1, 0, 0].map(Some));
+}
+
+#[test]
+fn all_planners_have_a_line_each() {
+    let folder = here();
+    let file = layers(folder.path());
+    let output = plan(folder.path(), &[&file, "--fast-bytes", "5400", "--planner", "all", "--seed", "3", "--json"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    let lines: Vec<Value> = text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<&str> = lines.iter().map(|line| line["planner"].as_str().unwrap()).collect();
+    let first = ["first-touch", "weights-first", "activations-first", "hotness", "density", "flashneuron", "scheduled"];
+    assert_eq!(names[..7], first);
+    assert!(lines.iter().all(|line| line["bound"].as_f64() >= line["score"].as_f64()), "{lines:?}");
+    let table = plan(folder.path(), &[&file, "--fast-bytes", "5400", "--planner", "all"]);
+    let shown = text(&table.stdout);
+    assert!(shown.starts_with("layers\n  tensors"), "{shown}");
+    assert!(names.iter().all(|name| shown.contains(name)), "{shown}");
+}
+
+#[test]
+fn problems_that_cannot_be_planned_get_one_line() {
+    let folder = here();
+    let (file, path) = (layers(folder.path()), folder.path());
+    fs::write(path.join("bad.json"), "{\"name\": 3}").unwrap();
+    for (args, said) in [
+        (&[&*file][..], "it names no tiers: say with --fast-bytes how large the first is"),
+        (&["bad.json", "--fast-bytes", "1"], "bad.json: "),
+        (&[&file, "--fast-bytes", "101%"], "from 0% to 100%"),
+        (&[&file, "--fast-bytes", "1", "--planner", "magic"], "invalid value 'magic'"),
+        (&[&file, "--capacity", "5"], "--capacity is of buffers"),
+        (&[&file, "--fast-bytes", "1", "--planner", "all", "-o", "out.json"], "say with --planner whose"),
+        (&[&file, "--fast-bytes", "9000", "--objective", "time", "-o", "out.json"], "in which no tensor moves"),
+        (&[ODD, "--objective", "score"], "--objective is of problems"),
+        (&[ODD, "--fast-bytes", "1"], "--fast-bytes is of problems"),
+        (&[ODD, "--planner", "density"], "--planner is of problems"),
+        (&[ODD, "--seed", "1"], "--seed is of problems"),
+        (&[&file, "--fast-bytes", "1", "--capacity", "5"], "cannot be used with"),
+    ] {
+        let output = plan(path, args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert_eq!(text(&output.stdout), "", "{args:?}");
+        assert!(text(&output.stderr).contains(said), "{args:?}: {}", text(&output.stderr));
+    }
+    assert_eq!(fs::read_dir(path).unwrap().count(), 2, "nothing was written");
 }
 
 #[cfg(unix)]

@@ -2,8 +2,8 @@
 //!
 //! A tensor's bytes hold a place in memory for a time. This crate is the front door: `use tenure::prelude::*` brings
 //! in what the crates below offer. [`tensor`] has tensors and autograd, [`nn`] layers, optimizers, data, models and
-//! training, and [`tier`] places tensors in tiers of memory; [`replay`] plays what a real program did with its memory on
-//! any of the allocators, and [`report`] shows it.
+//! training; [`plan`] decides what lives where, and [`tier`] places tensors in tiers of memory; [`replay`] plays what a
+//! real program did with its memory on any of the allocators, and [`report`] shows it.
 //!
 //! A line is fitted to points:
 //!
@@ -51,5 +51,4 @@ pub mod tensorboard;
 pub mod units;
 
 pub use error::Error;
-pub use tenure_plan::packing;
-pub use {tenure_nn as nn, tenure_tensor as tensor, tenure_tier as tier};
+pub use {tenure_nn as nn, tenure_plan as plan, tenure_tensor as tensor, tenure_tier as tier};

@@ -1,53 +1,15 @@
-use std::ops::ControlFlow;
-use std::path::PathBuf;
+//! Buffers with known lifetimes in one range of memory.
+
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use tenure::packing::{PackingOptions, PackingOutcome, PackingProblem, PackingProgress};
+use tenure::plan::packing::{PackingOptions, PackingOutcome, PackingProblem, PackingProgress};
 use tenure::prelude::*;
 use tenure::units::{Count, Percent};
 
+use super::{PlanArgs, going_on};
 use crate::{files, output, progress};
-
-/// Place buffers with known lifetimes in one range of memory
-#[derive(clap::Args)]
-#[command(after_help = "\
-FILE.csv has a line for each buffer, and a first line that names the columns, as MiniMalloc has it:
-
-  id,lower,upper,size,alignment
-  a,0,3,4096,512
-
-From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of
-512; `alignment` may be left out. Buffers that are alive at once share no byte.
-
-The search is complete: given time, it fits the buffers into the capacity, or proves that nobody
-can. Ctrl-C ends it with what it has found.
-
---json prints feasible (true, false, or null if it is not known), height (of the lowest packing
-found), seconds, buffers, capacity, lower_bound (proven) and nodes (places tried).
-
-Examples:
-  tenure plan buffers.csv
-  tenure plan buffers.csv --capacity 1048576 -o offsets.csv
-  tenure plan buffers.csv --capacity 1048576 --seconds 10 --json")]
-pub(crate) struct PlanArgs {
-    /// The buffers
-    #[arg(value_name = "FILE.csv")]
-    file: PathBuf,
-    /// The range's size in bytes [default: as small as can be found]
-    #[arg(long, value_name = "N")]
-    capacity: Option<u64>,
-    /// How long to search, in seconds
-    #[arg(long, default_value_t = 60.0, value_parser = parse_seconds, value_name = "S")]
-    seconds: f64,
-    /// Where to write the buffers with their offsets, if they fit
-    #[arg(short, long, value_name = "OUT.csv")]
-    output: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
 
 /// What is printed for machines.
 #[derive(Serialize)]
@@ -62,7 +24,6 @@ struct Answer {
 }
 
 pub(crate) fn run(args: &PlanArgs) -> ExitCode {
-    output::note_interrupts("answers with the best so far");
     let (problem, outcome) = match pack(args) {
         Ok(packed) => packed,
         Err(error) => return files::print(Err(error)),
@@ -105,7 +66,7 @@ fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
     let outcome = problem.pack(&options, |progress| {
         line.set_message(describe_progress(progress));
         line.tick();
-        if output::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        going_on()
     });
     line.finish_and_clear();
     Ok((problem, outcome))
@@ -139,10 +100,4 @@ fn text(args: &PlanArgs, answer: &Answer, outcome: &PackingOutcome) -> anyhow::R
     facts.push(("search", format!("{} places in {}", Count(answer.nodes), Micros(answer.seconds * 1e6))));
     let facts: String = facts.iter().map(|(name, value)| format!("  {name:<12} {value}\n")).collect();
     Ok(format!("{}\n{facts}", args.file.display()))
-}
-
-fn parse_seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds")?;
-    // Some thirty years.
-    if (0.0..1e9).contains(&seconds) { Ok(seconds) } else { Err("expected from 0 to 1e9 seconds".into()) }
 }

@@ -1,0 +1,125 @@
+mod packing;
+mod placement;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use crate::{files, output};
+use placement::{FastBytes, ObjectiveName, PlannerName};
+
+/// Plan what lives where, or place buffers in one range of memory
+#[derive(clap::Args)]
+#[command(after_help = "\
+A problem, FILE.json, says what one iteration of a program computes with: its kernels, its tensors,
+and tiers of memory (docs/problem-format.md). A planner says which tensors live in the first tier,
+which are moved away and back, and which are computed again. A problem that names no tiers gets an
+H200's memory and host memory beside it. For the score, which is the share of accessed bytes that
+the first tier serves, tensors stay where they are; -o writes that as a mapping, which placement
+enforces (docs/mapping-format.md). For the time they may move.
+
+--json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of the
+first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and
+bound_makespan_us (simulated), seconds, evaluations (plans tried).
+
+Buffers, FILE.csv, have a line each, and a first line that names the columns, as MiniMalloc has it:
+
+  id,lower,upper,size,alignment
+  a,0,3,4096,512
+
+From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of
+512; `alignment` may be left out. Buffers that are alive at once share no byte. The search is
+complete: given time, it fits the buffers into the capacity, or proves that nobody can.
+
+--json prints feasible (true, false, or null if it is not known), height (of the lowest packing
+found), seconds, buffers, capacity, lower_bound (proven) and nodes (places tried).
+
+Ctrl-C ends a search with what it has found.
+
+Examples:
+  tenure plan bert.json --fast-bytes 20%
+  tenure plan bert.json --fast-bytes 8000000000 --planner all --seconds 10 --json
+  tenure plan training.json --objective score -o mapping.json
+  tenure plan buffers.csv
+  tenure plan buffers.csv --capacity 1048576 --seconds 10 -o offsets.csv")]
+pub(crate) struct PlanArgs {
+    /// A problem, or buffers
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
+    #[arg(long, value_name = "N|P%", conflicts_with = "capacity")]
+    fast_bytes: Option<FastBytes>,
+    /// Of a problem: who plans [default: scheduled]
+    #[arg(long, value_name = "NAME", conflicts_with = "capacity")]
+    planner: Option<PlannerName>,
+    /// Of a problem: what is to be good [default: the time if it names tiers, otherwise the score]
+    #[arg(long, value_name = "WHAT", conflicts_with = "capacity")]
+    objective: Option<ObjectiveName>,
+    /// Of a problem: where random numbers begin [default: 0]
+    #[arg(long, value_name = "N", conflicts_with = "capacity")]
+    seed: Option<u64>,
+    /// Of buffers: the range's size in bytes [default: as small as can be found]
+    #[arg(long, value_name = "N")]
+    capacity: Option<u64>,
+    /// Where to write a problem's mapping, or buffers with their offsets if they fit
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// How long to search, in seconds
+    #[arg(long, default_value_t = 60.0, value_parser = parse_seconds, value_name = "S")]
+    seconds: f64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &PlanArgs) -> ExitCode {
+    output::note_interrupts("answers with the best so far");
+    let is_problem = match is_json(&args.file) {
+        Ok(is_problem) => is_problem,
+        Err(error) => return files::print(Err(files::about(&args.file, error))),
+    };
+    let of_other = match (is_problem, args) {
+        (true, PlanArgs { capacity: Some(_), .. }) => Some("--capacity is of buffers: a problem has --fast-bytes"),
+        (true, PlanArgs { output: Some(_), planner: Some(PlannerName::All), .. }) => {
+            Some("a mapping is one planner's: say with --planner whose")
+        }
+        (false, PlanArgs { fast_bytes: Some(_), .. }) => Some("--fast-bytes is of problems: buffers have --capacity"),
+        (false, PlanArgs { planner: Some(_), .. }) => Some("--planner is of problems, and these are buffers"),
+        (false, PlanArgs { objective: Some(_), .. }) => Some("--objective is of problems, and these are buffers"),
+        (false, PlanArgs { seed: Some(_), .. }) => Some("--seed is of problems, and these are buffers"),
+        _ => None,
+    };
+    if let Some(complaint) = of_other {
+        return files::print(Err(files::about(&args.file, complaint)));
+    }
+    if is_problem { placement::run(args) } else { packing::run(args) }
+}
+
+/// Whether a file begins as JSON does.
+fn is_json(path: &Path) -> io::Result<bool> {
+    let mut file = BufReader::new(File::open(path)?);
+    loop {
+        let buffer = file.fill_buf()?;
+        match buffer.iter().find(|byte| !byte.is_ascii_whitespace()) {
+            Some(byte) => return Ok(*byte == b'{'),
+            None if buffer.is_empty() => return Ok(false),
+            None => {
+                let read = buffer.len();
+                file.consume(read);
+            }
+        }
+    }
+}
+
+/// Whether a search goes on.
+fn going_on() -> ControlFlow<()> {
+    if output::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds")?;
+    // Some thirty years.
+    if (0.0..1e9).contains(&seconds) { Ok(seconds) } else { Err("expected from 0 to 1e9 seconds".into()) }
+}

@@ -1,0 +1,283 @@
+//! What lives where: a problem, planners, and what came of their plans.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+use tenure::plan::bound;
+#[cfg(feature = "milp")]
+use tenure::plan::planner::Milp;
+use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, Planned, PlannerOptions, Scheduled};
+use tenure::plan::simulator::Outcome;
+use tenure::plan::{Mapping, Planner, Problem, Rule, simulate};
+use tenure::units::{Bytes, Count, Micros, Percent};
+
+use super::{PlanArgs, going_on};
+use crate::table::table;
+use crate::{files, output, progress};
+
+/// Bytes of the first tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FastBytes {
+    Bytes(u64),
+    /// Of the problem's peak.
+    Percent(f64),
+}
+
+impl FromStr for FastBytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().filter(|percent| (0.0..=100.0).contains(percent)).map(Self::Percent),
+            None => text.parse().ok().map(Self::Bytes),
+        };
+        parsed.ok_or_else(|| "expected bytes, or a share of the peak from 0% to 100%".into())
+    }
+}
+
+impl FastBytes {
+    fn of(self, problem: &Problem) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => (problem.peak_bytes() as f64 * percent / 100.0) as u64,
+        }
+    }
+}
+
+/// What is to be good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ObjectiveName {
+    /// The share of accessed bytes that the first tier serves; tensors stay where they are
+    Score,
+    /// The time that an iteration takes
+    Time,
+}
+
+/// Who plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PlannerName {
+    /// Tensors as they come to be
+    FirstTouch,
+    /// Weights, then what comes first
+    WeightsFirst,
+    /// What is no weight, then weights
+    ActivationsFirst,
+    /// Those of which most is accessed for each byte
+    Hotness,
+    /// Those of which most is accessed for each byte and kernel of their life
+    Density,
+    /// FlashNeuron's two phases
+    Flashneuron,
+    /// Ours: prices of room and links, then evolution
+    Scheduled,
+    /// A mixed-integer program, solved by HiGHS
+    #[cfg(feature = "milp")]
+    Milp,
+    /// Evolutionary search
+    Evolutionary,
+    /// One after the other
+    All,
+}
+
+impl PlannerName {
+    fn planners(self) -> Vec<Box<dyn Planner>> {
+        match self {
+            Self::FirstTouch => vec![Box::new(Rule::FirstTouch)],
+            Self::WeightsFirst => vec![Box::new(Rule::WeightsFirst)],
+            Self::ActivationsFirst => vec![Box::new(Rule::ActivationsFirst)],
+            Self::Hotness => vec![Box::new(Rule::Hotness)],
+            Self::Density => vec![Box::new(Rule::Density)],
+            Self::Flashneuron => vec![Box::new(FlashNeuron)],
+            Self::Scheduled => vec![Box::new(Scheduled::default())],
+            #[cfg(feature = "milp")]
+            Self::Milp => vec![Box::new(Milp)],
+            Self::Evolutionary => vec![Box::new(Evolutionary::default())],
+            Self::All => {
+                let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
+                all.flat_map(|name| name.planners()).collect()
+            }
+        }
+    }
+}
+
+/// What is printed for machines.
+#[derive(Serialize)]
+struct Answer {
+    problem: String,
+    planner: String,
+    capacity_bytes: Option<u64>,
+    peak_fast_bytes: u64,
+    score: f64,
+    bound: f64,
+    gap: f64,
+    makespan_us: f64,
+    bound_makespan_us: f64,
+    seconds: f64,
+    evaluations: u64,
+}
+
+pub(super) fn run(args: &PlanArgs) -> ExitCode {
+    let printed = match read(args) {
+        Ok((problem, objective)) => print(args, &problem, objective),
+        Err(error) => files::print(Err(error)),
+    };
+    if printed == ExitCode::SUCCESS && output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+}
+
+/// The problem with the tiers that it is planned for, and what counts there.
+fn read(args: &PlanArgs) -> anyhow::Result<(Problem, Objective)> {
+    let problem = Problem::read(&args.file)?;
+    // That it cannot be written at the end is said at the beginning.
+    args.output.as_deref().map_or(Ok(()), output::check)?;
+    let objective = match args.objective {
+        Some(ObjectiveName::Score) => Objective::Score,
+        Some(ObjectiveName::Time) => Objective::Makespan,
+        None if problem.tiers().is_empty() => Objective::Score,
+        None => Objective::Makespan,
+    };
+    let problem = match args.fast_bytes {
+        Some(fast_bytes) => {
+            let capacity_bytes = fast_bytes.of(&problem);
+            problem.with_fast_bytes(capacity_bytes)
+        }
+        None if problem.tiers().is_empty() => {
+            anyhow::bail!("{}: it names no tiers: say with --fast-bytes how large the first is", args.file.display())
+        }
+        None => problem,
+    };
+    Ok((problem, objective))
+}
+
+fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
+    let mut bounds = Bounds::of(problem);
+    let mut all_found = Vec::new();
+    for planner in args.planner.unwrap_or(PlannerName::Scheduled).planners() {
+        if output::is_interrupted() {
+            break;
+        }
+        match plan(args, problem, objective, &*planner) {
+            Ok(found) => {
+                bounds.add(objective, found.0.bound);
+                all_found.push((planner, found));
+            }
+            Err(error) => files::complain(&format!("{}: {}: {error}", args.file.display(), planner.name())),
+        }
+    }
+    if all_found.is_empty() {
+        return ExitCode::from(files::BAD_INPUT);
+    }
+    let answers = all_found.iter().map(|(planner, found)| Answer::new(problem, planner.name(), found, &bounds));
+    let answers: Vec<Answer> = answers.collect();
+    if args.json {
+        return files::print_each(answers.iter().map(|answer| Ok(serde_json::to_string(answer)? + "\n")));
+    }
+    files::print(Ok(text(problem, &answers)))
+}
+
+/// A plan, and what came of it; the mapping is written if that is asked for.
+fn plan(
+    args: &PlanArgs,
+    problem: &Problem,
+    objective: Objective,
+    planner: &dyn Planner,
+) -> anyhow::Result<(Planned, Outcome)> {
+    let time_limit = Duration::from_secs_f64(args.seconds);
+    let options = PlannerOptions { objective, time_limit, evaluations: None, seed: args.seed.unwrap_or(0) };
+    let line = progress::line();
+    let planned = planner.plan(problem, &options, &mut |progress| {
+        let best = progress.best.map_or_else(String::new, |best| match objective {
+            Objective::Score => format!(", score {best:.4}"),
+            Objective::Makespan => format!(", {}", Micros(best / 1e3)),
+        });
+        line.set_message(format!("{}: {} plans tried{best}", planner.name(), Count(progress.evaluations)));
+        line.tick();
+        going_on()
+    });
+    line.finish_and_clear();
+    let planned = planned?;
+    let outcome = simulate(problem, &planned.plan)?;
+    if let Some(path) = &args.output {
+        Mapping::of_plan(problem, &planned.plan)?.write(path)?;
+    }
+    Ok((planned, outcome))
+}
+
+/// What no plan surpasses, as far as anybody has proven.
+struct Bounds {
+    /// Of plans in which nothing moves.
+    fixed_score: f64,
+    score: f64,
+    makespan_ns: f64,
+}
+
+impl Bounds {
+    fn of(problem: &Problem) -> Self {
+        Self {
+            fixed_score: bound::static_score_bound(problem),
+            score: bound::score_bound(problem),
+            makespan_ns: bound::makespan_bound_ns(problem),
+        }
+    }
+
+    /// A planner has proven another.
+    fn add(&mut self, objective: Objective, proven: Option<f64>) {
+        match (objective, proven) {
+            (_, None) => {}
+            (Objective::Score, Some(score)) => self.fixed_score = self.fixed_score.min(score),
+            (Objective::Makespan, Some(ns)) => self.makespan_ns = self.makespan_ns.max(ns),
+        }
+    }
+}
+
+impl Answer {
+    fn new(problem: &Problem, planner: &str, (planned, outcome): &(Planned, Outcome), bounds: &Bounds) -> Self {
+        let bound = if planned.plan.steps.is_empty() { bounds.fixed_score } else { bounds.score };
+        let score = outcome.score();
+        Self {
+            problem: problem.name().to_owned(),
+            planner: planner.to_owned(),
+            capacity_bytes: problem.tiers()[0].capacity,
+            peak_fast_bytes: outcome.peak_bytes[0],
+            score,
+            bound,
+            gap: if bound > 0.0 { (bound - score) / bound } else { 0.0 },
+            makespan_us: outcome.makespan_ns / 1e3,
+            bound_makespan_us: bounds.makespan_ns / 1e3,
+            seconds: planned.elapsed.as_secs_f64(),
+            evaluations: planned.evaluations,
+        }
+    }
+}
+
+fn text(problem: &Problem, answers: &[Answer]) -> String {
+    let ideal_us = problem.kernels().iter().map(|kernel| kernel.time_ns as f64 / 1e3).sum::<f64>();
+    let capacity = problem.tiers()[0].capacity.map_or_else(|| "no limit".into(), |bytes| Bytes(bytes).to_string());
+    let bound_us = answers.iter().map(|answer| answer.bound_makespan_us).fold(0.0, f64::max);
+    let facts = [
+        ("tensors", Count(problem.tensors().len() as u64).to_string()),
+        (
+            "kernels",
+            format!("{}, {} with all in the first tier", Count(problem.kernels().len() as u64), Micros(ideal_us)),
+        ),
+        ("peak", Bytes(problem.peak_bytes()).to_string()),
+        (problem.tiers()[0].name.as_str(), capacity),
+        ("no plan takes less than", Micros(bound_us).to_string()),
+    ];
+    let facts: String = facts.iter().map(|(name, value)| format!("  {name:<24} {value}\n")).collect();
+    let row = |answer: &Answer| {
+        [
+            answer.planner.clone(),
+            format!("{:.4}", answer.score),
+            Percent(answer.gap).to_string(),
+            Micros(answer.makespan_us).to_string(),
+            Bytes(answer.peak_fast_bytes).to_string(),
+            Count(answer.evaluations).to_string(),
+            Micros(answer.seconds * 1e6).to_string(),
+        ]
+    };
+    let rows: Vec<_> = answers.iter().map(row).collect();
+    let heads = ["planner", "score", "below bound", "takes", "peak", "plans tried", "in"];
+    format!("{}\n{facts}\n{}", problem.name(), table(&heads, &rows))
+}
