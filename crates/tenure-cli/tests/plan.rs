@@ -181,6 +181,14 @@ fn json_says_what_came_of_a_plan() {
 }
 
 #[test]
+fn a_memory_trace_is_a_problem() {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
+    let answer = answer(&[trace, "--fast-bytes", "50%", "--planner", "first-touch"]);
+    assert_eq!(answer["problem"], "resnet50_step");
+    assert!(answer["peak_fast_bytes"].as_u64() <= answer["capacity_bytes"].as_u64(), "{answer}");
+}
+
+#[test]
 fn a_mapping_is_written_by_key() {
     let folder = here();
     let file = layers(folder.path());

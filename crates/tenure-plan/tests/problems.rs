@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use proptest::prelude::*;
-use tenure_core::Tag;
+use tenure_core::{StreamId, Tag};
 use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
-use tenure_plan::{Placement, Problem, Rule};
+use tenure_plan::{Action, Event, Placement, Problem, Rule, Settings, Trace};
 
 fn tensor(key: &str, bytes: u64, tag: Tag) -> Tensor {
     Tensor { key: key.into(), bytes, tag, compression: None, recompute: None }
@@ -224,4 +224,44 @@ proptest! {
         let everything = Rule::ALL.map(|rule| rule.place(&problem, problem.peak_bytes()).score(&problem));
         prop_assert!(everything.iter().all(|score| *score == 1.0));
     }
+}
+
+#[test]
+fn a_trace_tells_when_blocks_are_there() {
+    let event = |time_us, action, address, bytes| Event { time_us, address, bytes, stream: StreamId(0), action };
+    let events = vec![
+        event(10, Action::SegmentAlloc, 0, 4096),
+        event(20, Action::Alloc, 0, 100),
+        event(25, Action::Alloc, 512, 300),
+        event(30, Action::Alloc, 1024, 100),
+        event(31, Action::FreeRequested, 512, 300),
+        event(31, Action::FreeCompleted, 512, 300),
+        event(40, Action::Alloc, 512, 300),
+        event(47, Action::FreeRequested, 1024, 100),
+    ];
+    let trace = Trace::new("steps", 0, Settings::default(), events).unwrap();
+    let problem = Problem::of_trace(&trace).unwrap();
+    assert_eq!((problem.name(), problem.peak_bytes()), ("steps", 100 + 300 + 100 + 300));
+    let keys: Vec<&str> = problem.tensors().iter().map(|tensor| &*tensor.key).collect();
+    assert_eq!(keys, ["100#0", "300#0", "100#1", "300#1"]);
+    // The first and the last were never freed.
+    let lives: Vec<_> = (0..4).map(|tensor| problem.lifetime(tensor)).collect();
+    assert_eq!(lives, [Some(0..=3), Some(1..=2), Some(2..=3), Some(0..=3)]);
+    let times: Vec<u64> = problem.kernels().iter().map(|kernel| kernel.time_ns).collect();
+    assert_eq!(times, [5000, 5000, 10_000, 7000]);
+    assert_eq!(problem.kernels()[3].reads, [Access { tensor: 2, bytes: 100 }]);
+}
+
+#[test]
+fn recorded_traces_are_problems_of_no_smaller_peak() {
+    let trace = Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap();
+    let problem = Problem::of_trace(&trace).unwrap();
+    // What is never freed counts from the beginning.
+    let summary = trace.summary();
+    assert!(
+        problem.peak_bytes() >= summary.peak_requested_bytes && problem.peak_bytes() < 2 * summary.peak_requested_bytes
+    );
+    let half = problem.clone().with_fast_bytes(problem.peak_bytes() / 2);
+    let density = Rule::Density.place(&half, problem.peak_bytes() / 2);
+    assert!(density.score(&half) > 0.5 && density.peak_bytes(&half) <= problem.peak_bytes() / 2);
 }

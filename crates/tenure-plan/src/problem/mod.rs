@@ -3,6 +3,7 @@
 mod error;
 mod file;
 mod kernel_trace;
+mod recorded;
 mod tiers;
 
 use std::ops::RangeInclusive;

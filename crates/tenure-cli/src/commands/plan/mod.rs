@@ -7,6 +7,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use tenure::plan::{Problem, Trace};
+
 use crate::{files, output};
 use placement::{FastBytes, ObjectiveName, PlannerName};
 
@@ -23,6 +25,9 @@ enforces (docs/mapping-format.md). For the time they may move.
 --json prints a line for each planner, when all are done: problem, planner, capacity_bytes and peak_fast_bytes (of the
 first tier), score, bound (proven) and gap ((bound - score) / bound), makespan_us and
 bound_makespan_us (simulated), seconds, evaluations (plans tried).
+
+A memory trace, such as a snapshot of PyTorch's, is a problem, too: each allocation begins a kernel,
+and what is never freed is there all the time.
 
 Buffers, FILE.csv, have a line each, and a first line that names the columns, as MiniMalloc has it:
 
@@ -42,10 +47,11 @@ Examples:
   tenure plan bert.json --fast-bytes 20%
   tenure plan bert.json --fast-bytes 8000000000 --planner all --seconds 10 --json
   tenure plan training.json --objective score -o mapping.json
+  tenure plan snapshot.pickle.xz --fast-bytes 50% --planner density
   tenure plan buffers.csv
   tenure plan buffers.csv --capacity 1048576 --seconds 10 -o offsets.csv")]
 pub(crate) struct PlanArgs {
-    /// A problem, or buffers
+    /// A problem, a memory trace, or buffers
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
@@ -76,10 +82,11 @@ pub(crate) struct PlanArgs {
 
 pub(crate) fn run(args: &PlanArgs) -> ExitCode {
     output::note_interrupts("answers with the best so far");
-    let is_problem = match is_json(&args.file) {
-        Ok(is_problem) => is_problem,
+    let content = match content(&args.file) {
+        Ok(content) => content,
         Err(error) => return files::print(Err(files::about(&args.file, error))),
     };
+    let is_problem = content != Content::Buffers;
     let of_other = match (is_problem, args) {
         (true, PlanArgs { capacity: Some(_), .. }) => Some("--capacity is of buffers: a problem has --fast-bytes"),
         (true, PlanArgs { output: Some(_), planner: Some(PlannerName::All), .. }) => {
@@ -94,17 +101,31 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
     if let Some(complaint) = of_other {
         return files::print(Err(files::about(&args.file, complaint)));
     }
-    if is_problem { placement::run(args) } else { packing::run(args) }
+    match content {
+        Content::Problem => placement::run(args, |path| Ok(Problem::read(path)?)),
+        Content::Trace => placement::run(args, |path| Ok(Problem::of_trace(&Trace::read(path)?)?)),
+        Content::Buffers => packing::run(args),
+    }
 }
 
-/// Whether a file begins as JSON does.
-fn is_json(path: &Path) -> io::Result<bool> {
+/// What a file has.
+#[derive(Clone, Copy, PartialEq)]
+enum Content {
+    Problem,
+    Trace,
+    Buffers,
+}
+
+/// Told by the first byte that is no space: problems are JSON, and traces no text.
+fn content(path: &Path) -> io::Result<Content> {
     let mut file = BufReader::new(File::open(path)?);
     loop {
         let buffer = file.fill_buf()?;
         match buffer.iter().find(|byte| !byte.is_ascii_whitespace()) {
-            Some(byte) => return Ok(*byte == b'{'),
-            None if buffer.is_empty() => return Ok(false),
+            Some(b'{') => return Ok(Content::Problem),
+            Some(byte) if !byte.is_ascii_graphic() => return Ok(Content::Trace),
+            Some(_) => return Ok(Content::Buffers),
+            None if buffer.is_empty() => return Ok(Content::Buffers),
             None => {
                 let read = buffer.len();
                 file.consume(read);

@@ -1,5 +1,6 @@
 //! What lives where: a problem, planners, and what came of their plans.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
@@ -118,8 +119,9 @@ struct Answer {
     evaluations: u64,
 }
 
-pub(super) fn run(args: &PlanArgs) -> ExitCode {
-    let printed = match read(args) {
+/// `read` reads the problem.
+pub(super) fn run(args: &PlanArgs, read: impl FnOnce(&Path) -> anyhow::Result<Problem>) -> ExitCode {
+    let printed = match prepare(args, read) {
         Ok((problem, objective)) => print(args, &problem, objective),
         Err(error) => files::print(Err(error)),
     };
@@ -127,8 +129,11 @@ pub(super) fn run(args: &PlanArgs) -> ExitCode {
 }
 
 /// The problem with the tiers that it is planned for, and what counts there.
-fn read(args: &PlanArgs) -> anyhow::Result<(Problem, Objective)> {
-    let problem = Problem::read(&args.file)?;
+fn prepare(
+    args: &PlanArgs,
+    read: impl FnOnce(&Path) -> anyhow::Result<Problem>,
+) -> anyhow::Result<(Problem, Objective)> {
+    let problem = read(&args.file)?;
     // That it cannot be written at the end is said at the beginning.
     args.output.as_deref().map_or(Ok(()), output::check)?;
     let objective = match args.objective {

@@ -1,0 +1,56 @@
+//! Problems of recorded traces: what an allocator saw of a program.
+
+use std::collections::HashMap;
+
+use tenure_core::Tag;
+
+use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
+use crate::{Action, Trace};
+
+impl Problem {
+    /// What a trace tells of the program that it is of. An allocator sees no kernels, only when blocks come and go, so
+    /// - each block is a tensor, called by its bytes and by how many of as many came before: `4096#2`;
+    /// - each allocation begins a kernel, which writes that block, reads those that are freed before the next allocation, and
+    ///   takes the time until then;
+    /// - a block that is never freed is there all the time, as weights are.
+    ///
+    /// # Errors
+    /// Sums of bytes or times that pass 64 bits.
+    pub fn of_trace(trace: &Trace) -> Result<Self, ProblemError> {
+        let mut parts = Parts { name: trace.source().to_owned(), source: "memory trace".into(), ..Parts::default() };
+        let (mut live, mut seen) = (HashMap::new(), HashMap::new());
+        let mut begun_us = 0;
+        for event in trace.events() {
+            match event.action {
+                Action::Alloc => {
+                    end_kernel(&mut parts, event.time_us - begun_us);
+                    begun_us = event.time_us;
+                    let occurrence = seen.entry(event.bytes).and_modify(|count| *count += 1).or_insert(0_u64);
+                    let (tensor, bytes, key) =
+                        (parts.tensors.len(), event.bytes, format!("{}#{occurrence}", event.bytes));
+                    live.insert(event.address, tensor);
+                    // Until it is freed.
+                    parts.tensors.push(Tensor { key, bytes, tag: Tag::Weight, compression: None, recompute: None });
+                    let writes = vec![Access { tensor, bytes }];
+                    parts.kernels.push(Kernel { name: "allocation".into(), time_ns: 0, reads: Vec::new(), writes });
+                }
+                Action::FreeRequested => {
+                    if let (Some(tensor), Some(kernel)) = (live.remove(&event.address), parts.kernels.last_mut()) {
+                        parts.tensors[tensor].tag = Tag::Unknown;
+                        kernel.reads.push(Access { tensor, bytes: event.bytes });
+                    }
+                }
+                _ => {}
+            }
+        }
+        let last_us = trace.events().last().map_or(0, |event| event.time_us);
+        end_kernel(&mut parts, last_us - begun_us);
+        Self::new(parts)
+    }
+}
+
+fn end_kernel(parts: &mut Parts, elapsed_us: u64) {
+    if let Some(kernel) = parts.kernels.last_mut() {
+        kernel.time_ns = elapsed_us.saturating_mul(1000);
+    }
+}
