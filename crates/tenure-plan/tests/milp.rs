@@ -124,6 +124,8 @@ fn berts_optimum_is_known() {
         let planned = solve(&problem, Objective::Score, 60).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(60), "{percent} % took {:?}", begun.elapsed());
         let (score, bound) = (simulate(&problem, &planned.plan).unwrap().score(), planned.bound.unwrap());
+        let relaxed = static_score_bound(&problem);
+        assert!(bound <= relaxed * (1.0 + TOLERANCE) && relaxed <= score * 1.001, "{score} {bound} {relaxed}");
         // Of the expected score four places are known.
         assert!((score - expected).abs() <= expected * 1e-4 && score >= bound * (1.0 - 1e-4), "{score} of {bound}");
     }

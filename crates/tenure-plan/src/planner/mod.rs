@@ -20,6 +20,8 @@ pub use evolutionary::Evolutionary;
 pub use flashneuron::FlashNeuron;
 #[cfg(feature = "milp")]
 pub use milp::Milp;
+#[cfg(feature = "milp")]
+pub(crate) use milp::relaxed_score;
 pub use schedule::{Decisions, Decoder, Treatment};
 pub use scheduled::Scheduled;
 

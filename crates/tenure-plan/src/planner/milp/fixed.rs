@@ -19,6 +19,13 @@ pub(super) struct Fixed<'a> {
     free: f64,
 }
 
+/// Whether tensors are in one tier or may be in parts.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Columns {
+    Whole,
+    Parts,
+}
+
 /// What was found.
 pub(super) struct Found {
     pub(super) placement: Placement,
@@ -31,7 +38,7 @@ const SCALE: f64 = 1e6;
 
 impl<'a> Fixed<'a> {
     /// For tensors that are worth so much in the fast tier, of about 1 in all; those of infinite worth must be there.
-    pub(super) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64) -> Self {
+    pub(super) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64, kind: Columns) -> Self {
         let bytes = |tensor: usize| problem.tensors()[tensor].bytes;
         let is_there = |tensor: &usize| problem.lifetime(*tensor).is_some();
         let (free, others): (Vec<usize>, Vec<usize>) =
@@ -44,8 +51,8 @@ impl<'a> Fixed<'a> {
         let unit = ((capacity_bytes.min(problem.peak_bytes()) / divisor) as f64 / 1e9).max(1.0);
         let mut rows = RowProblem::new();
         let column = |tensor: &usize| match worth(*tensor) {
-            f64::INFINITY => rows.add_integer_column(0.0, 1..=1),
-            worth => rows.add_integer_column(worth * SCALE, 0..=1),
+            f64::INFINITY => rows.add_column(0.0, 1..=1),
+            worth => rows.add_column_with_integrality(worth * SCALE, 0..=1, kind == Columns::Whole),
         };
         let columns: Vec<Col> = tensors.iter().map(column).collect();
         for set in largest_sets(problem, &tensors) {

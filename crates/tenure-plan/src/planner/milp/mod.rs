@@ -26,13 +26,16 @@ mod joint;
 #[allow(unsafe_code, reason = "what HiGHS calls is no safe function")]
 mod solver;
 
+use std::ops::ControlFlow;
+use std::time::Duration;
+
 use highs::Sense;
 
 use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
-use crate::bound::{makespan_bound_ns, static_score_bound};
+use crate::bound::{joined_score_bound, makespan_bound_ns};
 use crate::uses::{Use, uses};
 use crate::{Plan, PlanError, Problem, Rule};
-use fixed::Fixed;
+use fixed::{Columns, Fixed};
 use joint::{Joint, Margins};
 use solver::Limits;
 
@@ -71,6 +74,9 @@ const GAP: f64 = 1e-5;
 /// The same where a plan has to be tried anyway.
 const JOINT_GAP: f64 = 1e-4;
 
+/// Longer is not waited for a bound alone.
+const RELAXED_TIME: Duration = Duration::from_secs(10);
+
 /// What is left unused, one after the other: of the first tier, in sizes of the largest tensor; of links; and what moves
 /// cost, so that there are no more of them than necessary.
 const MARGINS: [(f64, f64, f64); 7] = [
@@ -83,6 +89,21 @@ const MARGINS: [(f64, f64, f64); 7] = [
     (4.0, 0.4, 0.01),
 ];
 
+/// What the score is at most if parts of tensors may be in the first tier and the others elsewhere; none if the solver does
+/// not say in time.
+pub(crate) fn relaxed_score(problem: &Problem, capacity_bytes: u64) -> Option<f64> {
+    let fixed = Fixed::new(problem, capacity_bytes, share(problem), Columns::Parts);
+    let limits = Limits { time: RELAXED_TIME, gap: None, seed: 0 };
+    let found = fixed.solve(&limits, |_| ControlFlow::Continue(())).ok()?;
+    Some(found.bound).filter(|bound| bound.is_finite())
+}
+
+/// The share of all accessed bytes that are of a tensor.
+fn share(problem: &Problem) -> impl Fn(usize) -> f64 {
+    let all = problem.all_accessed_bytes().max(1) as f64;
+    move |tensor| problem.accessed_bytes(tensor) as f64 / all
+}
+
 struct Search<'a, 'w> {
     problem: &'a Problem,
     capacity_bytes: u64,
@@ -93,7 +114,7 @@ struct Search<'a, 'w> {
 
 impl Search<'_, '_> {
     fn limits(&self, gap: f64) -> Limits {
-        Limits { time: self.evaluator.left(), gap, seed: self.seed }
+        Limits { time: self.evaluator.left(), gap: Some(gap), seed: self.seed }
     }
 
     /// Whether plans are no more than places.
@@ -103,15 +124,13 @@ impl Search<'_, '_> {
     }
 
     fn score(&mut self) -> Result<f64, PlannerError> {
-        let all = self.problem.all_accessed_bytes().max(1) as f64;
-        let worth = |tensor: usize| self.problem.accessed_bytes(tensor) as f64 / all;
-        let fixed = Fixed::new(self.problem, self.capacity_bytes, worth);
+        let fixed = Fixed::new(self.problem, self.capacity_bytes, share(self.problem), Columns::Whole);
         let limits = self.limits(GAP);
         let evaluator = &mut self.evaluator;
         let found = fixed.solve(&limits, |worth| evaluator.pause(worth))?;
         self.evaluator.cost(&found.placement.plan());
         let score = found.placement.score(self.problem);
-        Ok(found.bound.min(static_score_bound(self.problem)).max(score))
+        Ok(found.bound.min(joined_score_bound(self.problem, self.capacity_bytes)).max(score))
     }
 
     fn makespan_of_fixed(&mut self) -> Result<f64, PlannerError> {
@@ -121,7 +140,7 @@ impl Search<'_, '_> {
         let finite = |tensor: usize| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite());
         let most_ns = least_ns + (0..self.uses.len()).filter_map(finite).sum::<f64>();
         let unit = most_ns.max(1.0);
-        let fixed = Fixed::new(self.problem, self.capacity_bytes, |tensor| penalty_ns(tensor) / unit);
+        let fixed = Fixed::new(self.problem, self.capacity_bytes, |tensor| penalty_ns(tensor) / unit, Columns::Whole);
         let limits = self.limits(GAP);
         let evaluator = &mut self.evaluator;
         let found = fixed.solve(&limits, |worth| evaluator.pause(worth.map(|worth| most_ns - worth * unit)))?;

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use highs::{HighsSolutionStatus, RowProblem, Sense};
+use highs::{HighsModelStatus, HighsSolutionStatus, RowProblem, Sense};
 use highs_sys::{HighsCallbackDataIn, HighsCallbackDataOut};
 
 use crate::planner::PlannerError;
@@ -21,8 +21,8 @@ const PERIOD: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) time: Duration,
-    /// How far the best may be from the bound, as a share of the best.
-    pub(super) gap: f64,
+    /// How far the best may be from the bound, as a share of the best; none if no column has to be a whole number.
+    pub(super) gap: Option<f64>,
     pub(super) seed: u64,
 }
 
@@ -82,17 +82,21 @@ fn run(
     // More would hardly be faster.
     model.set_threads(NonZero::<u32>::MIN);
     model.set_option("time_limit", limits.time.as_secs_f64());
-    model.set_option("mip_rel_gap", limits.gap);
+    model.set_option("mip_rel_gap", limits.gap.unwrap_or(0.0));
     model.set_option("random_seed", (limits.seed % (1 << 31)) as i32);
     if let Some(start) = start {
         model.try_set_solution(Some(start), None, None, None).map_err(refused)?;
     }
     signals.connect(&mut model).map_err(|()| PlannerError::Solver("it cannot be watched"))?;
     let solved = model.try_solve().map_err(|_| PlannerError::Solver("it failed"))?;
+    let bound = match limits.gap {
+        Some(_) => solved.double_info_value(c"mip_dual_bound").ok(),
+        None => (solved.status() == HighsModelStatus::Optimal).then(|| solved.objective_value()),
+    };
     let is_found = solved.primal_solution_status() == HighsSolutionStatus::Feasible;
     Ok(Solved {
         columns: is_found.then(|| solved.get_solution().columns().to_vec()),
-        bound: solved.double_info_value(c"mip_dual_bound").unwrap_or(unbounded),
+        bound: bound.unwrap_or(unbounded),
     })
 }
 
