@@ -119,4 +119,4 @@ fuzz parser seconds="600":
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
 # What a change must pass. The demonstration is of what the tests have built: an optimised build takes as long as they do
-ci: test lint deny loom (demo "target/debug/tenure" "2")
+ci: test lint deny loom (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")

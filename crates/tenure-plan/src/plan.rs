@@ -100,6 +100,12 @@ pub enum PlanError {
         /// The step's kernel.
         kernel: usize,
     },
+    /// What is there all the time is given up for good.
+    #[error("tensor {tensor} is there all the time, and the plan drops it and does not compute it again")]
+    Lost {
+        /// The tensor.
+        tensor: usize,
+    },
     /// Nobody knows how.
     #[error("tensor {tensor} cannot be computed again: the problem does not say how")]
     NoRecompute {

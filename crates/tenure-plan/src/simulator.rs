@@ -186,6 +186,10 @@ impl<'a> Player<'a> {
                 (Action::Recompute { .. }, Some(_)) => return Err(PlanError::StillThere { tensor, kernel }),
             }
         }
+        let mut lost = problem.tensors().iter().zip(&at).map(|(tensor, at)| tensor.is_always_there() && at.is_none());
+        if let Some(tensor) = lost.position(|is_lost| is_lost) {
+            return Err(PlanError::Lost { tensor });
+        }
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor};
 use tenure_plan::{Problem, simulate};
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
     #[test]
     fn no_placement_is_better_than_the_bounds(parts in any_parts(9)) {

@@ -38,7 +38,7 @@ fn bert(percent: u64) -> Option<Problem> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
 
     #[test]
     fn it_finds_the_best_placement(mut parts in any_parts(9)) {

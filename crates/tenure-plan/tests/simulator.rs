@@ -215,6 +215,7 @@ fn plans_that_cannot_be_are_refused() {
     refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "was dropped before");
     refused(&[(1, 2, Action::Recompute { to: 0 })], "was not dropped");
     refused(&[(0, 1, Action::Drop), (0, 3, Action::Recompute { to: 0 })], "does not say how");
+    refused(&[(4, 3, Action::Drop)], "is there all the time");
     let problem = Problem::new(parts()).unwrap();
     let error = simulate(&problem, &Plan::default()).unwrap_err();
     assert_eq!(error, PlanError::Places { found: 0, tensors: 5 });

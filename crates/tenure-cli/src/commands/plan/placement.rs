@@ -238,8 +238,10 @@ impl Bounds {
 
 impl Answer {
     fn new(problem: &Problem, planner: &str, (planned, outcome): &(Planned, Outcome), bounds: &Bounds) -> Self {
-        let bound = if planned.plan.steps.is_empty() { bounds.fixed_score } else { bounds.score };
         let score = outcome.score();
+        let bound = if planned.plan.steps.is_empty() { bounds.fixed_score } else { bounds.score };
+        // Solvers have their tolerances.
+        let bound = bound.max(score);
         Self {
             problem: problem.name().to_owned(),
             planner: planner.to_owned(),
@@ -249,7 +251,7 @@ impl Answer {
             bound,
             gap: if bound > 0.0 { (bound - score) / bound } else { 0.0 },
             makespan_us: outcome.makespan_ns / 1e3,
-            bound_makespan_us: bounds.makespan_ns / 1e3,
+            bound_makespan_us: bounds.makespan_ns.min(outcome.makespan_ns) / 1e3,
             seconds: planned.elapsed.as_secs_f64(),
             evaluations: planned.evaluations,
         }

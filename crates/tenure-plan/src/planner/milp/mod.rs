@@ -92,6 +92,10 @@ const MARGINS: [(f64, f64, f64); 7] = [
 /// What the score is at most if parts of tensors may be in the first tier and the others elsewhere; none if the solver does
 /// not say in time.
 pub(crate) fn relaxed_score(problem: &Problem, capacity_bytes: u64) -> Option<f64> {
+    // Where nothing is accessed, the score is 1.
+    if problem.all_accessed_bytes() == 0 {
+        return None;
+    }
     let fixed = Fixed::new(problem, capacity_bytes, share(problem), Columns::Parts);
     let limits = Limits { time: RELAXED_TIME, gap: None, seed: 0 };
     let found = fixed.solve(&limits, |_| ControlFlow::Continue(())).ok()?;
