@@ -42,6 +42,15 @@ impl Planner for Evolutionary {
         }
         let options = PlannerOptions { evaluations: options.evaluations.or(Some(self.evaluations)), ..*options };
         let mut evaluator = Evaluator::new(problem, &options, watch);
+        self.search(problem, &options, &mut evaluator);
+        evaluator.finish()
+    }
+}
+
+impl Evolutionary {
+    /// Tries plans as long as `evaluator` allows. It may judge by another problem than the one that is told: by the truth,
+    /// where times are not known well.
+    pub fn search(&self, problem: &Problem, options: &PlannerOptions, evaluator: &mut Evaluator<'_, '_>) {
         let decoder = Decoder::new(problem, options.objective);
         let mut genes = Genes::new(problem, &decoder, options.seed);
         let mut population = Vec::new();
@@ -52,12 +61,9 @@ impl Planner for Evolutionary {
             };
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
-        self.evolve(population, &mut genes, &decoder, &mut evaluator);
-        evaluator.finish()
+        self.evolve(population, &mut genes, &decoder, evaluator);
     }
-}
 
-impl Evolutionary {
     /// Lets a population, of at least one, have children as long as the evaluator allows.
     pub(super) fn evolve(
         &self,

@@ -99,4 +99,12 @@ pub enum PlannerError {
     /// The solver of mixed-integer problems gave no answer.
     #[error("HiGHS gave no answer: {0}")]
     Solver(&'static str),
+    /// What the planner needs beside the problem failed it.
+    #[error("{planner}: {reason}")]
+    Failed {
+        /// The planner's name.
+        planner: &'static str,
+        /// Why.
+        reason: String,
+    },
 }

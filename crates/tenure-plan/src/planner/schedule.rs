@@ -214,7 +214,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Nanoseconds that kernels take longer if a tensor is in the other tier that they reach.
-    pub(super) fn slower_ns(&self, tensor: usize) -> f64 {
+    pub fn slower_ns(&self, tensor: usize) -> f64 {
         let Some(slow) = self.slow else { return f64::INFINITY };
         let (slow, fast) = (&self.problem.tiers()[slow], &self.problem.tiers()[0]);
         let latency = slow.latency_ns.saturating_sub(fast.latency_ns) as f64;

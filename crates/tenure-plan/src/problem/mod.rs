@@ -2,6 +2,7 @@
 
 mod error;
 mod file;
+pub mod generate;
 mod kernel_trace;
 mod recorded;
 mod tiers;

@@ -1,0 +1,245 @@
+//! What becomes of each tensor: kept, moved away between its uses, computed again, or left in the slow tier.
+
+use std::collections::HashMap;
+
+use tenure_core::Tag;
+use tenure_plan::Problem;
+use tenure_plan::planner::{Decisions, Decoder, Treatment};
+use tenure_plan::problem::{Link, Tensor};
+use tenure_tensor::random::Generator;
+
+use crate::market::Market;
+use crate::marl::ROUNDS;
+use crate::play::Play;
+use crate::policy::Policy;
+
+/// How many numbers are seen of each tensor. Whoever changes what they are changes the version of policies.
+pub(crate) const TENSOR_FEATURES: usize = 25;
+/// A leaning to each treatment, and to an early turn.
+pub(crate) const LEANINGS: usize = Treatment::ALL.len() + 1;
+/// Bids are no further from 0.
+const MOST: f64 = 30.0;
+
+/// What can be decided in a problem. Tensors of one tag, made by kernels of one name, of about one size, are a *group*: an
+/// agent that leans to one treatment or another.
+pub(crate) struct Choices {
+    /// What tensors come in the order of, if nobody leans to anything.
+    bids: Vec<f64>,
+    possible: Vec<[bool; Treatment::ALL.len()]>,
+    /// The group of each tensor, and how many tensors each group has.
+    groups: Vec<usize>,
+    members: Vec<usize>,
+    /// [`TENSOR_FEATURES`] numbers of about -1 to 1 for each tensor, one tensor after the other.
+    pub(crate) features: Vec<f32>,
+}
+
+impl Choices {
+    /// At the prices that a policy comes to.
+    pub(crate) fn new(problem: &Problem, decoder: &Decoder<'_>, policy: &Policy) -> tenure_tensor::Result<Self> {
+        let capacity = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
+        let slower_ns = (0..problem.tensors().len()).map(|tensor| match decoder.slower_ns(tensor) {
+            // Kernels reach nothing else: the more they access, the more there is to lose.
+            ns if ns.is_infinite() => problem.accessed_bytes(tensor) as f64,
+            ns => ns,
+        });
+        let slower_ns: Vec<f64> = slower_ns.collect();
+        let market = Market::new(problem, capacity, |tensor| slower_ns[tensor]);
+        let mut play = Play::new(&market);
+        for _ in 0..ROUNDS {
+            play.round(policy, 0.0, &Generator::new(0))?;
+        }
+        let mut bids = vec![-MOST; slower_ns.len()];
+        for (buyer, bid) in market.buyers.iter().zip(market.bids(&play.log_prices)) {
+            bids[buyer.tensor] = bid.clamp(-MOST, MOST);
+        }
+        let possible = |tensor| Treatment::ALL.map(|treatment| decoder.is_possible(tensor, treatment));
+        let possible: Vec<_> = (0..bids.len()).map(possible).collect();
+        let (groups, members) = group(problem);
+        let seen = Seen::new(problem, &market, &play.log_prices, &slower_ns);
+        let features = (0..bids.len()).flat_map(|tensor| seen.row(tensor, bids[tensor], possible[tensor]));
+        Ok(Self { features: features.map(|value| value as f32).collect(), bids, possible, groups, members })
+    }
+
+    /// How many groups there are.
+    pub(crate) fn groups(&self) -> usize {
+        self.members.len()
+    }
+
+    /// The group of a tensor.
+    pub(crate) fn group(&self, tensor: usize) -> usize {
+        self.groups[tensor]
+    }
+
+    /// What is done by [`LEANINGS`] of each tensor. Of treatments that it leans to equally, the first is taken: that it is
+    /// kept.
+    pub(crate) fn decide(&self, leanings: &[f64]) -> Decisions {
+        let lean = |tensor: usize, to: usize| leanings[tensor * LEANINGS + to];
+        let turn = LEANINGS - 1;
+        let treatment = |tensor: usize| {
+            let possible = (0..turn).rev().filter(|number| self.possible[tensor][*number]);
+            let most = possible.max_by(|left, right| lean(tensor, *left).total_cmp(&lean(tensor, *right)));
+            Treatment::ALL[most.unwrap_or(0)]
+        };
+        let tensors = 0..self.bids.len();
+        let priorities = tensors.clone().map(|tensor| self.bids[tensor] + lean(tensor, turn)).collect();
+        Decisions { priorities, treatments: tensors.map(treatment).collect() }
+    }
+
+    /// Leanings of tensors, each with the offsets of its group.
+    pub(crate) fn offset(&self, leanings: &[f32], offsets: &[f64]) -> Vec<f64> {
+        let own = |group: &usize| &offsets[group * LEANINGS..(group + 1) * LEANINGS];
+        let offsets = self.groups.iter().flat_map(own);
+        leanings.iter().zip(offsets).map(|(leaning, offset)| f64::from(*leaning) + offset).collect()
+    }
+
+    /// A direction of offsets as one of leanings: each member of a group goes its share of the way.
+    pub(crate) fn shares(&self, direction: &[f64]) -> Vec<f32> {
+        let share = |group: &usize| {
+            let all = &direction[group * LEANINGS..(group + 1) * LEANINGS];
+            let members = self.members[*group] as f64;
+            all.iter().map(move |value| (value / members) as f32)
+        };
+        self.groups.iter().flat_map(share).collect()
+    }
+}
+
+/// The group of each tensor, and how many each group has.
+fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
+    let mut maker = vec![""; problem.tensors().len()];
+    for kernel in problem.kernels().iter().rev() {
+        for access in kernel.reads.iter().chain(&kernel.writes) {
+            maker[access.tensor] = &kernel.name;
+        }
+    }
+    let (mut numbers, mut members) = (HashMap::new(), Vec::new());
+    let mut group = |(tensor, maker): (&Tensor, &str)| {
+        let size = tensor.bytes.max(1).ilog2() / 2;
+        let group = *numbers.entry((tensor.tag, maker.to_owned(), size)).or_insert(members.len());
+        if group == members.len() {
+            members.push(0);
+        }
+        members[group] += 1;
+        group
+    };
+    let groups = problem.tensors().iter().zip(maker).map(&mut group).collect();
+    (groups, members)
+}
+
+/// What is known of a problem's tensors before anything is played.
+struct Seen<'a> {
+    problem: &'a Problem,
+    market: &'a Market<'a>,
+    slower_ns: &'a [f64],
+    /// When kernels begin and the last ends.
+    begins: Vec<f64>,
+    /// Of each tensor the longest time between two uses: from a kernel to before another.
+    gaps: Vec<(usize, usize)>,
+    uses: Vec<usize>,
+    /// Of kernels up to each.
+    price_sums: Vec<f64>,
+    /// What all tensors see alike.
+    all: Vec<f64>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(problem: &'a Problem, market: &'a Market<'a>, log_prices: &[f64], slower_ns: &'a [f64]) -> Self {
+        let begins = sums(problem.kernels().iter().map(|kernel| kernel.time_ns as f64));
+        let tensors = problem.tensors().len();
+        let (mut gaps, mut uses, mut before) = (vec![(0, 0); tensors], vec![0; tensors], vec![None; tensors]);
+        let ns = |(from, to): (usize, usize)| begins[to] - begins[from];
+        for (number, kernel) in problem.kernels().iter().enumerate() {
+            for access in kernel.reads.iter().chain(&kernel.writes) {
+                let tensor = access.tensor;
+                if let Some(last) = before[tensor].replace(number).filter(|last| *last < number)
+                    && ns((last + 1, number)) > ns(gaps[tensor])
+                {
+                    gaps[tensor] = (last + 1, number);
+                }
+                uses[tensor] += 1;
+            }
+        }
+        let price_sums = sums(log_prices.iter().map(|price| price.exp()));
+        let mut seen = Self { problem, market, slower_ns, begins, gaps, uses, price_sums, all: Vec::new() };
+        seen.all = seen.of_all();
+        seen
+    }
+
+    /// How much there is to win, and at what cost.
+    fn of_all(&self) -> Vec<f64> {
+        let all_ns = self.begins[self.begins.len() - 1].max(1.0);
+        let gone = (0..self.gaps.len()).filter(|tensor| self.gaps[*tensor].1 > 0);
+        let link_ns: f64 = gone.map(|tensor| self.link_ns(tensor)).sum();
+        let slower_ns: f64 = self.slower_ns.iter().sum();
+        let slow = self.problem.tiers().get(1);
+        let load = slow.and_then(|tier| tier.loaded.last()).map_or(1.0, |loaded| loaded[1]);
+        let write = slow.map_or(1.0, |tier| tier.read_bandwidth as f64 / tier.write_bandwidth as f64);
+        let is_shared = self.problem.links().iter().any(|link| link.shared_with.is_some());
+        let peak = self.market.pressure.iter().copied().fold(0.0, f64::max);
+        vec![log(link_ns / all_ns), log(slower_ns / all_ns), log(peak), load / 4.0, log(write), f64::from(is_shared)]
+    }
+
+    fn row(&self, number: usize, bid: f64, possible: [bool; Treatment::ALL.len()]) -> Vec<f64> {
+        let tensor = &self.problem.tensors()[number];
+        let (gap, slower_ns, link_ns) = (self.gaps[number], self.slower_ns[number].max(1.0), self.link_ns(number));
+        let life = self.problem.lifetime(number).map_or((0, 0), |life| (*life.start(), life.end() + 1));
+        let (life_ns, gap_ns) = (self.ns(life).max(1.0), self.ns(gap).max(1.0));
+        let all_ns = self.begins[self.begins.len() - 1].max(1.0);
+        let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns as f64);
+        let pressure = &self.market.pressure[gap.0..gap.1];
+        let pressure = pressure.iter().sum::<f64>() / pressure.len().max(1) as f64;
+        let tag = |tag: Tag| f64::from(tensor.tag == tag);
+        let mut row = vec![
+            (bid / 4.0).clamp(-2.0, 2.0),
+            log(tensor.bytes as f64 / self.market.capacity()),
+            life_ns / all_ns,
+            gap_ns / all_ns,
+            gap_ns / life_ns,
+            f64::from(tensor.is_always_there()),
+            tag(Tag::Activation),
+            tag(Tag::Gradient),
+            tag(Tag::OptimizerState),
+            tag(Tag::Input),
+            f64::from(possible[Treatment::Away as usize]),
+            f64::from(possible[Treatment::Recompute as usize]),
+            log(link_ns / gap_ns),
+            log(link_ns / slower_ns),
+            log(again_ns / slower_ns),
+            log(link_ns / again_ns),
+            log(self.uses[number] as f64),
+            log(pressure),
+            self.price(gap) / self.price(life).max(f64::MIN_POSITIVE),
+        ];
+        row.extend(&self.all);
+        row
+    }
+
+    fn ns(&self, kernels: (usize, usize)) -> f64 {
+        self.begins[kernels.1] - self.begins[kernels.0]
+    }
+
+    fn price(&self, kernels: (usize, usize)) -> f64 {
+        self.price_sums[kernels.1] - self.price_sums[kernels.0]
+    }
+
+    /// To go away and come back.
+    fn link_ns(&self, tensor: usize) -> f64 {
+        let links = self.problem.links().iter().enumerate().filter(|(_, link)| link.from == 0 || link.to == 0).take(2);
+        let ns = |(number, link): (usize, &Link)| {
+            self.problem.moved_bytes(tensor, number) as f64 * 1e9 / link.bandwidth as f64
+        };
+        links.map(ns).sum()
+    }
+}
+
+/// Of up to 0, 1, 2, ... values.
+fn sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
+    let mut sums = vec![0.0];
+    for value in values {
+        sums.push(sums[sums.len() - 1] + value);
+    }
+    sums
+}
+
+fn log(value: f64) -> f64 {
+    (value.clamp(1e-6, 1e6).ln() / 4.0).clamp(-2.0, 2.0)
+}

@@ -1,0 +1,84 @@
+//! What sellers see.
+
+use crate::market::{Demand, Market};
+
+/// How many numbers each seller sees. Whoever changes what they are changes the version of policies.
+pub(crate) const FEATURES: usize = 18;
+
+/// What has been in the rounds so far.
+pub(crate) struct Scene<'a> {
+    pub(crate) market: &'a Market<'a>,
+    pub(crate) log_prices: &'a [f64],
+    pub(crate) demand: &'a Demand,
+    /// What was taken in the round before.
+    pub(crate) taken: &'a [f64],
+    /// How prices changed in the round before.
+    pub(crate) changes: &'a [f64],
+    pub(crate) round: usize,
+}
+
+impl Scene<'_> {
+    /// [`FEATURES`] numbers of about -1 to 1 for each kernel, one kernel after the other.
+    pub(crate) fn features(&self) -> Vec<f32> {
+        let kernels = self.market.kernels();
+        let Demand { wanted, wavering, tempted } = self.demand;
+        let pressure = &self.market.pressure;
+        let peak = pressure.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+        let excess: Vec<f64> = wanted.iter().map(|wanted| (wanted - 1.0).clamp(-1.0, 1.0)).collect();
+        // A kernel that could not be filled at any price is no seller's fault.
+        let lack: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - wanted[at].min(1.0)).collect();
+        let near = (kernels / 100).max(1);
+        let [near_excess, far_excess] = [near, 8 * near].map(|width| smooth(&excess, width));
+        let [near_pressure, far_pressure] = [near, 8 * near].map(|width| smooth(pressure, width));
+        let free: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - self.taken[at]).collect();
+        let near_free = smooth(&free, near);
+        let mean_price = mean(self.log_prices);
+        let (mean_excess, mean_lack) = (mean(&excess), mean(&lack));
+        let round = (self.round as f64 / 8.0).min(2.0) - 1.0;
+        let log = |value: f64| (value.max(1e-3).ln() / 3.0).clamp(-1.5, 1.5);
+        let mut features = Vec::with_capacity(kernels * FEATURES);
+        for at in 0..kernels {
+            let row: [f64; FEATURES] = [
+                log(pressure[at]),
+                f64::from(pressure[at] > 1.0),
+                pressure[at] / peak,
+                log(peak),
+                log(near_pressure[at]),
+                log(far_pressure[at]),
+                excess[at],
+                log(wanted[at]),
+                near_excess[at],
+                far_excess[at],
+                lack[at],
+                log(wavering[at]),
+                log(tempted[at]),
+                3.0 * near_free[at],
+                ((self.log_prices[at] - mean_price) / 4.0).clamp(-1.5, 1.5),
+                self.changes[at],
+                mean_excess - mean_lack,
+                round,
+            ];
+            features.extend(row.map(|value| value as f32));
+        }
+        features
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// Of each place the mean of what is no further than `width` away.
+fn smooth(values: &[f64], width: usize) -> Vec<f64> {
+    let mut sums = vec![0.0];
+    let mut sum = 0.0;
+    for value in values {
+        sum += value;
+        sums.push(sum);
+    }
+    let around = |at: usize| {
+        let (begin, end) = (at.saturating_sub(width), (at + width + 1).min(values.len()));
+        (sums[end] - sums[begin]) / (end - begin) as f64
+    };
+    (0..values.len()).map(around).collect()
+}

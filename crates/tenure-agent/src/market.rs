@@ -1,0 +1,147 @@
+//! The market: prices of room, what tensors ask for at these prices, and what they get.
+
+use tenure_plan::{Placement, Problem};
+
+/// A problem as sellers and buyers see it. Nothing here depends on units: neither bytes nor the number of kernels.
+pub(crate) struct Market<'a> {
+    problem: &'a Problem,
+    capacity_bytes: u64,
+    /// Tensors for which something is won.
+    pub(crate) buyers: Vec<Buyer>,
+    /// Bytes of all tensors over the capacity, at each kernel.
+    pub(crate) pressure: Vec<f64>,
+}
+
+/// A tensor that may get room.
+pub(crate) struct Buyer {
+    pub(crate) tensor: usize,
+    /// The kernels of its life: from the first to before the end.
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    /// Bytes over the capacity.
+    pub(crate) size: f64,
+    /// What is won if it gets room, over the capacity.
+    pub(crate) worth: f64,
+    /// The logarithm of what is won for each byte.
+    pub(crate) log_worth: f64,
+}
+
+/// What is asked of each seller at some prices, over the capacity.
+pub(crate) struct Demand {
+    /// Bytes of all buyers to whom their room is worth its price.
+    pub(crate) wanted: Vec<f64>,
+    /// Of these, bytes that are worth less than [`NEAR`] times the price.
+    pub(crate) wavering: Vec<f64>,
+    /// Bytes that are not wanted, and would be if prices were lower by that factor.
+    pub(crate) tempted: Vec<f64>,
+}
+
+/// What is close to a price.
+const NEAR: f64 = 1.3;
+
+impl<'a> Market<'a> {
+    /// `worth` is what is won if a tensor is in the fast tier, in any unit.
+    pub(crate) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64) -> Self {
+        let capacity = capacity_bytes.max(1) as f64;
+        let buyer = |tensor: usize| {
+            let life = problem.lifetime(tensor)?;
+            let (bytes, worth) = (problem.tensors()[tensor].bytes as f64, worth(tensor));
+            (worth > 0.0).then(|| Buyer {
+                tensor,
+                begin: *life.start(),
+                end: life.end() + 1,
+                size: bytes / capacity,
+                worth: worth / capacity,
+                log_worth: (worth / bytes.max(1e-9)).ln(),
+            })
+        };
+        let buyers = (0..problem.tensors().len()).filter_map(buyer).collect();
+        let pressure = problem.live_bytes(|_| true).into_iter().map(|bytes| bytes as f64 / capacity).collect();
+        Self { problem, capacity_bytes, buyers, pressure }
+    }
+
+    pub(crate) fn kernels(&self) -> usize {
+        self.pressure.len()
+    }
+
+    /// One price for all kernels, at which as much is wanted all in all as there is. With it, buyers come in the order of
+    /// the density rule.
+    pub(crate) fn uniform_log_prices(&self) -> Vec<f64> {
+        let supply: f64 = self.pressure.iter().map(|pressure| pressure.min(1.0)).sum();
+        let mut bids: Vec<(f64, f64)> = (self.buyers.iter())
+            .map(|buyer| {
+                let kernels = (buyer.end - buyer.begin) as f64;
+                (buyer.log_worth - kernels.ln(), buyer.size * kernels)
+            })
+            .collect();
+        bids.sort_by(|left, right| right.0.total_cmp(&left.0));
+        let mut left = supply;
+        let marginal = bids.iter().find(|(_, amount)| {
+            left -= amount;
+            left < 0.0
+        });
+        let log_price = marginal.or(bids.last()).map_or(0.0, |(bid, _)| *bid);
+        vec![log_price; self.kernels()]
+    }
+
+    /// The logarithm of what a byte of each buyer is worth over the sum of prices that it pays: above 0 if it wants room.
+    pub(crate) fn bids(&self, log_prices: &[f64]) -> Vec<f64> {
+        let mut sums = Vec::with_capacity(log_prices.len() + 1);
+        let mut sum = 0.0;
+        sums.push(sum);
+        for log_price in log_prices {
+            sum += log_price.exp();
+            sums.push(sum);
+        }
+        let bid = |buyer: &Buyer| buyer.log_worth - (sums[buyer.end] - sums[buyer.begin]).max(1e-300).ln();
+        self.buyers.iter().map(bid).collect()
+    }
+
+    pub(crate) fn demand(&self, bids: &[f64]) -> Demand {
+        let near = NEAR.ln();
+        let sum = |low: f64, high: f64| {
+            let mut changes = vec![0.0; self.kernels() + 1];
+            for (buyer, _) in self.buyers.iter().zip(bids).filter(|(_, bid)| **bid > low && **bid <= high) {
+                changes[buyer.begin] += buyer.size;
+                changes[buyer.end] -= buyer.size;
+            }
+            changes.pop();
+            let mut live = 0.0;
+            changes.iter_mut().for_each(|change| {
+                live += *change;
+                *change = live.max(0.0);
+            });
+            changes
+        };
+        Demand { wanted: sum(0.0, f64::INFINITY), wavering: sum(0.0, near), tempted: sum(-near, 0.0) }
+    }
+
+    /// Room for the highest bids first, each if it fits.
+    pub(crate) fn place(&self, bids: &[f64]) -> Placement {
+        let mut order: Vec<usize> = (0..bids.len()).collect();
+        order.sort_by(|left, right| bids[*right].total_cmp(&bids[*left]));
+        let order = order.into_iter().map(|buyer| self.buyers[buyer].tensor);
+        Placement::first_fit(self.problem, order, self.capacity_bytes)
+    }
+
+    /// Bytes that are taken at each kernel, over the capacity.
+    pub(crate) fn taken(&self, placement: &Placement) -> Vec<f64> {
+        let live = self.problem.live_bytes(|tensor| placement.is_fast(tensor));
+        live.into_iter().map(|bytes| bytes as f64 / self.capacity()).collect()
+    }
+
+    /// Bytes of the fast tier.
+    pub(crate) fn capacity(&self) -> f64 {
+        self.capacity_bytes.max(1) as f64
+    }
+
+    /// What no placement's score surpasses: at these prices, what buyers gain and sellers get at most (the Lagrangian
+    /// dual). It holds for any prices, and is the lower the closer they are to the best.
+    pub(crate) fn bound(&self, log_prices: &[f64]) -> f64 {
+        let surplus = |(buyer, bid): (&Buyer, f64)| buyer.worth * (1.0 - (-bid).exp()).max(0.0);
+        let surplus: f64 = self.buyers.iter().zip(self.bids(log_prices)).map(surplus).sum();
+        let prices: f64 = log_prices.iter().map(|price| price.exp()).sum();
+        let all: f64 = self.buyers.iter().map(|buyer| buyer.worth).sum();
+        if all == 0.0 { 1.0 } else { ((surplus + prices) / all).min(1.0) }
+    }
+}

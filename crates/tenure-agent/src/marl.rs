@@ -1,0 +1,163 @@
+//! The planner that has learned.
+
+use tenure_plan::planner::{Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use tenure_plan::{PlanError, Problem};
+use tenure_tensor::autograd;
+use tenure_tensor::random::Generator;
+
+use crate::choices::{Choices, LEANINGS};
+use crate::market::Market;
+use crate::play::Play;
+use crate::policy::{Policy, PolicyError};
+use crate::random::{normal, uniform};
+
+/// Rounds of the market for which sellers are trained: after these, prices have settled.
+pub(crate) const ROUNDS: usize = 8;
+/// How unsure buyers are of what room is worth when prices have settled, in turn.
+const DOUBTS: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
+/// How many groups, or tensors, try something else at once, on average.
+const TRYING: f64 = 3.0;
+/// How far groups go, and how far tensors do.
+const GROUP_SPREAD: f64 = 1.0;
+const TENSOR_SPREAD: f64 = 2.0;
+/// A score this close to its bound is at it.
+const ROUNDING: f64 = 1e-9;
+/// Evaluations, if nobody says how many.
+const EVALUATIONS: u64 = 400;
+
+/// Plans by a [`Policy`], with no solver. Where tensors stay where they are, sellers and buyers find a placement between them,
+/// one in each round. Where they move, groups of tensors begin with what they have learned, and try what else is good here:
+/// of what was told, costs may be others in truth.
+pub struct Marl {
+    policy: Policy,
+}
+
+impl Marl {
+    /// By this policy.
+    pub fn new(policy: Policy) -> Self {
+        Self { policy }
+    }
+
+    /// By the policy that comes with the crate.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn trained() -> Result<Self, PolicyError> {
+        Policy::trained().map(Self::new)
+    }
+
+    /// Tries plans as long as `evaluator` allows. It may judge by another problem than the one that is told: by the truth,
+    /// where times are not known well. Returns what no plan in which tensors stay where they are can surpass, as
+    /// [`Planned::bound`].
+    ///
+    /// # Errors
+    /// No memory; [`PlanError::NoTiers`].
+    pub fn search(
+        &self,
+        told: &Problem,
+        options: &PlannerOptions,
+        evaluator: &mut Evaluator<'_, '_>,
+    ) -> Result<Option<f64>, PlannerError> {
+        let failed =
+            |error: tenure_tensor::TensorError| PlannerError::Failed { planner: "marl", reason: error.to_string() };
+        let capacity = told.tiers().first().ok_or(PlanError::NoTiers)?.capacity.unwrap_or(u64::MAX);
+        let generator = Generator::new(options.seed);
+        match options.objective {
+            Objective::Score => {
+                let market = Market::new(told, capacity, |tensor| told.accessed_bytes(tensor) as f64);
+                self.place(&market, &generator, evaluator).map(Some).map_err(failed)
+            }
+            Objective::Makespan => self.schedule(told, &generator, evaluator).map(|()| None).map_err(failed),
+        }
+    }
+
+    /// One round of the market is one plan; when prices have settled, the order of the density rule is another. Returns the lowest bound that prices gave.
+    fn place(
+        &self,
+        market: &Market<'_>,
+        generator: &Generator,
+        evaluator: &mut Evaluator<'_, '_>,
+    ) -> tenure_tensor::Result<f64> {
+        let mut play = Play::new(market);
+        let (mut best, mut bound) = (0.0_f64, 1.0_f64);
+        // Prices go up and down around the best: their mean is closer.
+        let mut sums = vec![0.0; market.kernels()];
+        for round in 0_usize.. {
+            let placement = match round.checked_sub(ROUNDS) {
+                None => play.round(&self.policy, 0.0, generator)?,
+                // Where few tensors fit at once, prices say little.
+                Some(0) => market.place(&market.bids(&market.uniform_log_prices())),
+                Some(more) => play.round(&self.policy, DOUBTS[more % DOUBTS.len()], generator)?,
+            };
+            sums.iter_mut().zip(&play.log_prices).for_each(|(sum, log_price)| *sum += log_price.exp());
+            let mean: Vec<f64> = sums.iter().map(|sum| (sum / (round + 1) as f64).ln()).collect();
+            bound = bound.min(market.bound(&play.log_prices)).min(market.bound(&mean));
+            best = best.max(1.0 - evaluator.cost(&placement.plan()));
+            if !evaluator.may_go_on() || best >= bound - ROUNDING {
+                break;
+            }
+        }
+        Ok(bound)
+    }
+
+    /// First the plan of what each tensor leans to; then a few try to lean to something else, and stay with it if the plan is
+    /// as good.
+    fn schedule(
+        &self,
+        told: &Problem,
+        generator: &Generator,
+        evaluator: &mut Evaluator<'_, '_>,
+    ) -> tenure_tensor::Result<()> {
+        let decoder = Decoder::new(told, Objective::Makespan);
+        let choices = Choices::new(told, &decoder, &self.policy)?;
+        let leanings = autograd::no_grad(|| self.policy.leanings(&choices.features)?.to_vec::<f32>())?;
+        let mut leanings: Vec<f64> = leanings.into_iter().map(f64::from).collect();
+        let mut least = evaluator.cost(&decoder.decode(&choices.decide(&leanings)));
+        while evaluator.may_go_on() {
+            let tried = vary(&choices, &leanings, generator);
+            let cost = evaluator.cost(&decoder.decode(&choices.decide(&tried)));
+            if cost <= least {
+                (least, leanings) = (cost, tried);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Other leanings of a few groups, each as one, or of a few tensors, each for itself.
+fn vary(choices: &Choices, leanings: &[f64], generator: &Generator) -> Vec<f64> {
+    let few = |of: usize, spread: f64| -> Vec<Option<[f64; LEANINGS]>> {
+        let share = TRYING / of.max(1) as f64;
+        let offsets = || [(); LEANINGS].map(|()| spread * normal(generator));
+        (0..of).map(|_| (uniform(generator) < share).then(offsets)).collect()
+    };
+    let is_as_groups = uniform(generator) < 0.5;
+    let offsets = match is_as_groups {
+        true => few(choices.groups(), GROUP_SPREAD),
+        false => few(leanings.len() / LEANINGS, TENSOR_SPREAD),
+    };
+    let mut varied = leanings.to_vec();
+    for (tensor, leanings) in varied.chunks_exact_mut(LEANINGS).enumerate() {
+        let offsets = offsets[if is_as_groups { choices.group(tensor) } else { tensor }];
+        leanings.iter_mut().zip(offsets.into_iter().flatten()).for_each(|(leaning, offset)| *leaning += offset);
+    }
+    varied
+}
+
+impl Planner for Marl {
+    fn name(&self) -> &str {
+        "marl"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        let options = PlannerOptions { evaluations: options.evaluations.or(Some(EVALUATIONS)), ..*options };
+        let mut evaluator = Evaluator::new(problem, &options, watch);
+        let bound = self.search(problem, &options, &mut evaluator)?;
+        Ok(Planned { bound, ..evaluator.finish()? })
+    }
+}

@@ -1,0 +1,87 @@
+//! Rounds of the market.
+
+use tenure_plan::Placement;
+use tenure_tensor::random::Generator;
+use tenure_tensor::{Tensor, autograd};
+
+use crate::features::Scene;
+use crate::market::{Demand, Market};
+use crate::policy::Policy;
+use crate::random::normal;
+
+/// How far a price goes in one round, at most: a factor of e to the power of this.
+const STEP: f64 = 2.0;
+/// How far it goes in all rounds together.
+const REACH: f64 = 20.0;
+
+/// How far a market has come.
+pub(crate) struct Play<'a> {
+    pub(crate) market: &'a Market<'a>,
+    pub(crate) log_prices: Vec<f64>,
+    /// The prices that all began with.
+    first_log_prices: Vec<f64>,
+    changes: Vec<f64>,
+    taken: Vec<f64>,
+    demand: Demand,
+    round: usize,
+}
+
+impl<'a> Play<'a> {
+    pub(crate) fn new(market: &'a Market<'a>) -> Self {
+        let log_prices = market.uniform_log_prices();
+        let demand = market.demand(&market.bids(&log_prices));
+        let nothing = vec![0.0; market.kernels()];
+        let first_log_prices = log_prices.clone();
+        Self { market, log_prices, first_log_prices, changes: nothing.clone(), taken: nothing, demand, round: 0 }
+    }
+
+    /// What sellers see.
+    pub(crate) fn features(&self) -> Vec<f32> {
+        let Self { market, log_prices, demand, taken, changes, round, .. } = self;
+        Scene { market, log_prices, demand, taken, changes, round: *round }.features()
+    }
+
+    /// What a policy does with prices, as a tensor that gradients go through.
+    pub(crate) fn changes_by(&self, policy: &Policy) -> tenure_tensor::Result<Tensor> {
+        policy.changes(self.features())?.tanh()?.mul(STEP)
+    }
+
+    /// By how much what is wanted of each seller is more than there is.
+    pub(crate) fn excess(&self) -> impl Iterator<Item = f64> {
+        self.demand.wanted.iter().map(|wanted| wanted - 1.0)
+    }
+
+    /// Prices change. What buyers bid at the new ones.
+    pub(crate) fn change(&mut self, changes: Vec<f64>) -> Vec<f64> {
+        for ((price, first), change) in self.log_prices.iter_mut().zip(&self.first_log_prices).zip(&changes) {
+            *price = (*price + change).clamp(first - REACH, first + REACH);
+        }
+        self.changes = changes;
+        self.round += 1;
+        let bids = self.market.bids(&self.log_prices);
+        self.demand = self.market.demand(&bids);
+        bids
+    }
+
+    /// Room goes to the highest bids.
+    pub(crate) fn place(&mut self, bids: &[f64]) -> Placement {
+        let placement = self.market.place(bids);
+        self.taken = self.market.taken(&placement);
+        placement
+    }
+
+    /// A round by the policy, in which buyers are `noise` unsure of what room is worth to them.
+    pub(crate) fn round(
+        &mut self,
+        policy: &Policy,
+        noise: f64,
+        generator: &Generator,
+    ) -> tenure_tensor::Result<Placement> {
+        let changes = autograd::no_grad(|| self.changes_by(policy)?.to_vec::<f32>())?;
+        let mut bids = self.change(changes.into_iter().map(f64::from).collect());
+        if noise > 0.0 {
+            bids.iter_mut().for_each(|bid| *bid += noise * normal(generator));
+        }
+        Ok(self.place(&bids))
+    }
+}

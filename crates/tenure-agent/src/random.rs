@@ -1,0 +1,16 @@
+//! Random numbers one at a time.
+
+use std::f64::consts::TAU;
+
+use tenure_tensor::random::Generator;
+
+/// Above 0 and below 1.
+pub(crate) fn uniform(generator: &Generator) -> f64 {
+    ((generator.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+}
+
+/// Of mean 0 and variance 1 (Box and Muller).
+pub(crate) fn normal(generator: &Generator) -> f64 {
+    let (length, angle) = (uniform(generator), uniform(generator));
+    (-2.0 * length.ln()).sqrt() * (TAU * angle).cos()
+}

@@ -1,0 +1,116 @@
+//! How groups of tensors learn what to lean to.
+
+use std::ops::ControlFlow;
+
+use tenure_nn::Module;
+use tenure_nn::optim::{Adam, Optimizer, clip_grad_norm};
+use tenure_plan::planner::{Decoder, Objective};
+use tenure_plan::problem::generate::Uncertain;
+use tenure_plan::{Rule, simulate};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{Tensor, autograd};
+
+use super::{Run, Stage, TrainError, TrainOptions, lessons};
+use crate::choices::{Choices, LEANINGS};
+use crate::policy::Policy;
+use crate::random::normal;
+
+const LEARNING_RATE: f64 = 1e-3;
+/// Problems of a step.
+const BATCH: usize = 4;
+/// Plans of one problem that are compared in a step; every second one is the mirror image of the one before.
+const SAMPLES: usize = 12;
+/// How far leanings of groups are from those of the policy.
+const SPREAD: f64 = 0.7;
+/// Differences in gain that count as much as greater ones, if they are all there are in a problem.
+const SCALE: f64 = 0.05;
+/// The gain of a plan that cannot be played: moves that wait for each other, as times are others than those that were told.
+const UNPLAYABLE: f64 = -2.0;
+
+struct Lesson {
+    problem: Uncertain,
+    choices: Choices,
+    /// Nanoseconds that the plan of the density rule takes.
+    density_ns: f64,
+}
+
+impl Lesson {
+    /// The logarithm of how much faster a plan is than that of the density rule, in truth.
+    fn gain(&self, decoder: &Decoder<'_>, leanings: &[f32], offsets: &[f64]) -> f64 {
+        let plan = decoder.decode(&self.choices.decide(&self.choices.offset(leanings, offsets)));
+        simulate(&self.problem.truth, &plan).map_or(UNPLAYABLE, |played| (self.density_ns / played.makespan_ns).ln())
+    }
+}
+
+pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
+    let policy = &run.policy;
+    let (validation, lessons) = lessons(options, |family, seed| {
+        let problem = family.contended(seed)?;
+        let capacity = problem.told.tiers()[0].capacity.unwrap_or(u64::MAX);
+        let density = Rule::Density.place(&problem.told, capacity);
+        let density_ns = simulate(&problem.truth, &density.plan())?.makespan_ns;
+        let decoder = Decoder::new(&problem.told, Objective::Makespan);
+        let choices = Choices::new(&problem.told, &decoder, policy)?;
+        Ok(Lesson { choices, density_ns, problem })
+    })?;
+    let steps = options.leaning_steps;
+    let mut optimizer = Optimizer::new(run.policy.leanings.parameters(), LEARNING_RATE, Adam::w());
+    let generator = Generator::new(options.seed);
+    let mut step = 0;
+    loop {
+        let next = run.pass(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
+        if next.is_break() || step == steps {
+            return Ok(next);
+        }
+        optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
+        optimizer.zero_grad();
+        for _ in 0..BATCH {
+            let lesson = &lessons[(generator.next_u64() % lessons.len() as u64) as usize];
+            loss(&run.policy, lesson, &generator)?.backward()?;
+        }
+        clip_grad_norm(&run.policy.parameters(), 1.0)?;
+        optimizer.step()?;
+        step += 1;
+    }
+}
+
+/// The mean gain of the plans without a search.
+fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
+    let mut sum = 0.0;
+    for lesson in lessons {
+        let leanings = autograd::no_grad(|| policy.leanings(&lesson.choices.features)?.to_vec::<f32>())?;
+        let decoder = Decoder::new(&lesson.problem.told, Objective::Makespan);
+        sum += lesson.gain(&decoder, &leanings, &vec![0.0; lesson.choices.groups() * LEANINGS]);
+    }
+    Ok(sum / lessons.len() as f64)
+}
+
+/// Something whose gradient leads to where a problem's samples are better than others of it: the offsets of a group's
+/// leanings are normal, so that the logarithm of their probability grows along them.
+fn loss(policy: &Policy, lesson: &Lesson, generator: &Generator) -> Result<Tensor, TrainError> {
+    let choices = &lesson.choices;
+    let leanings = policy.leanings(&choices.features)?;
+    let values = leanings.detach().to_vec::<f32>()?;
+    let decoder = Decoder::new(&lesson.problem.told, Objective::Makespan);
+    let mut samples: Vec<(f64, Vec<f64>)> = Vec::new();
+    for number in 0..SAMPLES {
+        let offsets: Vec<f64> = match samples.last() {
+            Some((_, before)) if number % 2 == 1 => before.iter().map(|offset| -offset).collect(),
+            _ => (0..choices.groups() * LEANINGS).map(|_| SPREAD * normal(generator)).collect(),
+        };
+        samples.push((lesson.gain(&decoder, &values, &offsets), offsets));
+    }
+    let count = samples.len() as f64;
+    let mean = samples.iter().map(|(gain, _)| gain).sum::<f64>() / count;
+    let deviation = (samples.iter().map(|(gain, _)| (gain - mean).powi(2)).sum::<f64>() / count).sqrt() + SCALE;
+    let mut directions = vec![0.0; choices.groups() * LEANINGS];
+    for (gain, offsets) in &samples {
+        let advantage = (gain - mean) / deviation;
+        for (direction, offset) in directions.iter_mut().zip(offsets) {
+            *direction -= advantage * offset / (SPREAD * SPREAD * count);
+        }
+    }
+    let weights = choices.shares(&directions);
+    let weights = Tensor::from_vec(weights, &[values.len() / LEANINGS, LEANINGS])?;
+    Ok(leanings.mul(&weights)?.sum_all()?)
+}

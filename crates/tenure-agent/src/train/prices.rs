@@ -1,0 +1,116 @@
+//! How sellers learn to set prices.
+
+use std::ops::ControlFlow;
+
+use tenure_nn::Module;
+use tenure_nn::optim::{Adam, Optimizer, clip_grad_norm};
+use tenure_plan::Problem;
+use tenure_tensor::ops::cat;
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Device, Tensor};
+
+use super::{Run, Stage, TrainError, TrainOptions, lessons};
+use crate::market::{Buyer, Market};
+use crate::marl::ROUNDS;
+use crate::play::Play;
+use crate::policy::Policy;
+
+const LEARNING_RATE: f64 = 3e-3;
+/// Rounds in which prices are set by hand, to know what is possible.
+const TEACHER_ROUNDS: u32 = 200;
+/// Bounds closer to the lowest known one than this are as good.
+const MARGIN: f64 = 2e-3;
+
+struct Lesson {
+    problem: Problem,
+    /// The lowest that is known.
+    bound: f64,
+}
+
+impl Lesson {
+    fn market(&self) -> Market<'_> {
+        let capacity = self.problem.tiers()[0].capacity.unwrap_or(u64::MAX);
+        Market::new(&self.problem, capacity, |tensor| self.problem.accessed_bytes(tensor) as f64)
+    }
+}
+
+pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
+    let (validation, lessons) = lessons(options, |family, seed| {
+        let mut lesson = Lesson { problem: family.fixed(seed)?, bound: 1.0 };
+        lesson.bound = lowest_bound(&lesson.market());
+        Ok(lesson)
+    })?;
+    let steps = options.price_steps;
+    let mut optimizer = Optimizer::new(run.policy.parameters(), LEARNING_RATE, Adam::default());
+    let generator = Generator::new(options.seed);
+    let mut step = 0;
+    loop {
+        let next = run.pass(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
+        if next.is_break() || step == steps {
+            return Ok(next);
+        }
+        optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
+        optimizer.zero_grad();
+        let lesson = &lessons[(generator.next_u64() % lessons.len() as u64) as usize];
+        let market = lesson.market();
+        let mut play = Play::new(&market);
+        for _ in 0..ROUNDS {
+            let changes = play.changes_by(&run.policy)?;
+            excess(&market, &play.log_prices, &changes, lesson.bound)?.backward()?;
+            let changes = changes.to_vec::<f32>()?.into_iter().map(f64::from).collect();
+            let bids = play.change(changes);
+            play.place(&bids);
+        }
+        clip_grad_norm(&run.policy.parameters(), 1.0)?;
+        optimizer.step()?;
+        step += 1;
+    }
+}
+
+/// The mean of the lowest bound over that which prices give.
+fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
+    let mut sum = 0.0;
+    for lesson in lessons {
+        let market = lesson.market();
+        let mut play = Play::new(&market);
+        for _ in 0..ROUNDS {
+            play.round(policy, 0.0, &Generator::new(0))?;
+            sum += lesson.bound / market.bound(&play.log_prices);
+        }
+    }
+    Ok(sum / (lessons.len() * ROUNDS) as f64)
+}
+
+/// What many small steps against the excess of demand come to.
+fn lowest_bound(market: &Market<'_>) -> f64 {
+    let mut play = Play::new(market);
+    let mut lowest = f64::INFINITY;
+    for round in 0..TEACHER_ROUNDS {
+        let step = 0.6 / (1.0 + f64::from(round) * 0.05);
+        let changes = play.excess().map(|excess| step * excess.clamp(-1.0, 1.0)).collect();
+        play.change(changes);
+        lowest = lowest.min(market.bound(&play.log_prices));
+    }
+    lowest
+}
+
+/// The logarithm of how far the bound is above the lowest, after prices have changed: [`Market::bound`] as a tensor.
+fn excess(market: &Market<'_>, log_prices: &[f64], changes: &Tensor, lowest: f64) -> tenure_tensor::Result<Tensor> {
+    let buyers = &market.buyers;
+    let vector = |of: &dyn Fn(&Buyer) -> f64| {
+        Tensor::from_vec(buyers.iter().map(|buyer| of(buyer) as f32).collect(), &[buyers.len()])
+    };
+    let index = |of: fn(&Buyer) -> usize| {
+        Tensor::from_vec(buyers.iter().map(|buyer| of(buyer) as i64).collect(), &[buyers.len()])
+    };
+    let all: f64 = buyers.iter().map(|buyer| buyer.worth).sum();
+    let log_prices = log_prices.iter().map(|price| *price as f32).collect();
+    let prices = Tensor::from_vec(log_prices, &[market.kernels()])?.add(changes)?.exp()?;
+    let sums = cat(&[&Tensor::zeros(&[1], DType::F32, Device::CPU)?, &prices.cumsum(0)?], 0)?;
+    let ends = sums.index_select(0, &index(|buyer| buyer.end)?)?;
+    let paid =
+        ends.sub(&sums.index_select(0, &index(|buyer| buyer.begin)?)?)?.mul(&vector(&|buyer| buyer.size / all)?)?;
+    let surplus = vector(&|buyer| buyer.worth / all)?.sub(&paid)?.relu()?.sum_all()?;
+    let bound = surplus.add(&prices.sum_all()?.mul(1.0 / all)?)?;
+    bound.div(lowest)?.sub(1.0 - MARGIN)?.clamp_min(MARGIN / 20.0)?.log()
+}

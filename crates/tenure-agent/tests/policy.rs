@@ -1,0 +1,74 @@
+//! Policies as files.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure_agent::{Marl, Policy};
+use tenure_plan::Planner;
+use tenure_plan::planner::{Objective, PlannerOptions};
+use tenure_plan::problem::generate::Family;
+
+const TRAINED: &[u8] = include_bytes!("../src/policy.safetensors");
+
+fn refusal(bytes: &[u8]) -> String {
+    let message = Policy::from_bytes(bytes).err().expect("no policy").to_string();
+    assert_eq!(message.lines().count(), 1, "{message}");
+    message
+}
+
+#[test]
+fn a_policy_that_was_written_plans_as_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy.safetensors");
+    let problem = Family::UNet.contended(3).unwrap().told;
+    let options = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(60),
+        evaluations: Some(3),
+        seed: 1,
+    };
+    let plan = |policy| Marl::new(policy).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan;
+    Policy::new(7).unwrap().write(&path).unwrap();
+    assert_eq!(plan(Policy::read(&path).unwrap()), plan(Policy::new(7).unwrap()));
+    assert_ne!(plan(Policy::read(&path).unwrap()), plan(Policy::trained().unwrap()));
+}
+
+#[test]
+fn what_is_no_policy_is_refused() {
+    assert!(refusal(b"").contains("no policy"));
+    assert!(refusal(&TRAINED[..TRAINED.len() - 4]).contains("no policy"));
+    let at = TRAINED.windows(8).position(|bytes| bytes == b"policy 1").unwrap();
+    let mut later = TRAINED.to_vec();
+    later[at + 7] = b'2';
+    assert!(refusal(&later).contains("train it anew"));
+    let mut renamed = TRAINED.to_vec();
+    let at = renamed.windows(8).position(|bytes| bytes == b"prices.0").unwrap();
+    renamed[at] = b'P';
+    assert!(refusal(&renamed).contains("missing: prices.0"));
+    let missing = Policy::read("/nowhere/policy.safetensors").err().unwrap().to_string();
+    assert!(missing.starts_with("/nowhere/policy.safetensors: "), "{missing}");
+}
+
+#[test]
+fn a_policy_is_small() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("policy.safetensors");
+    Policy::density().unwrap().write(&path).unwrap();
+    assert!(fs::metadata(path).unwrap().len() < 1 << 20);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_a_policy_or_an_error(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+        let mut bytes = TRAINED.to_vec();
+        // Mostly in the header, where it matters.
+        for (at, byte) in &changes {
+            let at = at.index(2048.min(bytes.len()));
+            bytes[at] = *byte;
+        }
+        _ = Policy::from_bytes(&bytes);
+    }
+}

@@ -1,0 +1,158 @@
+//! Problems of made-up programs: to train planners on, and to compare them by.
+
+mod network;
+mod random;
+
+use network::Network;
+use random::Random;
+
+use super::{Link, Parts, Problem, ProblemError, Tier};
+
+/// What a made-up program computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// One layer after the other, some with a way around them.
+    Layered,
+    /// Blocks of attention and dense layers.
+    Transformer,
+    /// Convolutions on smaller and smaller images, and back.
+    UNet,
+    /// Layers that read all layers before them.
+    DenseBlocks,
+}
+
+/// A problem whose costs are not known well.
+#[derive(Clone, Debug)]
+pub struct Uncertain {
+    /// What planners are told.
+    pub told: Problem,
+    /// What plans are played on: the same, but for the times of kernels and of computing again, for bandwidths, and for what
+    /// load does to the slow tier.
+    pub truth: Problem,
+}
+
+impl Uncertain {
+    /// A program on a fast tier of 20 to 70 % of what it holds at once and a slow one, in which load makes accesses slower,
+    /// with a way each way, of one bandwidth in half of the problems, which moves all that the program holds in between a
+    /// quarter of an iteration and three. What planners are told differs from the truth by a factor for each name of kernels
+    /// and each time to compute again (0.5 to 2), and for each bandwidth (0.6 to 1.6).
+    ///
+    /// # Errors
+    /// [`ProblemError`] if the program is no problem.
+    pub fn of(program: Parts, seed: u64) -> Result<Self, ProblemError> {
+        Self::draw(program, &mut Random::new(seed))
+    }
+
+    fn draw(mut parts: Parts, random: &mut Random) -> Result<Self, ProblemError> {
+        let program = Problem::new(parts.clone())?;
+        let peak = program.peak_bytes() as f64;
+        let seconds = parts.kernels.iter().map(|kernel| kernel.time_ns).sum::<u64>() as f64 / 1e9;
+        // What kernels need if nothing holds them up.
+        let bandwidth = program.all_accessed_bytes() as f64 / seconds * random.scale(1.0, 3.0);
+        let mut slow = tier("slow", None, bandwidth / random.scale(3.0, 20.0));
+        slow.write_bandwidth = (slow.read_bandwidth as f64 / random.scale(1.0, 3.0)) as u64 + 1;
+        slow.latency_ns = random.between(0, 500);
+        slow.loaded = loaded(random);
+        let mut fast = tier("fast", Some((peak * random.scale(0.2, 0.7)) as u64), bandwidth);
+        fast.loaded = vec![[0.5, 1.0], [1.0, random.uniform(1.0, 1.5)]];
+        let link = (peak / seconds * random.scale(0.3, 4.0)).min(slow.write_bandwidth as f64) as u64 + 1;
+        let shared_with = random.chance(0.5).then_some(0);
+        parts.links = vec![
+            Link { from: 0, to: 1, bandwidth: link, shared_with: None },
+            Link { from: 1, to: 0, bandwidth: link, shared_with },
+        ];
+        parts.tiers = vec![fast, slow];
+        let mut truth = parts.clone();
+        disturb(&mut truth, random);
+        Ok(Self { told: Problem::new(parts)?, truth: Problem::new(truth)? })
+    }
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Self; 4] = [Self::Layered, Self::Transformer, Self::UNet, Self::DenseBlocks];
+
+    /// A program of the family, without tiers: one iteration, of training most times. The same seed gives the same program
+    /// on every machine.
+    pub fn program(self, seed: u64) -> Parts {
+        self.draw(&mut Random::new(seed))
+    }
+
+    /// A program and two tiers in which tensors stay where they are: a fast one of 10 to 80 % of what the program holds at
+    /// once, and a slow one without end.
+    ///
+    /// # Errors
+    /// None that is known: [`ProblemError`] if the program were no problem.
+    pub fn fixed(self, seed: u64) -> Result<Problem, ProblemError> {
+        let random = &mut Random::new(seed);
+        let mut parts = self.draw(random);
+        let peak = Problem::new(parts.clone())?.peak_bytes();
+        let capacity = (peak as f64 * random.scale(0.1, 0.8)) as u64;
+        parts.tiers = vec![tier("fast", Some(capacity), 1e12), tier("slow", None, 1e11)];
+        Problem::new(parts)
+    }
+
+    /// A program, and what [`Uncertain::of`] makes of it.
+    ///
+    /// # Errors
+    /// None that is known: [`ProblemError`] if the program were no problem.
+    pub fn contended(self, seed: u64) -> Result<Uncertain, ProblemError> {
+        let random = &mut Random::new(seed);
+        let program = self.draw(random);
+        Uncertain::draw(program, random)
+    }
+
+    fn draw(self, random: &mut Random) -> Parts {
+        let name = match self {
+            Self::Layered => "layered",
+            Self::Transformer => "transformer",
+            Self::UNet => "unet",
+            Self::DenseBlocks => "dense-blocks",
+        };
+        let mut network = Network::new(name, random);
+        match self {
+            Self::Layered => network.layered(),
+            Self::Transformer => network.transformer(),
+            Self::UNet => network.unet(),
+            Self::DenseBlocks => network.dense_blocks(),
+        }
+        network.finish()
+    }
+}
+
+fn tier(name: &str, capacity: Option<u64>, bandwidth: f64) -> Tier {
+    let bandwidth = bandwidth as u64 + 1;
+    Tier {
+        name: name.into(),
+        capacity,
+        is_reachable: true,
+        read_bandwidth: bandwidth,
+        write_bandwidth: bandwidth,
+        latency_ns: 0,
+        loaded: Vec::new(),
+    }
+}
+
+/// How much slower accesses get under load: first not at all.
+fn loaded(random: &mut Random) -> Vec<[f64; 2]> {
+    vec![[random.uniform(0.1, 0.5), 1.0], [1.0, random.uniform(1.2, 5.0)]]
+}
+
+/// Makes another truth of what is told.
+fn disturb(parts: &mut Parts, random: &mut Random) {
+    let mut factors = std::collections::HashMap::new();
+    for kernel in &mut parts.kernels {
+        let factor = *factors.entry(kernel.name.clone()).or_insert_with(|| random.scale(0.5, 2.0));
+        kernel.time_ns = (kernel.time_ns as f64 * factor) as u64;
+    }
+    for recompute in parts.tensors.iter_mut().filter_map(|tensor| tensor.recompute.as_mut()) {
+        recompute.time_ns = (recompute.time_ns as f64 * random.scale(0.5, 2.0)) as u64;
+    }
+    for tier in &mut parts.tiers {
+        tier.read_bandwidth = (tier.read_bandwidth as f64 * random.scale(0.6, 1.6)) as u64 + 1;
+        tier.write_bandwidth = (tier.write_bandwidth as f64 * random.scale(0.6, 1.6)) as u64 + 1;
+    }
+    let factor = random.scale(0.6, 1.6);
+    parts.links.iter_mut().for_each(|link| link.bandwidth = (link.bandwidth as f64 * factor) as u64 + 1);
+    parts.tiers[1].loaded = loaded(random);
+}
