@@ -2,7 +2,7 @@
 //!
 //! A tensor's bytes hold a place in memory for a time. This crate is the front door: `use tenure::prelude::*` brings
 //! in what the crates below offer. [`tensor`] has tensors and autograd, [`nn`] layers, optimizers, data, models and
-//! training; [`plan`] decides what lives where, and [`tier`] places tensors in tiers of memory; [`replay`] plays what a
+//! training; [`plan`] decides what lives where, [`agent`] has learned to, and [`tier`] places tensors in tiers of memory; [`replay`] plays what a
 //! real program did with its memory on any of the allocators, and [`report`] shows it.
 //!
 //! A line is fitted to points:
@@ -51,4 +51,4 @@ pub mod tensorboard;
 pub mod units;
 
 pub use error::Error;
-pub use {tenure_nn as nn, tenure_plan as plan, tenure_tensor as tensor, tenure_tier as tier};
+pub use {tenure_agent as agent, tenure_nn as nn, tenure_plan as plan, tenure_tensor as tensor, tenure_tier as tier};

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
+use tenure::agent::Marl;
 use tenure::plan::bound;
 #[cfg(feature = "milp")]
 use tenure::plan::planner::Milp;
@@ -78,28 +79,33 @@ pub(crate) enum PlannerName {
     Milp,
     /// Evolutionary search
     Evolutionary,
+    /// Networks that have learned it on other programs
+    Marl,
     /// One after the other
     All,
 }
 
 impl PlannerName {
-    fn planners(self) -> Vec<Box<dyn Planner>> {
-        match self {
-            Self::FirstTouch => vec![Box::new(Rule::FirstTouch)],
-            Self::WeightsFirst => vec![Box::new(Rule::WeightsFirst)],
-            Self::ActivationsFirst => vec![Box::new(Rule::ActivationsFirst)],
-            Self::Hotness => vec![Box::new(Rule::Hotness)],
-            Self::Density => vec![Box::new(Rule::Density)],
-            Self::Flashneuron => vec![Box::new(FlashNeuron)],
-            Self::Scheduled => vec![Box::new(Scheduled::default())],
+    fn planners(self) -> anyhow::Result<Vec<Box<dyn Planner>>> {
+        let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
+        all.filter(|name| matches!(self, Self::All) || self == **name).map(|name| name.planner()).collect()
+    }
+
+    fn planner(self) -> anyhow::Result<Box<dyn Planner>> {
+        Ok(match self {
+            Self::FirstTouch => Box::new(Rule::FirstTouch),
+            Self::WeightsFirst => Box::new(Rule::WeightsFirst),
+            Self::ActivationsFirst => Box::new(Rule::ActivationsFirst),
+            Self::Hotness => Box::new(Rule::Hotness),
+            Self::Density => Box::new(Rule::Density),
+            Self::Flashneuron => Box::new(FlashNeuron),
             #[cfg(feature = "milp")]
-            Self::Milp => vec![Box::new(Milp)],
-            Self::Evolutionary => vec![Box::new(Evolutionary::default())],
-            Self::All => {
-                let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
-                all.flat_map(|name| name.planners()).collect()
-            }
-        }
+            Self::Milp => Box::new(Milp),
+            Self::Evolutionary => Box::new(Evolutionary::default()),
+            Self::Marl => Box::new(Marl::trained()?),
+            // Nobody in particular: ours.
+            Self::Scheduled | Self::All => Box::new(Scheduled::default()),
+        })
     }
 }
 
@@ -158,7 +164,11 @@ fn prepare(
 fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
     let mut bounds = Bounds::of(problem);
     let mut all_found = Vec::new();
-    for planner in args.planner.unwrap_or(PlannerName::Scheduled).planners() {
+    let planners = match args.planner.unwrap_or(PlannerName::Scheduled).planners() {
+        Ok(planners) => planners,
+        Err(error) => return files::print(Err(error)),
+    };
+    for planner in planners {
         if output::is_interrupted() {
             break;
         }
