@@ -39,7 +39,8 @@ impl FromStr for FastBytes {
 }
 
 impl FastBytes {
-    fn of(self, problem: &Problem) -> u64 {
+    /// For a problem.
+    pub(crate) fn of(self, problem: &Problem) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Percent(percent) => (problem.peak_bytes() as f64 * percent / 100.0) as u64,
@@ -83,7 +84,8 @@ pub(crate) enum PlannerName {
 }
 
 impl PlannerName {
-    fn planners(self) -> Vec<Box<dyn Planner>> {
+    /// In the order of reports.
+    pub(crate) fn planners(self) -> Vec<Box<dyn Planner + Send + Sync>> {
         match self {
             Self::FirstTouch => vec![Box::new(Rule::FirstTouch)],
             Self::WeightsFirst => vec![Box::new(Rule::WeightsFirst)],
