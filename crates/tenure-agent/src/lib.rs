@@ -1,4 +1,4 @@
-//! Placement that was learned.
+//! Placement that was learned, and planners as a process: [`serve`].
 //!
 //! A problem is a *market*. At each kernel a *seller* asks a price for the room in the fast tier, and each tensor, a *buyer*,
 //! wants room all its life if that is worth the sum of the prices. All sellers share the weights of one small network, which
@@ -15,6 +15,7 @@ mod marl;
 mod play;
 mod policy;
 mod random;
+pub mod serve;
 pub mod train;
 
 pub use marl::Marl;

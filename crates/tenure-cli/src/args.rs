@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use tenure::prelude::AllocatorKind;
 use tenure::tensor::Device;
 
+use crate::commands::agent::AgentCommand;
 use crate::commands::memory::MemoryCommand;
 use crate::commands::plan::PlanArgs;
 use crate::commands::train::TrainArgs;
@@ -40,6 +41,9 @@ pub(crate) enum Command {
     Trace(TraceCommand),
     Replay(ReplayArgs),
     Plan(PlanArgs),
+    /// Plan for other processes where their tensors should live
+    #[command(subcommand)]
+    Agent(AgentCommand),
     Devices(DevicesArgs),
     Embed(EmbedArgs),
     /// Measure how fast something is

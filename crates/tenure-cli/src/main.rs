@@ -25,7 +25,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     show_warnings();
     // Some end in a way of their own.
-    if !matches!(args.command, Command::Memory(_) | Command::Plan(_) | Command::Train(_)) {
+    if !matches!(args.command, Command::Agent(_) | Command::Memory(_) | Command::Plan(_) | Command::Train(_)) {
         output::clean_up_when_interrupted();
     }
     match args.command {
@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Agent(command) => commands::agent::run(&command),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Memory(command) => commands::memory::run(&command),
         Command::Embed(args) => commands::embed::run(args),

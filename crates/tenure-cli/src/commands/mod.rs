@@ -1,5 +1,6 @@
 //! What the program does, a file for each command.
 
+pub(crate) mod agent;
 pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod devices;

@@ -76,6 +76,14 @@ impl Problem {
         Self::new(Parts { name, source, tiers, links, tensors, kernels, backward })
     }
 
+    /// The problem as a text of JSON.
+    ///
+    /// # Errors
+    /// None that is known of: all that a problem has, JSON can say.
+    pub fn to_json(&self) -> Result<String, ProblemError> {
+        Ok(serde_json::to_string(&Written { format: FORMAT, version: VERSION, parts: &self.parts })?)
+    }
+
     /// Writes the problem as JSON. The file appears whole or not at all.
     ///
     /// # Errors

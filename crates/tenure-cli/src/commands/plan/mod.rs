@@ -10,7 +10,8 @@ use std::process::ExitCode;
 use tenure::plan::{Problem, Trace};
 
 use crate::{files, output};
-use placement::{FastBytes, ObjectiveName, PlannerName};
+use placement::ObjectiveName;
+pub(crate) use placement::{FastBytes, PlannerName};
 
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]

@@ -40,7 +40,8 @@ impl FromStr for FastBytes {
 }
 
 impl FastBytes {
-    fn of(self, problem: &Problem) -> u64 {
+    /// For a problem.
+    pub(crate) fn of(self, problem: &Problem) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,
             Self::Percent(percent) => (problem.peak_bytes() as f64 * percent / 100.0) as u64,
@@ -85,13 +86,17 @@ pub(crate) enum PlannerName {
     All,
 }
 
+/// Threads may share it.
+type AnyPlanner = Box<dyn Planner + Send + Sync>;
+
 impl PlannerName {
-    fn planners(self) -> anyhow::Result<Vec<Box<dyn Planner>>> {
+    /// In the order of reports.
+    pub(crate) fn planners(self) -> anyhow::Result<Vec<AnyPlanner>> {
         let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
         all.filter(|name| matches!(self, Self::All) || self == **name).map(|name| name.planner()).collect()
     }
 
-    fn planner(self) -> anyhow::Result<Box<dyn Planner>> {
+    fn planner(self) -> anyhow::Result<AnyPlanner> {
         Ok(match self {
             Self::FirstTouch => Box::new(Rule::FirstTouch),
             Self::WeightsFirst => Box::new(Rule::WeightsFirst),

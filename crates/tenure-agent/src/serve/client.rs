@@ -1,0 +1,134 @@
+//! The client: asks, and believes no answer that it has not checked.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use tenure_plan::{Mapping, Plan, Problem, simulate};
+
+use super::address::Stream;
+use super::connection::Connection;
+use super::frame::{Frame, FrameError, Kind, MAX_BODY_BYTES};
+use super::{Address, Placed, Refusal, Request, ServeError};
+
+/// How long an answer may take beyond the time that was asked for.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// A connection is never told to stop here.
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+/// A connection to an agent.
+pub struct Client {
+    address: Address,
+    connection: Connection<'static>,
+}
+
+/// An agent's answer, read and checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer {
+    /// What the agent said.
+    pub placed: Placed,
+    /// Where tensors live, by key.
+    pub mapping: Mapping,
+    /// The share of accessed bytes that the first tier serves, 0 to 1, as the simulator has it here.
+    pub score: f64,
+    /// How long the program takes, in µs of the simulator here.
+    pub makespan_us: f64,
+    /// Keys of the problem that have no place, and live in the first tier.
+    pub unplaced: Vec<String>,
+    /// Keys of the mapping that no tensor of the problem has.
+    pub unknown: Vec<String>,
+}
+
+impl Client {
+    /// Connects to the agent at `address`.
+    ///
+    /// # Errors
+    /// [`ServeError::Socket`] if nobody is there.
+    pub fn connect(address: &Address) -> Result<Self, ServeError> {
+        let failed = |reason| ServeError::Socket {
+            address: address.clone(),
+            doing: "no agent answers here: start one with `tenure agent serve`",
+            reason,
+        };
+        let connection = Stream::connect(address).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE));
+        Ok(Self { address: address.clone(), connection: connection.map_err(failed)? })
+    }
+
+    /// Asks, waits, reads the mapping and plays it. Keys that do not match are told; what they name lives in the first tier.
+    ///
+    /// # Errors
+    /// The agent refused, or does not answer within the time of the request and a minute; its mapping cannot be read, has
+    /// other tiers than the problem, or asks for more room than they have.
+    pub fn ask(&mut self, request: &Request) -> Result<Answer, ServeError> {
+        let placed = self.exchange(request)?;
+        let mapping = self.read(&placed.mapping)?;
+        let problem = request.problem();
+        let outcome = simulate(problem, &plan(problem, &mapping)?)?;
+        let keys: BTreeSet<&str> = problem.tensors().iter().map(|tensor| tensor.key.as_str()).collect();
+        let unplaced = keys.iter().filter(|key| mapping.place(key).is_none()).map(ToString::to_string).collect();
+        let unknown = mapping.places().filter(|(key, _)| !keys.contains(key)).map(|(key, _)| key.to_owned()).collect();
+        let (score, makespan_us) = (outcome.score(), outcome.makespan_ns / 1e3);
+        Ok(Answer { placed, mapping, score, makespan_us, unplaced, unknown })
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Placed, ServeError> {
+        let asked = Frame { kind: Kind::Place, body: request.to_json()? };
+        let sent = self.connection.send_frame(&asked);
+        // An agent that has said why it does not listen is asked why.
+        let received = match sent {
+            Err(error @ FrameError::Length { .. }) => Err(error),
+            Ok(()) => self.connection.receive(request.time_limit() + GRACE),
+            Err(error) => self.connection.receive(Duration::from_secs(1)).map_err(|_| error),
+        };
+        let frame = received.map_err(|reason| ServeError::Frame { address: self.address.clone(), reason })?;
+        match frame {
+            None => Err(self.nonsense("it ended the connection")),
+            Some(Frame { kind: Kind::Placed, body }) => self.parse(&body),
+            Some(Frame { kind: Kind::Refused, body }) => {
+                let Refusal { code, message } = self.parse(&body)?;
+                let refusal = Refusal { code: one_line(&code), message: one_line(&message) };
+                Err(ServeError::Refused { address: self.address.clone(), refusal })
+            }
+            Some(Frame { kind: Kind::Place, .. }) => Err(self.nonsense("it is a request")),
+        }
+    }
+
+    fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ServeError> {
+        serde_json::from_slice(body).map_err(|error| self.nonsense(&error.to_string()))
+    }
+
+    /// The mapping that the agent names, if that is a file, and no endless one.
+    fn read(&self, path: &Path) -> Result<Mapping, ServeError> {
+        let told = |reason: &str| self.nonsense(&format!("{}: {reason}", path.display()));
+        let found = fs::metadata(path).map_err(|error| told(&error.to_string()))?;
+        if !found.is_file() || found.len() > MAX_BODY_BYTES.into() {
+            return Err(told("no mapping is there"));
+        }
+        Ok(Mapping::read(path)?)
+    }
+
+    fn nonsense(&self, reason: &str) -> ServeError {
+        ServeError::Answer { address: self.address.clone(), reason: one_line(reason) }
+    }
+}
+
+/// Another's words, on one line.
+fn one_line(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// A mapping as a plan: tiers and tensors by their names.
+fn plan(problem: &Problem, mapping: &Mapping) -> Result<Plan, ServeError> {
+    let tier = |name: &String| problem.tiers().iter().position(|tier| tier.name == *name);
+    let tiers: Option<Vec<usize>> = mapping.tiers().iter().map(tier).collect();
+    let tiers = tiers.filter(|tiers| tiers.len() == problem.tiers().len()).ok_or_else(|| ServeError::Tiers {
+        found: mapping.tiers().to_vec(),
+        asked: problem.tiers().iter().map(|tier| tier.name.clone()).collect(),
+    })?;
+    let place = |key: &str| tiers[mapping.place(key).unwrap_or(0)];
+    Ok(Plan { places: problem.tensors().iter().map(|tensor| place(&tensor.key)).collect(), steps: Vec::new() })
+}

@@ -1,0 +1,95 @@
+//! A connection as both ends see it: frames that come in time or not at all.
+
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use serde::Serialize;
+
+use super::address::Stream;
+use super::frame::{Frame, FrameError, Kind};
+
+/// How often it is looked whether to stop.
+pub(super) const TICK: Duration = Duration::from_millis(50);
+
+/// Nothing waits for longer than it may, or after it was told to stop.
+pub(super) struct Connection<'a> {
+    stream: Stream,
+    stop: &'a AtomicBool,
+    until: Instant,
+}
+
+impl<'a> Connection<'a> {
+    /// Writes wait for so long at most.
+    pub(super) fn new(stream: Stream, stop: &'a AtomicBool, patience: Duration) -> io::Result<Self> {
+        stream.set_write_timeout(patience)?;
+        Ok(Self { stream, stop, until: Instant::now() })
+    }
+
+    /// The next frame, which must be there whole in time; none if the other end has ended the connection.
+    pub(super) fn receive(&mut self, patience: Duration) -> Result<Option<Frame>, FrameError> {
+        self.until = Instant::now() + patience;
+        Frame::read(&mut *self)
+    }
+
+    pub(super) fn send(&mut self, kind: Kind, message: &impl Serialize) -> Result<(), FrameError> {
+        let body = serde_json::to_vec(message).map_err(io::Error::from)?;
+        self.send_frame(&Frame { kind, body })
+    }
+
+    pub(super) fn send_frame(&mut self, frame: &Frame) -> Result<(), FrameError> {
+        frame.write(&mut self.stream)
+    }
+
+    /// Whether it was told to stop.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Whether the other end has ended the connection, or its side of it.
+    pub(super) fn is_gone(&self) -> bool {
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        wait(&self.stream, PollFlags::RDHUP, Duration::ZERO).is_ok_and(|found| found.intersects(gone))
+    }
+
+    /// Ends it, when the other end has had time to take what was said last: what is closed with something unread may take
+    /// that along.
+    pub(super) fn close(mut self, patience: Duration) {
+        self.until = Instant::now() + patience;
+        if self.stream.end_writing().is_ok() {
+            let mut unread = [0; 1 << 16];
+            while self.read(&mut unread).is_ok_and(|count| count > 0) {}
+        }
+    }
+}
+
+impl Read for Connection<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            if self.is_stopped() {
+                return Err(io::Error::other("the agent ends"));
+            }
+            if left.is_zero() {
+                return Err(io::Error::new(ErrorKind::TimedOut, "nothing whole came in time"));
+            }
+            if !wait(&self.stream, PollFlags::IN, left.min(TICK))?.is_empty() {
+                return self.stream.read(buffer);
+            }
+        }
+    }
+}
+
+/// What of `wanted` happens within `timeout`, and hang-ups.
+pub(super) fn wait(descriptor: impl AsFd, wanted: PollFlags, timeout: Duration) -> Result<PollFlags, Errno> {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    let mut polled = [PollFd::new(&descriptor, wanted)];
+    match poll(&mut polled, Some(&timeout)) {
+        Ok(_) => Ok(polled[0].revents()),
+        Err(Errno::INTR) => Ok(PollFlags::empty()),
+        Err(error) => Err(error),
+    }
+}

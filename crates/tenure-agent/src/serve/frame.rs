@@ -1,0 +1,192 @@
+//! Frames: what goes over a connection, in pieces that say how long they are.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+/// What each frame begins with.
+pub const MAGIC: [u8; 4] = *b"TNAG";
+/// The version of the protocol.
+pub const VERSION: u16 = 1;
+/// The longest body, in bytes.
+pub const MAX_BODY_BYTES: u32 = 256 << 20;
+/// Magic, version, kind and the body's length, which are in these places in every version.
+pub const HEADER_BYTES: usize = 12;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A request.
+    Place,
+    /// Its answer.
+    Placed,
+    /// Why there is no answer.
+    Refused,
+}
+
+impl Kind {
+    const ALL: [Self; 3] = [Self::Place, Self::Placed, Self::Refused];
+
+    /// Its number in a frame.
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Place => 1,
+            Self::Placed => 2,
+            Self::Refused => 3,
+        }
+    }
+}
+
+/// A kind and a body of JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub kind: Kind,
+    /// What it says.
+    pub body: Vec<u8>,
+}
+
+/// Why there is no frame. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// Another protocol.
+    #[error("a frame begins with {MAGIC:?}, not with {found:?}: is this a client of an agent?")]
+    Magic {
+        /// What it begins with.
+        found: [u8; 4],
+    },
+    /// Another version of the protocol.
+    #[error("version {found} of the protocol is not spoken here: version {VERSION} is")]
+    Version {
+        /// The other end's.
+        found: u16,
+    },
+    /// A number that says nothing.
+    #[error("there is no kind {found} of frame: there are 1 to {}", Kind::ALL.len())]
+    Kind {
+        /// The number.
+        found: u16,
+    },
+    /// More than a frame may have.
+    #[error("a body of {found} bytes is too long: {MAX_BODY_BYTES} are the most")]
+    Length {
+        /// Bytes of the body.
+        found: u64,
+    },
+    /// The connection ended before the frame.
+    #[error("the connection ended in the middle of a frame")]
+    Cut,
+    /// The operating system refused, or time ran out.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl Frame {
+    /// The next frame; none if the connection has ended. Room is taken for what has come, not for what was said to come.
+    ///
+    /// # Errors
+    /// What came is no frame of this version.
+    pub fn read(mut input: impl Read) -> Result<Option<Self>, FrameError> {
+        let mut header = [0; HEADER_BYTES];
+        let mut filled = 0;
+        while filled < HEADER_BYTES {
+            match input.read(&mut header[filled..]) {
+                Ok(0) if filled == 0 => return Ok(None),
+                Ok(0) => return Err(FrameError::Cut),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let [m0, m1, m2, m3, v0, v1, k0, k1, l0, l1, l2, l3] = header;
+        let (found, version) = ([m0, m1, m2, m3], u16::from_le_bytes([v0, v1]));
+        let (kind, length) = (u16::from_le_bytes([k0, k1]), u32::from_le_bytes([l0, l1, l2, l3]));
+        if found != MAGIC {
+            return Err(FrameError::Magic { found });
+        }
+        if version != VERSION {
+            return Err(FrameError::Version { found: version });
+        }
+        if length > MAX_BODY_BYTES {
+            return Err(FrameError::Length { found: length.into() });
+        }
+        let known = Kind::ALL.into_iter().find(|known| known.number() == kind);
+        let kind = known.ok_or(FrameError::Kind { found: kind })?;
+        let mut body = Vec::new();
+        input.take(length.into()).read_to_end(&mut body)?;
+        if body.len() < length as usize {
+            return Err(FrameError::Cut);
+        }
+        Ok(Some(Self { kind, body }))
+    }
+
+    /// Writes it whole.
+    ///
+    /// # Errors
+    /// A body that is too long, of which nothing is written; what the operating system said.
+    pub fn write(&self, mut out: impl Write) -> Result<(), FrameError> {
+        let length = u32::try_from(self.body.len()).ok().filter(|length| *length <= MAX_BODY_BYTES);
+        let length = length.ok_or(FrameError::Length { found: self.body.len() as u64 })?;
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        header.extend(MAGIC);
+        header.extend(VERSION.to_le_bytes());
+        header.extend(self.kind.number().to_le_bytes());
+        header.extend(length.to_le_bytes());
+        out.write_all(&header)?;
+        out.write_all(&self.body)?;
+        Ok(out.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(kind: Kind, body: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        Frame { kind, body: body.to_vec() }.write(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn frames_are_read_one_after_the_other_as_they_were_written() {
+        let both = [bytes(Kind::Place, b"{}"), bytes(Kind::Refused, b"")].concat();
+        let mut input = &both[..];
+        assert_eq!(Frame::read(&mut input).unwrap(), Some(Frame { kind: Kind::Place, body: b"{}".to_vec() }));
+        assert_eq!(Frame::read(&mut input).unwrap(), Some(Frame { kind: Kind::Refused, body: Vec::new() }));
+        assert_eq!(Frame::read(&mut input).unwrap(), None);
+    }
+
+    #[test]
+    fn a_header_has_the_layout_that_is_documented() {
+        assert_eq!(bytes(Kind::Place, b"{}"), b"TNAG\x01\0\x01\0\x02\0\0\0{}");
+    }
+
+    #[test]
+    fn a_frame_that_ends_early_is_told_from_the_end() {
+        let whole = bytes(Kind::Place, b"{}");
+        for length in 1..whole.len() {
+            assert!(matches!(Frame::read(&whole[..length]), Err(FrameError::Cut)), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_length_takes_no_memory_before_it_is_there() {
+        let mut longest = bytes(Kind::Place, b"");
+        longest[8..].copy_from_slice(&MAX_BODY_BYTES.to_le_bytes());
+        assert!(matches!(Frame::read(&longest[..]), Err(FrameError::Cut)));
+        longest[8..].copy_from_slice(&(MAX_BODY_BYTES + 1).to_le_bytes());
+        assert!(matches!(Frame::read(&longest[..]), Err(FrameError::Length { found }) if found == (256 << 20) + 1));
+    }
+
+    #[test]
+    fn another_magic_version_or_kind_is_an_error_that_says_which() {
+        let with = |place: usize, byte: u8| {
+            let mut frame = bytes(Kind::Place, b"{}");
+            frame[place] = byte;
+            Frame::read(&frame[..]).unwrap_err()
+        };
+        assert!(matches!(with(0, b'X'), FrameError::Magic { found } if found == *b"XNAG"));
+        assert!(matches!(with(4, 9), FrameError::Version { found: 9 }));
+        assert!(matches!(with(6, 0), FrameError::Kind { found: 0 }));
+    }
+}

@@ -1,0 +1,216 @@
+//! What an agent listens on: one agent a path, for one user's eyes.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+use rustix::fs::{Mode, OFlags, fchmod};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::address::Stream;
+use super::connection::wait;
+use super::{Address, ServeError};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Something that listens. Dropped, its file is removed.
+pub(super) struct Listener {
+    address: Address,
+    socket: Socket,
+}
+
+enum Socket {
+    /// With the lock beside it, which is held for as long as the agent lives, however it ends. The file stays: who removes a
+    /// lock file races with who takes it.
+    Unix {
+        listener: UnixListener,
+        _lock: File,
+    },
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    /// Listens at `address`. The socket's file that a dead agent left is replaced.
+    pub(super) fn bind(address: &Address) -> Result<Self, ServeError> {
+        let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
+        let (socket, address) = match address {
+            Address::Unix(path) => {
+                let lock = lock(path, address)?;
+                remove_stale(path, address)?;
+                let listener = listen(path).map_err(failed("no socket can be made here"))?;
+                (Socket::Unix { listener, _lock: lock }, address.clone())
+            }
+            Address::Tcp(wanted) if !wanted.ip().is_loopback() => return Err(ServeError::NotLoopback(*wanted)),
+            Address::Tcp(wanted) => {
+                let listener = TcpListener::bind(wanted).map_err(failed("it cannot be listened on"))?;
+                let bound = listener.local_addr().map_err(failed("its port is not known"))?;
+                (Socket::Tcp(listener), Address::Tcp(bound))
+            }
+        };
+        let listener = Self { address, socket };
+        let nonblocking = match &listener.socket {
+            Socket::Unix { listener, .. } => listener.set_nonblocking(true),
+            Socket::Tcp(listener) => listener.set_nonblocking(true),
+        };
+        nonblocking.map_err(failed("it cannot be made non-blocking"))?;
+        Ok(listener)
+    }
+
+    /// Where it listens: with the port that was found, if none was said.
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The next connection, if there is one in time.
+    pub(super) fn accept(&self, timeout: Duration) -> io::Result<Option<Stream>> {
+        if wait(self, PollFlags::IN, timeout)?.is_empty() {
+            return Ok(None);
+        }
+        let accepted = match &self.socket {
+            Socket::Unix { listener, .. } => listener.accept().map(|(stream, _)| Stream::Unix(stream)),
+            Socket::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
+        };
+        match accepted {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            accepted => accepted.map(Some),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            Socket::Unix { listener, .. } => listener.as_fd(),
+            Socket::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            // Somebody may have removed it before.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // Before it has a name: the file is made with the socket's own mode, so that it is never open to others.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Takes the lock beside the socket.
+fn lock(path: &Path, address: &Address) -> Result<File, ServeError> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    let file = options.open(&name).map_err(failed("the lock beside it cannot be opened"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(ServeError::AlreadyServed { address: address.clone() }),
+        Err(TryLockError::Error(reason)) => Err(failed("the lock beside it cannot be taken")(reason)),
+    }
+}
+
+/// Removes what a dead agent left. A socket that somebody answers on, or a file that is no socket, is not that.
+fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
+    let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("it cannot be looked at")(error)),
+    };
+    if !found.file_type().is_socket() {
+        return Err(failed("a file that is no socket is in the way")(ErrorKind::AlreadyExists.into()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(failed("the file of a dead agent cannot be removed"))
+        }
+        // A socket of another type is somebody's too, and so is one whose owner is too busy to answer.
+        _ => Err(ServeError::AlreadyServed { address: address.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn unix(folder: &tempfile::TempDir) -> (std::path::PathBuf, Address) {
+        let path = folder.path().join("agent.sock");
+        (path.clone(), Address::Unix(path))
+    }
+
+    #[test]
+    fn only_its_user_can_open_the_socket_and_it_goes_with_the_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, address) = unix(&folder);
+        let listener = Listener::bind(&address).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_living_agent_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, address) = unix(&folder);
+        let _living = Listener::bind(&address).unwrap();
+        assert!(matches!(Listener::bind(&address), Err(ServeError::AlreadyServed { .. })));
+        assert!(UnixStream::connect(path).is_ok());
+    }
+
+    #[test]
+    fn a_dead_agents_socket_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, address) = unix(&folder);
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "nobody removed it");
+        let _listener = Listener::bind(&address).unwrap();
+        assert!(UnixStream::connect(path).is_ok());
+    }
+
+    #[test]
+    fn another_programs_socket_or_file_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, address) = unix(&folder);
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::bind(&address), Err(ServeError::AlreadyServed { .. })));
+        drop(other);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "mine").unwrap();
+        let error = Listener::bind(&address).err().unwrap().to_string();
+        assert!(error.contains("no socket is in the way"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+    }
+
+    #[test]
+    fn others_than_this_host_are_not_listened_to() {
+        for address in ["0.0.0.0:0", "192.0.2.1:80", "[::]:0"] {
+            let error = Listener::bind(&Address::Tcp(address.parse().unwrap())).err().unwrap();
+            assert!(matches!(error, ServeError::NotLoopback(_)), "{error}");
+        }
+        let Address::Tcp(bound) =
+            Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap().address().clone()
+        else {
+            panic!("an address of TCP")
+        };
+        assert!(bound.ip().is_loopback() && bound.port() != 0);
+    }
+}

@@ -1,0 +1,239 @@
+//! The server: a thread for each connection, and a planner for each request.
+
+use std::cell::Cell;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure_plan::planner::Planned;
+use tenure_plan::{Mapping, Planner, simulate};
+
+use super::connection::{Connection, TICK};
+use super::frame::{Frame, Kind};
+use super::listener::Listener;
+use super::{Address, Placed, Refusal, Request, ServeError};
+
+/// How often it is looked whether a client is still there, while its request is planned.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// How long a client has to take why its connection is closed.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How a [`Server`] serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// The folder where mappings are written, in files that the server names. It must be there, and nothing is ever removed
+    /// from it.
+    pub results: PathBuf,
+    /// The most connections at once. Each may hold a request of 256 MiB.
+    pub connections: usize,
+    /// How long a connection may be silent, or a request may take to come.
+    pub patience: Duration,
+}
+
+impl ServerConfig {
+    /// Results in a folder, 16 connections, half a minute.
+    pub fn new(results: impl Into<PathBuf>) -> Self {
+        Self { results: results.into(), connections: 16, patience: Duration::from_secs(30) }
+    }
+}
+
+/// What a server has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Serving {
+    /// Connections at this moment.
+    pub connections: usize,
+    /// Requests that were answered with a mapping.
+    pub answered: u64,
+}
+
+/// An agent: plans what clients ask for.
+pub struct Server {
+    listener: Listener,
+    config: ServerConfig,
+    planners: Vec<Box<dyn Planner + Send + Sync>>,
+    connections: AtomicUsize,
+    answered: AtomicU64,
+    /// Makes the names of its files others than another server's.
+    run: u64,
+    files: AtomicU64,
+}
+
+impl Server {
+    /// Begins to listen. The first of `planners` is who plans if a request names nobody.
+    ///
+    /// # Errors
+    /// There is no planner, or no folder for results; `address` is not of this host alone, is served already, or cannot be
+    /// listened on.
+    pub fn bind(
+        address: &Address,
+        mut config: ServerConfig,
+        planners: Vec<Box<dyn Planner + Send + Sync>>,
+    ) -> Result<Self, ServeError> {
+        if planners.is_empty() {
+            return Err(ServeError::NoPlanners);
+        }
+        // Clients have working folders of their own.
+        config.results = fs::canonicalize(&config.results)
+            .and_then(|folder| fs::read_dir(&folder).map(|_| folder))
+            .map_err(|reason| ServeError::Results { path: config.results.clone(), reason })?;
+        Ok(Self {
+            listener: Listener::bind(address)?,
+            config,
+            planners,
+            connections: AtomicUsize::new(0),
+            answered: AtomicU64::new(0),
+            run: RandomState::new().hash_one(()),
+            files: AtomicU64::new(0),
+        })
+    }
+
+    /// Where it listens: with the port that was found, if port 0 was asked for.
+    pub fn address(&self) -> &Address {
+        self.listener.address()
+    }
+
+    /// Where mappings are written.
+    pub fn results(&self) -> &Path {
+        &self.config.results
+    }
+
+    /// Serves until `watch`, which is asked at least every 50 ms, says to stop. Then requests that are being planned are
+    /// answered with the best so far, all connections closed, and the socket removed.
+    pub fn run(self, mut watch: impl FnMut(&Serving) -> ControlFlow<()>) {
+        let (server, stop) = (&self, AtomicBool::new(false));
+        thread::scope(|scope| {
+            while watch(&server.serving()).is_continue() {
+                let Ok(accepted) = server.listener.accept(TICK) else {
+                    // Such as for want of descriptors, which others may give back.
+                    thread::sleep(TICK);
+                    continue;
+                };
+                let Some(stream) = accepted else { continue };
+                let Ok(mut connection) = Connection::new(stream, &stop, server.config.patience) else { continue };
+                let Some(place) = Place::take(&server.connections, server.config.connections) else {
+                    let message =
+                        format!("{} connections are served, and no more: try again", server.config.connections);
+                    // What does not fit into an empty socket at once is not worth waiting for.
+                    let _ = connection.send(Kind::Refused, &Refusal::new("busy", message));
+                    continue;
+                };
+                // Without a thread the connection is closed, which its client sees.
+                let _ = thread::Builder::new().name("tenure-agent".into()).spawn_scoped(scope, move || {
+                    let _place = place;
+                    server.serve(connection);
+                });
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn serving(&self) -> Serving {
+        let connections = self.connections.load(Ordering::Relaxed);
+        Serving { connections, answered: self.answered.load(Ordering::Relaxed) }
+    }
+
+    /// Answers one request after the other. After something that is none, the connection is closed: what follows it cannot be
+    /// told.
+    fn serve(&self, mut connection: Connection<'_>) {
+        loop {
+            let (refusal, goes_on) = match connection.receive(self.config.patience) {
+                Ok(None) => return,
+                Err(error) => (error.into(), false),
+                Ok(Some(Frame { kind: Kind::Place, body })) => match Request::from_json(&body) {
+                    Err(error) => (Refusal::new("body", error), false),
+                    Ok(request) => match self.answer(&request, &connection) {
+                        Err(refusal) => (refusal, true),
+                        Ok(None) => return,
+                        Ok(Some(placed)) => {
+                            self.answered.fetch_add(1, Ordering::Relaxed);
+                            if connection.send(Kind::Placed, &placed).is_err() {
+                                return;
+                            }
+                            continue;
+                        }
+                    },
+                },
+                Ok(Some(frame)) => {
+                    (Refusal::new("kind", format!("an agent is not told of kind {}", frame.kind.number())), false)
+                }
+            };
+            if connection.send(Kind::Refused, &refusal).is_err() {
+                return;
+            }
+            if !goes_on {
+                return connection.close(FAREWELL);
+            }
+        }
+    }
+
+    /// Plans, and writes the mapping; nothing for a client that has gone.
+    fn answer(&self, request: &Request, connection: &Connection<'_>) -> Result<Option<Placed>, Refusal> {
+        let planner = self.planner(request.options().planner.as_deref())?;
+        let begun = Instant::now();
+        // A planner that panics is one request's misfortune, not the agent's.
+        let planned = catch_unwind(AssertUnwindSafe(|| plan(planner, request, connection)));
+        let planned =
+            planned.map_err(|_| Refusal::new("plan", "the planner failed: tell who made it of this problem"))??;
+        if connection.is_gone() {
+            return Ok(None);
+        }
+        let outcome = simulate(request.problem(), &planned.plan).map_err(|error| Refusal::new("plan", error))?;
+        let mapping =
+            Mapping::of_plan(request.problem(), &planned.plan).map_err(|error| Refusal::new("plan", error))?;
+        let name = format!("mapping-{:016x}-{}.json", self.run, self.files.fetch_add(1, Ordering::Relaxed));
+        let path = self.config.results.join(name);
+        mapping.write(&path).map_err(|error| Refusal::new("results", error))?;
+        Ok(Some(Placed {
+            mapping: path,
+            planner: planner.name().to_owned(),
+            score: outcome.score(),
+            makespan_us: outcome.makespan_ns / 1e3,
+            evaluations: planned.evaluations,
+            seconds: begun.elapsed().as_secs_f64(),
+        }))
+    }
+
+    fn planner(&self, name: Option<&str>) -> Result<&(dyn Planner + Send + Sync), Refusal> {
+        let mut planners = self.planners.iter().map(|planner| &**planner);
+        planners.find(|planner| name.is_none_or(|name| name == planner.name())).ok_or_else(|| {
+            let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
+            let name = name.unwrap_or_default();
+            Refusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
+        })
+    }
+}
+
+/// Plans until that is done, the server is to stop, or the client has gone.
+fn plan(planner: &dyn Planner, request: &Request, connection: &Connection<'_>) -> Result<Planned, Refusal> {
+    let looked = Cell::new(Instant::now());
+    let planned = planner.plan(request.problem(), &request.planner_options(), &mut |_| {
+        if looked.get().elapsed() < LOOK {
+            return ControlFlow::Continue(());
+        }
+        looked.set(Instant::now());
+        if connection.is_stopped() || connection.is_gone() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    planned.map_err(|error| Refusal::new("plan", error))
+}
+
+/// One of the connections that there may be at once.
+struct Place<'a>(&'a AtomicUsize);
+
+impl<'a> Place<'a> {
+    fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
+        let take = |taken| (taken < most).then_some(taken + 1);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(taken))
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,534 @@
+//! An agent and its clients, over real sockets.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::ops::ControlFlow;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, TestRunner};
+use tempfile::TempDir;
+use tenure_agent::serve::frame::{Frame, Kind, MAX_BODY_BYTES};
+use tenure_agent::serve::{
+    Address, Client, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
+};
+use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
+use tenure_plan::{Mapping, Planner, Problem, Rule};
+
+/// Weights of 60 and 40 bytes and what they make, in a fast tier of 100.
+const PROBLEM: &str = r#"{
+  "format": "tenure-problem", "version": 1, "name": "small",
+  "tiers": [
+    {"name": "DRAM", "capacity": 100, "read_bandwidth": 1000000000, "write_bandwidth": 1000000000},
+    {"name": "PM", "read_bandwidth": 100000000, "write_bandwidth": 100000000}
+  ],
+  "tensors": [
+    {"key": "a/parameter/weight#0", "bytes": 60, "tag": "weight"},
+    {"key": "b/parameter/weight#0", "bytes": 40, "tag": "weight"},
+    {"key": "a/linear/out#0", "bytes": 50, "tag": "activation"}
+  ],
+  "kernels": [
+    {"name": "a", "time_ns": 100, "reads": [{"tensor": 0, "bytes": 60}], "writes": [{"tensor": 2, "bytes": 50}]},
+    {"name": "b", "time_ns": 100, "reads": [{"tensor": 1, "bytes": 40}, {"tensor": 2, "bytes": 50}], "writes": []}
+  ]
+}"#;
+
+/// Goes on for as long as it is asked to, one plan after the other.
+struct Restless;
+
+impl Planner for Restless {
+    fn name(&self) -> &str {
+        "restless"
+    }
+
+    fn plan(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
+        Evolutionary { evaluations: u64::MAX, ..Evolutionary::default() }.plan(problem, options, watch)
+    }
+}
+
+/// Has a fault.
+struct Faulty;
+
+impl Planner for Faulty {
+    fn name(&self) -> &str {
+        "faulty"
+    }
+
+    fn plan(&self, _: &Problem, _: &PlannerOptions, _: &mut Watch<'_>) -> Result<Planned, PlannerError> {
+        panic!("a planner's fault, for a test");
+    }
+}
+
+/// Calls `client` with an agent that serves meanwhile.
+fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) -> T) -> T {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, results) = (folder.path().join("agent.sock"), folder.path().join("results"));
+    fs::create_dir(&results).unwrap();
+    let mut config = ServerConfig::new(&results);
+    change(&mut config);
+    let planners: Vec<Box<dyn Planner + Send + Sync>> =
+        vec![Box::new(Rule::Density), Box::new(Rule::Hotness), Box::new(Restless), Box::new(Faulty)];
+    let server = Server::bind(&Address::Unix(socket.clone()), config, planners).unwrap();
+    let agent = Agent { socket, results, is_done: AtomicBool::new(false), _folder: folder };
+    thread::scope(|scope| {
+        scope.spawn(|| server.run(until(&agent.is_done)));
+        // Also if the client panics.
+        let _ends = Ends(&agent.is_done);
+        client(&agent)
+    })
+}
+
+fn until(is_done: &AtomicBool) -> impl FnMut(&Serving) -> ControlFlow<()> {
+    |_| if is_done.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+}
+
+struct Agent {
+    socket: PathBuf,
+    results: PathBuf,
+    is_done: AtomicBool,
+    _folder: TempDir,
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Agent {
+    fn client(&self) -> Client {
+        Client::connect(&Address::Unix(self.socket.clone())).unwrap()
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+
+    /// What is said to these bytes, after which nothing comes, and whether the connection is closed then.
+    fn refusal(&self, bytes: &[u8]) -> Refusal {
+        let mut stream = self.connect();
+        stream.write_all(bytes).unwrap();
+        let frame = Frame::read(&mut stream).unwrap().expect("an answer");
+        assert_eq!(frame.kind, Kind::Refused);
+        assert!(Frame::read(&mut stream).unwrap().is_none(), "it is closed");
+        let refusal: Refusal = serde_json::from_slice(&frame.body).unwrap();
+        assert_eq!(refusal.message.lines().count(), 1);
+        refusal
+    }
+
+    /// Names of the files in the folder for results.
+    fn files(&self) -> BTreeSet<PathBuf> {
+        fs::read_dir(&self.results).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+fn request(options: Options) -> Request {
+    Request::new(Problem::from_json(PROBLEM).unwrap(), options).unwrap()
+}
+
+fn with_planner(planner: &str) -> Options {
+    Options { planner: Some(planner.into()), ..Options::default() }
+}
+
+fn frame(kind: Kind, body: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Frame { kind, body: body.to_vec() }.write(&mut bytes).unwrap();
+    bytes
+}
+
+fn proper() -> Vec<u8> {
+    frame(Kind::Place, &request(Options::default()).to_json().unwrap())
+}
+
+#[test]
+fn a_request_is_answered_with_a_mapping_that_anybody_can_read() {
+    serve(
+        |_| {},
+        |agent| {
+            let answer = agent.client().ask(&request(Options::default())).unwrap();
+            assert_eq!(answer.placed.planner, "density", "the first is the default");
+            assert_eq!((answer.placed.score, answer.placed.makespan_us), (answer.score, answer.makespan_us));
+            assert_eq!(agent.files(), BTreeSet::from([answer.placed.mapping.clone()]));
+            let readers: Vec<_> = (0..4)
+                .map(|_| {
+                    thread::spawn({
+                        let path = answer.placed.mapping.clone();
+                        || Mapping::read(path)
+                    })
+                })
+                .collect();
+            for reader in readers {
+                assert_eq!(reader.join().unwrap().unwrap(), answer.mapping);
+            }
+            let fast = Rule::Density.place(&Problem::from_json(PROBLEM).unwrap(), 100);
+            let places = [0, 1, 2].map(|tensor| usize::from(!fast.is_fast(tensor)));
+            let keys = ["a/parameter/weight#0", "b/parameter/weight#0", "a/linear/out#0"];
+            assert_eq!(keys.map(|key| answer.mapping.place(key).unwrap()), places);
+            assert!(answer.unplaced.is_empty() && answer.unknown.is_empty());
+        },
+    );
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_what_is_spoken() {
+    let document = include_str!("../../../docs/agent-protocol.md");
+    let example = |number: usize| document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap();
+    let asked = Request::from_json(example(0).as_bytes()).unwrap();
+    let options = Options { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };
+    assert_eq!(*asked.options(), options);
+    let placed: Placed = serde_json::from_str(example(1)).unwrap();
+    let refusal: Refusal = serde_json::from_str(example(2)).unwrap();
+    assert_eq!(refusal.code, "planner");
+    serve(
+        |_| {},
+        |agent| {
+            let found = agent.client().ask(&asked).unwrap().placed;
+            let (mapping, seconds) = (placed.mapping.clone(), placed.seconds);
+            assert_eq!(Placed { mapping, seconds, ..found }, placed);
+        },
+    );
+}
+
+#[test]
+fn options_are_followed() {
+    serve(
+        |_| {},
+        |agent| {
+            let mut client = agent.client();
+            let all = Options { fast_bytes: Some(1000), ..with_planner("hotness") };
+            let answer = client.ask(&request(all)).unwrap();
+            assert_eq!((answer.placed.planner.as_str(), answer.score), ("hotness", 1.0));
+            let some = Options { evaluations: Some(77), ..with_planner("restless") };
+            assert_eq!(client.ask(&request(some)).unwrap().placed.evaluations, 77);
+            let begun = Instant::now();
+            client.ask(&request(Options { seconds: 0.2, fast_bytes: Some(60), ..with_planner("restless") })).unwrap();
+            assert!((0.2..10.0).contains(&begun.elapsed().as_secs_f64()));
+        },
+    );
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_and_the_connection_goes_on() {
+    serve(
+        |_| {},
+        |agent| {
+            let mut client = agent.client();
+            for (options, code, says) in [
+                (with_planner("nobody"), "planner", "there are density, hotness"),
+                (with_planner("faulty"), "plan", "the planner failed"),
+            ] {
+                match client.ask(&request(options)) {
+                    Err(ServeError::Refused { refusal, .. }) => {
+                        assert_eq!(refusal.code, code);
+                        assert!(refusal.message.contains(says), "{}", refusal.message);
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(agent.files().is_empty());
+            client.ask(&request(Options::default())).unwrap();
+        },
+    );
+}
+
+#[test]
+fn what_is_no_request_is_refused_and_the_connection_closed() {
+    serve(
+        |_| {},
+        |agent| {
+            let with = |place: usize, bytes: &[u8]| {
+                let mut frame = proper();
+                frame[place..place + bytes.len()].copy_from_slice(bytes);
+                frame
+            };
+            assert_eq!(agent.refusal(b"GET / HTTP/1.1\r\n\r\n").code, "magic");
+            let refusal = agent.refusal(&with(4, &[2, 0]));
+            assert_eq!(refusal.code, "version");
+            assert!(refusal.message.contains("version 2") && refusal.message.contains("version 1"));
+            assert_eq!(agent.refusal(&with(8, &(MAX_BODY_BYTES + 1).to_le_bytes())).code, "length");
+            assert_eq!(agent.refusal(&with(6, &[9, 0])).code, "kind");
+            assert_eq!(agent.refusal(&frame(Kind::Placed, b"{}")).code, "kind");
+            assert_eq!(agent.refusal(&frame(Kind::Place, b"\xff")).code, "body");
+            assert_eq!(agent.refusal(&frame(Kind::Place, br#"{"problem": {}, "results": "/etc"}"#)).code, "body");
+            agent.client().ask(&request(Options::default())).unwrap();
+        },
+    );
+}
+
+#[test]
+fn no_name_in_a_request_leads_out_of_the_folder() {
+    serve(
+        |_| {},
+        |agent| {
+            let hostile = PROBLEM.replace("small", "../../escaped").replace("a/linear/out#0", "/etc/../escaped\\u0000");
+            let problem = Problem::from_json(&hostile).unwrap();
+            let answer = agent.client().ask(&Request::new(problem, Options::default()).unwrap()).unwrap();
+            assert_eq!(answer.placed.mapping.parent().unwrap(), fs::canonicalize(&agent.results).unwrap());
+            assert_eq!(answer.mapping.program(), "../../escaped");
+            assert_eq!(agent.files().len(), 1);
+        },
+    );
+}
+
+#[test]
+fn two_clients_are_planned_for_at_once_and_silent_ones_block_nobody() {
+    serve(
+        |config| config.connections = 5,
+        |agent| {
+            let _silent = [agent.connect(), agent.connect()];
+            thread::scope(|scope| {
+                let begun = Instant::now();
+                let long = Options { seconds: 3.0, fast_bytes: Some(60), ..with_planner("restless") };
+                let slow = scope.spawn(move || agent.client().ask(&request(long)));
+                agent.client().ask(&request(Options::default())).unwrap();
+                assert!(begun.elapsed() < Duration::from_secs(3) && !slow.is_finished());
+                slow.join().unwrap().unwrap();
+            });
+            assert_eq!(agent.files().len(), 2);
+        },
+    );
+}
+
+#[test]
+fn who_is_silent_for_too_long_is_told_and_makes_place() {
+    let config = |config: &mut ServerConfig| (config.connections, config.patience) = (1, Duration::from_millis(300));
+    serve(config, |agent| {
+        let mut slow = agent.connect();
+        slow.write_all(&proper()[..30]).unwrap();
+        let mut client = agent.connect();
+        let busy = Frame::read(&mut client).unwrap().unwrap();
+        assert_eq!(serde_json::from_slice::<Refusal>(&busy.body).unwrap().code, "busy");
+        let told = Frame::read(&mut slow).unwrap().unwrap();
+        assert_eq!(serde_json::from_slice::<Refusal>(&told.body).unwrap().code, "time");
+        drop(slow);
+        eventually(|| agent.client().ask(&request(Options::default())).is_ok());
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_ends_its_planning_and_leaves_no_file() {
+    serve(
+        |config| config.connections = 1,
+        |agent| {
+            let long = Options { seconds: 3600.0, fast_bytes: Some(60), ..with_planner("restless") };
+            let mut gone = agent.connect();
+            gone.write_all(&frame(Kind::Place, &request(long).to_json().unwrap())).unwrap();
+            thread::sleep(Duration::from_millis(200));
+            assert!(agent.client().ask(&request(Options::default())).is_err(), "it is planned");
+            drop(gone);
+            eventually(|| agent.client().ask(&request(Options::default())).is_ok());
+            assert_eq!(agent.files().len(), 1);
+        },
+    );
+}
+
+#[test]
+fn an_agent_that_is_to_end_answers_with_the_best_so_far() {
+    serve(
+        |_| {},
+        |agent| {
+            let long = Options { seconds: 3600.0, fast_bytes: Some(60), ..with_planner("restless") };
+            thread::scope(|scope| {
+                let asked = scope.spawn(|| agent.client().ask(&request(long)));
+                thread::sleep(Duration::from_millis(300));
+                agent.is_done.store(true, Ordering::Relaxed);
+                assert!(asked.join().unwrap().unwrap().placed.evaluations > 0);
+            });
+            eventually(|| !agent.socket.exists());
+        },
+    );
+}
+
+fn eventually(mut happens: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !happens() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it never happens");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_agent_listens_on_the_loopback_too() {
+    let results = tempfile::tempdir().unwrap();
+    let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let server = Server::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
+    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| server.run(until(&is_done)));
+        let _ends = Ends(&is_done);
+        let answer = Client::connect(&address).unwrap().ask(&request(Options::default())).unwrap();
+        assert!(answer.placed.mapping.starts_with(fs::canonicalize(results.path()).unwrap()));
+    });
+}
+
+#[test]
+fn a_server_needs_a_folder_and_a_planner() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("agent.sock"));
+    let missing = ServerConfig::new(folder.path().join("missing"));
+    let error = Server::bind(&address, missing, vec![Box::new(Rule::Density)]).err().unwrap();
+    assert!(matches!(error, ServeError::Results { .. }), "{error}");
+    let error = Server::bind(&address, ServerConfig::new(folder.path()), vec![]).err().unwrap();
+    assert!(matches!(error, ServeError::NoPlanners), "{error}");
+}
+
+/// Something sent: any bytes, a frame of any bytes, and a request with some bytes changed, cut off anywhere.
+fn hostile() -> impl Strategy<Value = Vec<u8>> {
+    let body = request(Options::default()).to_json().unwrap();
+    let length = body.len() + 12;
+    let changes = prop::collection::vec((0..length, any::<u8>()), 1..4);
+    let mutated = |(changes, body): (Vec<(usize, u8)>, Vec<u8>)| {
+        let mut bytes = frame(Kind::Place, &body);
+        changes.into_iter().for_each(|(place, byte)| bytes[place] = byte);
+        bytes
+    };
+    // Within the body alone, the header's length holds: what is parsed is JSON, or nearly.
+    let digits = prop::collection::vec((12..length, prop::sample::select(b"0123456789-\"[]{},:en".to_vec())), 1..3);
+    let cut = (0..length).prop_map(|length| proper()[..length].to_vec());
+    prop_oneof![
+        2 => prop::collection::vec(any::<u8>(), 0..200),
+        2 => prop::collection::vec(any::<u8>(), 0..200).prop_map(|body| frame(Kind::Place, &body)),
+        2 => cut,
+        2 => (changes, Just(body.clone())).prop_map(mutated),
+        3 => (digits, Just(body)).prop_map(mutated),
+    ]
+}
+
+#[test]
+fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
+    const MESSAGES: usize = 10_000;
+    serve(
+        |_| {},
+        |agent| {
+            let (strategy, mut runner) = (hostile(), TestRunner::new(Config::default()));
+            let (mut answered, mut refused) = (BTreeSet::new(), 0);
+            for _ in 0..MESSAGES {
+                let message = strategy.new_tree(&mut runner).unwrap().current();
+                let mut stream = agent.connect();
+                // The agent may have closed it before all is sent.
+                let _ = stream.write_all(&message).and_then(|()| stream.shutdown(Shutdown::Write));
+                // Nothing is read of what ends while it is said.
+                if let Ok(Some(reply)) = Frame::read(&mut stream) {
+                    match reply.kind {
+                        Kind::Placed => {
+                            let placed: Placed = serde_json::from_slice(&reply.body).unwrap();
+                            answered.insert(placed.mapping);
+                        }
+                        _ => refused += 1,
+                    }
+                }
+            }
+            assert!(refused > MESSAGES / 2, "{refused} were refused");
+            let answer = agent.client().ask(&request(Options::default())).unwrap();
+            answered.insert(answer.placed.mapping);
+            assert_eq!(agent.files(), answered, "nothing else was written");
+        },
+    );
+}
+
+/// The example in Python. Dropped, it is killed.
+struct Example(Child);
+
+impl Drop for Example {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn anybodys_agent_takes_its_place() {
+    if let Err(error) = Command::new("python3").arg("--version").output() {
+        return eprintln!("skipped: python3 does not start: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("agent.sock");
+    let mut python = Command::new("python3");
+    python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/agent.py"));
+    python.arg("--socket").arg(&socket).arg("--results").arg(folder.path()).stdout(Stdio::null());
+    let _agent = Example(python.spawn().unwrap());
+    eventually(|| UnixStream::connect(&socket).is_ok());
+    let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
+    let small = Options { fast_bytes: Some(60), ..Options::default() };
+    for options in [Options::default(), small] {
+        let request = request(options);
+        let answer = client.ask(&request).unwrap();
+        let capacity = request.problem().tiers()[0].capacity.unwrap();
+        let ours = Rule::Density.place(request.problem(), capacity).score(request.problem());
+        assert_eq!((answer.score, answer.placed.score), (ours, ours));
+        assert!(answer.unplaced.is_empty() && answer.unknown.is_empty());
+    }
+    drop(client);
+    let mut stream = UnixStream::connect(&socket).unwrap();
+    stream.write_all(b"TNAG\x02\0\x01\0\0\0\0\0").unwrap();
+    let refused = Frame::read(&mut stream).unwrap().unwrap();
+    assert_eq!(serde_json::from_slice::<Refusal>(&refused.body).unwrap().code, "version");
+    assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
+}
+
+/// An agent that answers everything with one mapping.
+fn stubborn(mapping: &str) -> Result<tenure_agent::serve::Answer, ServeError> {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, path) = (folder.path().join("agent.sock"), folder.path().join("mapping.json"));
+    fs::write(&path, mapping).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || -> io::Result<()> {
+            let (mut stream, _) = listener.accept()?;
+            Frame::read(&mut stream).unwrap();
+            let placed = Placed {
+                mapping: path,
+                planner: "x".into(),
+                score: 1.0,
+                makespan_us: 0.0,
+                evaluations: 1,
+                seconds: 0.0,
+            };
+            let body = serde_json::to_vec(&placed)?;
+            Frame { kind: Kind::Placed, body }.write(&mut stream).unwrap();
+            Ok(())
+        });
+        Client::connect(&Address::Unix(socket)).unwrap().ask(&request(Options::default()))
+    })
+}
+
+#[test]
+fn a_mapping_of_a_changed_program_is_matched_by_key_and_what_does_not_match_is_told() {
+    let answer = stubborn(
+        r#"{"format": "tenure-mapping", "version": 1, "tiers": ["PM", "DRAM"],
+            "places": {"a/parameter/weight#0": 1, "c/linear/out#0": 0, "a/linear/out#0": 0}}"#,
+    );
+    let answer = answer.unwrap();
+    assert_eq!((answer.unplaced, answer.unknown), (vec!["b/parameter/weight#0".into()], vec!["c/linear/out#0".into()]));
+    assert_eq!(answer.score, 60.0 / 200.0, "what the agent said is not believed");
+}
+
+#[test]
+fn a_mapping_for_other_tiers_or_that_does_not_fit_is_refused() {
+    let with = |tiers: &str, place: usize| {
+        let places = format!(r#"{{"a/parameter/weight#0": {place}, "b/parameter/weight#0": 0, "a/linear/out#0": 0}}"#);
+        stubborn(&format!(r#"{{"format": "tenure-mapping", "version": 1, "tiers": {tiers}, "places": {places}}}"#))
+    };
+    assert!(matches!(with(r#"["DRAM", "CXL"]"#, 1), Err(ServeError::Tiers { .. })));
+    assert!(matches!(with(r#"["DRAM"]"#, 0), Err(ServeError::Tiers { .. })));
+    assert!(matches!(with(r#"["DRAM", "PM"]"#, 0), Err(ServeError::Plan(_))), "150 bytes in 100");
+    assert!(with(r#"["DRAM", "PM"]"#, 1).is_ok());
+}

@@ -1,0 +1,205 @@
+//! The agent as a process, and asking it.
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use serde::Serialize;
+use tenure::plan::planner::Scheduled;
+use tenure::plan::{Planner, Problem};
+use tenure::units::{Count, Micros};
+use tenure_agent::serve::{Address, Answer, Client, Options, Request, ServeError, Server, ServerConfig};
+
+use super::plan::{FastBytes, PlannerName};
+use crate::{files, output, progress};
+
+/// How often the line on a terminal is brought up to date.
+const UPDATE: Duration = Duration::from_millis(100);
+
+#[derive(Subcommand)]
+pub(crate) enum AgentCommand {
+    Serve(ServeArgs),
+    Ask(AskArgs),
+}
+
+/// Plan for other processes where their tensors should live, until interrupted
+#[derive(clap::Args)]
+#[command(after_help = "\
+Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read.
+docs/agent-protocol.md says what is spoken. Files of earlier answers are left where they are.
+
+Planners are those of `tenure plan`, as for the score; scheduled, if none is named.
+
+Examples:
+  tenure agent serve --socket /run/user/1000/agent.sock --results /dev/shm/mappings
+  tenure agent serve --tcp 127.0.0.1:7007 --results /dev/shm/mappings")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    place: Place,
+    /// The folder for mappings, which must be there; best in memory, as under /dev/shm
+    #[arg(long, value_name = "DIR")]
+    results: PathBuf,
+    /// The most connections at once
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    clients: u16,
+}
+
+/// Ask an agent where the tensors of a problem should live
+#[derive(clap::Args)]
+#[command(after_help = "\
+The answer is read, matched with the problem by key, and played: what is printed is what the simulator says here.
+
+--json prints mapping (its file), planner, score, makespan_us, evaluations, seconds, and the keys that did
+not match: unplaced (of the problem; they live in the first tier) and unknown (of the mapping).
+
+Examples:
+  tenure agent ask problem.json --socket /run/user/1000/agent.sock
+  tenure agent ask bert.json --tcp 127.0.0.1:7007 --fast-bytes 20% --planner evolutionary --json")]
+pub(crate) struct AskArgs {
+    /// The problem, or a kernel trace (docs/problem-format.md)
+    #[arg(value_name = "FILE.json")]
+    file: PathBuf,
+    #[command(flatten)]
+    place: Place,
+    /// Who plans [default: whom the agent prefers]
+    #[arg(long, value_name = "NAME")]
+    planner: Option<String>,
+    /// How long to search, in seconds
+    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    seconds: f64,
+    /// Where random numbers begin
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    seed: u64,
+    /// The most plans to try
+    #[arg(long, value_name = "N")]
+    evaluations: Option<u64>,
+    /// Bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
+    #[arg(long, value_name = "N|P%")]
+    fast_bytes: Option<FastBytes>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where the agent is.
+#[derive(clap::Args)]
+#[group(required = true, multiple = false)]
+struct Place {
+    /// Its socket, which this user's processes may use
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Its address on this host, which every user's processes may use
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    tcp: Option<SocketAddr>,
+}
+
+impl Place {
+    fn address(&self) -> Address {
+        match (&self.socket, self.tcp) {
+            (_, Some(address)) => Address::Tcp(address),
+            (path, None) => Address::Unix(path.clone().unwrap_or_default()),
+        }
+    }
+}
+
+pub(crate) fn run(command: &AgentCommand) -> ExitCode {
+    match command {
+        AgentCommand::Serve(args) => serve(args),
+        AgentCommand::Ask(args) => {
+            output::clean_up_when_interrupted();
+            files::print(ask(args))
+        }
+    }
+}
+
+fn serve(args: &ServeArgs) -> ExitCode {
+    output::note_interrupts("ends when what is being planned is answered");
+    let mut planners = match PlannerName::All.planners() {
+        Ok(planners) => planners,
+        Err(error) => return files::print(Err(error)),
+    };
+    // The first plans if none is named.
+    planners.sort_by_key(|planner| planner.name() != Scheduled::default().name());
+    let config = ServerConfig { connections: args.clients.into(), ..ServerConfig::new(&args.results) };
+    let server = match Server::bind(&args.place.address(), config, planners) {
+        Ok(server) => server,
+        Err(error) => return files::print(Err(error.into())),
+    };
+    let said =
+        files::print(Ok(format!("serving at {}, results in {}\n", server.address(), server.results().display())));
+    if said != ExitCode::SUCCESS {
+        return said;
+    }
+    let line = progress::line();
+    server.run(|serving| {
+        line.set_message(format!("{} connections, {} answered", serving.connections, Count(serving.answered)));
+        line.tick();
+        if output::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    line.finish_and_clear();
+    ExitCode::SUCCESS
+}
+
+/// What is printed for machines.
+#[derive(Serialize)]
+struct Printed<'a> {
+    mapping: &'a str,
+    planner: &'a str,
+    score: f64,
+    makespan_us: f64,
+    evaluations: u64,
+    seconds: f64,
+    unplaced: &'a [String],
+    unknown: &'a [String],
+}
+
+fn ask(args: &AskArgs) -> anyhow::Result<String> {
+    let problem = Problem::read(&args.file)?;
+    let named = args.fast_bytes.is_some() || !problem.tiers().is_empty();
+    anyhow::ensure!(named, "{}: it names no tiers: say with --fast-bytes how large the first is", args.file.display());
+    let options = Options {
+        planner: args.planner.clone(),
+        seconds: args.seconds,
+        seed: args.seed,
+        evaluations: args.evaluations,
+        fast_bytes: args.fast_bytes.map(|fast_bytes| fast_bytes.of(&problem)),
+    };
+    let request = Request::new(problem, options)?;
+    let answer = wait(&request, &args.place.address())?;
+    let Answer { placed, score, makespan_us, unplaced, unknown, .. } = &answer;
+    // It came as text.
+    let mapping = &*placed.mapping.to_string_lossy();
+    if args.json {
+        let (evaluations, seconds) = (placed.evaluations, placed.seconds);
+        let (planner, score, makespan_us) = (&*placed.planner, *score, *makespan_us);
+        let printed = Printed { mapping, planner, score, makespan_us, evaluations, seconds, unplaced, unknown };
+        return Ok(serde_json::to_string(&printed)? + "\n");
+    }
+    let mut facts = vec![
+        ("mapping", mapping.to_owned()),
+        ("planner", placed.planner.clone()),
+        ("score", format!("{score:.4}")),
+        ("takes", Micros(*makespan_us).to_string()),
+        ("search", format!("{} plans in {}", Count(placed.evaluations), Micros(placed.seconds * 1e6))),
+    ];
+    for (name, keys) in [("without place", unplaced), ("of no tensor", unknown)] {
+        if let Some(first) = keys.first() {
+            facts.push((name, format!("{} keys, such as {first:?}", Count(keys.len() as u64))));
+        }
+    }
+    let facts: String = facts.iter().map(|(name, value)| format!("  {name:<14} {value}\n")).collect();
+    Ok(format!("{}\n{facts}", request.problem().name()))
+}
+
+/// Asks, and shows on a terminal that it is waited for.
+fn wait(request: &Request, address: &Address) -> Result<Answer, ServeError> {
+    let line = progress::line();
+    line.set_message(format!("asking the agent at {address}"));
+    line.enable_steady_tick(UPDATE);
+    let answer = Client::connect(address).and_then(|mut client| client.ask(request));
+    line.finish_and_clear();
+    answer
+}

@@ -1,0 +1,27 @@
+//! Any bytes, as what a client sends to an agent: a frame, and in it a request.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tenure_agent::serve::Request;
+use tenure_agent::serve::frame::{Frame, Kind, MAGIC, VERSION};
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut rest = bytes;
+    while let Ok(Some(frame)) = Frame::read(&mut rest) {
+        let mut again = Vec::new();
+        frame.write(&mut again).expect("no longer than it came");
+        assert_eq!(Frame::read(&again[..]).expect("a frame"), Some(frame));
+    }
+    // With the header made right, so that more of them have a body.
+    let mut framed = [&MAGIC[..], &VERSION.to_le_bytes(), &Kind::Place.number().to_le_bytes()].concat();
+    framed.extend((bytes.len() as u32).to_le_bytes());
+    framed.extend(bytes);
+    let frame = Frame::read(&framed[..]).expect("a frame").expect("not the end");
+    match Request::from_json(&frame.body) {
+        Ok(request) => {
+            let again = request.to_json().expect("it came as JSON");
+            assert_eq!(Request::from_json(&again).expect("it was valid"), request);
+        }
+        Err(error) => assert_eq!(error.to_string().lines().count(), 1),
+    }
+});
