@@ -160,7 +160,7 @@ impl Room {
         let has_a_way_out = problem.tiers()[1..].iter().any(|tier| tier.is_reachable)
             || problem.links().iter().any(|link| link.from == 0);
         let stuck = problem.tensors().iter().map(|tensor| {
-            // What is always there may begin elsewhere, or be given up after its last use.
+            // What is always there may begin elsewhere.
             !has_a_way_out && tensor.recompute.is_none() && !tensor.is_always_there()
         });
         let is_stuck: Vec<bool> = stuck.collect();

@@ -232,6 +232,9 @@ impl<'a> Player<'a> {
         let Some(again) = &self.problem.tensors()[tensor].recompute else {
             return Err(PlanError::NoRecompute { tensor });
         };
+        if !self.problem.tiers()[to].is_reachable {
+            return Err(PlanError::Unreachable { tensor, tier: to });
+        }
         let bytes = self.problem.bytes_in(tensor, to);
         self.wait_for(kernel, |player| {
             for input in &again.inputs {
@@ -272,7 +275,10 @@ impl<'a> Player<'a> {
 
     /// Why a kernel cannot begin now.
     fn obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
-        let is_born = |tensor: usize| self.born[number].contains(&tensor);
+        let is_born = |tensor: usize| {
+            let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
+            life.is_some() && self.states[tensor] == State::Unborn
+        };
         for access in kernel.reads.iter().chain(&kernel.writes).filter(|access| !is_born(access.tensor)) {
             if let Some(cause) = self.is_out_of_reach(access.tensor, number)? {
                 return Ok(Some(cause));
@@ -424,7 +430,8 @@ impl<'a> Player<'a> {
         self.states[tensor] = State::At(ends.to);
         self.on_link[tensor] = None;
         self.active[link] = None;
-        self.outcome.moved_bytes[link] += self.problem.moved_bytes(tensor, link);
+        let moved = &mut self.outcome.moved_bytes[link];
+        *moved = moved.saturating_add(self.problem.moved_bytes(tensor, link));
     }
 
     /// Starts what may start on every link.

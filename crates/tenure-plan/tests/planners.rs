@@ -43,8 +43,10 @@ fn problem() -> impl Strategy<Value = Problem> {
     let tag = prop_oneof![3 => Just(Tag::Activation), 1 => Just(Tag::Weight), 1 => Just(Tag::OptimizerState)];
     let again = prop_oneof![Just(None), (0..400_u64).prop_map(Some)];
     let compression = prop_oneof![Just(None), Just(Some(2.0)), Just(Some(3.5))];
-    let tensors = prop::collection::vec((0..200_u64, tag, again, compression), 1..12);
-    let kernels = prop::collection::vec((0..1000_u64, prop::collection::vec(0..12_usize, 1..4)), 1..30);
+    let bytes = prop_oneof![1 => Just(0), 5 => 0..200_u64];
+    let time_ns = prop_oneof![1 => Just(0), 5 => 0..1000_u64];
+    let tensors = prop::collection::vec((bytes, tag, again, compression), 1..12);
+    let kernels = prop::collection::vec((time_ns, prop::collection::vec(0..12_usize, 1..4)), 1..30);
     let links = (1..20_u64, 1..20_u64, any::<bool>());
     (tensors, kernels, links, any::<bool>(), 0..500_u64).prop_map(
         |(tensors, kernels, (out, back, shared), reach, spare)| {

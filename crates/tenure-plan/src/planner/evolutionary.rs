@@ -72,7 +72,7 @@ impl Evolutionary {
         decoder: &Decoder<'_>,
         evaluator: &mut Evaluator<'_, '_>,
     ) {
-        while evaluator.may_go_on() {
+        while evaluator.may_go_on() && !population.is_empty() {
             let child = self.child(&population, genes);
             let cost = evaluator.cost(&decoder.decode(&child));
             if let Some(worst) = population.iter_mut().max_by(|left, right| left.0.total_cmp(&right.0))

@@ -17,7 +17,10 @@ impl Planner for Rule {
         let mut evaluator = Evaluator::new(problem, options, watch);
         let fastest = problem.tiers().first().ok_or(PlanError::NoTiers)?;
         let placement = self.place(problem, fastest.capacity.unwrap_or(u64::MAX));
-        evaluator.cost(&placement.plan());
+        let mut plan = placement.plan();
+        // Where there is no other tier, all are in this one.
+        plan.places.iter_mut().for_each(|place| *place = (*place).min(problem.tiers().len() - 1));
+        evaluator.cost(&plan);
         evaluator.finish()
     }
 }

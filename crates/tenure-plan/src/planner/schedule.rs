@@ -194,7 +194,7 @@ impl<'a> Decoder<'a> {
         let (out_ns, back_ns) = (self.takes_ns(tensor, away.out), self.takes_ns(tensor, away.back));
         let all = self.problem.kernels().len();
         for gap in self.gaps(tensor, &[]) {
-            let gone = self.kernel_until(self.begins[gap.from] + out_ns).min(all - 1);
+            let gone = self.gone_at(gap, self.begins[gap.from] + out_ns).min(all - 1);
             let comes = self.kernel_from((self.begins[gap.to] - back_ns).max(0.0)).min(gap.to - 1);
             if !gap.is_around() && gone >= comes {
                 room.push(gap.from..gap.to);
@@ -239,7 +239,9 @@ impl<'a> Decoder<'a> {
 
     /// Where it is noted what is taken of a link: one that shares its bandwidth has the same.
     fn line(&self, link: usize) -> usize {
-        self.problem.links()[link].shared_with.map_or(link, |other| other.min(link))
+        let links = self.problem.links();
+        let shares = |other: &usize| links[link].shared_with == Some(*other) || links[*other].shared_with == Some(link);
+        (0..link).find(shares).unwrap_or(link)
     }
 
     /// Whether `input` is there before a kernel, with what it had when `tensor` was computed from it.
@@ -288,9 +290,10 @@ impl<'a> Decoder<'a> {
         self.begins.partition_point(|begin| *begin <= ns).saturating_sub(1)
     }
 
-    /// The kernel that runs until a time.
-    fn kernel_until(&self, ns: f64) -> usize {
-        self.begins.partition_point(|begin| *begin < ns).saturating_sub(1)
+    /// The kernel during which a tensor that has left by a time is still there: at least the last before the gap, for
+    /// kernels and transfers may take no time.
+    fn gone_at(&self, gap: Gap, ns: f64) -> usize {
+        self.begins.partition_point(|begin| *begin < ns).max(gap.from) - 1
     }
 }
 
@@ -423,7 +426,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let begins = &self.decoder.begins;
         let out = self.first_way_out(tensor, away, gap);
         let back = self.last_way_back(tensor, away, gap);
-        let (gone, comes) = (self.decoder.kernel_until(out.1), self.decoder.kernel_from(back.0).min(gap.to - 1));
+        let (gone, comes) = (self.decoder.gone_at(gap, out.1), self.decoder.kernel_from(back.0).min(gap.to - 1));
         let all = self.problem.kernels().len();
         let in_time =
             if gap.is_around() { out.1 <= begins[all] && back.0 >= 0.0 } else { gone < comes && out.1 <= back.0 };
@@ -446,7 +449,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
             return false;
         };
         let out = self.first_way_out(tensor, away, gap);
-        let gone = self.decoder.kernel_until(out.1);
+        let gone = self.decoder.gone_at(gap, out.1);
         if self.problem.tensors()[tensor].is_always_there() || gone >= gap.to {
             return false;
         }
@@ -480,6 +483,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         if gap.is_around() || !self.decoder.recomputes {
             return false;
         }
+        let mut needed = Vec::new();
         for input in again.inputs.iter().copied() {
             if !self.decoder.is_as_before(input, tensor, gap.to)
                 || self.absent[input].iter().any(|gap_of| gap_of.has(gap.to))
@@ -490,9 +494,11 @@ impl<'d, 'a> Schedule<'d, 'a> {
                 if self.decoder.slow.is_none() && !self.holds(input, 0, gap.to..gap.to + 1) {
                     return false;
                 }
-                self.needed[input].push(gap.to);
+                needed.push(input);
             }
         }
+        // Nothing can go wrong any more.
+        needed.into_iter().for_each(|input| self.needed[input].push(gap.to));
         self.step(self.decoder.begins[gap.from], Step { tensor, kernel: gap.from - 1, action: Action::Drop });
         let recompute = Step { tensor, kernel: gap.to, action: Action::Recompute { to: 0 } };
         self.step(self.decoder.begins[gap.to], recompute);

@@ -69,6 +69,9 @@ fn check_tensors(parts: &Parts) -> Result<(), ProblemError> {
         if let Some(ratio) = tensor.compression.filter(|ratio| !(ratio.is_finite() && *ratio > 1.0)) {
             return Err(error(format!("compression is {ratio}, and must be more than 1 or left out")));
         }
+        if tensor.is_always_there() && tensor.recompute.is_some() {
+            return Err(error("what is there all the time is not computed again: leave recompute out".into()));
+        }
         let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
         if let Some(input) = inputs.copied().find(|input| *input >= parts.tensors.len() || *input == number) {
             return Err(error(format!("it cannot be computed again from tensor {input}")));

@@ -74,6 +74,8 @@ const GAP: f64 = 1e-5;
 /// The same where a plan has to be tried anyway.
 const JOINT_GAP: f64 = 1e-4;
 
+/// Larger problems are not relaxed for a bound alone.
+const RELAXED_SIZE: usize = 4_000_000;
 /// Longer is not waited for a bound alone.
 const RELAXED_TIME: Duration = Duration::from_secs(10);
 
@@ -92,8 +94,9 @@ const MARGINS: [(f64, f64, f64); 7] = [
 /// What the score is at most if parts of tensors may be in the first tier and the others elsewhere; none if the solver does
 /// not say in time.
 pub(crate) fn relaxed_score(problem: &Problem, capacity_bytes: u64) -> Option<f64> {
-    // Where nothing is accessed, the score is 1.
-    if problem.all_accessed_bytes() == 0 {
+    // Where nothing is accessed, the score is 1. And a sum over what is there at each kernel says how large the problem is.
+    let lives = (0..problem.tensors().len()).filter_map(|tensor| problem.lifetime(tensor));
+    if problem.all_accessed_bytes() == 0 || lives.map(Iterator::count).sum::<usize>() > RELAXED_SIZE {
         return None;
     }
     let fixed = Fixed::new(problem, capacity_bytes, share(problem), Columns::Parts);
