@@ -50,7 +50,7 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn after_fork_in_child() {
-    let Ok(Some(all)) = FORKING.try_with(Cell::take) else { return };
+    let Ok(Some(mut all)) = FORKING.try_with(Cell::take) else { return };
     for Shared { start, bytes, file } in all.iter().copied() {
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_FIXED);
         let start = ptr::with_exposed_provenance_mut(start);
@@ -63,4 +63,6 @@ extern "C" fn after_fork_in_child() {
             unsafe { libc::abort() }
         }
     }
+    // They are the child's own now, as all its memory: what it writes is not lost when it forks.
+    all.clear();
 }

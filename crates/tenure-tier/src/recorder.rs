@@ -172,9 +172,10 @@ unsafe impl Allocator for Recorded {
         if data.is_null() {
             return Ok(data);
         }
-        let at_ns = self.0.began.elapsed().as_nanos() as u64;
         let allocation = {
             let mut events = self.0.events.lock();
+            // Of one thread after the other, so that times do not go back.
+            let at_ns = self.0.began.elapsed().as_nanos() as u64;
             events.push(Event::Allocated { at_ns, tag, key, bytes: bytes as u64 });
             events.len() - 1
         };

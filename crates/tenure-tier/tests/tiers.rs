@@ -109,29 +109,41 @@ fn a_block_keeps_its_tier() {
     unsafe { block.as_ptr().cast::<u64>().write(7) };
 }
 
+/// Whether a forked child of this process, in which `child` runs, says that all is well.
+///
+/// # Safety
+/// `child` calls nothing but what may be called between fork and exec.
+unsafe fn is_well_in_a_child(child: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the caller's promise.
+    match unsafe { libc::fork() } {
+        // SAFETY: ends the child, at once.
+        0 => unsafe { libc::_exit(i32::from(!child())) },
+        forked => {
+            let mut status = 1;
+            // SAFETY: a place for the status of a child of ours; of none, it stays as it is.
+            unsafe { libc::waitpid(forked, &mut status, 0) };
+            status == 0
+        }
+    }
+}
+
 #[test]
-fn a_forked_child_writes_to_a_copy() {
+fn a_forked_child_writes_to_a_copy_which_its_own_children_see() {
     let tier = Tier::open("slow", &Medium::Path(std::env::temp_dir()), Some(MIB)).unwrap();
     let block = tier.allocate(8).unwrap();
     let value = block.as_ptr().cast::<u64>();
     // SAFETY: eight bytes that nobody else has.
     unsafe { value.write(1) };
-    // SAFETY: the child calls nothing but what may be called there.
-    match unsafe { libc::fork() } {
-        -1 => panic!("{}", std::io::Error::last_os_error()),
-        // SAFETY: as above; volatile, since nobody reads it in the child.
-        0 => unsafe {
+    // SAFETY: reads and writes alone; volatile, since nobody reads what is written there.
+    let is_well = unsafe {
+        is_well_in_a_child(|| {
             let before = value.read_volatile();
             value.write_volatile(2);
-            libc::_exit(if before == 1 && value.read_volatile() == 2 { 0 } else { 1 });
-        },
-        child => {
-            let mut status = 0;
-            // SAFETY: a place for the status of a child of ours.
-            assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-            assert_eq!(status, 0);
-        }
-    }
+            let seen = is_well_in_a_child(|| value.read_volatile() == 2);
+            before == 1 && seen && value.read_volatile() == 2
+        })
+    };
+    assert!(is_well);
     // SAFETY: as above.
     assert_eq!(unsafe { value.read_volatile() }, 1);
 }

@@ -117,7 +117,9 @@ fn lock(path: &Path, address: &Address) -> Result<File, ServeError> {
     name.push(".lock");
     let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
     let mut options = File::options();
-    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits() as i32);
+    // Nobody's link, and no pipe to wait for.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits() as i32);
     let file = options.open(&name).map_err(failed("the lock beside it cannot be opened"))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
