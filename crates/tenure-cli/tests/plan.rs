@@ -229,7 +229,7 @@ fn problems_that_cannot_be_planned_get_one_line() {
         (&[&file, "--fast-bytes", "1", "--planner", "magic"], "invalid value 'magic'"),
         (&[&file, "--capacity", "5"], "--capacity is of buffers"),
         (&[&file, "--fast-bytes", "1", "--planner", "all", "-o", "out.json"], "say with --planner whose"),
-        (&["moves.json", "-o", "out.json"], "in which no tensor moves"),
+        (&["moves.json", "-o", "out.json"], "plan with --objective score"),
         (&[ODD, "--objective", "score"], "--objective is of problems"),
         (&[ODD, "--fast-bytes", "1"], "--fast-bytes is of problems"),
         (&[ODD, "--planner", "density"], "--planner is of problems"),
@@ -242,6 +242,29 @@ fn problems_that_cannot_be_planned_get_one_line() {
         assert!(text(&output.stderr).contains(said), "{args:?}: {}", text(&output.stderr));
     }
     assert_eq!(fs::read_dir(path).unwrap().count(), 3, "nothing was written");
+}
+
+#[test]
+fn a_policy_is_trained_and_used() {
+    let folder = here();
+    let path = folder.path();
+    let few = ["--problems", "4", "--price-steps", "2", "--leaning-steps", "2", "-o", "policy.safetensors"];
+    let output = plan(path, &[&["train", "--report", "curve.html", "--json"][..], &few].concat());
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["policy"], "policy.safetensors");
+    let curve = answer["curve"].as_array().unwrap();
+    assert!(curve.iter().any(|point| point["stage"] == "leanings" && point["step"] == 2), "{answer}");
+    assert!(fs::read_to_string(path.join("curve.html")).unwrap().contains("<svg"));
+    let again = plan(path, &[&["train"][..], &few[..6], &["-o", "again.safetensors"][..]].concat());
+    assert!(again.status.success() && text(&again.stdout).contains("times as fast as density"));
+    assert_eq!(fs::read(path.join("again.safetensors")).unwrap(), fs::read(path.join("policy.safetensors")).unwrap());
+    let file = layers(path);
+    let planned = [&file, "--fast-bytes", "6000", "--planner", "marl", "--policy"];
+    assert!(plan(path, &[&planned[..], &["policy.safetensors"]].concat()).status.success());
+    let other = plan(path, &[&planned[..], &["curve.html"]].concat());
+    assert_eq!(other.status.code(), Some(2));
+    assert!(text(&other.stderr).starts_with("tenure: curve.html: "), "{}", text(&other.stderr));
 }
 
 #[cfg(unix)]

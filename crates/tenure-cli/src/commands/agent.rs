@@ -117,7 +117,7 @@ pub(crate) fn run(command: &AgentCommand) -> ExitCode {
 
 fn serve(args: &ServeArgs) -> ExitCode {
     output::note_interrupts("ends when what is being planned is answered");
-    let mut planners = match PlannerName::All.planners() {
+    let mut planners = match PlannerName::All.planners(None) {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
     };

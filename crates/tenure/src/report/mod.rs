@@ -1,5 +1,6 @@
 //! Reports as HTML: [`Report`] is of a trace, and what each allocator would have made of it; [`MemoryReport`] is of a
-//! running program, by tag and module; [`TrainingReport`] is of a training run.
+//! running program, by tag and module; [`TrainingReport`] is of a training run, [`LearningReport`] of a
+//! policy's.
 //!
 //! Each is one file. It needs no network and no script, follows the reader's light or dark setting, and says in its
 //! charts' hover texts what the lines stand for.
@@ -7,6 +8,7 @@
 mod chart;
 mod history;
 mod html;
+mod learning;
 mod memory;
 mod page;
 mod svg;
@@ -16,6 +18,7 @@ use std::ops::ControlFlow;
 
 use tenure_plan::{Summary, Trace};
 
+pub use learning::LearningReport;
 pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
 pub use training::TrainingReport;
 

@@ -174,7 +174,7 @@ fn range(bin: usize, steps: usize) -> std::ops::Range<usize> {
 }
 
 /// A value for each bin: the mean of its steps, or, where steps are fewer, what lies between them.
-fn thinned(values: &[f64]) -> Vec<f64> {
+pub(super) fn thinned(values: &[f64]) -> Vec<f64> {
     if values.len() >= BINS {
         let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
         return (0..BINS).map(|bin| mean(&values[range(bin, values.len())])).collect();

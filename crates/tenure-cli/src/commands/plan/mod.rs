@@ -1,5 +1,6 @@
 mod packing;
 mod placement;
+mod train;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -15,6 +16,7 @@ pub(crate) use placement::{FastBytes, PlannerName};
 
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = "\
 A problem, FILE.json, says what one iteration of a program computes with: its kernels, its tensors,
 and tiers of memory (docs/problem-format.md). A planner says which tensors live in the first tier,
@@ -48,19 +50,25 @@ Examples:
   tenure plan bert.json --fast-bytes 20%
   tenure plan bert.json --fast-bytes 8000000000 --planner all --seconds 10 --json
   tenure plan training.json --objective score -o mapping.json
+  tenure plan train -o policy.safetensors --report curve.html
   tenure plan snapshot.pickle.xz --fast-bytes 50% --planner density
   tenure plan buffers.csv
   tenure plan buffers.csv --capacity 1048576 --seconds 10 -o offsets.csv")]
 pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    command: Option<PlanCommand>,
     /// A problem, a memory trace, or buffers
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
+    #[arg(value_name = "FILE", required = true)]
+    file: Option<PathBuf>,
     /// Of a problem: bytes of the first tier, or a share of the problem's own peak [default: what the problem says]
     #[arg(long, value_name = "N|P%", conflicts_with = "capacity")]
     fast_bytes: Option<FastBytes>,
     /// Of a problem: who plans [default: scheduled]
     #[arg(long, value_name = "NAME", conflicts_with = "capacity")]
     planner: Option<PlannerName>,
+    /// Of a problem: what the planner marl has learned, a file of `tenure plan train` [default: what comes with it]
+    #[arg(long, value_name = "FILE", conflicts_with = "capacity")]
+    policy: Option<PathBuf>,
     /// Of a problem: what is to be good [default: the time if it names tiers, otherwise the score]
     #[arg(long, value_name = "WHAT", conflicts_with = "capacity")]
     objective: Option<ObjectiveName>,
@@ -81,11 +89,26 @@ pub(crate) struct PlanArgs {
     json: bool,
 }
 
+#[derive(clap::Subcommand)]
+enum PlanCommand {
+    Train(train::PlanTrainArgs),
+}
+
+impl PlanArgs {
+    /// Without a subcommand, there is one.
+    fn file(&self) -> &Path {
+        self.file.as_deref().unwrap_or(Path::new(""))
+    }
+}
+
 pub(crate) fn run(args: &PlanArgs) -> ExitCode {
+    if let Some(PlanCommand::Train(args)) = &args.command {
+        return train::run(args);
+    }
     output::note_interrupts("answers with the best so far");
-    let content = match content(&args.file) {
+    let content = match content(args.file()) {
         Ok(content) => content,
-        Err(error) => return files::print(Err(files::about(&args.file, error))),
+        Err(error) => return files::print(Err(files::about(args.file(), error))),
     };
     let is_problem = content != Content::Buffers;
     let of_other = match (is_problem, args) {
@@ -95,12 +118,13 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
         }
         (false, PlanArgs { fast_bytes: Some(_), .. }) => Some("--fast-bytes is of problems: buffers have --capacity"),
         (false, PlanArgs { planner: Some(_), .. }) => Some("--planner is of problems, and these are buffers"),
+        (false, PlanArgs { policy: Some(_), .. }) => Some("--policy is of problems, and these are buffers"),
         (false, PlanArgs { objective: Some(_), .. }) => Some("--objective is of problems, and these are buffers"),
         (false, PlanArgs { seed: Some(_), .. }) => Some("--seed is of problems, and these are buffers"),
         _ => None,
     };
     if let Some(complaint) = of_other {
-        return files::print(Err(files::about(&args.file, complaint)));
+        return files::print(Err(files::about(args.file(), complaint)));
     }
     match content {
         Content::Problem => placement::run(args, |path| Ok(Problem::read(path)?)),

@@ -54,7 +54,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
 }
 
 fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
-    let problem = PackingProblem::read(&args.file)?;
+    let problem = PackingProblem::read(args.file())?;
     // That it cannot be written at the end is said at the beginning.
     args.output.as_deref().map_or(Ok(()), output::check)?;
     let options = PackingOptions {
@@ -99,5 +99,5 @@ fn text(args: &PlanArgs, answer: &Answer, outcome: &PackingOutcome) -> anyhow::R
     facts.push(("lower bound", bytes(answer.lower_bound)));
     facts.push(("search", format!("{} places in {}", Count(answer.nodes), Micros(answer.seconds * 1e6))));
     let facts: String = facts.iter().map(|(name, value)| format!("  {name:<12} {value}\n")).collect();
-    Ok(format!("{}\n{facts}", args.file.display()))
+    Ok(format!("{}\n{facts}", args.file().display()))
 }

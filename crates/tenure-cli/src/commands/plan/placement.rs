@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
-use tenure::agent::Marl;
+use tenure::agent::{Marl, Policy};
 use tenure::plan::bound;
 #[cfg(feature = "milp")]
 use tenure::plan::planner::Milp;
@@ -91,12 +91,12 @@ type AnyPlanner = Box<dyn Planner + Send + Sync>;
 
 impl PlannerName {
     /// In the order of reports.
-    pub(crate) fn planners(self) -> anyhow::Result<Vec<AnyPlanner>> {
+    pub(crate) fn planners(self, policy: Option<&Path>) -> anyhow::Result<Vec<AnyPlanner>> {
         let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
-        all.filter(|name| matches!(self, Self::All) || self == **name).map(|name| name.planner()).collect()
+        all.filter(|name| matches!(self, Self::All) || self == **name).map(|name| name.planner(policy)).collect()
     }
 
-    fn planner(self) -> anyhow::Result<AnyPlanner> {
+    fn planner(self, policy: Option<&Path>) -> anyhow::Result<AnyPlanner> {
         Ok(match self {
             Self::FirstTouch => Box::new(Rule::FirstTouch),
             Self::WeightsFirst => Box::new(Rule::WeightsFirst),
@@ -107,7 +107,10 @@ impl PlannerName {
             #[cfg(feature = "milp")]
             Self::Milp => Box::new(Milp),
             Self::Evolutionary => Box::new(Evolutionary::default()),
-            Self::Marl => Box::new(Marl::trained()?),
+            Self::Marl => Box::new(Marl::new(match policy {
+                Some(path) => Policy::read(path).map_err(|error| files::about(path, error))?,
+                None => Policy::trained()?,
+            })),
             // Nobody in particular: ours.
             Self::Scheduled | Self::All => Box::new(Scheduled::default()),
         })
@@ -144,7 +147,7 @@ fn prepare(
     args: &PlanArgs,
     read: impl FnOnce(&Path) -> anyhow::Result<Problem>,
 ) -> anyhow::Result<(Problem, Objective)> {
-    let problem = read(&args.file)?;
+    let problem = read(args.file())?;
     // That it cannot be written at the end is said at the beginning.
     args.output.as_deref().map_or(Ok(()), output::check)?;
     let objective = match args.objective {
@@ -153,13 +156,16 @@ fn prepare(
         None if problem.tiers().is_empty() => Objective::Score,
         None => Objective::Makespan,
     };
+    if args.output.is_some() && objective == Objective::Makespan {
+        anyhow::bail!("a mapping cannot say that tensors move: plan with --objective score")
+    }
     let problem = match args.fast_bytes {
         Some(fast_bytes) => {
             let capacity_bytes = fast_bytes.of(&problem);
             problem.with_fast_bytes(capacity_bytes)
         }
         None if problem.tiers().is_empty() => {
-            anyhow::bail!("{}: it names no tiers: say with --fast-bytes how large the first is", args.file.display())
+            anyhow::bail!("{}: it names no tiers: say with --fast-bytes how large the first is", args.file().display())
         }
         None => problem,
     };
@@ -169,7 +175,7 @@ fn prepare(
 fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
     let mut bounds = Bounds::of(problem);
     let mut all_found = Vec::new();
-    let planners = match args.planner.unwrap_or(PlannerName::Scheduled).planners() {
+    let planners = match args.planner.unwrap_or(PlannerName::Scheduled).planners(args.policy.as_deref()) {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
     };
@@ -182,7 +188,7 @@ fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
                 bounds.add(objective, found.0.bound);
                 all_found.push((planner, found));
             }
-            Err(error) => files::complain(&format!("{}: {}: {error}", args.file.display(), planner.name())),
+            Err(error) => files::complain(&format!("{}: {}: {error}", args.file().display(), planner.name())),
         }
     }
     if all_found.is_empty() {

@@ -1,0 +1,143 @@
+//! Training of the policy that the planner marl has.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use serde::Serialize;
+use tenure::agent::train::{Stage, TrainOptions, TrainProgress, Trained, train};
+use tenure::report::LearningReport;
+use tenure::units::{Count, Micros};
+
+use super::going_on;
+use crate::{files, output, progress};
+
+/// Train the policy of the planner marl, on problems that are made up
+#[derive(clap::Args)]
+#[command(after_help = "\
+First prices of room are learned, which place tensors that stay where they are; then what is done with
+those that may move or be computed again. The same options give the same policy. The default takes
+one to two minutes on two processors.
+
+Ctrl-C ends it, and what was learned until then is written.
+
+--json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and
+validation on problems that were not trained on: of prices, the best bound that is known over theirs;
+of leanings, how many times less a plan takes than the density rule's.
+
+Examples:
+  tenure plan train -o policy.safetensors --report curve.html
+  tenure plan bert.json --fast-bytes 20% --planner marl --policy policy.safetensors")]
+pub(super) struct PlanTrainArgs {
+    /// Where to write the policy
+    #[arg(short, long, value_name = "OUT.safetensors")]
+    output: PathBuf,
+    /// Where to write the learning curve, as one HTML page
+    #[arg(long, value_name = "OUT.html")]
+    report: Option<PathBuf>,
+    /// Problems to make up for each stage
+    #[arg(long, default_value_t = TrainOptions::default().problems, value_name = "N")]
+    problems: u64,
+    /// Steps in which prices are learned
+    #[arg(long, default_value_t = TrainOptions::default().price_steps, value_name = "N")]
+    price_steps: u64,
+    /// Steps in which it is learned what is done with tensors
+    #[arg(long, default_value_t = TrainOptions::default().leaning_steps, value_name = "N")]
+    leaning_steps: u64,
+    /// Where random numbers begin
+    #[arg(long, default_value_t = TrainOptions::default().seed, value_name = "N")]
+    seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is printed for machines.
+#[derive(Serialize)]
+struct Answer {
+    policy: String,
+    seconds: f64,
+    curve: Vec<Point>,
+}
+
+#[derive(Serialize)]
+struct Point {
+    stage: &'static str,
+    step: u64,
+    validation: f64,
+}
+
+pub(super) fn run(args: &PlanTrainArgs) -> ExitCode {
+    output::note_interrupts("writes what was learned until now");
+    let printed = files::print(learn(args));
+    if printed == ExitCode::SUCCESS && output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+}
+
+fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
+    let &PlanTrainArgs { problems, price_steps, leaning_steps, seed, .. } = args;
+    // What cannot be written at the end is said at the beginning.
+    for path in std::iter::once(&args.output).chain(&args.report) {
+        output::check(path)?;
+    }
+    let begun = Instant::now();
+    let bar = progress::steps(0, price_steps + leaning_steps);
+    let options = TrainOptions { problems, price_steps, leaning_steps, seed };
+    let Trained { policy, curve } = train(&options, &mut |point| {
+        let before = if point.stage == Stage::Prices { 0 } else { price_steps };
+        bar.set_position(before + point.step);
+        bar.set_message(describe(point));
+        going_on()
+    })?;
+    bar.finish_and_clear();
+    policy.write(&args.output)?;
+    let elapsed = begun.elapsed();
+    let facts = facts(&options, &curve, elapsed.as_secs_f64());
+    if let Some(path) = &args.report {
+        let html = LearningReport::new("The policy of marl", &facts, &curve).html();
+        output::write(path, |out| out.write_all(html.as_bytes()))?;
+    }
+    if args.json {
+        let point =
+            |point: &TrainProgress| Point { stage: name(point.stage), step: point.step, validation: shown(point) };
+        let policy = args.output.display().to_string();
+        let answer = Answer { policy, seconds: elapsed.as_secs_f64(), curve: curve.iter().map(point).collect() };
+        return Ok(serde_json::to_string(&answer)? + "\n");
+    }
+    let facts: String = facts.iter().map(|(name, value)| format!("  {name:<12} {value}\n")).collect();
+    Ok(format!("{}\n{facts}", args.output.display()))
+}
+
+fn facts(options: &TrainOptions, curve: &[TrainProgress], seconds: f64) -> Vec<(&'static str, String)> {
+    let mut facts = vec![
+        ("problems", Count(options.problems).to_string()),
+        ("seed", options.seed.to_string()),
+        ("time", Micros(seconds * 1e6).to_string()),
+    ];
+    for stage in [Stage::Prices, Stage::Leanings] {
+        facts.extend(curve.iter().rfind(|point| point.stage == stage).map(|point| (name(stage), describe(point))));
+    }
+    facts
+}
+
+fn describe(point: &TrainProgress) -> String {
+    let shown = shown(point);
+    match point.stage {
+        Stage::Prices => format!("the best bound is {shown:.4} of theirs"),
+        Stage::Leanings => format!("{shown:.3} times as fast as density"),
+    }
+}
+
+/// Time as a factor, not as its logarithm.
+fn shown(point: &TrainProgress) -> f64 {
+    match point.stage {
+        Stage::Prices => point.validation,
+        Stage::Leanings => point.validation.exp(),
+    }
+}
+
+fn name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Prices => "prices",
+        Stage::Leanings => "leanings",
+    }
+}

@@ -1,0 +1,77 @@
+//! How a policy learned to plan.
+
+use tenure_agent::train::{Stage, TrainProgress};
+
+use super::chart::{Chart, Draw, Series, Span, Unit};
+use super::html::{self, document, figure, section};
+use super::training::thinned;
+
+/// A report on how the policy of the planner marl learned: one HTML file with its learning curves.
+pub struct LearningReport<'a> {
+    title: &'a str,
+    facts: &'a [(&'static str, String)],
+    curve: &'a [TrainProgress],
+}
+
+impl<'a> LearningReport<'a> {
+    /// A report called `title`. `facts` say how it was trained, and what came of it.
+    pub fn new(title: &'a str, facts: &'a [(&'static str, String)], curve: &'a [TrainProgress]) -> Self {
+        Self { title, facts, curve }
+    }
+
+    /// The whole report: one HTML file.
+    pub fn html(&self) -> String {
+        let mut sections = vec![html::header("Learning report", self.title, "", self.facts)];
+        let stages = [
+            (
+                Stage::Prices,
+                "Prices",
+                "Tensors that stay where they are: the best bound that is known over that of the prices, on problems that were \
+                 not trained on. 1 is the best there can be.",
+            ),
+            (
+                Stage::Leanings,
+                "Leanings",
+                "Tensors that may move or be computed again: how many times less a plan takes than the density rule's, \
+                 without a search, on problems that were not trained on and whose costs are not what was told.",
+            ),
+        ];
+        for (stage, title, text) in stages {
+            let points: Vec<&TrainProgress> = self.curve.iter().filter(|point| point.stage == stage).collect();
+            if let Some(last) = points.last() {
+                let shown = |point: &&TrainProgress| match stage {
+                    Stage::Prices => point.validation,
+                    Stage::Leanings => point.validation.exp(),
+                };
+                let values: Vec<f64> = points.iter().map(shown).collect();
+                let chart = Chart {
+                    title: format!("{title}: {}", self.title),
+                    description: format!("{title} over the steps of training."),
+                    span: Span::Steps(last.step.max(1)),
+                    unit: Unit::Number,
+                    series: vec![Series::of_numbers("validation", "smooth", Draw::Line, thinned(&values))],
+                    marker: None,
+                };
+                sections.push(section(title, text, &figure(&chart)));
+            }
+        }
+        document(self.title, &sections.concat(), "Between the points at which it was validated, lines are straight.")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_stage_that_was_reached_has_a_curve() {
+        let point = |stage, step, validation| TrainProgress { stage, step, steps: 2, validation };
+        let mut curve = vec![point(Stage::Prices, 0, 0.5), point(Stage::Prices, 2, 0.9)];
+        let facts = [("seed", "3".to_owned())];
+        let html = |curve: &[TrainProgress]| LearningReport::new("A policy", &facts, curve).html();
+        let first = html(&curve);
+        assert!(first.contains("Prices: A policy") && !first.contains("Leanings: A policy"));
+        curve.push(point(Stage::Leanings, 1, -0.1));
+        assert!(html(&curve).contains("Leanings: A policy"));
+    }
+}
