@@ -118,5 +118,5 @@ fuzz parser seconds="600":
     RUSTC_BOOTSTRAP=1 cargo fuzz run --strip-dead-code {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
-# What a change must pass. The demonstration is of what the tests have built: an optimised build takes as long as they do
+# What a change must pass. The demonstration is of what the tests have built: nothing is built for it alone
 ci: test lint deny loom (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")

@@ -123,7 +123,7 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
     let total_ns: f64 = least_ns.iter().sum();
     let (mut before_ns, mut most_ns) = (0.0, 0.0_f64);
     let live = problem.live_bytes(|_| true);
-    // Any moments will do: not more than are looked at in some milliseconds.
+    // Any moments will do: not more than so many, as each takes a look at every tensor.
     let full = live.iter().filter(|live| **live > capacity).count();
     let is_looked_at = |kernel: usize| live[kernel] > capacity && kernel.is_multiple_of(full.div_ceil(MOMENTS));
     let lives = |tensor: usize, kernel| problem.lifetime(tensor).is_some_and(|life| life.contains(&kernel));

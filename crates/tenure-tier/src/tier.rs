@@ -13,8 +13,8 @@ use crate::{Medium, Nature, TierError};
 /// Blocks are multiples of this, and begin at one: the granularity of PyTorch's blocks, and eight cache lines.
 const BLOCK_BYTES: u64 = 512;
 
-/// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, the lowest first, in one with
-/// what is free beside them.
+/// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, in one with what is free
+/// beside them.
 ///
 /// A handle: clones are one tier, which is there as long as one of them or of its blocks is.
 ///

@@ -49,7 +49,7 @@ impl Planner for Scheduled {
         let mut evaluator = Evaluator::new(problem, options, watch);
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
-        // What others would do is where we begin: never worse than they are.
+        // What others would do is where we begin.
         let mut starts: Vec<Decisions> =
             Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem))).collect();
         if options.objective == Objective::Makespan {
