@@ -116,6 +116,11 @@ impl Recorder {
         entered(Guard::Recorded { _guard: self.0.enter() })
     }
 
+    /// `tenure_tier::Recorder::begin_iteration`.
+    fn begin_iteration(&self) {
+        self.0.begin_iteration();
+    }
+
     /// Writes the problem of placing what was recorded.
     fn write(&self, py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
         let write = || self.0.problem(name, Vec::new(), Vec::new())?.write(path);

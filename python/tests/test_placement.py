@@ -31,6 +31,8 @@ def train(entered: Any = None, steps: int = STEPS) -> tuple[list[str], list[dict
     losses, reports = [], []
 
     def step(number: int) -> None:
+        if isinstance(entered, tenure.torch.Recording):
+            entered.begin_iteration()
         images = torch.arange(128, dtype=torch.float32).sin().add(number).view(2, 1, 8, 8)
         loss = torch.nn.functional.cross_entropy(model(images), torch.tensor([1, 3]))
         if isinstance(entered, tenure.torch.Placement):
@@ -72,6 +74,8 @@ def test_a_training_run_follows_its_mapping_and_learns_the_same(tmp_path: Path) 
     recording.write(tmp_path / "problem.json", name="small")
     problem = json.loads((tmp_path / "problem.json").read_text())
     keys = [tensor["key"] for tensor in problem["tensors"]]
+    names = [kernel["name"] for kernel in problem["kernels"]]
+    assert names[0] == "begin" and names.count("4/forward/out#0") == 1, "the second step alone"
     assert "0/parameter/weight#0" in keys and "4/forward/out#0" in keys
 
     # Weights and activations are split: one after the other goes here and there.

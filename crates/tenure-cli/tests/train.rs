@@ -165,6 +165,26 @@ fn json_has_what_machines_read_and_the_files_are_written() {
 
 #[cfg(unix)]
 #[test]
+fn a_run_is_recorded_planned_and_placed_and_learns_the_same() {
+    let folder = here();
+    let plain = train(folder.path(), &["--steps", "3", "--problem", "problem.json"]);
+    let plan = ["plan", "problem.json", "--fast-bytes", "50%", "--objective", "score", "--planner", "density"];
+    json(&tenure(folder.path(), &[&plan[..], &["-o", "mapping.json", "--json"]].concat()));
+    let tiers = ["--mapping", "mapping.json", "--tier", "device=dram@64MiB", "--tier", "host=./@64MiB"];
+    let placed = train(folder.path(), &[&["--steps", "3"], &tiers[..]].concat());
+    assert_eq!(placed["losses"], plain["losses"]);
+    let placement = &placed["placement"];
+    assert_eq!((&placement["verified_share"], &placement["outside"]), (&Value::from(1.0), &serde_json::json!({})));
+    let keys = &placement["keys"];
+    assert_eq!((&keys["never_came"], &keys["unmapped"]), (&serde_json::json!([]), &serde_json::json!([])));
+    // Neither holds everything.
+    for (tier, tag) in [(0, "activation"), (1, "weight")] {
+        assert!(placement["tiers"][tier]["tags"][tag]["verified"].as_u64() > Some(0), "{placement}");
+    }
+    assert_eq!(files(folder.path()).len(), 3, "the tier's file is gone");
+}
+
+#[test]
 fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let folder = here();
     let steps = ["--steps", "5"];
@@ -292,9 +312,11 @@ fn no_file_is_written_over_another_that_is_needed() {
     let photos = ["--model", "resnet18", "--data", "images:photos"];
     let fashion = ["--model", "resnet18", "--data", "fashion-mnist:."];
     let over_data = "is of --data, and would be written over";
-    let cases: [(&[&str], &[&str], &str); 8] = [
+    let cases: [(&[&str], &[&str], &str); 10] = [
         (&text, &["--report", "x", "--checkpoint", "./x"], "--report x: it is the file of --checkpoint too"),
         (&text, &["--resume", "run.st", "--report", "run.st"], "--report run.st: it is the file of --resume too"),
+        (&text, &["--problem", "x", "--report", "x"], "--report x: it is the file of --problem too"),
+        (&text, &["--problem", "text"], over_data),
         (&text, &["--report", "photos/../text"], over_data),
         (&text, &["--checkpoint", "text"], over_data),
         (&photos, &["--report", "photos/cats/a.png"], over_data),
@@ -317,7 +339,7 @@ fn what_does_not_go_together_says_what_does() {
     fs::create_dir(folder.path().join("empty")).unwrap();
     fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
     fs::create_dir_all(folder.path().join("half/train/cats")).unwrap();
-    let cases: [(&[&str], &[&str]); 18] = [
+    let cases: [(&[&str], &[&str]); 21] = [
         (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
         (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
@@ -335,6 +357,15 @@ fn what_does_not_go_together_says_what_does() {
             &["--model", "gpt2", "--data", "text:text", "--device", "cuda", "--captured", "--devices", "2"],
             &["--captured", "leave out --devices"],
         ),
+        (
+            &["--model", "gpt2", "--data", "text:text", "--device", "cuda", "--problem", "a.json"],
+            &["--problem", "leave out --device cuda"],
+        ),
+        (&["--model", "gpt2", "--data", "text:text", "--problem", "missing/a.json"], &["missing/a.json", "folder"]),
+        (
+            &["--model", "gpt2", "--data", "text:text", "--mapping", "missing", "--tier", "a=dram"],
+            &["missing: No such file"],
+        ),
         (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
         (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is no file that can be replaced"]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--tensorboard", "text"], &["text: "]),
@@ -345,9 +376,12 @@ fn what_does_not_go_together_says_what_does() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(expected.iter().all(|part| said.contains(part)), "{said}");
     }
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["--model", "gpt2", "--data", "video:x"], "images:DIR"),
         (&["--model", "vgg", "--data", "text:text"], "resnet18"),
+        (&["--model", "gpt2", "--data", "text:text", "--mapping", "m.json"], "--tier <NAME=MEDIUM>"),
+        (&["--model", "gpt2", "--data", "text:text", "--tier", "dram"], "expected NAME=MEDIUM, as in DRAM=dram@8GiB"),
+        (&["--model", "gpt2", "--data", "text:text", "--tier", "DRAM=ram"], "is no tier"),
         (&["--model", "gpt2", "--data", "text:text", "--lr", "-1"], "a number above 0"),
         (
             &["--model", "gpt2", "--data", "text:text", "--batch-size", "0"],

@@ -28,6 +28,12 @@ struct Recording {
     events: Mutex<Vec<Event>>,
 }
 
+impl Recording {
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+}
+
 /// Something that happened to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -46,6 +52,11 @@ pub enum Event {
     Freed {
         /// The number of the event with which they came.
         allocation: usize,
+    },
+    /// An iteration began.
+    Iteration {
+        /// Nanoseconds since the recorder was made.
+        at_ns: u64,
     },
 }
 
@@ -71,6 +82,13 @@ impl Recorder {
         RecorderGuard { _scope: AllocatorScope::enter(Arc::new(Recorded(Arc::clone(&self.recording)))) }
     }
 
+    /// From here on it is another iteration of the program: problems are of the last one, and what is held now is there
+    /// from its beginning. Without any, all that happened is one.
+    pub fn begin_iteration(&self) {
+        let mut events = self.recording.events.lock();
+        events.push(Event::Iteration { at_ns: self.recording.now_ns() });
+    }
+
     /// What happened so far, in order.
     pub fn events(&self) -> Vec<Event> {
         self.recording.events.lock().clone()
@@ -78,7 +96,7 @@ impl Recorder {
 
     /// The problem of placing what has a key, in these tiers. All of one key is one tensor, as large as it was at most at
     /// once. Each allocation is a kernel that writes it, and the last before a tensor goes reads it; the time of a kernel
-    /// is the time until the next.
+    /// is the time until the next. What came in earlier iterations alone is a tensor that no kernel touches.
     ///
     /// # Errors
     /// Tiers or links that make no sense.
@@ -87,6 +105,7 @@ impl Recorder {
         for event in self.events() {
             draft.add(event);
         }
+        draft.hold();
         let parts = Parts {
             name: name.into(),
             source: "allocations of a program".into(),
@@ -116,6 +135,13 @@ struct Draft {
 }
 
 impl Draft {
+    /// What is held now is there during the last kernel.
+    fn hold(&mut self) {
+        let Some(kernel) = self.kernels.last_mut() else { return };
+        let held = self.held.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
+        kernel.reads.extend(held.map(|(tensor, _)| Access { tensor, bytes: 0 }));
+    }
+
     fn add(&mut self, event: Event) {
         let came = match event {
             Event::Allocated { at_ns, tag, key, bytes } => key.key().map(|name| {
@@ -152,6 +178,13 @@ impl Draft {
                 }
                 None
             }
+            Event::Iteration { at_ns } => {
+                self.last_ns = at_ns;
+                let begin = Kernel { name: "begin".into(), time_ns: 0, reads: Vec::new(), writes: Vec::new() };
+                (self.kernels, self.backward) = (vec![begin], None);
+                self.hold();
+                None
+            }
         };
         self.came.push(came);
     }
@@ -175,7 +208,7 @@ unsafe impl Allocator for Recorded {
         let allocation = {
             let mut events = self.0.events.lock();
             // Of one thread after the other, so that times do not go back.
-            let at_ns = self.0.began.elapsed().as_nanos() as u64;
+            let at_ns = self.0.now_ns();
             events.push(Event::Allocated { at_ns, tag, key, bytes: bytes as u64 });
             events.len() - 1
         };

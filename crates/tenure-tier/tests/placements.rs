@@ -179,6 +179,37 @@ fn pages_of_a_node_are_looked_at() {
 }
 
 #[test]
+fn a_problem_is_of_the_last_iteration_and_of_what_is_held_then() {
+    let recorder = Recorder::new().unwrap();
+    let _guard = recorder.enter();
+    drop(result("a", "setup", 70).unwrap());
+    let mut kept = result("a", "mean", 10).unwrap();
+    for _ in 0..3 {
+        recorder.begin_iteration();
+        let first = result("a", "linear", 400).unwrap();
+        kept = result("a", "mean", 10).unwrap();
+        drop(first);
+        drop(result("a", "relu", 300).unwrap());
+    }
+    let problem = recorder.problem("test", Vec::new(), Vec::new()).unwrap();
+    let lives: BTreeMap<&str, _> = problem
+        .tensors()
+        .iter()
+        .enumerate()
+        .map(|(number, tensor)| (&*tensor.key, (tensor.bytes, problem.lifetime(number))))
+        .collect();
+    // Kernels: the beginning, linear, mean, relu. Two means are there at once.
+    let expected = [
+        ("a/linear/out#0", (400, Some(1..=2))),
+        ("a/mean/out#0", (20, Some(0..=3))),
+        ("a/relu/out#0", (300, Some(3..=3))),
+        ("a/setup/out#0", (70, None)),
+    ];
+    assert_eq!(lives, BTreeMap::from(expected));
+    drop(kept);
+}
+
+#[test]
 fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     let recorder = Recorder::new().unwrap();
     let guard = recorder.enter();

@@ -88,6 +88,10 @@ class Recording(_Entered):
         super().__init__(native)
         self._native = native
 
+    def begin_iteration(self) -> None:
+        """Has the problem be of what comes from here on, and of what is held now."""
+        self._native.begin_iteration()
+
     def write(self, path: str | PathLike[str], *, name: str = "program") -> None:
         """Writes the problem of placing what was recorded, which ``tenure plan`` reads (docs/problem-format.md)."""
         self._native.write(path, name)

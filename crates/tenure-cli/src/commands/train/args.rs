@@ -9,6 +9,7 @@ use tenure_device::memory;
 
 use super::data::DataSpec;
 use super::models::ModelKind;
+use super::placement::TierSpec;
 use crate::args::DriverKind;
 use crate::{output, platform};
 
@@ -41,14 +42,19 @@ from its checkpoint on any number of devices with as many steps of an epoch.
 
 The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\
 \"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
-accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted.
+accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
+
+On the CPU, --problem writes what the third step allocates as a problem, for which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
 
 Examples:
   tenure train --model llama-mini --data text:README.md
   tenure train --model resnet18 --data fashion-mnist --report run.html
   tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
   tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors
-  tenure train --model resnet50 --data images:photos --device cuda --devices 2 --batch-size 256")]
+  tenure train --model resnet50 --data images:photos --device cuda --devices 2 --batch-size 256
+  tenure train --model llama-mini --data text:README.md --steps 3 --problem llama.json
+  tenure plan llama.json --fast-bytes 50% --objective score -o mapping.json
+  tenure train --model llama-mini --data text:README.md --mapping mapping.json --tier device=dram --tier host=/mnt/pmem@8GiB")]
 pub(crate) struct TrainArgs {
     /// The model: one of those below
     #[arg(long, value_enum, hide_possible_values = true, value_name = "NAME")]
@@ -98,6 +104,16 @@ pub(crate) struct TrainArgs {
     /// Write a page with loss, memory and step time
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
+    /// On the CPU, write what a step allocates as a problem, for `tenure plan`
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) problem: Option<PathBuf>,
+    /// On the CPU, have tensors live where a mapping says, which `tenure plan -o` wrote
+    #[arg(long, requires = "tiers", conflicts_with = "problem", value_name = "FILE.json")]
+    pub(super) mapping: Option<PathBuf>,
+    /// What a tier of the mapping is: dram, numa:N, a DAX device, or a folder or file that stands for persistent memory, then
+    /// @BYTES if it is to be limited. Once for each
+    #[arg(long = "tier", requires = "mapping", value_name = "NAME=MEDIUM")]
+    pub(super) tiers: Vec<TierSpec>,
     /// Write an event file for TensorBoard into a folder
     #[arg(long, value_name = "DIR")]
     pub(super) tensorboard: Option<PathBuf>,
@@ -133,15 +149,20 @@ impl TrainArgs {
 
     /// Refuses to write over what is read, or two files to one place.
     pub(super) fn check_files(&self) -> anyhow::Result<()> {
-        for (option, path) in [("--report", &self.report), ("--checkpoint", &self.checkpoint)] {
+        let written = [("--report", &self.report), ("--checkpoint", &self.checkpoint), ("--problem", &self.problem)];
+        for (option, path) in written {
             if let Some(path) = path.as_ref().filter(|path| self.data.has(path)) {
                 anyhow::bail!("{option} {}: it is of --data, and would be written over: name another", path.display());
             }
         }
-        let Some(report) = &self.report else { return Ok(()) };
-        for (option, path) in [("--checkpoint", &self.checkpoint), ("--resume", &self.resume)] {
-            if path.as_ref().is_some_and(|path| output::canonical(path) == output::canonical(report)) {
-                anyhow::bail!("--report {}: it is the file of {option} too: name another", report.display());
+        for (option, path) in [written[0], written[2]] {
+            let Some(path) = path else { continue };
+            let is_it = |other: &Option<PathBuf>| {
+                other.as_ref().is_some_and(|other| output::canonical(other) == output::canonical(path))
+            };
+            let others = written.into_iter().chain([("--resume", &self.resume)]);
+            if let Some((other, _)) = others.filter(|(other, _)| *other != option).find(|(_, file)| is_it(file)) {
+                anyhow::bail!("{option} {}: it is the file of {other} too: name another", path.display());
             }
         }
         Ok(())

@@ -4,6 +4,7 @@ mod args;
 mod data;
 mod models;
 mod outcome;
+mod placement;
 mod recipe;
 mod watch;
 
@@ -24,6 +25,7 @@ use crate::{files, output};
 use data::{Data, Parts};
 use models::{AnyTask, Batch};
 use outcome::Outcome;
+use placement::Memory;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
@@ -45,7 +47,11 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if args.captured && args.devices.is_some_and(|devices| devices.get() > 1) {
         anyhow::bail!("--captured: steps are captured on one device: leave out --devices");
     }
+    if !args.device.is_cpu() && (args.problem.is_some() || args.mapping.is_some()) {
+        anyhow::bail!("--problem and --mapping are of the CPU's memory: leave out --device {}", args.device);
+    }
     // That a file cannot be written at the end is said at the beginning.
+    args.problem.as_deref().map_or(Ok(()), output::check)?;
     args.report.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
     if let Some(threads) = args.threads {
@@ -66,6 +72,7 @@ fn train_on<D: Examples>(
     model: impl Fn(&Scope) -> nn::Result<AnyTask> + Send + Sync + 'static,
     parts: Parts<D>,
 ) -> anyhow::Result<ExitCode> {
+    let mut memory = Memory::enter(args)?;
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
     let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
@@ -83,8 +90,9 @@ fn train_on<D: Examples>(
     let held_out = DataLoader::new(parts.held_out, options);
     let plan = plan(args, &recipe, batch_size, &training);
     let (seed, lr) = (args.seed, args.lr.unwrap_or(recipe.lr));
+    let watching = memory.watching();
     let replica = move |device| {
-        let task = model(&Scope::new(&Generator::new(seed)).with_device(device))?;
+        let task = watching(model(&Scope::new(&Generator::new(seed)).with_device(device))?);
         let optimizer = recipe.optimizer(task.model().parameters(), lr);
         Ok((task, optimizer))
     };
@@ -99,18 +107,26 @@ fn train_on<D: Examples>(
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }
     let mut watch = Watch::new(args, before as u64, steps)?;
-    match make_steps(args, &mut run, &mut watch) {
+    match make_steps(args, &mut run, &mut watch, &mut memory) {
         // Nothing came of it.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
-        made => Ok(finish(args, run, watch, &held_out, made.err(), batch_size)),
+        made => Ok(finish(args, run, watch, memory, &held_out, made.err(), batch_size)),
     }
 }
 
 /// Until the plan is done, or somebody interrupts.
-fn make_steps<D: Examples>(args: &TrainArgs, run: &mut Trainer<AnyTask, D>, watch: &mut Watch) -> nn::Result<()> {
+fn make_steps<D: Examples>(
+    args: &TrainArgs,
+    run: &mut Trainer<AnyTask, D>,
+    watch: &mut Watch,
+    memory: &mut Memory,
+) -> nn::Result<()> {
     while !output::is_interrupted() {
         let Some(step) = run.step()? else { break };
         watch.step(&step);
+        if let Err(error) = memory.step() {
+            watch.complain(&error);
+        }
         if let Some(path) = &args.checkpoint
             && run.is_at_end_of_epoch()
             && step.number < run.plan().steps
@@ -126,11 +142,15 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
+    mut memory: Memory,
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
 ) -> ExitCode {
     let steps = run.history().len();
+    if let Err(error) = memory.write() {
+        watch.complain(&error);
+    }
     // What the parameters are now, nothing comes of: the checkpoint before is better.
     let is_lost = matches!(stopped, Some(nn::Error::Train(TrainError::Diverged { .. })));
     if let Some(path) = args.checkpoint.as_ref().filter(|_| !is_lost) {
@@ -145,7 +165,7 @@ fn finish<D: Examples>(
     }
 
     watch.clear();
-    let outcome = Outcome::new(args, &run, accuracy);
+    let outcome = Outcome::new(args, &run, accuracy, memory.report());
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {

@@ -6,7 +6,8 @@ use std::path::Path;
 use serde::Serialize;
 use tenure::nn::train::Trainer;
 use tenure::tensor::{Device, threads};
-use tenure::units::{Bytes, Count, Micros};
+use tenure::tier::{Report, TierReport};
+use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::Examples;
 use super::args::TrainArgs;
@@ -25,13 +26,20 @@ pub(super) struct Outcome {
     step_ms_median: f64,
     peak_bytes: u64,
     pub(super) accuracy: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    placement: Option<Report>,
     /// How the run was made, and what came of it, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
 }
 
 impl Outcome {
-    pub(super) fn new<D: Examples>(args: &TrainArgs, run: &Trainer<AnyTask, D>, accuracy: Option<f64>) -> Self {
+    pub(super) fn new<D: Examples>(
+        args: &TrainArgs,
+        run: &Trainer<AnyTask, D>,
+        accuracy: Option<f64>,
+        placement: Option<Report>,
+    ) -> Self {
         let history = run.history();
         let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
         let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
@@ -76,6 +84,7 @@ impl Outcome {
             [] => ("Peak memory", Bytes(peak_bytes).to_string()),
             peaks => ("Peak memory", peaks.iter().map(peak).collect::<Vec<_>>().join(", ")),
         });
+        facts.extend(placement.iter().map(|report| ("Placement", placed(report))));
         let model = args.model.name();
         Self {
             model,
@@ -86,6 +95,7 @@ impl Outcome {
             step_ms_median,
             peak_bytes,
             accuracy,
+            placement,
             facts,
         }
     }
@@ -103,6 +113,21 @@ impl Outcome {
             self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
         Ok(format!("{}\n{facts}", self.model))
     }
+}
+
+/// What was where, in words.
+fn placed(report: &Report) -> String {
+    let tier = |tier: &TierReport| {
+        let bytes = tier.tags.values().map(|tag| tag.bytes).sum();
+        format!("; {} in {} ({})", Bytes(bytes), tier.name, tier.nature)
+    };
+    let tiers: String = report.tiers.iter().map(tier).collect();
+    let (unmapped, never_came) = (report.keys.unmapped.len(), report.keys.never_came.len());
+    let keys = match (unmapped, never_came) {
+        (0, 0) => String::new(),
+        _ => format!("; {unmapped} keys have no place in the mapping, {never_came} of its keys never came"),
+    };
+    format!("{} verified{tiers}{keys}", Percent(report.verified_share))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
