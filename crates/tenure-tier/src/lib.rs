@@ -7,6 +7,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod dax;
+mod disk;
 mod error;
 mod forks;
 mod medium;
@@ -18,6 +19,7 @@ mod report;
 mod system;
 mod tier;
 
+pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, Spilled, Ticket};
 pub use error::TierError;
 pub use medium::{Medium, Nature};
 pub use placement::{Options, Placement, PlacementGuard, WhenFull};
