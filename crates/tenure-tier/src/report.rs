@@ -115,7 +115,7 @@ impl Report {
 impl TierReport {
     fn new(placement: &Placement, number: usize, tier: &Tier) -> Self {
         let region = tier.region();
-        let trouble = region.trouble();
+        let trouble = tier.trouble();
         let mut tags: BTreeMap<&'static str, TagReport> = BTreeMap::new();
         let mut resident = Some(0);
         for (address, live) in placement.live(number) {
