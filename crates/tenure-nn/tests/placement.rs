@@ -136,13 +136,14 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     for report in &seen {
         assert_eq!(report.verified_share, 1.0, "{report}");
         assert_eq!(report.outside, BTreeMap::new(), "{report}");
+        // Batches are read outside of the model, and have no place.
+        let inputs = report.of("DRAM", Tag::Input);
+        assert!(inputs.bytes > 0 && inputs.bytes == report.unmapped_bytes, "{report}");
         for tag in [Tag::Weight, Tag::Activation] {
             let [fast, slow] = ["DRAM", "PM"].map(|tier| report.of(tier, tag));
             assert!(fast.bytes > 0 && slow.bytes > 0, "{tag} is split: {report}");
             assert_eq!([fast.verified, slow.verified], [fast.bytes, slow.bytes]);
         }
-        // Threads that read batches are placed, too.
-        assert!(report.of("DRAM", Tag::Input).bytes > 0);
         assert_eq!((&report.keys.unmapped[..], &report.keys.missed[..]), (&[][..], &[][..]));
         let is_emulated = placement.tiers()[1].nature().is_emulated();
         assert!(report.is_emulated == is_emulated && report.to_string().contains("EMULATED") == is_emulated);

@@ -134,7 +134,12 @@ impl Placement {
 
     /// What is where, at this moment, as it is verified now.
     pub fn report(&self) -> Report {
-        Report::new(self)
+        self.report_beside(&[])
+    }
+
+    /// The same of a program that has tensors on the CPU in no tier, of which Tenure does not know: so many bytes for tags.
+    pub fn report_beside(&self, outside: &[(Tag, u64)]) -> Report {
+        Report::new(self, outside)
     }
 
     /// Whether every key of the mapping came: after an iteration, those that did not are none of this program.
