@@ -196,7 +196,12 @@ def test_weights_of_a_model_that_was_called_before_move_when_it_is_called_in_a_p
             assert bytes_of(report, 1, "weight")["verified"] == model[4].weight.nbytes
             # What has no place is no merit of the mapping.
             unmapped = weights - model[4].weight.nbytes
-            assert bytes_of(report, 0, "weight") == {"bytes": unmapped, "verified": 0, "unmapped": unmapped, "missed": 0}
+            assert bytes_of(report, 0, "weight") == {
+                "bytes": unmapped,
+                "verified": 0,
+                "unmapped": unmapped,
+                "missed": 0,
+            }
             assert report["verified_share"] == 1 and report["unmapped_bytes"] == unmapped
             assert report["mapped_share"] == model[4].weight.nbytes / weights
             assert other.report()["outside"] == {"weight": weights}

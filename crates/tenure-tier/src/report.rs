@@ -146,7 +146,7 @@ impl TierReport {
             nature: tier.nature().to_string(),
             is_emulated: tier.nature().is_emulated(),
             capacity: tier.capacity_bytes(),
-            peak: tier.statistics().all.allocated_bytes.peak,
+            peak: tier.peak_bytes(),
             resident,
             trouble,
             tags,

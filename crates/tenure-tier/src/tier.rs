@@ -1,7 +1,7 @@
 //! A tier: memory of one kind, and the blocks in it.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Arena, PoolKind, Statistics};
@@ -13,6 +13,9 @@ use crate::{Medium, Nature, TierError};
 
 /// Blocks are multiples of this, and begin at one: the granularity of PyTorch's blocks, and eight cache lines.
 const BLOCK_BYTES: u64 = 512;
+
+/// Those of the process.
+static ALL: Unforked<Vec<Weak<Shared>>> = Unforked::new(Vec::new());
 
 /// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, in one with what is free
 /// beside them.
@@ -46,6 +49,8 @@ pub(crate) struct Blocks {
     arena: Arena,
     live: FxHashMap<Address, Live>,
     statistics: Statistics,
+    /// The most bytes in use at once, whoever resets the statistics.
+    peak_bytes: u64,
 }
 
 /// A block that is in use.
@@ -75,11 +80,15 @@ impl Tier {
             capacity: bytes,
             alignment: BLOCK_BYTES,
         })?;
-        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default() };
+        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default(), peak_bytes: 0 };
         let blocks = Arc::new(Unforked::new(blocks));
         let copied =
             region.is_shared().then(|| Copied::new(region.pointer(start), bytes as usize, Arc::clone(&blocks)));
-        Ok(Self { shared: Arc::new(Shared { name: name.into(), copied, region, blocks }) })
+        let shared = Arc::new(Shared { name: name.into(), copied, region, blocks });
+        let mut all = ALL.lock();
+        all.retain(|tier| tier.strong_count() > 0);
+        all.push(Arc::downgrade(&shared));
+        Ok(Self { shared })
     }
 
     /// What it is called.
@@ -105,6 +114,28 @@ impl Tier {
     /// The counters, by tag too.
     pub fn statistics(&self) -> Statistics {
         self.shared.blocks.lock().statistics.clone()
+    }
+
+    /// The most bytes in use at once, as set aside.
+    pub fn peak_bytes(&self) -> u64 {
+        self.shared.blocks.lock().peak_bytes
+    }
+
+    /// The counters of all tiers of the process together. Peaks are added up, and so may be too high by as much as those of
+    /// several were at different times.
+    pub fn all_statistics() -> Statistics {
+        let mut sum = Statistics::default();
+        Self::all().iter().for_each(|tier| sum.merge(&tier.statistics()));
+        sum
+    }
+
+    /// Sets every peak that the counters of all tiers tell to the current value.
+    pub fn reset_all_peak_statistics() {
+        Self::all().iter().for_each(|tier| tier.shared.blocks.lock().statistics.reset_peak());
+    }
+
+    fn all() -> Vec<Self> {
+        ALL.lock().iter().filter_map(Weak::upgrade).map(|shared| Self { shared }).collect()
     }
 
     /// A block for `tag`, with a key.
@@ -210,6 +241,7 @@ impl Blocks {
         };
         self.live.insert(block.address, Live { bytes, held: block.bytes, tag, key });
         self.statistics.block_allocated(PoolKind::Large, tag, bytes, block.bytes);
+        self.peak_bytes = self.peak_bytes.max(self.arena.bytes() - self.arena.free_bytes());
         Some(block.address)
     }
 
