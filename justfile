@@ -115,7 +115,7 @@ gpu-tensors:
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
-    RUSTC_BOOTSTRAP=1 cargo fuzz run --strip-dead-code {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} -- \
+    RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} --strip-dead-code -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
 
 # What a change must pass. The demonstration is of what the tests have built: nothing is built for it alone

@@ -30,7 +30,7 @@ mod _native {
         empty_cache, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction,
     };
     #[pymodule_export]
-    use crate::placement::{Placement, Recorder, cpu_api, is_placed, leave_placement};
+    use crate::placement::{Placement, Recorder, cpu_api, leave_placement, placed_in};
     #[pymodule_export]
     use crate::purpose::{
         begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,

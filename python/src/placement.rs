@@ -2,14 +2,19 @@
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
 use tenure::prelude::*;
 use tenure_plan::Mapping;
-use tenure_tier::{Medium, Options, PlacementGuard, RecorderGuard, Tier, WhenFull};
+use tenure_tier::{Medium, Options, PlacementGuard, RecorderGuard, Tier, TierError, WhenFull};
 
 use crate::errors::complaint;
 use crate::json;
+use crate::purpose::tag_of;
+
+/// Counts placements and recordings.
+static LAST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     static ENTERED: RefCell<Vec<(u64, Guard)>> = const { RefCell::new(Vec::new()) };
@@ -18,8 +23,8 @@ thread_local! {
 
 /// What keeps a thread in a placement or a recording.
 enum Guard {
-    Placed { _guard: PlacementGuard },
-    Recorded { _guard: RecorderGuard },
+    Placed { number: u64, _guard: PlacementGuard },
+    Recorded { number: u64, _guard: RecorderGuard },
 }
 
 /// The address of the table of functions that the shim under PyTorch's memory of the CPU stands on.
@@ -28,10 +33,13 @@ pub(crate) fn cpu_api() -> usize {
     tenure_capi::cpu::tenure_cpu_table().expose_provenance()
 }
 
-/// Whether what this thread allocates on the CPU is placed or recorded.
+/// The number of the placement or recording that this thread is in; 0 for none.
 #[pyfunction]
-pub(crate) fn is_placed() -> bool {
-    AllocatorScope::current(Device::CPU).is_some()
+pub(crate) fn placed_in() -> u64 {
+    ENTERED.with_borrow(|entered| match entered.last() {
+        Some((_, Guard::Placed { number, .. } | Guard::Recorded { number, .. })) => *number,
+        None => 0,
+    })
 }
 
 /// Leaves what was entered with this token, and all that was entered since and not left.
@@ -47,6 +55,10 @@ pub(crate) fn leave_placement(token: u64) {
     }
 }
 
+fn next_number() -> u64 {
+    LAST_NUMBER.fetch_add(1, Relaxed) + 1
+}
+
 fn entered(guard: Guard) -> u64 {
     let token = LAST.get() + 1;
     LAST.set(token);
@@ -56,7 +68,10 @@ fn entered(guard: Guard) -> u64 {
 
 /// `tenure_tier::Placement`.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Placement(tenure_tier::Placement);
+pub(crate) struct Placement {
+    placement: tenure_tier::Placement,
+    number: u64,
+}
 
 #[pymethods]
 impl Placement {
@@ -70,50 +85,82 @@ impl Placement {
     ) -> PyResult<Self> {
         let open = || -> Result<_, String> {
             let mapping = Mapping::read(mapping).map_err(|error| error.to_string())?;
-            let open = |(name, medium): (String, String)| {
-                let (medium, capacity) = Medium::with_capacity(&medium)?;
-                Tier::open(name, &medium, capacity)
-            };
-            let tiers: Vec<Tier> =
-                tiers.into_iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
             let when_full = if may_miss { WhenFull::Miss } else { WhenFull::Refuse };
-            tenure_tier::Placement::open(mapping, tiers, Options { is_strict, when_full })
-                .map_err(|error| error.to_string())
+            let mut opened = Vec::new();
+            open_all(mapping, tiers, Options { is_strict, when_full }, &mut opened).map_err(|error| {
+                opened.into_iter().for_each(Tier::discard);
+                error.to_string()
+            })
         };
-        py.detach(open).map(Self).map_err(complaint)
+        let placement = py.detach(open).map_err(complaint)?;
+        Ok(Self { placement, number: next_number() })
+    }
+
+    /// Removes the files that were made, as nobody will use them.
+    fn discard(&self) {
+        self.placement.tiers().iter().cloned().for_each(Tier::discard);
     }
 
     /// Places this thread, until `leave_placement` is called with the token that is returned.
     fn enter(&self) -> u64 {
-        entered(Guard::Placed { _guard: self.0.enter() })
+        entered(Guard::Placed { number: self.number, _guard: self.placement.enter() })
     }
 
-    /// What is where, as JSON and as text.
-    fn report(&self, py: Python<'_>) -> PyResult<(String, String)> {
-        let report = py.detach(|| self.0.report());
+    /// Whether the byte at an address is in one of the tiers.
+    fn contains(&self, address: u64) -> bool {
+        self.placement.tiers().iter().any(|tier| tier.addresses().contains(&address))
+    }
+
+    /// What is where, as JSON and as text; with bytes in no tier that PyTorch holds, by the numbers of their tags.
+    fn report(&self, py: Python<'_>, outside: Vec<(u8, u64)>) -> PyResult<(String, String)> {
+        let outside: Vec<(Tag, u64)> = outside.into_iter().map(|(tag, bytes)| (tag_of(tag), bytes)).collect();
+        let report = py.detach(|| self.placement.report_beside(&outside));
         Ok((json(&report)?, report.to_string()))
+    }
+
+    /// Gives the pages of what is free back to the system.
+    fn release_cached(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.placement.release_cached()).map_err(|error| complaint(error.to_string()))
     }
 
     /// Raises if a key of the mapping never came.
     fn check_all_came(&self) -> PyResult<()> {
-        self.0.check_all_came().map_err(|error| complaint(error.to_string()))
+        self.placement.check_all_came().map_err(|error| complaint(error.to_string()))
     }
+}
+
+/// Opens tiers, and then a placement in them. Those that were opened are in `opened`, also if it fails.
+fn open_all(
+    mapping: Mapping,
+    tiers: Vec<(String, String)>,
+    options: Options,
+    opened: &mut Vec<Tier>,
+) -> Result<tenure_tier::Placement, TierError> {
+    for (name, medium) in tiers {
+        let (medium, capacity) = Medium::with_capacity(&medium)?;
+        opened.push(Tier::open(name, &medium, capacity)?);
+    }
+    tenure_tier::Placement::open(mapping, opened.clone(), options)
 }
 
 /// `tenure_tier::Recorder`.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Recorder(tenure_tier::Recorder);
+pub(crate) struct Recorder {
+    recorder: tenure_tier::Recorder,
+    number: u64,
+}
 
 #[pymethods]
 impl Recorder {
     #[new]
     fn new() -> PyResult<Self> {
-        tenure_tier::Recorder::new().map(Self).map_err(|error| complaint(error.to_string()))
+        let recorder = tenure_tier::Recorder::new().map_err(|error| complaint(error.to_string()))?;
+        Ok(Self { recorder, number: next_number() })
     }
 
     /// Records this thread, until `leave_placement` is called with the token that is returned.
     fn enter(&self) -> u64 {
-        entered(Guard::Recorded { _guard: self.0.enter() })
+        entered(Guard::Recorded { number: self.number, _guard: self.recorder.enter() })
     }
 
     /// `tenure_tier::Recorder::begin_iteration`.
@@ -123,7 +170,7 @@ impl Recorder {
 
     /// Writes the problem of placing what was recorded.
     fn write(&self, py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-        let write = || self.0.problem(name, Vec::new(), Vec::new())?.write(path);
+        let write = || self.recorder.problem(name, Vec::new(), Vec::new())?.write(path);
         py.detach(write).map_err(|error| complaint(error.to_string()))
     }
 }

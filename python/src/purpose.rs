@@ -105,6 +105,7 @@ pub(crate) fn retag(py: Python<'_>, device: usize, address: u64, tag: u8, key: u
     py.detach(|| memory.allocator().retag(address, tag_of(tag), KeyId::from_raw(key)).is_ok())
 }
 
-fn tag_of(number: u8) -> Tag {
+/// The tag of a number.
+pub(crate) fn tag_of(number: u8) -> Tag {
     Tag::ALL.get(usize::from(number)).copied().unwrap_or_default()
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,7 @@ def test_a_training_run_follows_its_mapping_and_learns_the_same(tmp_path: Path) 
             for tier in (0, 1):
                 found = bytes_of(report, tier, tag)
                 assert found["bytes"] > 0 and found["verified"] == found["bytes"], (tag, report)
+        assert report["verified_share"] == report["mapped_share"] == 1 and report["outside"] == {}, report
         assert report["keys"]["unmapped"] == [] and report["keys"]["missed"] == []
         assert report["is_emulated"] == ("EMULATED" in report["tiers"][1]["nature"])
     assert ("EMULATED" in str(placement)) == reports[0]["is_emulated"]
@@ -178,6 +182,102 @@ def test_mistakes_in_tiers_are_told(tmp_path: Path) -> None:
             tenure.torch.install(device="cpu", mapping=mapping, tiers=given)
 
 
+def test_weights_of_a_model_that_was_called_before_move_when_it_is_called_in_a_placement(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {"4/parameter/weight#0": 1})
+    first, second = (tenure.torch.install(device="cpu", mapping=mapping, tiers=tiers(tmp_path)) for _ in range(2))
+    model, _ = model_and_optimizer()
+    images = torch.ones(2, 1, 8, 8)
+    with tenure.torch.tag(model), torch.no_grad():
+        expected = model(images)
+        weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+        assert first.report()["outside"] == {"weight": weights}
+        assert f"outside of all tiers: {weights} bytes, weight" in str(first)
+        for placement, other in [(first, second), (second, first)]:
+            with placement:
+                assert model(images).equal(expected)
+            report = placement.report()
+            assert report["outside"] == {}
+            assert bytes_of(report, 1, "weight")["verified"] == model[4].weight.nbytes
+            # What has no place is no merit of the mapping.
+            unmapped = weights - model[4].weight.nbytes
+            assert bytes_of(report, 0, "weight") == {
+                "bytes": unmapped,
+                "verified": 0,
+                "unmapped": unmapped,
+                "missed": 0,
+            }
+            assert report["verified_share"] == 1 and report["unmapped_bytes"] == unmapped
+            assert report["mapped_share"] == model[4].weight.nbytes / weights
+            assert other.report()["outside"] == {"weight": weights}
+
+
+def test_memory_that_others_have_stays_where_it_is_and_is_reported(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    placement = tenure.torch.install(device="cpu", mapping=mapping, tiers=tiers(tmp_path))
+    layers = [torch.nn.Linear(4, 4, bias=False) for _ in range(5)]
+    view, processes, array, alias, tied = (layer.weight for layer in layers)
+    view.data = torch.ones(2, 16)[0].view(4, 4)
+    processes.share_memory_()
+    numbers = array.detach().numpy()
+    same = alias.detach()
+    also = torch.nn.Linear(4, 4, bias=False)
+    also.weight = tied
+    model = torch.nn.Sequential(*layers, also)
+    addresses = [weight.data_ptr() for weight in (view, processes, array, alias)]
+    with placement, tenure.torch.tag(model), torch.no_grad():
+        model(torch.ones(1, 4))
+        report = placement.report()
+        assert report["outside"] == {"weight": 128 + 3 * 64} and report["verified_share"] == 0
+        # Of one tensor, by whatever names.
+        assert bytes_of(report, 0, "weight")["bytes"] == tied.nbytes and also.weight is tied
+        assert addresses == [weight.data_ptr() for weight in (view, processes, array, alias)]
+        alias.fill_(3)
+        assert same.eq(3).all() and processes.is_shared() and (numbers == array.numpy()).all()
+        # When it is the tensor's alone, it moves.
+        del same
+        model(torch.ones(1, 4))
+        assert placement.report()["outside"] == {"weight": 128 + 2 * 64}
+        assert alias.eq(3).all()
+
+
+def test_a_thread_leaves_what_it_entered_itself(tmp_path: Path) -> None:
+    placement = tenure.torch.install(
+        device="cpu", mapping=write_mapping(tmp_path / "mapping.json", {}), tiers=tiers(tmp_path)
+    )
+    told: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            placement.__exit__(None, None, None)
+        except tenure.Error as error:
+            told.append(error)
+
+    with placement:
+        other = threading.Thread(target=leave)
+        other.start()
+        other.join()
+        assert "what a thread enters, it leaves itself" in str(told[0])
+
+
+def test_files_of_a_placement_that_is_not_opened_are_removed(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    for second in ("PM", "other"):
+        given = {"DRAM": f"{tmp_path}/tier@1MiB", second: f"{tmp_path}/@1048576TiB" if second == "PM" else "dram@1MiB"}
+        with pytest.raises(tenure.Error):
+            tenure.torch.install(device="cpu", mapping=mapping, tiers=given)
+        assert [path.name for path in tmp_path.iterdir()] == ["mapping.json"]
+
+
+def test_free_memory_is_given_back(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    placement = tenure.torch.install(device="cpu", mapping=mapping, tiers=tiers(tmp_path))
+    with placement:
+        kept = torch.ones(1000)
+        torch.ones(1 << 20)
+    placement.empty_cache()
+    assert kept.eq(1).all()
+
+
 def test_forked_workers_write_to_copies(tmp_path: Path) -> None:
     mapping = write_mapping(tmp_path / "mapping.json", {})
     # What has no place lives in the first tier, which is a file here.
@@ -199,3 +299,52 @@ def test_forked_workers_write_to_copies(tmp_path: Path) -> None:
         # Two workers made two batches each, and counted for themselves.
         assert sorted(batches[:, 0].tolist()) == [1, 1, 2, 2, 3, 3, 4, 4]
         assert shared.eq(0).all()
+
+
+def test_forked_workers_see_what_was_there_and_not_what_their_parent_writes_later(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    placement = tenure.torch.install(
+        device="cpu", mapping=mapping, tiers={"DRAM": f"{tmp_path}/@32MiB", "PM": "dram@1MiB"}
+    )
+    fork = multiprocessing.get_context("fork")
+    is_written, answers = fork.Event(), fork.Queue()
+    with placement:
+        shared = torch.zeros(100_000)
+
+        def look() -> None:
+            torch.set_num_threads(1)  # The threads of PyTorch's are the parent's.
+            is_written.wait()
+            trouble = placement.report()["tiers"][0]["trouble"]
+            answers.put((shared.eq(0).all().item(), torch.ones(1000).sum().item(), trouble))
+
+        child = fork.Process(target=look, daemon=True)
+        child.start()
+        shared.fill_(1)
+        is_written.set()
+        assert answers.get(timeout=60) == (True, 1000, "a forked child has ordinary memory in its place")
+        child.join()
+        assert child.exitcode == 0 and shared.eq(1).all()
+
+
+def test_a_program_that_closes_all_descriptors_keeps_its_tiers(tmp_path: Path) -> None:
+    mapping = write_mapping(tmp_path / "mapping.json", {})
+    program = f"""
+import os, torch, tenure.torch
+placement = tenure.torch.install(
+    device="cpu", mapping={str(mapping)!r}, tiers={{"DRAM": "{tmp_path}/tier@1MiB", "PM": "dram@1MiB"}}
+)
+with placement:
+    shared = torch.ones(1000)
+    os.closerange(3, 256)
+    others = [open({str(tmp_path / "other")!r}, "w+") for _ in range(64)]
+    if os.fork() == 0:
+        os._exit(0 if shared.eq(1).all() else 1)
+    assert os.wait()[1] == 0
+    report = placement.report()
+    assert report["tiers"][0]["trouble"] is None, report
+del placement, shared
+for other in others:
+    other.write("still open")
+    other.flush()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -71,7 +71,9 @@ impl Marl {
         }
     }
 
-    /// One round of the market is one plan; when prices have settled, the order of the density rule is another. Returns the lowest bound that prices gave.
+    /// One round of the market is one plan; when prices have settled, the order of the density rule is another. Sellers have
+    /// learned to come close in few rounds, and would stay that close: from then on prices follow the demand, and buyers are
+    /// unsure. Returns the lowest bound that prices gave.
     fn place(
         &self,
         market: &Market<'_>,
@@ -87,7 +89,12 @@ impl Marl {
                 None => play.round(&self.policy, 0.0, generator)?,
                 // Where few tensors fit at once, prices say little.
                 Some(0) => market.place(&market.bids(&market.uniform_log_prices())),
-                Some(more) => play.round(&self.policy, DOUBTS[more % DOUBTS.len()], generator)?,
+                Some(more) => {
+                    let mut bids = play.follow_demand(more);
+                    let doubt = DOUBTS[more % DOUBTS.len()];
+                    bids.iter_mut().for_each(|bid| *bid += doubt * normal(generator));
+                    market.place(&bids)
+                }
             };
             sums.iter_mut().zip(&play.log_prices).for_each(|(sum, log_price)| *sum += log_price.exp());
             let mean: Vec<f64> = sums.iter().map(|sum| (sum / (round + 1) as f64).ln()).collect();

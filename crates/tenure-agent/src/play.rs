@@ -11,6 +11,9 @@ use crate::random::normal;
 
 /// How far a price goes in one round, at most: a factor of e to the power of this.
 const STEP: f64 = 2.0;
+/// How far a price goes at most that follows the demand, in the first step, and how fast steps get smaller.
+const FIRST_STEP: f64 = 0.6;
+const SHRINKING: f64 = 0.05;
 /// How far it goes in all rounds together.
 const REACH: f64 = 20.0;
 
@@ -46,9 +49,12 @@ impl<'a> Play<'a> {
         policy.changes(self.features())?.tanh()?.mul(STEP)
     }
 
-    /// By how much what is wanted of each seller is more than there is.
-    pub(crate) fn excess(&self) -> impl Iterator<Item = f64> {
-        self.demand.wanted.iter().map(|wanted| wanted - 1.0)
+    /// Prices go where what is wanted differs from what there is, without a policy: in steps that get smaller with their
+    /// number, which end at the best prices. What buyers bid at the new ones.
+    pub(crate) fn follow_demand(&mut self, number: usize) -> Vec<f64> {
+        let step = FIRST_STEP / (1.0 + number as f64 * SHRINKING);
+        let changes = self.demand.wanted.iter().map(|wanted| step * (wanted - 1.0).clamp(-1.0, 1.0));
+        self.change(changes.collect())
     }
 
     /// Prices change. What buyers bid at the new ones.

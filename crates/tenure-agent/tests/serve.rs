@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::ops::ControlFlow;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use proptest::test_runner::{Config, TestRunner};
 use tempfile::TempDir;
 use tenure_agent::serve::frame::{Frame, Kind, MAX_BODY_BYTES};
 use tenure_agent::serve::{
-    Address, Client, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
+    Address, Answer, Client, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
 };
 use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
 use tenure_plan::{Mapping, Planner, Problem, Rule};
@@ -380,6 +380,30 @@ fn an_agent_listens_on_the_loopback_too() {
 }
 
 #[test]
+fn who_is_one_too_many_reads_why_whatever_was_sent() {
+    let results = tempfile::tempdir().unwrap();
+    let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+    let config = ServerConfig { connections: 1, ..ServerConfig::new(results.path()) };
+    let server = Server::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
+    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    let mut problem = Problem::from_json(PROBLEM).unwrap().into_parts();
+    problem.source = "long ".repeat(200_000);
+    let request = Request::new(Problem::new(problem).unwrap(), Options::default()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| server.run(until(&is_done)));
+        let _ends = Ends(&is_done);
+        let _served = Client::connect(&address).unwrap();
+        for _ in 0..20 {
+            let refused = Client::connect(&address).unwrap().ask(&request);
+            assert!(
+                matches!(&refused, Err(ServeError::Refused { refusal, .. }) if refusal.code == "busy"),
+                "{refused:?}"
+            );
+        }
+    });
+}
+
+#[test]
 fn a_server_needs_a_folder_and_a_planner() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
@@ -463,9 +487,10 @@ fn anybodys_agent_takes_its_place() {
     let socket = folder.path().join("agent.sock");
     let mut python = Command::new("python3");
     python.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/agent.py"));
-    python.arg("--socket").arg(&socket).arg("--results").arg(folder.path()).stdout(Stdio::null());
+    python.arg(&socket).arg(folder.path()).stderr(Stdio::null());
     let _agent = Example(python.spawn().unwrap());
     eventually(|| UnixStream::connect(&socket).is_ok());
+    assert!(!python.status().unwrap().success(), "another does not take its socket");
     let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
     let small = Options { fast_bytes: Some(60), ..Options::default() };
     for options in [Options::default(), small] {
@@ -476,7 +501,9 @@ fn anybodys_agent_takes_its_place() {
         assert_eq!((answer.score, answer.placed.score), (ours, ours));
         assert!(answer.unplaced.is_empty() && answer.unknown.is_empty());
     }
-    drop(client);
+    let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let (mappings, others): (Vec<_>, Vec<_>) = files.partition(|name| name.ends_with(".json"));
+    assert_eq!((mappings.len(), others.len()), (2, 2), "{others:?}: the socket and its lock");
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(b"TNAG\x02\0\x01\0\0\0\0\0").unwrap();
     let refused = Frame::read(&mut stream).unwrap().unwrap();
@@ -484,30 +511,86 @@ fn anybodys_agent_takes_its_place() {
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
 }
 
-/// An agent that answers everything with one mapping.
-fn stubborn(mapping: &str) -> Result<tenure_agent::serve::Answer, ServeError> {
+/// What a client makes of an agent that says `replies`, each on a connection of its own, to one request after the other.
+fn told(replies: &[Vec<u8>]) -> Vec<Result<Answer, ServeError>> {
     let folder = tempfile::tempdir().unwrap();
-    let (socket, path) = (folder.path().join("agent.sock"), folder.path().join("mapping.json"));
-    fs::write(&path, mapping).unwrap();
-    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let socket = folder.path().join("agent.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
     thread::scope(|scope| {
-        scope.spawn(move || -> io::Result<()> {
-            let (mut stream, _) = listener.accept()?;
-            Frame::read(&mut stream).unwrap();
-            let placed = Placed {
-                mapping: path,
-                planner: "x".into(),
-                score: 1.0,
-                makespan_us: 0.0,
-                evaluations: 1,
-                seconds: 0.0,
+        scope.spawn(|| {
+            let reply = |bytes: &Vec<u8>| {
+                let (mut stream, _) = listener.accept().unwrap();
+                Frame::read(&mut stream).unwrap();
+                stream.write_all(bytes).unwrap();
+                stream
             };
-            let body = serde_json::to_vec(&placed)?;
-            Frame { kind: Kind::Placed, body }.write(&mut stream).unwrap();
-            Ok(())
+            // Connections stay open until all have been said.
+            replies.iter().map(reply).collect::<Vec<UnixStream>>()
         });
-        Client::connect(&Address::Unix(socket)).unwrap().ask(&request(Options::default()))
+        let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
+        replies.iter().map(|_| client.ask(&request(Options::default()))).collect()
     })
+}
+
+fn placed(mapping: &Path) -> Placed {
+    Placed { mapping: mapping.into(), planner: "x".into(), score: 1.0, makespan_us: 0.0, evaluations: 1, seconds: 0.0 }
+}
+
+fn answer(placed: &Placed) -> Vec<u8> {
+    frame(Kind::Placed, &serde_json::to_vec(placed).unwrap())
+}
+
+/// An agent that answers with one mapping.
+fn stubborn(mapping: &str) -> Result<Answer, ServeError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mapping.json");
+    fs::write(&path, mapping).unwrap();
+    told(&[answer(&placed(&path))]).remove(0)
+}
+
+const MAPPING: &str = r#"{"format": "tenure-mapping", "version": 1, "tiers": ["DRAM", "PM"],
+    "places": {"a/parameter/weight#0": 1, "b/parameter/weight#0": 1, "a/linear/out#0": 1}}"#;
+
+#[test]
+fn a_connection_on_which_something_went_wrong_is_not_used_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mapping.json");
+    fs::write(&path, MAPPING).unwrap();
+    let from = |planner: &str| answer(&Placed { planner: planner.into(), ..placed(&path) });
+    // What is left unread is an answer too: to the request before.
+    let wrong = [b"TNAG\x02\0\x02\0\0\0\0\0".to_vec(), from("late")].concat();
+    let answers = told(&[wrong, from("right")]);
+    assert!(matches!(answers[0], Err(ServeError::Frame { .. })));
+    assert_eq!(answers[1].as_ref().unwrap().placed.planner, "right");
+}
+
+#[test]
+fn nothing_that_an_agent_says_steers_a_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mapping\u{1b}[2J.json");
+    fs::write(&path, MAPPING).unwrap();
+    let plain = folder.path().join("mapping.json");
+    fs::write(&plain, r#"{"format": "tenure-mapping", "version": 1, "tiers": [], "places": {}, "\u009b2J": 1}"#)
+        .unwrap();
+    let refusal = frame(Kind::Refused, br#"{"code": "plan", "message": "\u001b[2J"}"#);
+    for reply in [answer(&placed(&path)), answer(&placed(&plain)), refusal] {
+        let error = told(&[reply]).remove(0).unwrap_err().to_string();
+        assert!(!error.contains(char::is_control), "{error:?}");
+    }
+    fs::write(&plain, MAPPING).unwrap();
+    let red = Placed { planner: "\u{1b}[31mred".into(), ..placed(&plain) };
+    assert_eq!(told(&[answer(&red)]).remove(0).unwrap().placed.planner, " [31mred");
+}
+
+#[test]
+fn only_a_file_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+    for path in [&*pipe, folder.path(), Path::new("/dev/zero"), Path::new("/missing")] {
+        let refused = told(&[answer(&placed(path))]).remove(0);
+        assert!(matches!(refused, Err(ServeError::Answer { .. })), "{refused:?}");
+    }
 }
 
 #[test]

@@ -5,9 +5,8 @@ use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use tenure_core::{AllocatorScope, DataPtr, Device};
+use tenure_core::{AllocatorScope, DataPtr, Device, Unforked};
 
 use crate::failure::{Failure, Status, guarded};
 
@@ -26,7 +25,7 @@ static TABLE: Table =
     Table { size: size_of::<Table>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
 
 /// Blocks by their addresses: PyTorch frees some by nothing else.
-static LIVE: LazyLock<Mutex<FxHashMap<usize, DataPtr>>> = LazyLock::new(Mutex::default);
+static LIVE: LazyLock<Unforked<FxHashMap<usize, DataPtr>>> = LazyLock::new(Unforked::default);
 
 /// The table.
 #[unsafe(no_mangle)]

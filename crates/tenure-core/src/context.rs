@@ -1,11 +1,12 @@
 use std::sync::Arc;
 
+use crate::allocator::Chosen;
 use crate::purpose::Said;
 use crate::site::{Here, SiteGuard};
-use crate::{Allocator, AllocatorScope, Purpose};
+use crate::{AllocatorScope, Purpose};
 
 /// What a thread's allocations are made under: its [`Purpose`], its [`Site`](crate::Site), and its
-/// [allocator](AllocatorScope). Threads that work for another enter the other's.
+/// [allocators](AllocatorScope). Threads that work for another enter the other's.
 ///
 /// ```
 /// use tenure_core::{Context, KeyId, Purpose, Tag};
@@ -22,7 +23,7 @@ use crate::{Allocator, AllocatorScope, Purpose};
 pub struct Context {
     purpose: Said,
     here: Here,
-    allocator: Option<Arc<dyn Allocator>>,
+    allocators: Option<Arc<Chosen>>,
 }
 
 /// Keeps a thread in another's context; it is back in its own when this is dropped.
@@ -37,7 +38,7 @@ pub struct ContextGuard {
 impl Context {
     /// The calling thread's.
     pub fn capture() -> Self {
-        Self { purpose: Purpose::said(), here: Here::current(), allocator: AllocatorScope::any() }
+        Self { purpose: Purpose::said(), here: Here::current(), allocators: AllocatorScope::chosen() }
     }
 
     /// The same, for threads that one operation is divided among. They run in any order, so all that is allocated in it
@@ -49,11 +50,11 @@ impl Context {
 
     /// The calling thread is in this context from now on.
     pub fn enter(&self) -> ContextGuard {
-        let is_same = self.allocator.is_none() && AllocatorScope::any().is_none();
+        let is_same = self.allocators.is_none() && AllocatorScope::chosen().is_none();
         ContextGuard {
             _purpose: Purpose::resume(self.purpose),
             _site: self.here.resume(),
-            _allocator: (!is_same).then(|| AllocatorScope::replace(self.allocator.clone())),
+            _allocator: (!is_same).then(|| AllocatorScope::replace(self.allocators.clone())),
         }
     }
 }

@@ -32,6 +32,7 @@ mod device;
 mod dtype;
 #[forbid(unsafe_code)]
 mod error;
+mod forks;
 #[forbid(unsafe_code)]
 mod layout;
 #[forbid(unsafe_code)]
@@ -55,6 +56,7 @@ pub use data_ptr::{DataPtr, Deleter};
 pub use device::{Device, DeviceKind};
 pub use dtype::{DType, Operand, result_type};
 pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
+pub use forks::{AtFork, Unforked, UnforkedGuard};
 pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
 pub use purpose::Purpose;
 pub use site::{Name, Site, SiteGuard};

@@ -1,9 +1,9 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
-use crate::{Key, KeyId};
+use crate::{Key, KeyId, Unforked};
 
 /// Allocations of one operation of one module in one pass that get keys of their own. More are not told apart, and so
 /// have none: what counts for ever does not fill memory with keys.
@@ -16,9 +16,8 @@ pub struct Name(&'static str);
 impl Name {
     /// The word, kept once however often it is asked for.
     pub fn new(word: &str) -> Self {
-        static WORDS: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
-        // A poisoned lock is still a consistent set.
-        let mut words = WORDS.lock().unwrap_or_else(|e| e.into_inner());
+        static WORDS: LazyLock<Unforked<HashSet<&'static str>>> = LazyLock::new(Unforked::default);
+        let mut words = WORDS.lock();
         Self(words.get(word).copied().unwrap_or_else(|| {
             let kept: &'static str = Box::leak(word.into());
             words.insert(kept);

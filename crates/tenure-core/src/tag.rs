@@ -2,6 +2,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, LazyLock, RwLock};
 
+use crate::forks;
+
 /// What an allocation is for. Placement, offload and reports read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -105,6 +107,7 @@ impl KeyId {
     /// # Panics
     /// If more than `u32::MAX - 1` distinct keys are interned.
     pub fn intern(key: Key) -> Self {
+        let _section = forks::section();
         // A poisoned lock is still a consistent table: nothing between the two pushes can panic but allocation.
         if let Some(&id) = INTERNER.read().unwrap_or_else(|e| e.into_inner()).ids.get(&key) {
             return Self(id);
@@ -123,6 +126,7 @@ impl KeyId {
     /// The key behind the id, or `None` for [`KeyId::NONE`].
     pub fn key(self) -> Option<Arc<Key>> {
         let index = self.0.checked_sub(1)?;
+        let _section = forks::section();
         let interner = INTERNER.read().unwrap_or_else(|e| e.into_inner());
         interner.keys.get(index as usize).cloned()
     }

@@ -6,8 +6,8 @@ use std::thread;
 
 use proptest::prelude::*;
 use tenure_core::{
-    Allocator, AllocatorError, AllocatorRegistry, CpuAllocator, DataPtr, Device, DeviceKind, MemoryReporter, MemoryUse,
-    NumaMove, OutOfMemory, move_to_numa_node,
+    Allocator, AllocatorError, AllocatorRegistry, AllocatorScope, CpuAllocator, DataPtr, Device, DeviceKind,
+    MemoryReporter, MemoryUse, NumaMove, OutOfMemory, move_to_numa_node,
 };
 
 /// Keeps what it is told.
@@ -295,4 +295,38 @@ fn the_highest_priority_wins_whatever_the_order_of_threads() {
 fn the_processs_registry_begins_with_the_cpu() {
     let allocator = AllocatorRegistry::global().allocator(DeviceKind::Cpu).unwrap();
     assert_eq!(allocator.device(), Device::CPU);
+}
+
+/// The allocator of a device that is full.
+struct Full(Device);
+
+// SAFETY: there is no memory to misuse.
+unsafe impl Allocator for Full {
+    fn device(&self) -> Device {
+        self.0
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
+        Err(AllocatorError::TooLarge { requested: bytes })
+    }
+
+    unsafe fn copy(&self, _: *const u8, _: *mut u8, _: usize) -> Result<(), AllocatorError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_thread_chooses_one_allocator_for_each_device() {
+    let gpu: Arc<dyn Allocator> = Arc::new(Full(Device::cuda(0)));
+    let cpu: [Arc<dyn Allocator>; 2] = [Arc::new(CpuAllocator::new()), Arc::new(CpuAllocator::new())];
+    let is = |device, expected: &Arc<dyn Allocator>| {
+        AllocatorScope::current(device).is_some_and(|found| Arc::ptr_eq(&found, expected))
+    };
+    let _gpu = AllocatorScope::enter(gpu.clone());
+    let _outer = AllocatorScope::enter(cpu[0].clone());
+    let inner = AllocatorScope::enter(cpu[1].clone());
+    assert!(is(Device::CPU, &cpu[1]) && is(Device::cuda(0), &gpu));
+    drop(inner);
+    assert!(is(Device::CPU, &cpu[0]) && is(Device::cuda(0), &gpu));
+    assert!(AllocatorScope::current(Device::cuda(1)).is_none());
 }

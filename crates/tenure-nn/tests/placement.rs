@@ -9,7 +9,7 @@ use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Activation, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, Sequential};
 use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer};
-use tenure_nn::train::{Classification, Plan, Score, Task, Trainer};
+use tenure_nn::train::{Classification, Plan, Score, StepMemory, Task, Trainer};
 use tenure_nn::{Module, Scope, module, purpose};
 use tenure_plan::problem::{Problem, Tier as PlannedTier};
 use tenure_plan::{Mapping, Placement as PlannedPlacement, Rule};
@@ -60,8 +60,9 @@ impl<T: Task> Task for Watched<T> {
     }
 }
 
-/// Trains a small GPT-2, with dropout, on batches that threads of their own read. The bits of the losses.
-fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>) {
+/// Trains a small GPT-2, with dropout, on batches that threads of their own read. The bits of the losses, reports,
+/// and what the last step held.
+fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>, StepMemory) {
     random::manual_seed(7);
     let config =
         Gpt2Config { vocab_size: 11, n_positions: WINDOW, n_embd: 32, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
@@ -74,7 +75,8 @@ fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>) {
     let mut trainer = Trainer::new(task, loader, optimizer, Plan { steps, ..Plan::default() });
     while trainer.step().unwrap().is_some() {}
     let losses = trainer.history().iter().map(|step| step.loss.to_bits()).collect();
-    (losses, trainer.task().seen.lock().clone())
+    let memory = trainer.history().last().unwrap().memory;
+    (losses, trainer.task().seen.lock().clone(), memory)
 }
 
 fn planned(name: &str, capacity: Option<u64>) -> PlannedTier {
@@ -113,7 +115,7 @@ fn tiers() -> Vec<Tier> {
 #[test]
 fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     let _alone = alone();
-    let (plain, _) = train(None, STEPS);
+    let (plain, _, memory) = train(None, STEPS);
     let problem = recorded(|| drop(train(None, 2)));
     // Neither all weights nor all activations: every other tensor, as far as they fit.
     let order = (0..problem.tensors().len()).step_by(2);
@@ -125,24 +127,31 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     Mapping::of_plan(&problem, &plan).unwrap().write(&path).unwrap();
     let options = Options { is_strict: true, ..Options::default() };
     let placement = Placement::open(Mapping::read(&path).unwrap(), tiers(), options).unwrap();
-    let (placed, seen) = {
+    let (placed, seen, placed_memory) = {
         let _entered = placement.enter();
         train(Some(&placement), STEPS)
     };
 
     assert_eq!(placed, plain, "losses, bit for bit");
+    // What a step held is told wherever it was; tiers round blocks up.
+    for tag in [Tag::Weight, Tag::Activation, Tag::OptimizerState] {
+        let [before, now] = [memory, placed_memory].map(|memory| memory.tags.of(tag));
+        assert!(before > 0 && (before..2 * before).contains(&now), "{tag}: {before} bytes, {now} in tiers");
+    }
+    assert!(placed_memory.peak_bytes >= memory.peak_bytes);
     placement.check_all_came().unwrap();
     assert_eq!(seen.len() as u64, STEPS);
     for report in &seen {
         assert_eq!(report.verified_share, 1.0, "{report}");
         assert_eq!(report.outside, BTreeMap::new(), "{report}");
+        // Threads that read batches are placed, too.
+        let inputs = ["DRAM", "PM"].map(|tier| report.of(tier, Tag::Input).verified);
+        assert!(inputs.iter().sum::<u64>() > 0 && report.mapped_share == 1.0 && report.unmapped_bytes == 0, "{report}");
         for tag in [Tag::Weight, Tag::Activation] {
             let [fast, slow] = ["DRAM", "PM"].map(|tier| report.of(tier, tag));
             assert!(fast.bytes > 0 && slow.bytes > 0, "{tag} is split: {report}");
             assert_eq!([fast.verified, slow.verified], [fast.bytes, slow.bytes]);
         }
-        // Threads that read batches are placed, too.
-        assert!(report.of("DRAM", Tag::Input).bytes > 0);
         assert_eq!((&report.keys.unmapped[..], &report.keys.missed[..]), (&[][..], &[][..]));
         let is_emulated = placement.tiers()[1].nature().is_emulated();
         assert!(report.is_emulated == is_emulated && report.to_string().contains("EMULATED") == is_emulated);

@@ -64,3 +64,19 @@ fn every_thread_of_an_operation_allocates_as_its_caller_does() {
     });
     assert_eq!(noting.seen.lock().len(), before);
 }
+
+#[test]
+fn the_way_back_has_the_same_keys_in_every_step_of_a_program_without_modules() {
+    let noting = Arc::new(Noting::default());
+    let weight = Tensor::ones(&[4], DType::F32, Device::CPU).unwrap().requires_grad_(true).unwrap();
+    let step = || {
+        let scope = AllocatorScope::enter(noting.clone());
+        weight.mul(&weight).unwrap().exp().unwrap().sum_all().unwrap().backward().unwrap();
+        weight.set_grad(None).unwrap();
+        drop(scope);
+        std::mem::take(&mut *noting.seen.lock()).into_iter().map(|(.., key)| key).collect::<Vec<_>>()
+    };
+    let keys = step();
+    assert!(keys.contains(&"/mul/grad#0".to_owned()), "{keys:?}");
+    assert_eq!(keys, step());
+}

@@ -3,10 +3,9 @@
 use std::ptr;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tenure_alloc::Address;
-use tenure_core::{Allocator, AllocatorError, AllocatorScope, DataPtr, Device, KeyId, Purpose, Tag};
+use tenure_core::{Allocator, AllocatorError, AllocatorScope, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 use tenure_plan::Mapping;
 
 use crate::tier::Live;
@@ -70,9 +69,9 @@ struct Shared {
     tiers: Vec<Tier>,
     options: Options,
     /// Of each key that came: the number of its tier, if it has one.
-    places: RwLock<FxHashMap<KeyId, Option<usize>>>,
+    places: Unforked<FxHashMap<KeyId, Option<usize>>>,
     /// Keys that live elsewhere since their tier was full, and bytes of all of their allocations.
-    missed: Mutex<(FxHashSet<KeyId>, u64)>,
+    missed: Unforked<(FxHashSet<KeyId>, u64)>,
 }
 
 /// Keeps a thread's allocations placed while it lives.
@@ -103,7 +102,7 @@ impl Placement {
         let ordered: Option<Vec<Tier>> = mapping.tiers().iter().map(find).collect();
         match ordered {
             Some(ordered) if ordered.len() == tiers.len() => {
-                let (places, missed) = (RwLock::default(), Mutex::default());
+                let (places, missed) = (Unforked::default(), Unforked::default());
                 Ok(Self { shared: Arc::new(Shared { mapping, tiers: ordered, options, places, missed }) })
             }
             _ => Err(TierError::Tiers { mapped: mapping.tiers().to_vec(), opened: opened() }),
@@ -125,9 +124,22 @@ impl Placement {
         &self.shared.tiers
     }
 
+    /// Gives the pages of all that is free in the tiers back to the system ([`Tier::release_cached`]).
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn release_cached(&self) -> Result<(), TierError> {
+        self.tiers().iter().try_for_each(Tier::release_cached)
+    }
+
     /// What is where, at this moment, as it is verified now.
     pub fn report(&self) -> Report {
-        Report::new(self)
+        self.report_beside(&[])
+    }
+
+    /// The same of a program that has tensors on the CPU in no tier, of which Tenure does not know: so many bytes for tags.
+    pub fn report_beside(&self, outside: &[(Tag, u64)]) -> Report {
+        Report::new(self, outside)
     }
 
     /// Whether every key of the mapping came: after an iteration, those that did not are none of this program.
@@ -155,8 +167,8 @@ impl Placement {
 
     /// Keys that were in another tier than theirs at some time, and the bytes of these allocations.
     pub(crate) fn missed(&self) -> (Vec<String>, u64) {
-        let missed = self.shared.missed.lock();
-        (names(missed.0.iter()), missed.1)
+        let (keys, bytes) = self.shared.missed.lock().clone();
+        (names(keys.into_iter()), bytes)
     }
 
     pub(crate) fn verdict(&self, tier: usize, live: &Live) -> Verdict {
@@ -173,12 +185,12 @@ impl Placement {
     }
 
     fn keys(&self, wanted: impl Fn(Option<usize>) -> bool) -> Vec<String> {
-        let places = self.shared.places.read();
-        names(places.iter().filter(|(_, place)| wanted(**place)).map(|(key, _)| key))
+        let places = self.shared.places.lock().clone();
+        names(places.into_iter().filter(|(_, place)| wanted(*place)).map(|(key, _)| key))
     }
 }
 
-fn names<'a>(keys: impl Iterator<Item = &'a KeyId>) -> Vec<String> {
+fn names(keys: impl Iterator<Item = KeyId>) -> Vec<String> {
     let mut names: Vec<String> = keys.filter_map(|key| Some(key.key()?.to_string())).collect();
     names.sort_unstable();
     names
@@ -187,12 +199,12 @@ fn names<'a>(keys: impl Iterator<Item = &'a KeyId>) -> Vec<String> {
 impl Shared {
     /// The number of the tier of a key, if it has one.
     fn place(&self, key: KeyId) -> Option<usize> {
-        if let Some(place) = self.places.read().get(&key) {
-            return *place;
+        if let Some(place) = self.places.lock().get(&key).copied() {
+            return place;
         }
         let name = key.key()?.to_string();
         let place = self.mapping.place(&name);
-        self.places.write().insert(key, place);
+        self.places.lock().insert(key, place);
         place
     }
 

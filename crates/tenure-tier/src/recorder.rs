@@ -5,9 +5,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
 use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, AllocatorScope, DataPtr, Device, DeviceKind, KeyId, Purpose, Tag,
+    Unforked,
 };
 use tenure_device::host::HostMemory;
 use tenure_plan::Problem;
@@ -25,7 +25,7 @@ pub struct Recorder {
 struct Recording {
     began: Instant,
     below: Arc<dyn Allocator>,
-    events: Mutex<Vec<Event>>,
+    events: Unforked<Vec<Event>>,
 }
 
 impl Recording {
@@ -74,7 +74,7 @@ impl Recorder {
     pub fn new() -> Result<Self, AllocatorError> {
         HostMemory::install();
         let below = AllocatorRegistry::global().allocator(DeviceKind::Cpu)?;
-        Ok(Self { recording: Arc::new(Recording { began: Instant::now(), below, events: Mutex::default() }) })
+        Ok(Self { recording: Arc::new(Recording { began: Instant::now(), below, events: Unforked::default() }) })
     }
 
     /// Records the calling thread.

@@ -1,9 +1,8 @@
 //! Memory that is mapped once, as large as a tier may become.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -14,17 +13,25 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::medium::{Medium, Nature};
 use crate::system::{self, Mapped};
-use crate::{TierError, dax, forks};
+use crate::{TierError, dax};
 
 /// A range of addresses with memory under all of it, until it is dropped.
 pub(crate) struct Region {
     start: NonNull<u8>,
     bytes: u64,
     nature: Nature,
-    /// What is under it, unless it has no name.
-    file: Option<File>,
+    /// The file under it, if it has a name, by which others can cut it.
+    named: Option<Named>,
     /// As the system told it at first.
     mapped: Option<Mapped>,
+}
+
+/// A file, which its name alone may not tell: it can be another's by now. No descriptor is kept, whose number others may
+/// close and use.
+struct Named {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
 }
 
 // SAFETY: it is a range of addresses, which its owner hands out; nothing here reads or writes what is there.
@@ -36,7 +43,7 @@ impl Region {
     /// Memory of a medium: as many bytes as are said, or as it has.
     pub(crate) fn open(medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
         match medium {
-            Medium::Dram => Self::anonymous(medium, Nature::Dram, capacity.unwrap_or_else(system::physical_bytes)),
+            Medium::Dram => Self::anonymous(medium, Nature::Dram, capacity.unwrap_or_else(system::memory_bytes)),
             Medium::Node(node) => {
                 let Some(all) = system::node_bytes(*node) else {
                     return Err(TierError::NoNode { node: *node, online: system::nodes() });
@@ -78,9 +85,21 @@ impl Region {
         }
     }
 
-    /// The file that forked children map as a copy.
-    fn copied_by_children(&self) -> Option<&File> {
-        self.file.as_ref().filter(|_| self.nature != Nature::Device)
+    /// Whether forked children would have the same memory, and no copy of it.
+    pub(crate) fn is_shared(&self) -> bool {
+        !matches!(self.nature, Nature::Dram | Nature::Node(_))
+    }
+
+    /// Gives whole pages of a range that is in no use back. They come again when they are touched, cleared.
+    pub(crate) fn discard(&self, range: &Range<u64>) -> io::Result<()> {
+        let page = system::page_bytes();
+        let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        if start >= end {
+            return Ok(());
+        }
+        // SAFETY: of memory that nobody uses, in the mapping.
+        unsafe { madvise(self.pointer(start).cast(), (end - start) as usize, Advice::LinuxDontNeed) }
+            .map_err(io::Error::from)
     }
 
     /// Why none of it can be relied on, if so.
@@ -90,13 +109,28 @@ impl Region {
             Ok(_) => return Some("something else is mapped in its place".into()),
             Err(error) => return Some(format!("the system does not tell what is mapped: {error}")),
         }
-        match self.copied_by_children()?.metadata() {
+        let named = self.named.as_ref()?;
+        match named.path.metadata() {
+            Ok(now) if (now.dev(), now.ino()) != (named.device, named.inode) => {
+                Some("another file has its name: whether it was cut cannot be told".into())
+            }
             Ok(now) if now.len() >= self.bytes => None,
             Ok(now) => Some(format!(
                 "its file was cut to {} bytes by somebody else: reading or writing what is behind them ends the program",
                 now.len()
             )),
-            Err(error) => Some(format!("its file cannot be looked at: {error}")),
+            Err(error) => Some(format!("its file cannot be looked at, and may have been cut: {error}")),
+        }
+    }
+
+    /// Removes the file, if it has a name and is still the one that was made.
+    pub(crate) fn remove_file(&self) {
+        let is_same = |named: &&Named| {
+            named.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == (named.device, named.inode))
+        };
+        if let Some(named) = self.named.as_ref().filter(is_same) {
+            // Whoever calls this has an error to tell already.
+            let _ = fs::remove_file(&named.path);
         }
     }
 
@@ -106,7 +140,7 @@ impl Region {
         // SAFETY: at an address that the system chooses.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
-        let region = Self::over(mapped.cast(), bytes, nature, None);
+        let region = Self::over(mapped.cast(), bytes, nature);
         // Fewer, larger pages are faulted in faster. A system without them does as well as it can.
         // SAFETY: of the mapping that was just made.
         let _ = unsafe { madvise(mapped, bytes as usize, Advice::LinuxHugepage) };
@@ -142,12 +176,7 @@ impl Region {
         }
         let bytes = whole(medium, capacity, device.alignment)?;
         let file = File::options().read(true).write(true).open(path).map_err(|error| failed(medium, "open", error))?;
-        let region = Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Device)?;
-        // A device cannot be mapped as a copy. So it is not there at all in forked children.
-        // SAFETY: of the mapping that was just made.
-        unsafe { madvise(region.start.as_ptr().cast(), bytes as usize, Advice::LinuxDontFork) }
-            .map_err(|error| failed(medium, "madvise", error.into()))?;
-        Ok(region)
+        Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Device)
     }
 
     /// A file in `folder`, all of whose room is taken now, so that a full disk is an error here and no signal later. It
@@ -164,49 +193,45 @@ impl Region {
             }
         };
         reserve(medium, folder, &file, bytes)?;
+        // A file system that maps its own memory says so by taking this flag, and every other by refusing it.
+        let synced = Self::map(medium, &file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile);
+        let mut region = synced.or_else(|_| {
+            let file_system = file_system(folder);
+            Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Emulated { file_system })
+        })?;
+        // The last that can fail: without its name, the file is gone.
         if let Some((name, path)) = name {
+            let made = file.metadata().map_err(|error| failed(medium, "stat", error))?;
+            let absolute = std::path::absolute(path).map_err(|error| failed(medium, "getcwd", error))?;
             name.persist_noclobber(path).map_err(|error| match error.error.kind() {
                 io::ErrorKind::AlreadyExists => TierError::Exists { path: path.into() },
                 _ => failed(medium, "link", error.error),
             })?;
+            region.named = Some(Named { path: absolute, device: made.dev(), inode: made.ino() });
         }
-        let again = file.try_clone().map_err(|error| failed(medium, "dup", error))?;
-        // A file system that maps its own memory says so by taking this flag, and every other by refusing it.
-        match Self::map(medium, again, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile) {
-            Ok(region) => Ok(region),
-            Err(_) => {
-                let file_system = file_system(folder);
-                Self::map(medium, file, bytes, MapFlags::SHARED, Nature::Emulated { file_system })
-            }
-        }
+        Ok(region)
     }
 
-    fn map(medium: &Medium, file: File, bytes: u64, flags: MapFlags, nature: Nature) -> Result<Self, TierError> {
+    fn map(medium: &Medium, file: &File, bytes: u64, flags: MapFlags, nature: Nature) -> Result<Self, TierError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: at an address that the system chooses.
-        let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, &file, 0) };
+        let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, file, 0) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
-        Ok(Self::over(mapped.cast(), bytes, nature, Some(file)))
+        Ok(Self::over(mapped.cast(), bytes, nature))
     }
 
-    fn over(start: *mut u8, bytes: u64, nature: Nature, file: Option<File>) -> Self {
+    fn over(start: *mut u8, bytes: u64, nature: Nature) -> Self {
         // The system gives no mapping at address 0 unless it is told to.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
         start.as_ptr().expose_provenance();
-        let mut region = Self { start, bytes, nature, file, mapped: None };
+        let mut region = Self { start, bytes, nature, named: None, mapped: None };
         region.mapped = system::mapped(&region.addresses()).ok().flatten();
-        if let Some(file) = region.copied_by_children() {
-            forks::remember(region.start.as_ptr(), bytes as usize, file.as_raw_fd());
-        }
         region
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.copied_by_children().is_some() {
-            forks::forget(self.start.as_ptr());
-        }
         // SAFETY: of the mapping that was made; no block lives in it, as each keeps the tier.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes as usize) };
     }

@@ -21,9 +21,14 @@ pub struct Report {
     /// Bytes, by tag, of tensors on the CPU that are in no tier: of threads that did not enter the placement, or from
     /// before they did. Those without a tag are left out.
     pub outside: BTreeMap<&'static str, u64>,
-    /// The share of all bytes with a tag, in tiers and outside, that are verified to be in the tier where they ought to be:
-    /// 0 to 1; 1 if there are none.
+    /// The share of bytes with a tag that are verified to be in the tier that the mapping says: 0 to 1; 1 if there are none.
+    /// Of those that have a place, and those outside of all tiers.
     pub verified_share: f64,
+    /// The share of all bytes with a tag, in tiers and outside, that have a place in the mapping, and so were told where to
+    /// be: 0 to 1; 1 if there are none.
+    pub mapped_share: f64,
+    /// Bytes with a tag that have no place, and live in the first tier.
+    pub unmapped_bytes: u64,
     /// Whether any tier only stands for persistent memory.
     pub is_emulated: bool,
     /// Keys since the placement was opened.
@@ -56,9 +61,9 @@ pub struct TierReport {
 pub struct TagReport {
     /// All.
     pub bytes: u64,
-    /// Of those, verified to be in this tier, where they ought to be.
+    /// Of those, verified to be in this tier, where the mapping says that they ought to be.
     pub verified: u64,
-    /// Of all, those that the mapping has no place for.
+    /// Of all, those that the mapping has no place for. They are in this tier as it is the first.
     pub unmapped: u64,
     /// Of all, those that ought to be in another tier, which was full.
     pub missed: u64,
@@ -80,19 +85,19 @@ pub struct KeyReport {
 }
 
 impl Report {
-    pub(crate) fn new(placement: &Placement) -> Self {
+    pub(crate) fn new(placement: &Placement, others: &[(Tag, u64)]) -> Self {
         let tiers: Vec<_> = placement
             .tiers()
             .iter()
             .enumerate()
             .map(|(number, tier)| TierReport::new(placement, number, tier))
             .collect();
-        let outside = outside();
+        let outside = outside(others);
         let tagged = tiers.iter().flat_map(|tier| &tier.tags).filter(|(tag, _)| **tag != Tag::Unknown.name());
-        let (bytes, verified) =
-            tagged.fold((0, 0), |(bytes, verified), (_, tag)| (bytes + tag.bytes, verified + tag.verified));
-        let all = bytes + outside.values().sum::<u64>();
-        let verified_share = if all == 0 { 1.0 } else { verified as f64 / all as f64 };
+        let sum = |bytes: fn(&TagReport) -> u64| tagged.clone().map(|(_, tag)| bytes(tag)).sum::<u64>();
+        let (bytes, verified, unmapped_bytes) =
+            (sum(|tag| tag.bytes), sum(|tag| tag.verified), sum(|tag| tag.unmapped));
+        let (mapped, outside_bytes) = (bytes - unmapped_bytes, outside.values().sum::<u64>());
         let (never_came, (missed, missed_bytes)) = (placement.never_came(), placement.missed());
         let came = placement.mapping().places().count() - never_came.len();
         Self {
@@ -100,7 +105,9 @@ impl Report {
             is_emulated: tiers.iter().any(|tier| tier.is_emulated),
             tiers,
             outside,
-            verified_share,
+            verified_share: share(verified, mapped + outside_bytes),
+            mapped_share: share(mapped, bytes + outside_bytes),
+            unmapped_bytes,
             keys: KeyReport { came, never_came, unmapped: placement.unmapped(), missed, missed_bytes },
         }
     }
@@ -115,7 +122,7 @@ impl Report {
 impl TierReport {
     fn new(placement: &Placement, number: usize, tier: &Tier) -> Self {
         let region = tier.region();
-        let trouble = region.trouble();
+        let trouble = tier.trouble();
         let mut tags: BTreeMap<&'static str, TagReport> = BTreeMap::new();
         let mut resident = Some(0);
         for (address, live) in placement.live(number) {
@@ -130,7 +137,7 @@ impl TierReport {
                 Verdict::Unmapped => tag.unmapped += live.bytes,
                 Verdict::Missed => tag.missed += live.bytes,
             }
-            if is_held && verdict != Verdict::Missed {
+            if is_held && verdict == Verdict::Placed {
                 tag.verified += live.bytes;
             }
         }
@@ -139,12 +146,16 @@ impl TierReport {
             nature: tier.nature().to_string(),
             is_emulated: tier.nature().is_emulated(),
             capacity: tier.capacity_bytes(),
-            peak: tier.statistics().all.allocated_bytes.peak,
+            peak: tier.peak_bytes(),
             resident,
             trouble,
             tags,
         }
     }
+}
+
+fn share(part: u64, all: u64) -> f64 {
+    if all == 0 { 1.0 } else { part as f64 / all as f64 }
 }
 
 /// Bytes of a block that are in memory: pages at its ends may be other blocks' too, and count as far as they are its own.
@@ -153,21 +164,27 @@ fn resident_bytes(range: &Range<u64>) -> Option<u64> {
     Some(resident.min(range.end - range.start))
 }
 
-/// What the process's ordinary allocator holds for each tag.
-fn outside() -> BTreeMap<&'static str, u64> {
-    let Some(memory) = HostMemory::installed() else { return BTreeMap::new() };
-    let tags = memory.statistics().tags;
-    let tags = Tag::ALL.into_iter().map(|tag| (tag, tags[tag as usize].requested_bytes.current));
-    tags.filter(|(tag, bytes)| *tag != Tag::Unknown && *bytes > 0).map(|(tag, bytes)| (tag.name(), bytes)).collect()
+/// What the process's ordinary allocator holds for each tag, and others.
+fn outside(others: &[(Tag, u64)]) -> BTreeMap<&'static str, u64> {
+    let own = HostMemory::installed().map(|memory| memory.statistics().tags).unwrap_or_default();
+    let own = Tag::ALL.into_iter().map(|tag| (tag, own[tag as usize].requested_bytes.current));
+    let mut all = BTreeMap::new();
+    for (tag, bytes) in own.chain(others.iter().copied()).filter(|(tag, bytes)| *tag != Tag::Unknown && *bytes > 0) {
+        *all.entry(tag.name()).or_default() += bytes;
+    }
+    all
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = self.verified_share * 100.0;
         writeln!(
             f,
-            "placement of {:?}: {share:.2} % of tagged bytes are verified to be where they ought to be",
-            self.program
+            "placement of {:?}: {:.2} % of tagged bytes with a place are verified to be there; {:.2} % have a place, and {} \
+             bytes have none",
+            self.program,
+            self.verified_share * 100.0,
+            self.mapped_share * 100.0,
+            self.unmapped_bytes
         )?;
         for tier in &self.tiers {
             writeln!(f, "  {}: {}, {} of {} bytes at the peak", tier.name, tier.nature, tier.peak, tier.capacity)?;

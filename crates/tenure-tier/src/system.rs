@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 use std::{fs, ptr};
 
 /// The smallest unit that the system maps.
@@ -9,11 +10,61 @@ pub(crate) fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// Bytes of memory of the machine.
-pub(crate) fn physical_bytes() -> u64 {
+/// Bytes of memory that this process may use: the machine's, or what its control group may use.
+pub(crate) fn memory_bytes() -> u64 {
     // SAFETY: asks for a number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    u64::try_from(pages).unwrap_or(0) * page_bytes()
+    let machine = u64::try_from(pages).unwrap_or(0) * page_bytes();
+    control_groups().map(|group| group.limit).fold(machine, u64::min)
+}
+
+/// Bytes of memory that are free, or would be if something was written to a disk.
+pub(crate) fn available_bytes() -> u64 {
+    let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| number_after(&text, "MemAvailable:"));
+    let machine = machine.map_or_else(memory_bytes, |kib| kib << 10);
+    control_groups().map(|group| group.limit.saturating_sub(group.used)).fold(machine, u64::min)
+}
+
+/// What a control group may use, and what it does that cannot be written to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ControlGroup {
+    limit: u64,
+    used: u64,
+}
+
+/// The process's control groups that limit memory, from the innermost: version 2, or version 1's for memory.
+fn control_groups() -> impl Iterator<Item = ControlGroup> {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups: Vec<_> = text.lines().flat_map(|line| control_groups_of(Path::new("/sys/fs/cgroup"), line)).collect();
+    groups.into_iter()
+}
+
+/// The groups that a line of `/proc/self/cgroup` tells of, where they are mounted at `root`.
+fn control_groups_of(root: &Path, line: &str) -> Vec<ControlGroup> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return Vec::new() };
+    let (root, limit, used) = if controllers.is_empty() {
+        (root.to_owned(), "memory.max", ["anon ", "shmem "])
+    } else if controllers.split(',').any(|name| name == "memory") {
+        (root.join("memory"), "memory.limit_in_bytes", ["total_rss ", "total_shmem "])
+    } else {
+        return Vec::new();
+    };
+    let group = |path: &Path| {
+        let folder = root.join(path);
+        let limit = fs::read_to_string(folder.join(limit)).ok()?.trim().parse().ok()?;
+        let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        let used = used.iter().filter_map(|name| number_after(&statistics, name)).sum();
+        Some(ControlGroup { limit, used })
+    };
+    // A container may see its own group as the root, or one that is not there.
+    Path::new(path.trim_start_matches('/')).ancestors().filter_map(group).collect()
+}
+
+/// The number after a name that begins a line.
+fn number_after(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_whitespace().next()?.parse().ok()
 }
 
 /// The nodes that have memory, as the system writes them: `0-1`.
@@ -143,6 +194,28 @@ mod tests {
         assert_eq!(mapped_in(LIST, &(0x2fff..0x3001)), file);
         for range in [0x0..0x2000, 0x3000..0x5000, 0x4000..0x7000, 0x6000..0x8000, 0x9000..0xa000] {
             assert_eq!(mapped_in(LIST, &range), None, "{range:x?}");
+        }
+    }
+
+    #[test]
+    fn the_limit_of_each_control_group_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("memory.max", "max\n");
+        write("jobs/memory.max", "4096\n");
+        write("jobs/one/memory.max", "max\n");
+        write("jobs/memory.stat", "anon 1000\nfile 500\nshmem 24\nanon_thp 9\n");
+        let found = control_groups_of(root.path(), "0::/jobs/one");
+        assert_eq!(found, [ControlGroup { limit: 4096, used: 1024 }]);
+        write("memory/a/memory.limit_in_bytes", "8192\n");
+        let found = control_groups_of(root.path(), "5:cpu,memory:/a");
+        assert_eq!(found, [ControlGroup { limit: 8192, used: 0 }]);
+        for none in ["5:cpu:/a", "0::/", "0::/elsewhere", "", "0"] {
+            assert_eq!(control_groups_of(root.path(), none), [], "{none}");
         }
     }
 

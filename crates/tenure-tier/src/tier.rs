@@ -1,17 +1,21 @@
 //! A tier: memory of one kind, and the blocks in it.
 
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Arena, PoolKind, Statistics};
-use tenure_core::{Allocator, AllocatorError, DataPtr, Device, KeyId, Purpose, Tag};
+use tenure_core::{Allocator, AllocatorError, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 
+use crate::forks::{Copied, Memory};
 use crate::region::Region;
 use crate::{Medium, Nature, TierError};
 
 /// Blocks are multiples of this, and begin at one: the granularity of PyTorch's blocks, and eight cache lines.
 const BLOCK_BYTES: u64 = 512;
+
+/// Those of the process.
+static ALL: Unforked<Vec<Weak<Shared>>> = Unforked::new(Vec::new());
 
 /// Memory of one kind for tensors, with a name and a capacity. Freed blocks are used again, in one with what is free
 /// beside them.
@@ -35,14 +39,18 @@ pub struct Tier {
 
 struct Shared {
     name: String,
+    /// None if children have a copy as of all memory. Dropped before the region.
+    copied: Option<Copied>,
     region: Region,
-    blocks: Mutex<Blocks>,
+    blocks: Arc<Unforked<Blocks>>,
 }
 
-struct Blocks {
+pub(crate) struct Blocks {
     arena: Arena,
     live: FxHashMap<Address, Live>,
     statistics: Statistics,
+    /// The most bytes in use at once, whoever resets the statistics.
+    peak_bytes: u64,
 }
 
 /// A block that is in use.
@@ -72,8 +80,15 @@ impl Tier {
             capacity: bytes,
             alignment: BLOCK_BYTES,
         })?;
-        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default() };
-        Ok(Self { shared: Arc::new(Shared { name: name.into(), region, blocks: Mutex::new(blocks) }) })
+        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default(), peak_bytes: 0 };
+        let blocks = Arc::new(Unforked::new(blocks));
+        let copied =
+            region.is_shared().then(|| Copied::new(region.pointer(start), bytes as usize, Arc::clone(&blocks)));
+        let shared = Arc::new(Shared { name: name.into(), copied, region, blocks });
+        let mut all = ALL.lock();
+        all.retain(|tier| tier.strong_count() > 0);
+        all.push(Arc::downgrade(&shared));
+        Ok(Self { shared })
     }
 
     /// What it is called.
@@ -87,7 +102,7 @@ impl Tier {
     }
 
     /// Where its blocks are.
-    pub fn addresses(&self) -> std::ops::Range<u64> {
+    pub fn addresses(&self) -> Range<u64> {
         self.shared.region.addresses()
     }
 
@@ -101,6 +116,28 @@ impl Tier {
         self.shared.blocks.lock().statistics.clone()
     }
 
+    /// The most bytes in use at once, as set aside.
+    pub fn peak_bytes(&self) -> u64 {
+        self.shared.blocks.lock().peak_bytes
+    }
+
+    /// The counters of all tiers of the process together. Peaks are added up, and so may be too high by as much as those of
+    /// several were at different times.
+    pub fn all_statistics() -> Statistics {
+        let mut sum = Statistics::default();
+        Self::all().iter().for_each(|tier| sum.merge(&tier.statistics()));
+        sum
+    }
+
+    /// Sets every peak that the counters of all tiers tell to the current value.
+    pub fn reset_all_peak_statistics() {
+        Self::all().iter().for_each(|tier| tier.shared.blocks.lock().statistics.reset_peak());
+    }
+
+    fn all() -> Vec<Self> {
+        ALL.lock().iter().filter_map(Weak::upgrade).map(|shared| Self { shared }).collect()
+    }
+
     /// A block for `tag`, with a key.
     ///
     /// # Errors
@@ -109,11 +146,42 @@ impl Tier {
         if bytes == 0 {
             return Ok(DataPtr::null(Device::CPU));
         }
+        if self.memory() == Memory::Absent {
+            let reason =
+                format!("tier {:?} is not there in this forked child: memory was too short for a copy", self.name());
+            return Err(AllocatorError::Failed { device: Device::CPU, call: "allocate", reason });
+        }
         let address = self.shared.blocks.lock().place(bytes as u64, tag, key);
         let address = address.ok_or_else(|| self.full(bytes))?;
         let shared = Arc::clone(&self.shared);
         let data = shared.region.pointer(address);
         Ok(DataPtr::foreign(data, Device::CPU, move || shared.blocks.lock().free(address)))
+    }
+
+    /// Gives the pages of all that is free back to the system, where it has to clear them before they come again. Those of
+    /// a file or a device stay: their room was taken for good, so that they never fail to come.
+    ///
+    /// # Errors
+    /// The system refuses. No block is touched.
+    pub fn release_cached(&self) -> Result<(), TierError> {
+        if self.region().is_shared() {
+            return Ok(());
+        }
+        // Nobody is given what is free meanwhile.
+        let blocks = self.shared.blocks.lock();
+        let mut held: Vec<_> = blocks.held().collect();
+        held.sort_unstable_by_key(|range| range.start);
+        let Range { start, end } = self.addresses();
+        let ends = std::iter::once(start).chain(held.iter().map(|range| range.end));
+        let starts = held.iter().map(|range| range.start).chain(std::iter::once(end));
+        ends.zip(starts)
+            .try_for_each(|(from, to)| self.region().discard(&(from..to)))
+            .map_err(|source| TierError::System { what: format!("tier {:?}", self.name()), call: "madvise", source })
+    }
+
+    /// Gives the tier up before anything lives in it. A file of a name is removed; it stays otherwise.
+    pub fn discard(self) {
+        self.region().remove_file();
     }
 
     /// All blocks in use.
@@ -125,11 +193,25 @@ impl Tier {
         &self.shared.region
     }
 
+    /// Why nothing in it can be relied on, if so.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        match self.memory() {
+            Memory::Own => self.shared.region.trouble(),
+            Memory::Copied => Some("a forked child has ordinary memory in its place".into()),
+            Memory::Absent => Some("it is not there in this forked child".into()),
+        }
+    }
+
+    /// What this process has of it.
+    fn memory(&self) -> Memory {
+        self.shared.copied.as_ref().map_or(Memory::Own, Copied::memory)
+    }
+
     #[cold]
     fn full(&self, requested: usize) -> AllocatorError {
         let (free, largest, all) = {
-            let arena = &self.shared.blocks.lock().arena;
-            (arena.free_bytes(), arena.largest_free_bytes(), arena.bytes())
+            let blocks = self.shared.blocks.lock();
+            (blocks.arena.free_bytes(), blocks.arena.largest_free_bytes(), blocks.arena.bytes())
         };
         let report = format!(
             "tier {:?} ({}) is full: asked for {requested} bytes, {free} of {all} are free, {largest} of them in one \
@@ -142,6 +224,16 @@ impl Tier {
 }
 
 impl Blocks {
+    /// Bytes of all that are in use.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.live.values().map(|live| live.held).sum()
+    }
+
+    /// Where those are that are in use.
+    pub(crate) fn held(&self) -> impl Iterator<Item = Range<Address>> {
+        self.live.iter().map(|(start, live)| *start..start + live.held)
+    }
+
     fn place(&mut self, bytes: u64, tag: Tag, key: KeyId) -> Option<Address> {
         let Some(block) = self.arena.allocate_low(bytes) else {
             self.statistics.num_ooms += 1;
@@ -149,6 +241,7 @@ impl Blocks {
         };
         self.live.insert(block.address, Live { bytes, held: block.bytes, tag, key });
         self.statistics.block_allocated(PoolKind::Large, tag, bytes, block.bytes);
+        self.peak_bytes = self.peak_bytes.max(self.arena.bytes() - self.arena.free_bytes());
         Some(block.address)
     }
 

@@ -54,8 +54,12 @@ fn every_key_lives_in_its_tier_and_what_has_no_place_in_the_first() {
     assert!(is_in(slow, &blocks[0]) && is_in(fast, &blocks[1]) && is_in(fast, &blocks[2]));
 
     let report = placement.report();
-    let all = |bytes, unmapped| TagReport { bytes, verified: bytes, unmapped, missed: 0 };
+    let all = |bytes, unmapped| TagReport { bytes, verified: bytes - unmapped, unmapped, missed: 0 };
     assert_eq!([report.of("fast", Tag::Activation), report.of("slow", Tag::Activation)], [all(250, 50), all(100, 0)]);
+    // What has no place is in none by mistake, and is no merit of the mapping.
+    assert_eq!((report.verified_share, report.mapped_share, report.unmapped_bytes), (1.0, 300.0 / 350.0, 50));
+    assert!(report.to_string().contains("100.00 % of tagged bytes with a place"), "{report}");
+    assert!(report.to_string().contains("85.71 % have a place, and 50 bytes have none"), "{report}");
     assert_eq!((report.keys.came, &report.keys.unmapped[..]), (2, &["c/relu/out#0".to_owned()][..]));
     assert!(placement.check_all_came().is_ok());
 }
@@ -167,7 +171,8 @@ fn pages_of_a_node_are_looked_at() {
             return;
         }
     };
-    let mapping = Mapping::new("test", vec!["near".into()], BTreeMap::new()).unwrap();
+    let places = BTreeMap::from([("a/linear/out#0".to_owned(), 0)]);
+    let mapping = Mapping::new("test", vec!["near".into()], places).unwrap();
     let placement = Placement::open(mapping, vec![near], Options::default()).unwrap();
     let _entered = placement.enter();
     let block = result("a", "linear", 100_000).unwrap();

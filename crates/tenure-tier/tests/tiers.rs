@@ -49,6 +49,42 @@ fn a_file_of_a_name_appears_whole_stays_and_is_never_overwritten() {
 }
 
 #[test]
+fn a_file_that_was_made_is_gone_when_its_tier_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tier");
+    let open = || Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
+    open().discard();
+    assert_eq!(files(folder.path()), 0);
+    // But not another that has its name by now.
+    let tier = open();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "another's").unwrap();
+    tier.discard();
+    assert_eq!(fs::read(&path).unwrap(), b"another's");
+}
+
+#[test]
+fn pages_of_what_is_free_are_given_back() {
+    let tier = Tier::open("fast", &Medium::Dram, Some(4 * MIB)).unwrap();
+    let blocks: Vec<DataPtr> = (0..3).map(|_| tier.allocate(MIB as usize).unwrap()).collect();
+    for block in &blocks {
+        // SAFETY: as many bytes as were asked for.
+        unsafe { block.as_ptr().write_bytes(7, MIB as usize) };
+    }
+    let [_first, second, third] = <[DataPtr; 3]>::try_from(blocks).ok().unwrap();
+    let (start, kept) = (second.as_ptr(), third.as_ptr());
+    drop(second);
+    tier.release_cached().unwrap();
+    let mut pages = vec![1_u8; 2 * (MIB as usize / 4096)];
+    // SAFETY: asks which pages of the second and third block are in memory: there is room for an answer for each.
+    assert_eq!(unsafe { libc::mincore(start.cast(), 2 * MIB as usize, pages.as_mut_ptr()) }, 0);
+    let (second, third) = pages.split_at(pages.len() / 2);
+    assert!(second.iter().all(|page| page & 1 == 0) && third.iter().all(|page| page & 1 == 1));
+    // SAFETY: of the block that is in use.
+    assert_eq!(unsafe { kept.read() }, 7);
+}
+
+#[test]
 fn the_room_of_a_file_is_taken_when_it_is_opened() {
     use std::os::unix::fs::MetadataExt;
     let folder = tempfile::tempdir().unwrap();
@@ -107,45 +143,6 @@ fn a_block_keeps_its_tier() {
     drop(tier);
     // SAFETY: eight bytes that nobody else has.
     unsafe { block.as_ptr().cast::<u64>().write(7) };
-}
-
-/// Whether a forked child of this process, in which `child` runs, says that all is well.
-///
-/// # Safety
-/// `child` calls nothing but what may be called between fork and exec.
-unsafe fn is_well_in_a_child(child: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the caller's promise.
-    match unsafe { libc::fork() } {
-        // SAFETY: ends the child, at once.
-        0 => unsafe { libc::_exit(i32::from(!child())) },
-        forked => {
-            let mut status = 1;
-            // SAFETY: a place for the status of a child of ours; of none, it stays as it is.
-            unsafe { libc::waitpid(forked, &mut status, 0) };
-            status == 0
-        }
-    }
-}
-
-#[test]
-fn a_forked_child_writes_to_a_copy_which_its_own_children_see() {
-    let tier = Tier::open("slow", &Medium::Path(std::env::temp_dir()), Some(MIB)).unwrap();
-    let block = tier.allocate(8).unwrap();
-    let value = block.as_ptr().cast::<u64>();
-    // SAFETY: eight bytes that nobody else has.
-    unsafe { value.write(1) };
-    // SAFETY: reads and writes alone; volatile, since nobody reads what is written there.
-    let is_well = unsafe {
-        is_well_in_a_child(|| {
-            let before = value.read_volatile();
-            value.write_volatile(2);
-            let seen = is_well_in_a_child(|| value.read_volatile() == 2);
-            before == 1 && seen && value.read_volatile() == 2
-        })
-    };
-    assert!(is_well);
-    // SAFETY: as above.
-    assert_eq!(unsafe { value.read_volatile() }, 1);
 }
 
 #[test]

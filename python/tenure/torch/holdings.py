@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tenure import _native
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.placement import settle
 from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
@@ -27,6 +28,8 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 class _Holdings(Protocol):
     def tag(self) -> None: ...
 
+    def held(self) -> Iterator[tuple[Tensor, int]]: ...
+
 
 #: Those of all models that are tagged now.
 _holdings: weakref.WeakSet[_Holdings] = weakref.WeakSet()
@@ -38,6 +41,17 @@ def tag_holdings() -> None:
         holdings.tag()
 
 
+def held_on_cpu() -> Iterator[tuple[int, int, int]]:
+    """What they hold on the CPU: of each storage its address, its bytes, and the number of its tag."""
+    seen: set[int] = set()
+    for holdings in list(_holdings):
+        for tensor, tag in holdings.held():
+            address = address_of(tensor) if tensor.device.type == "cpu" else 0
+            if address and address not in seen:
+                seen.add(address)
+                yield address, tensor.untyped_storage().nbytes(), tag
+
+
 class Parameters:
     """The parameters of a model with their gradients, and its buffers."""
 
@@ -47,8 +61,9 @@ class Parameters:
         self._places: list[dict[str, Any]] = [
             place for child in module.modules() for place in (child._parameters, child._buffers)
         ]
-        self._addresses: list[int] = []
-        self._settled: dict[int, int] = {}
+        self._lay: tuple[int, list[int]] | None = None
+        self._settled: dict[int, tuple[int, int]] = {}
+        self._all_settled = True
         _holdings.add(self)
 
     def tag(self) -> None:
@@ -56,23 +71,38 @@ class Parameters:
         module = self._module()
         if module is None:
             return
+        self._all_settled = True
         for path, role, parameter in named_parameters(module, self._name):
             key = number_of_key(path, "parameter", role)
             retag(parameter, _WEIGHT, key)
-            settle(parameter, _WEIGHT, key, self._settled)
+            self._all_settled &= settle(parameter, _WEIGHT, key, self._settled)
             if parameter.grad is not None:
                 retag(parameter.grad, _GRADIENT, number_of_key(path, "backward", role))
         for prefix, child in module.named_modules():
             for role, buffer in child.named_buffers(recurse=False):
                 key = number_of_key(path_of(self._name, prefix), "buffer", role)
                 retag(buffer, _WEIGHT, key)
-                settle(buffer, _WEIGHT, key, self._settled)
+                self._all_settled &= settle(buffer, _WEIGHT, key, self._settled)
 
     def tag_if_moved(self) -> None:
-        """Tags them if one of them does not lie where it lay."""
-        if self._find_addresses() != self._addresses:
+        """Tags them if one of them does not lie where it lay, or another placement says where to."""
+        lie = _native.placed_in(), self._find_addresses()
+        if lie != self._lay:
             self.tag()
-            self._addresses = self._find_addresses()
+            # What could not be moved is tried again.
+            self._lay = (lie[0], self._find_addresses()) if self._all_settled else None
+
+    def held(self) -> Iterator[tuple[Tensor, int]]:
+        """They all, with the numbers of their tags."""
+        module = self._module()
+        if module is None:
+            return
+        for parameter in module.parameters():
+            yield parameter, _WEIGHT
+            if parameter.grad is not None:
+                yield parameter.grad, _GRADIENT
+        for buffer in module.buffers():
+            yield buffer, _WEIGHT
 
     def _find_addresses(self) -> list[int]:
         tensors = [tensor for place in self._places for tensor in place.values() if tensor is not None]
@@ -102,6 +132,13 @@ class OptimizerStates:
     def tag(self) -> None:
         """Tags them all."""
         self._known = self._tag_but({})
+
+    def held(self) -> Iterator[tuple[Tensor, int]]:
+        """They all, with the number of their tag."""
+        optimizer = self._optimizer()
+        for state in list(optimizer.state.values()) if optimizer is not None else ():
+            for tensor in tensors_in(state):
+                yield tensor, _OPTIMIZER_STATE
 
     @runs_beside_compiled_code
     def tag_new(self) -> None:

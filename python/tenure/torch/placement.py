@@ -10,6 +10,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor
 
 from tenure import Error, _native
@@ -46,6 +47,8 @@ class _Entered:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if not self._threads.tokens:
+            raise Error("this thread has not entered it: what a thread enters, it leaves itself")
         _native.leave_placement(self._threads.tokens.pop())
 
 
@@ -67,18 +70,33 @@ class Placement(_Entered):
         -------
         dict
             ``tiers``: of each its ``nature`` in words, whether it ``is_emulated``, and bytes by tag; ``verified_share``
-            of all tagged bytes in tiers; ``keys`` of the mapping that came, that never came, and of the program that
-            have no place. Tensors that PyTorch allocated outside of the block are not in it.
+            of tagged bytes that have a place, or are outside; ``mapped_share`` of all tagged bytes, and how many
+            ``unmapped_bytes`` have no place; ``outside``: bytes by tag that tagged models and optimizers hold in no
+            tier; ``keys`` of the mapping that came, that never came, and of the program that have no place. Other
+            tensors that PyTorch allocated outside of the block are not in it.
         """
-        report: dict[str, Any] = json.loads(self._native.report()[0])
+        report: dict[str, Any] = json.loads(self._reports()[0])
         return report
+
+    def empty_cache(self) -> None:
+        """Gives memory that no tensor uses back to the system: of DRAM, since files keep the room that they have."""
+        self._native.release_cached()
 
     def check(self) -> None:
         """Raises `tenure.Error` if a key of the mapping never came: it is another program's then."""
         self._native.check_all_came()
 
     def __str__(self) -> str:
-        return self._native.report()[1].rstrip()
+        return self._reports()[1].rstrip()
+
+    def _reports(self) -> tuple[str, str]:
+        from tenure.torch.holdings import held_on_cpu
+
+        outside: dict[int, int] = {}
+        for address, number_of_bytes, tag in held_on_cpu():
+            if not self._native.contains(address):
+                outside[tag] = outside.get(tag, 0) + number_of_bytes
+        return self._native.report(list(outside.items()))
 
 
 class Recording(_Entered):
@@ -108,7 +126,11 @@ def install(
     if when_full not in ("refuse", "miss"):
         raise Error(f"when_full={when_full!r}: expected 'refuse' or 'miss'")
     native = _native.Placement(mapping, list(tiers.items()), strict, when_full == "miss")
-    _put_under()
+    try:
+        _put_under()
+    except BaseException:
+        native.discard()
+        raise
     return Placement(native)
 
 
@@ -135,24 +157,30 @@ def record() -> Recording:
     return Recording(_native.Recorder())
 
 
-def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, int]) -> None:
+def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int]]) -> bool:
     """Brings what a tensor of the CPU holds to where its key lives, if this thread is placed or recorded.
 
-    `settled` has the addresses of those that are there already, by their identities. A tensor that is part of another's
-    memory stays where it is.
+    `settled` has where tensors went, and in which placement, by their identities. Memory that others have, too, stays
+    where it is: other processes, arrays of NumPy, views, and what was saved for backward. False if so: later it may be
+    the tensor's alone.
     """
+    placed_in = _native.placed_in()
     address = address_of(tensor)
-    if not address or tensor.device.type != "cpu" or settled.get(id(tensor)) == address or not _native.is_placed():
-        return
-    if tensor.untyped_storage().nbytes() != tensor.nbytes:
-        return
+    if not placed_in or not address or tensor.device.type != "cpu" or settled.get(id(tensor)) == (address, placed_in):
+        return True
+    storage = tensor.untyped_storage()
+    # Two have it: the tensor, and the object that asks.
+    is_own = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
+    if not is_own or not storage.resizable() or storage.is_shared():
+        return False
     token = new_token()
     _native.enter_purpose(token, tag, key)
     try:
         tensor.data = tensor.data.clone()
     finally:
         _native.leave_purpose(token)
-    settled[id(tensor)] = address_of(tensor)
+    settled[id(tensor)] = address_of(tensor), placed_in
+    return True
 
 
 def _put_under() -> None:

@@ -214,7 +214,7 @@ class _After(_Hook):
         for tensor in (output,) if isinstance(output, Tensor) else tensors_in(output):
             # On the device, backward runs on a thread of its own, whose purpose is nobody else's; on the CPU it runs on
             # the one that asks for it.
-            if tensor.is_cuda or _native.is_placed():
+            if tensor.is_cuda or _native.placed_in():
                 tell_in_backward(tensor, self._backward_key)
 
 

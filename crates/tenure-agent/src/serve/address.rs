@@ -8,6 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 /// Where an agent is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -34,10 +37,17 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    pub(super) fn connect(address: &Address) -> io::Result<Self> {
+    /// Waits for so long at most until there is room among those that wait to be accepted.
+    pub(super) fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
         match address {
-            Address::Unix(path) => UnixStream::connect(path).map(Self::Unix),
-            Address::Tcp(address) => TcpStream::connect(address).map(Self::Tcp),
+            Address::Unix(path) => {
+                let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+                // On Linux, this is how long connecting waits, too.
+                set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+                net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+                Ok(Self::Unix(socket.into()))
+            }
+            Address::Tcp(address) => TcpStream::connect_timeout(address, timeout).map(Self::Tcp),
         }
     }
 
@@ -86,5 +96,27 @@ impl AsFd for Stream {
             Self::Unix(stream) => stream.as_fd(),
             Self::Tcp(stream) => stream.as_fd(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn connecting_to_who_accepts_nobody_ends_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("agent.sock");
+        let listener = net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        net::listen(&listener, 0).unwrap();
+        let address = Address::Unix(path);
+        let begun = Instant::now();
+        let connect = |_| Stream::connect(&address, Duration::from_millis(50));
+        let connected: io::Result<Vec<Stream>> = (0..10).map(connect).collect();
+        assert_eq!(connected.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() < Duration::from_secs(10));
     }
 }

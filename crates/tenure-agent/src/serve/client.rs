@@ -1,11 +1,14 @@
 //! The client: asks, and believes no answer that it has not checked.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use serde::de::DeserializeOwned;
 use tenure_plan::{Mapping, Plan, Problem, simulate};
 
@@ -17,13 +20,20 @@ use super::{Address, Placed, Refusal, Request, ServeError};
 /// How long an answer may take beyond the time that was asked for.
 const GRACE: Duration = Duration::from_secs(60);
 
+/// The longest mapping, in bytes.
+const LONGEST: u64 = MAX_BODY_BYTES as u64;
+
+/// How long an agent may take to accept a connection.
+const ACCEPTS: Duration = Duration::from_secs(10);
+
 /// A connection is never told to stop here.
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// A connection to an agent.
 pub struct Client {
     address: Address,
-    connection: Connection<'static>,
+    /// None after one on which something went wrong: a late answer would be taken for that of the next request.
+    connection: Option<Connection<'static>>,
 }
 
 /// An agent's answer, read and checked.
@@ -49,16 +59,11 @@ impl Client {
     /// # Errors
     /// [`ServeError::Socket`] if nobody is there.
     pub fn connect(address: &Address) -> Result<Self, ServeError> {
-        let failed = |reason| ServeError::Socket {
-            address: address.clone(),
-            doing: "no agent answers here: start one with `tenure agent serve`",
-            reason,
-        };
-        let connection = Stream::connect(address).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE));
-        Ok(Self { address: address.clone(), connection: connection.map_err(failed)? })
+        Ok(Self { address: address.clone(), connection: Some(connect(address)?) })
     }
 
     /// Asks, waits, reads the mapping and plays it. Keys that do not match are told; what they name lives in the first tier.
+    /// Connects again if the connection has ended.
     ///
     /// # Errors
     /// The agent refused, or does not answer within the time of the request and a minute; its mapping cannot be read, has
@@ -76,25 +81,39 @@ impl Client {
     }
 
     fn exchange(&mut self, request: &Request) -> Result<Placed, ServeError> {
+        let mut connection = match self.connection.take().filter(|connection| !connection.is_gone()) {
+            Some(connection) => connection,
+            None => connect(&self.address)?,
+        };
         let asked = Frame { kind: Kind::Place, body: request.to_json()? };
-        let sent = self.connection.send_frame(&asked);
+        let sent = connection.send_frame(&asked);
         // An agent that has said why it does not listen is asked why.
         let received = match sent {
             Err(error @ FrameError::Length { .. }) => Err(error),
-            Ok(()) => self.connection.receive(request.time_limit() + GRACE),
-            Err(error) => self.connection.receive(Duration::from_secs(1)).map_err(|_| error),
+            Ok(()) => connection.receive(request.time_limit() + GRACE),
+            Err(error) => connection.receive(Duration::from_secs(1)).map_err(|_| error),
         };
         let frame = received.map_err(|reason| ServeError::Frame { address: self.address.clone(), reason })?;
-        match frame {
-            None => Err(self.nonsense("it ended the connection")),
-            Some(Frame { kind: Kind::Placed, body }) => self.parse(&body),
-            Some(Frame { kind: Kind::Refused, body }) => {
-                let Refusal { code, message } = self.parse(&body)?;
+        let frame = frame.ok_or_else(|| self.nonsense("it ended the connection"))?;
+        self.connection = Some(connection);
+        match frame.kind {
+            Kind::Placed => self.placed(&frame.body),
+            Kind::Refused => {
+                let Refusal { code, message } = self.parse(&frame.body)?;
                 let refusal = Refusal { code: one_line(&code), message: one_line(&message) };
                 Err(ServeError::Refused { address: self.address.clone(), refusal })
             }
-            Some(Frame { kind: Kind::Place, .. }) => Err(self.nonsense("it is a request")),
+            Kind::Place => Err(self.nonsense("it is a request")),
         }
+    }
+
+    /// Its text is shown to people: nothing in it may steer a terminal.
+    fn placed(&self, body: &[u8]) -> Result<Placed, ServeError> {
+        let placed: Placed = self.parse(body)?;
+        if placed.mapping.to_string_lossy().contains(char::is_control) {
+            return Err(self.nonsense("the mapping's path has control characters"));
+        }
+        Ok(Placed { planner: one_line(&placed.planner), ..placed })
     }
 
     fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ServeError> {
@@ -103,17 +122,32 @@ impl Client {
 
     /// The mapping that the agent names, if that is a file, and no endless one.
     fn read(&self, path: &Path) -> Result<Mapping, ServeError> {
-        let told = |reason: &str| self.nonsense(&format!("{}: {reason}", path.display()));
-        let found = fs::metadata(path).map_err(|error| told(&error.to_string()))?;
-        if !found.is_file() || found.len() > MAX_BODY_BYTES.into() {
-            return Err(told("no mapping is there"));
-        }
-        Ok(Mapping::read(path)?)
+        let read = || -> io::Result<String> {
+            // It is asked of what is open, not of what may be there by then; and a pipe is not waited for.
+            let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+            let mut text = String::new();
+            if !file.metadata()?.is_file() || file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
+                return Err(io::Error::new(ErrorKind::InvalidData, "no mapping is there"));
+            }
+            Ok(text)
+        };
+        let told = |reason: String| self.nonsense(&format!("{}: {reason}", path.display()));
+        let text = read().map_err(|error| told(error.to_string()))?;
+        Mapping::from_json(&text).map_err(|error| told(error.to_string()))
     }
 
     fn nonsense(&self, reason: &str) -> ServeError {
         ServeError::Answer { address: self.address.clone(), reason: one_line(reason) }
     }
+}
+
+fn connect(address: &Address) -> Result<Connection<'static>, ServeError> {
+    let connection = Stream::connect(address, ACCEPTS).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE));
+    connection.map_err(|reason| ServeError::Socket {
+        address: address.clone(),
+        doing: "no agent answers here: start one with `tenure agent serve`",
+        reason,
+    })
 }
 
 /// Another's words, on one line.

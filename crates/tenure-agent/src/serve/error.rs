@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use tenure_plan::{MappingError, PlanError};
+use tenure_plan::PlanError;
 
 use super::frame::FrameError;
 use super::{Address, MessageError, Refusal};
@@ -62,7 +62,7 @@ pub enum ServeError {
         /// What is wrong with it.
         reason: FrameError,
     },
-    /// An answer that says nothing.
+    /// An answer that says nothing, or names no mapping.
     #[error("{address}: the agent's answer: {reason}")]
     Answer {
         /// Where.
@@ -70,9 +70,6 @@ pub enum ServeError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The mapping cannot be read.
-    #[error("the agent's mapping: {0}")]
-    Mapping(#[from] MappingError),
     /// A mapping for other tiers.
     #[error("the agent's mapping is for the tiers {found:?}, and the problem has {asked:?}")]
     Tiers {

@@ -4,8 +4,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +20,9 @@ use super::{Address, ServeError};
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
+/// How long who has the socket may take to accept a connection.
+const ANSWERS: Duration = Duration::from_secs(1);
+
 /// Something that listens. Dropped, its file is removed.
 pub(super) struct Listener {
     address: Address,
@@ -27,10 +30,11 @@ pub(super) struct Listener {
 }
 
 enum Socket {
-    /// With the lock beside it, which is held for as long as the agent lives, however it ends. The file stays: who removes a
-    /// lock file races with who takes it.
+    /// With what file it is, and the lock beside it, which is held for as long as the agent lives, however it ends. The lock's
+    /// file stays: who removes one races with who takes it.
     Unix {
         listener: UnixListener,
+        file: (u64, u64),
         _lock: File,
     },
     Tcp(TcpListener),
@@ -45,7 +49,8 @@ impl Listener {
                 let lock = lock(path, address)?;
                 remove_stale(path, address)?;
                 let listener = listen(path).map_err(failed("no socket can be made here"))?;
-                (Socket::Unix { listener, _lock: lock }, address.clone())
+                let file = file(path).map_err(failed("its socket has gone"))?;
+                (Socket::Unix { listener, file, _lock: lock }, address.clone())
             }
             Address::Tcp(wanted) if !wanted.ip().is_loopback() => return Err(ServeError::NotLoopback(*wanted)),
             Address::Tcp(wanted) => {
@@ -95,11 +100,18 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
-            // Somebody may have removed it before.
+        // Somebody may have removed it before, and another have taken its place.
+        if let (Address::Unix(path), Socket::Unix { file: ours, .. }) = (&self.address, &self.socket)
+            && file(path).is_ok_and(|there| there == *ours)
+        {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Which file is there: no other is, as long as a socket is bound to it.
+fn file(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
 fn listen(path: &Path) -> io::Result<UnixListener> {
@@ -139,7 +151,7 @@ fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
     if !found.file_type().is_socket() {
         return Err(failed("a file that is no socket is in the way")(ErrorKind::AlreadyExists.into()));
     }
-    match UnixStream::connect(path) {
+    match Stream::connect(address, ANSWERS) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed("the file of a dead agent cannot be removed"))
         }
@@ -150,7 +162,7 @@ fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -167,6 +179,17 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_took_its_place_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, address) = unix(&folder);
+        let listener = Listener::bind(&address).unwrap();
+        fs::remove_file(&path).unwrap();
+        let _other = UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(UnixStream::connect(path).is_ok());
     }
 
     #[test]

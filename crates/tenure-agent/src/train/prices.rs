@@ -16,8 +16,8 @@ use crate::play::Play;
 use crate::policy::Policy;
 
 const LEARNING_RATE: f64 = 3e-3;
-/// Rounds in which prices are set by hand, to know what is possible.
-const TEACHER_ROUNDS: u32 = 200;
+/// Rounds in which prices follow the demand, to know what is possible.
+const TEACHER_ROUNDS: usize = 200;
 /// Bounds closer to the lowest known one than this are as good.
 const MARGIN: f64 = 2e-3;
 
@@ -81,14 +81,12 @@ fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
     Ok(sum / (lessons.len() * ROUNDS) as f64)
 }
 
-/// What many small steps against the excess of demand come to.
+/// What prices that follow the demand come to.
 fn lowest_bound(market: &Market<'_>) -> f64 {
     let mut play = Play::new(market);
     let mut lowest = f64::INFINITY;
     for round in 0..TEACHER_ROUNDS {
-        let step = 0.6 / (1.0 + f64::from(round) * 0.05);
-        let changes = play.excess().map(|excess| step * excess.clamp(-1.0, 1.0)).collect();
-        play.change(changes);
+        play.follow_demand(round);
         lowest = lowest.min(market.bound(&play.log_prices));
     }
     lowest

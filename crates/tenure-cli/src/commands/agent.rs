@@ -29,7 +29,8 @@ pub(crate) enum AgentCommand {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Clients ask over a socket, and are answered with a mapping, in a file that any number of processes may read.
-docs/agent-protocol.md says what is spoken. Files of earlier answers are left where they are.
+docs/agent-protocol.md says what is spoken, and what clients may use up: with --tcp, every user's may. Files
+of earlier answers are left where they are.
 
 Planners are those of `tenure plan`, as for the score; scheduled, if none is named.
 

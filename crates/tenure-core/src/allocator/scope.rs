@@ -1,4 +1,5 @@
 use std::cell::RefCell;
+use std::iter;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -6,10 +7,17 @@ use super::Allocator;
 use crate::Device;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<dyn Allocator>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<Chosen>>> = const { RefCell::new(None) };
+}
+
+/// An allocator that a thread chose, and those that it had chosen before.
+pub(crate) struct Chosen {
+    allocator: Arc<dyn Allocator>,
+    before: Option<Arc<Chosen>>,
 }
 
 /// Gives the calling thread's tensors on one device memory of another allocator than the registered one, while it lives.
+/// Those of other devices stay as they are.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -23,7 +31,7 @@ thread_local! {
 /// ```
 #[must_use = "it holds for as long as it lives"]
 pub struct AllocatorScope {
-    previous: Option<Arc<dyn Allocator>>,
+    previous: Option<Arc<Chosen>>,
     /// It belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -31,23 +39,28 @@ pub struct AllocatorScope {
 impl AllocatorScope {
     /// Memory comes from `allocator`, on its device, from now on.
     pub fn enter(allocator: Arc<dyn Allocator>) -> Self {
-        Self::replace(Some(allocator))
+        Self::replace(Some(Arc::new(Chosen { allocator, before: Self::chosen() })))
     }
 
     /// The calling thread's own allocator for a device, if it has one.
     #[inline]
     pub fn current(device: Device) -> Option<Arc<dyn Allocator>> {
-        let of_device = |allocator: &&Arc<dyn Allocator>| allocator.device() == device;
-        CURRENT.try_with(|current| current.borrow().as_ref().filter(of_device).cloned()).ok().flatten()
+        let find = |current: &RefCell<Option<Arc<Chosen>>>| {
+            let current = current.borrow();
+            let mut all = iter::successors(current.as_deref(), |chosen| chosen.before.as_deref());
+            all.find(|chosen| chosen.allocator.device() == device).map(|chosen| Arc::clone(&chosen.allocator))
+        };
+        CURRENT.try_with(find).ok().flatten()
     }
 
-    pub(crate) fn any() -> Option<Arc<dyn Allocator>> {
+    /// All that it chose.
+    pub(crate) fn chosen() -> Option<Arc<Chosen>> {
         // A thread that ends has none any more.
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
-    pub(crate) fn replace(allocator: Option<Arc<dyn Allocator>>) -> Self {
-        let previous = CURRENT.try_with(|current| current.replace(allocator)).ok().flatten();
+    pub(crate) fn replace(chosen: Option<Arc<Chosen>>) -> Self {
+        let previous = CURRENT.try_with(|current| current.replace(chosen)).ok().flatten();
         Self { previous, thread: PhantomData }
     }
 }

@@ -1,6 +1,6 @@
 //! Examples side by side.
 
-use tenure_core::{KeyId, Purpose, Tag};
+use tenure_core::{Purpose, Tag};
 use tenure_tensor::{Tensor, TensorError};
 
 /// What examples are, and a batch of them is. PyTorch's `default_collate`.
@@ -44,12 +44,17 @@ impl<A: Tensors, B: Tensors> Tensors for (A, B) {
     }
 }
 
+/// Says that this thread allocates for a batch. All have one key: threads read them in any order.
+fn enter_batch() -> Purpose {
+    crate::purpose::enter(Tag::Input, "input", "batch")
+}
+
 /// Tensors of the same sizes, along a new first dimension.
 impl Collate for Tensor {
     type Batch = Self;
 
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Self> {
-        let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
+        let _purpose = enter_batch();
         tenure_tensor::ops::stack(&examples.iter().collect::<Vec<_>>(), 0)
     }
 }
@@ -59,7 +64,7 @@ impl Collate for i64 {
     type Batch = Tensor;
 
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Tensor> {
-        let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
+        let _purpose = enter_batch();
         Tensor::from_slice(&examples, &[examples.len()])
     }
 }
@@ -69,7 +74,7 @@ impl Collate for Vec<i64> {
     type Batch = Tensor;
 
     fn collate(examples: Vec<Self>) -> tenure_tensor::Result<Tensor> {
-        let _purpose = Purpose::enter(Tag::Input, KeyId::NONE);
+        let _purpose = enter_batch();
         let length = examples.first().map_or(0, Vec::len);
         if let Some(other) = examples.iter().find(|example| example.len() != length) {
             let reason = format!("rows of {length} and of {} numbers cannot be one batch", other.len());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tenure_core::{Device, Tag};
 use tenure_device::host::HostMemory;
 use tenure_device::memory;
+use tenure_tier::Tier;
 
 /// Bytes that tensors on a device hold, by what they are for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,7 +17,8 @@ pub struct TagBytes(pub(super) [u64; Tag::ALL.len()]);
 /// What tensors held in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
-    /// The most at any moment.
+    /// The most at any moment. On the CPU the sum of the peaks of small blocks, large ones, and each tier of memory, which may
+    /// be more.
     pub peak_bytes: u64,
     /// By tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
     pub tags: TagBytes,
@@ -88,8 +90,8 @@ impl Recorder {
     }
 }
 
-/// Looks at memory while a step is made. The allocator is the process's: what others hold meanwhile is counted too, and
-/// what a thread takes from an allocator of its own, such as a placement's, is not.
+/// Looks at memory while a step is made. The allocator is the process's, and so are tiers: what others hold meanwhile is
+/// counted too.
 pub(super) struct Meter {
     device: Device,
     fullest: TagBytes,
@@ -98,7 +100,10 @@ pub(super) struct Meter {
 impl Meter {
     pub(super) fn begin(device: Device) -> Self {
         match (HostMemory::installed(), memory::installed(device.index().into())) {
-            (Some(memory), _) if device.is_cpu() => memory.reset_peak_statistics(),
+            (Some(memory), _) if device.is_cpu() => {
+                memory.reset_peak_statistics();
+                Tier::reset_all_peak_statistics();
+            }
             (_, Some(memory)) if !device.is_cpu() => memory.allocator().reset_peak_statistics(),
             _ => {}
         }
@@ -121,7 +126,11 @@ impl StepMemory {
     /// Of this moment and its allocator's peaks; zeros if nothing was ever on the device.
     fn of(device: Device) -> Self {
         let statistics = match device.is_cpu() {
-            true => HostMemory::installed().map(|memory| memory.statistics()),
+            true => {
+                let mut statistics = Tier::all_statistics();
+                HostMemory::installed().inspect(|memory| statistics.merge(&memory.statistics()));
+                Some(statistics)
+            }
             false => memory::installed(device.index().into()).map(|memory| memory.allocator().statistics()),
         };
         let statistics = statistics.unwrap_or_default();

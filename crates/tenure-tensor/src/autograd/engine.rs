@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tenure_core::Site;
 
 use super::accumulate::add_to;
 use super::lane::Lane;
@@ -140,6 +141,8 @@ impl Pass {
     }
 
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
+        // Of a program without passes, each way back is one: its keys are the same every time.
+        let _pass = Site::begin_pass();
         let _mode = GradMode::enter(self.options.create_graph);
         let _autocast = Autocast::enter(None);
         let mut captured: Vec<Option<Tensor>> = vec![None; self.wanted.as_ref().map_or(0, Vec::len)];

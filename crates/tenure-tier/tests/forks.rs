@@ -1,0 +1,134 @@
+//! What forked children see of tiers.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use tenure_core::{Allocator, DataPtr};
+use tenure_tier::{Medium, Tier};
+
+const MIB: u64 = 1 << 20;
+
+fn in_a_file() -> Tier {
+    Tier::open("slow", &Medium::Path(std::env::temp_dir()), Some(MIB)).unwrap()
+}
+
+fn number(block: &DataPtr) -> *mut u64 {
+    block.as_ptr().cast()
+}
+
+/// Runs `parent` in this process after it was forked, then `child` in the child, and says whether that found all well. A
+/// child that waits for ever is ended.
+///
+/// # Safety
+/// They touch nothing but memory of their own.
+unsafe fn forked(parent: impl FnOnce(), child: impl FnOnce() -> bool) -> bool {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let mut byte = 0_u8;
+    // SAFETY: the caller answers for what the child does.
+    match unsafe { libc::fork() } {
+        // SAFETY: reads a byte, does what the caller answers for, and ends.
+        0 => unsafe {
+            libc::alarm(20);
+            let is_told = libc::read(ends[0], (&raw mut byte).cast(), 1) == 1;
+            libc::_exit(i32::from(!(is_told && child())))
+        },
+        forked => {
+            parent();
+            let mut status = 1;
+            // SAFETY: a byte to write, a place for the status of a child of ours, and descriptors of ours.
+            unsafe {
+                libc::write(ends[1], (&raw const byte).cast(), 1);
+                libc::waitpid(forked, &mut status, 0);
+                libc::close(ends[0]);
+                libc::close(ends[1]);
+            }
+            status == 0
+        }
+    }
+}
+
+#[test]
+fn neither_sees_what_the_other_writes_and_a_child_has_what_was_there_when_it_was_forked() {
+    let tiers = [in_a_file(), in_a_file(), Tier::open("fast", &Medium::Dram, Some(MIB)).unwrap()];
+    // All pages but the first are written to by nobody in the child, before it looks at them.
+    let blocks = tiers.each_ref().map(|tier| [tier.allocate(300_000).unwrap(), tier.allocate(300_000).unwrap()]);
+    let all = || blocks.iter().flatten().map(number);
+    // SAFETY: eight bytes of each, which nobody else has. Volatile, since other processes look at them.
+    let write = |value: u64| all().for_each(|at| unsafe { at.write_volatile(value) });
+    // SAFETY: as above, and written to.
+    let is = |value: u64| all().all(|at| unsafe { at.read_volatile() } == value);
+    write(1);
+    // SAFETY: reads and writes of the blocks alone.
+    let is_well = unsafe {
+        forked(
+            || write(2),
+            || {
+                let before = is(1);
+                write(3);
+                // Its own children see that.
+                before && forked(|| write(4), || is(3)) && is(4)
+            },
+        )
+    };
+    assert!(is_well && is(2));
+}
+
+#[test]
+fn a_child_allocates_and_frees_for_itself() {
+    let tier = in_a_file();
+    let mut block = Some(tier.allocate(500_000).unwrap());
+    // SAFETY: reads and writes of blocks that nobody else has.
+    unsafe { number(block.as_ref().unwrap()).write(1) };
+    let is_well = {
+        let (block, tier) = (block.take(), &tier);
+        // SAFETY: as above. The child is this thread alone.
+        unsafe {
+            forked(
+                || (),
+                move || {
+                    let fresh = tier.allocate(400_000).unwrap();
+                    number(&fresh).write(7);
+                    let is_there = number(block.as_ref().unwrap()).read() == 1 && number(&fresh).read() == 7;
+                    drop((block, fresh));
+                    is_there && tier.allocate(MIB as usize).is_ok()
+                },
+            )
+        }
+    };
+    assert!(is_well);
+}
+
+#[test]
+fn a_tier_needs_no_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = |path: &std::path::Path| {
+        let named = fs::read_dir("/proc/self/fd").unwrap();
+        named.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok()).any(|target| target.starts_with(path))
+    };
+    let path = fs::canonicalize(folder.path()).unwrap();
+    let nameless = Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
+    let named = Tier::open("slow", &Medium::Path(path.join("tier")), Some(MIB)).unwrap();
+    assert!(!own(&path));
+    drop((nameless, named));
+}
+
+#[test]
+fn children_that_are_forked_while_other_threads_allocate_never_wait_for_them() {
+    let (tier, is_over) = (in_a_file(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    drop(tier.allocate(1000).unwrap());
+                }
+            });
+        }
+        // SAFETY: as above.
+        let is_well = (0..50).all(|_| unsafe { forked(|| (), || tier.allocate(1000).is_ok()) });
+        is_over.store(true, Relaxed);
+        assert!(is_well);
+    });
+}
