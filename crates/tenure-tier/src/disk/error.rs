@@ -52,6 +52,12 @@ pub enum DiskError {
         /// The byte of the file.
         offset: u64,
     },
+    /// The threads that would do it are the parent's.
+    #[error("{name}: a forked process has no disks of its parent's: open them in it, or start it otherwise")]
+    Forked {
+        /// The tensor.
+        name: String,
+    },
     /// A buffer of another size.
     #[error("{name}: it has {bytes} bytes, and is read into {given}")]
     Size {

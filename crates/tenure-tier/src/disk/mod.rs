@@ -17,6 +17,7 @@ use std::{fmt, process, thread};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_alloc::Arena;
+use tenure_core::Unforked;
 
 pub use error::DiskError;
 pub use transfer::Ticket;
@@ -83,7 +84,8 @@ struct Shared {
     files: Vec<Arc<ExtentFile>>,
     engine: Box<dyn Engine>,
     options: DiskOptions,
-    extents: Mutex<Extents>,
+    /// Children that were forked lock it too, when they drop what they have.
+    extents: Unforked<Extents>,
     state: Mutex<State>,
     /// There is something to copy, or nothing will be any more.
     work: Condvar,
@@ -205,7 +207,7 @@ impl Disk {
             files,
             engine,
             options,
-            extents: Mutex::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
+            extents: Unforked::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
             state: Mutex::new(State::new(chunks)),
             work: Condvar::new(),
         });
@@ -221,13 +223,14 @@ impl Disk {
     /// Begins to write bytes, which are kept until they are on disk. It does not wait.
     ///
     /// # Errors
-    /// [`DiskError::Full`] and [`DiskError::Worn`]; the ticket has those of the disk.
+    /// [`DiskError::Full`], [`DiskError::Worn`] and [`DiskError::Forked`]; the ticket has those of the disk.
     pub fn write(
         &self,
         name: impl Into<String>,
         source: impl AsRef<[u8]> + Send + 'static,
     ) -> Result<Ticket<Spilled>, DiskError> {
         let (shared, name, source) = (&self.running.shared, name.into(), Box::new(source));
+        self.expect_threads(&name)?;
         let bytes = (*source).as_ref();
         let (start, length) = (bytes.as_ptr().cast_mut(), bytes.len());
         let pieces = shared.take_extents(&name, length)?;
@@ -241,8 +244,9 @@ impl Disk {
     /// before what is to be written.
     ///
     /// # Errors
-    /// [`DiskError::Size`]; the ticket has those of the disk.
+    /// [`DiskError::Size`] and [`DiskError::Forked`]; the ticket has those of the disk.
     pub fn read<B: AsMut<[u8]> + Send + 'static>(&self, spilled: &Spilled, into: B) -> Result<Ticket<B>, DiskError> {
+        self.expect_threads(spilled.name())?;
         // It stays where it is until it is read.
         let buffer = Arc::new(Mutex::new(Some(into)));
         let (start, given) = match buffer.lock().as_mut().map(B::as_mut) {
@@ -255,6 +259,10 @@ impl Disk {
         let transfer = Transfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
         self.running.shared.begin(&transfer, &spilled.stored);
         Ok(Ticket::new(transfer, buffer))
+    }
+
+    fn expect_threads(&self, name: &str) -> Result<(), DiskError> {
+        if self.running.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
     }
 
     /// What it is, in words: how many folders, and how they are reached.
