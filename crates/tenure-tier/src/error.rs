@@ -47,6 +47,9 @@ pub enum TierError {
         /// Bytes there are.
         available: u64,
     },
+    /// Files have to be somewhere.
+    #[error("no folder is given for files: name one, on a disk that has room")]
+    NoFolder,
     /// It would be overwritten.
     #[error("{}: a file is there already, and is not overwritten: remove it, or name its folder", path.display())]
     Exists {

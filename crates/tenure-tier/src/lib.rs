@@ -3,10 +3,12 @@
 //! A [`Tier`] is memory of one kind: DRAM, a NUMA node, a DAX device, or a file that stands for persistent memory. A
 //! [`Placement`] sends each allocation of the threads that entered it to the tier that a
 //! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
-//! that a mapping is planned of, from what a program allocates.
+//! that a mapping is planned of, from what a program allocates. A [`Disk`] is for what nobody computes with: its bytes go
+//! out to files, and come back.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod dax;
+mod disk;
 mod error;
 mod forks;
 mod medium;
@@ -18,6 +20,7 @@ mod report;
 mod system;
 mod tier;
 
+pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, Spilled, Ticket};
 pub use error::TierError;
 pub use medium::{Medium, Nature};
 pub use placement::{Options, Placement, PlacementGuard, WhenFull};

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tenure_core::{Allocator, DataPtr};
-use tenure_tier::{Medium, Tier};
+use tenure_tier::{Disk, DiskError, DiskOptions, Medium, Tier};
 
 const MIB: u64 = 1 << 20;
 
@@ -131,4 +131,20 @@ fn children_that_are_forked_while_other_threads_allocate_never_wait_for_them() {
         is_over.store(true, Relaxed);
         assert!(is_well);
     });
+}
+
+#[test]
+fn a_child_is_told_that_disks_are_its_parents() {
+    let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(MIB)).unwrap();
+    let spilled = disk.write("a", vec![7; 10]).unwrap().wait().unwrap();
+    let child = || {
+        let is_forked = |error| matches!(error, Some(DiskError::Forked { .. }));
+        let refused =
+            is_forked(disk.write("b", vec![1; 10]).err()) && is_forked(disk.read(&spilled, vec![0; 10]).err());
+        drop((spilled.clone(), disk.clone()));
+        refused
+    };
+    // SAFETY: the child allocates, and writes into what it has.
+    assert!(unsafe { forked(|| (), child) });
+    assert_eq!(disk.read(&spilled, vec![0; 10]).unwrap().wait().unwrap(), [7; 10]);
 }

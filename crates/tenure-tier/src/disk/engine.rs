@@ -1,0 +1,116 @@
+//! Who reads and writes files.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use parking_lot::Mutex;
+
+use super::file::ExtentFile;
+use super::staging::Chunk;
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    In,
+    Out,
+}
+
+/// A part of a file, to be read into a chunk or written from it.
+pub(super) struct Request {
+    pub(super) direction: Direction,
+    pub(super) file: Arc<ExtentFile>,
+    pub(super) offset: u64,
+    /// In whole blocks.
+    pub(super) bytes: usize,
+    pub(super) chunk: Chunk,
+    /// Is called once, by a thread of the engine, which it does not keep for long.
+    pub(super) done: Done,
+}
+
+impl Request {
+    pub(super) fn end(self, result: io::Result<()>) {
+        (self.done)(Some(self.chunk), result);
+    }
+}
+
+/// The chunk comes back, unless the kernel may still have it.
+pub(super) type Done = Box<dyn FnOnce(Option<Chunk>, io::Result<()>) + Send>;
+
+/// Carries out requests, several at once, in any order. Dropped, it has finished all of them.
+pub(super) trait Engine: Send + Sync {
+    ///
+    /// # Errors
+    /// The request, if it carries out none any more.
+    fn begin(&self, request: Request) -> Result<(), Box<Request>>;
+
+    /// What it is, for reports.
+    fn name(&self) -> &'static str;
+}
+
+/// Threads that each carry out one request after the other, where the system has nothing better.
+pub(super) struct Threads {
+    requests: Option<mpsc::Sender<Request>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Threads {
+    pub(super) fn start(count: usize) -> io::Result<Self> {
+        let (requests, queue) = mpsc::channel::<Request>();
+        let queue = Arc::new(Mutex::new(queue));
+        let start = |number| {
+            let queue = Arc::clone(&queue);
+            let next = move || queue.lock().recv();
+            thread::Builder::new().name(format!("tenure-disk-{number}")).spawn(move || {
+                while let Ok(request) = next() {
+                    carry_out(request);
+                }
+            })
+        };
+        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
+        Ok(Self { requests: Some(requests), threads })
+    }
+}
+
+fn carry_out(mut request: Request) {
+    let Request { direction, file, offset, bytes, chunk, .. } = &mut request;
+    let carried_out = match direction {
+        Direction::In => file.file.read_exact_at(&mut chunk.bytes_mut()[..*bytes], *offset),
+        Direction::Out => file.file.write_all_at(&chunk.bytes()[..*bytes], *offset),
+    };
+    request.end(carried_out);
+}
+
+impl Engine for Threads {
+    fn begin(&self, request: Request) -> Result<(), Box<Request>> {
+        send(&self.requests, request)
+    }
+
+    fn name(&self) -> &'static str {
+        "pread and pwrite"
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.requests = None;
+        self.threads.drain(..).for_each(end);
+    }
+}
+
+/// To the threads, which wait for as long as there is a sender.
+pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -> Result<(), Box<Request>> {
+    match requests {
+        Some(requests) => requests.send(request).map_err(|refused| Box::new(refused.0)),
+        None => Err(Box::new(request)),
+    }
+}
+
+/// Waits for a thread that ends, unless it is the one that waits: that of the last request may drop the engine.
+pub(super) fn end(thread: thread::JoinHandle<()>) {
+    if thread.thread().id() != thread::current().id() {
+        // One that panicked has said so.
+        let _ = thread.join();
+    }
+}

@@ -1,0 +1,51 @@
+//! A file for bytes that nobody needs afterwards.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstatvfs};
+
+use super::staging::{BLOCK, Chunk};
+use crate::TierError;
+
+/// A file without a name, all of it set aside at once: it is gone with the process, however that ends.
+pub(super) struct ExtentFile {
+    pub(super) file: File,
+    pub(super) folder: PathBuf,
+    /// Whether bytes go past the system's cache.
+    pub(super) is_direct: bool,
+}
+
+impl ExtentFile {
+    /// A file of `bytes` bytes in a folder.
+    pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
+        let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
+        let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
+        let free = fstatvfs(&file).map_err(|error| failed("statvfs", error.into()))?;
+        let available = free.f_bavail.saturating_mul(free.f_frsize);
+        if bytes > available {
+            return Err(TierError::NoRoom { path: folder.into(), capacity: bytes, available });
+        }
+        // So that the file system cannot be full later.
+        fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(|error| failed("fallocate", error.into()))?;
+        let is_direct = make_direct(&file, chunk).map_err(|error| failed("fcntl", error))?;
+        Ok(Self { file, folder: folder.into(), is_direct })
+    }
+
+    pub(super) fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+}
+
+/// Has bytes go past the system's cache, if the file system can do that: it is tried.
+fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
+    let flags = fcntl_getfl(file)?;
+    if fcntl_setfl(file, flags | OFlags::DIRECT).is_ok() && file.write_all_at(&chunk.bytes()[..BLOCK], 0).is_ok() {
+        return Ok(true);
+    }
+    fcntl_setfl(file, flags)?;
+    Ok(false)
+}

@@ -1,0 +1,360 @@
+//! Disks as a tier: bytes go out to files in folders and come back, several at once, and are checked.
+
+mod engine;
+mod error;
+mod file;
+mod ring;
+mod staging;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::{Duration, Instant};
+use std::{fmt, process, thread};
+
+use parking_lot::{Condvar, Mutex};
+use tenure_alloc::Arena;
+use tenure_core::Unforked;
+
+pub use error::DiskError;
+pub use transfer::Ticket;
+
+use crate::TierError;
+use engine::{Direction, Engine, Threads};
+use file::ExtentFile;
+use ring::Ring;
+use staging::{BLOCK, CHUNK, Memory};
+use transfer::{State, Transfer};
+
+/// A day of [`DiskOptions::daily_bytes`].
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Threads that copy between tensors and chunks, and compute checksums: each does some 5 GB/s.
+const COPIERS: usize = 2;
+
+/// How disks are used.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// Bytes of the files together, set aside at once.
+    pub capacity: u64,
+    /// Memory that bytes pass through: what waits for it takes none.
+    pub staging_bytes: usize,
+    /// How many bytes may be written in 24 hours, if not any number: disks wear out.
+    pub daily_bytes: Option<u64>,
+}
+
+impl DiskOptions {
+    /// Files of so many bytes together, 64 MiB of memory, and no limit a day.
+    pub fn new(capacity: u64) -> Self {
+        Self { capacity, staging_bytes: 64 << 20, daily_bytes: None }
+    }
+}
+
+/// Bytes on disks, in one file a folder, each without a name and gone with the process. What is written is divided into
+/// pieces that go to the folders in turn.
+///
+/// A handle: clones are one tier. When the last is dropped, what was begun is finished first.
+///
+/// ```
+/// use tenure_tier::{Disk, DiskOptions};
+///
+/// let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(16 << 20))?;
+/// let writing = disk.write("encoder.0/linear/out#0", vec![7_u8; 3 << 20])?; // returns at once
+/// let spilled = writing.wait()?;
+/// let reading = disk.read(&spilled, vec![0_u8; 3 << 20])?;
+/// assert_eq!(reading.wait()?, vec![7_u8; 3 << 20]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Disk {
+    running: Arc<Running>,
+}
+
+/// What the last handle ends.
+struct Running {
+    shared: Arc<Shared>,
+    copiers: Vec<thread::JoinHandle<()>>,
+    /// In a forked child nobody runs.
+    process: u32,
+}
+
+struct Shared {
+    files: Vec<Arc<ExtentFile>>,
+    engine: Box<dyn Engine>,
+    options: DiskOptions,
+    /// Children that were forked lock it too, when they drop what they have.
+    extents: Unforked<Extents>,
+    state: Mutex<State>,
+    /// There is something to copy, or nothing will be any more.
+    work: Condvar,
+}
+
+/// Which parts of the files are in use.
+struct Extents {
+    /// Of each file.
+    free: Vec<Arena>,
+    /// The file that the next piece goes to, if there is room.
+    turn: usize,
+    /// When this day began, and the bytes that were written in it.
+    day: (Instant, u64),
+}
+
+/// A piece of what was written.
+struct Piece {
+    file: usize,
+    offset: u64,
+    bytes: usize,
+    /// CRC-32, once it is written.
+    checksum: AtomicU32,
+}
+
+impl Piece {
+    /// As it lies in its file.
+    fn whole_blocks(&self) -> usize {
+        self.bytes.next_multiple_of(BLOCK)
+    }
+}
+
+/// Something on disk, under the name that errors tell. Clones are one; the last that is dropped makes room.
+#[derive(Clone)]
+pub struct Spilled {
+    stored: Arc<Stored>,
+}
+
+struct Stored {
+    name: String,
+    bytes: u64,
+    pieces: Vec<Piece>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        self.shared.extents.lock().give_back(&self.pieces);
+    }
+}
+
+impl Spilled {
+    /// What it was called.
+    pub fn name(&self) -> &str {
+        &self.stored.name
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        self.stored.bytes
+    }
+}
+
+impl fmt::Debug for Spilled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Spilled({:?}, {} bytes)", self.name(), self.bytes())
+    }
+}
+
+/// What disks did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DiskStatistics {
+    /// Bytes that are free, in whole blocks.
+    pub free_bytes: u64,
+    /// Bytes written, in whole blocks.
+    pub written_bytes: u64,
+    /// Bytes read, in whole blocks.
+    pub read_bytes: u64,
+    /// Time in which anything was being written.
+    pub writing: Duration,
+    /// Time in which anything was being read.
+    pub reading: Duration,
+    /// Bytes given out to be written in the last day that began, of those allowed.
+    pub today_bytes: u64,
+}
+
+impl Disk {
+    /// Files in `folders` with as much room together as is said, equally in each.
+    ///
+    /// # Errors
+    /// [`TierError`]: no folder, a folder that is not there or is full, a capacity of less than a block for each.
+    pub fn open(folders: &[PathBuf], options: DiskOptions) -> Result<Self, TierError> {
+        Self::with_engine(folders, options, |memory, chunks| match Ring::start(memory) {
+            Ok(ring) => Ok(Box::new(ring)),
+            // Containers often forbid it.
+            Err(_) => Ok(Box::new(Threads::start(chunks.min(16))?)),
+        })
+    }
+
+    fn with_engine(
+        folders: &[PathBuf],
+        options: DiskOptions,
+        engine: impl FnOnce(&Arc<Memory>, usize) -> std::io::Result<Box<dyn Engine>>,
+    ) -> Result<Self, TierError> {
+        let what = || folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let unit = (BLOCK * folders.len()) as u64;
+        let each = options.capacity.checked_div(unit).ok_or(TierError::NoFolder)? * BLOCK as u64;
+        if each == 0 {
+            let (capacity, alignment) = (options.capacity, unit);
+            return Err(TierError::TooSmall { what: what(), capacity, alignment });
+        }
+        let failed = |call| move |source| TierError::System { what: what(), call, source };
+        let count = (options.staging_bytes / CHUNK).clamp(2, 96);
+        let chunks = Memory::chunks(count).map_err(failed("mmap"))?;
+        let files = folders.iter().map(|folder| ExtentFile::create(folder, each, &chunks[0]).map(Arc::new));
+        let files: Vec<_> = files.collect::<Result<_, _>>()?;
+        let engine = engine(chunks[0].memory(), count).map_err(failed("starting"))?;
+        let free = files.iter().map(|_| Arena::new(0, each)).collect();
+        let shared = Arc::new(Shared {
+            files,
+            engine,
+            options,
+            extents: Unforked::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
+            state: Mutex::new(State::new(chunks)),
+            work: Condvar::new(),
+        });
+        let mut running = Running { shared, copiers: Vec::new(), process: process::id() };
+        for number in 0..COPIERS {
+            let shared = Arc::clone(&running.shared);
+            let thread = thread::Builder::new().name(format!("tenure-copy-{number}"));
+            running.copiers.push(thread.spawn(move || shared.copy()).map_err(failed("starting"))?);
+        }
+        Ok(Self { running: Arc::new(running) })
+    }
+
+    /// Begins to write bytes, which are kept until they are on disk. It does not wait.
+    ///
+    /// # Errors
+    /// [`DiskError::Full`], [`DiskError::Worn`] and [`DiskError::Forked`]; the ticket has those of the disk.
+    pub fn write(
+        &self,
+        name: impl Into<String>,
+        source: impl AsRef<[u8]> + Send + 'static,
+    ) -> Result<Ticket<Spilled>, DiskError> {
+        let (shared, name, source) = (&self.running.shared, name.into(), Box::new(source));
+        self.expect_threads(&name)?;
+        let bytes = (*source).as_ref();
+        let (start, length) = (bytes.as_ptr().cast_mut(), bytes.len());
+        let pieces = shared.take_extents(&name, length)?;
+        let stored = Arc::new(Stored { name, bytes: length as u64, pieces, shared: Arc::clone(shared) });
+        let transfer = Transfer::new(Direction::Out, &stored, start, source);
+        shared.begin(&transfer, &stored);
+        Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
+    }
+
+    /// Begins to read what was written into a buffer of as many bytes, which the ticket has. It does not wait, and goes
+    /// before what is to be written.
+    ///
+    /// # Errors
+    /// [`DiskError::Size`] and [`DiskError::Forked`]; the ticket has those of the disk.
+    pub fn read<B: AsMut<[u8]> + Send + 'static>(&self, spilled: &Spilled, into: B) -> Result<Ticket<B>, DiskError> {
+        self.expect_threads(spilled.name())?;
+        // It stays where it is until it is read.
+        let buffer = Arc::new(Mutex::new(Some(into)));
+        let (start, given) = match buffer.lock().as_mut().map(B::as_mut) {
+            Some(bytes) => (bytes.as_mut_ptr(), bytes.len() as u64),
+            None => unreachable!("it was put in"),
+        };
+        if given != spilled.bytes() {
+            return Err(DiskError::Size { name: spilled.name().into(), bytes: spilled.bytes(), given });
+        }
+        let transfer = Transfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
+        self.running.shared.begin(&transfer, &spilled.stored);
+        Ok(Ticket::new(transfer, buffer))
+    }
+
+    fn expect_threads(&self, name: &str) -> Result<(), DiskError> {
+        if self.running.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
+    }
+
+    /// What it is, in words: how many folders, and how they are reached.
+    pub fn nature(&self) -> String {
+        let Shared { files, engine, .. } = &*self.running.shared;
+        let direct =
+            if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
+        let folders: Vec<_> = files.iter().map(|file| file.folder.display().to_string()).collect();
+        format!("files in {}, {direct}, by {}", folders.join(", "), engine.name())
+    }
+
+    /// Bytes that it can hold.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.running.shared.extents.lock().free.iter().map(Arena::bytes).sum()
+    }
+
+    /// What it did so far.
+    pub fn statistics(&self) -> DiskStatistics {
+        let Shared { extents, state, .. } = &*self.running.shared;
+        let (free_bytes, today_bytes) = {
+            let extents = extents.lock();
+            (extents.free.iter().map(Arena::free_bytes).sum(), extents.day.1)
+        };
+        let [(read_bytes, reading), (written_bytes, writing)] = state.lock().moved();
+        DiskStatistics { free_bytes, written_bytes, read_bytes, writing, reading, today_bytes }
+    }
+}
+
+impl fmt::Debug for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Disk({})", self.nature())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.process != process::id() {
+            return;
+        }
+        self.shared.state.lock().is_closed = true;
+        self.shared.work.notify_all();
+        for copier in self.copiers.drain(..) {
+            // One that panicked has said so.
+            let _ = copier.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Room for so many bytes, in pieces, in the folders in turn.
+    fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<Piece>, DiskError> {
+        let whole = bytes.next_multiple_of(BLOCK) as u64;
+        let mut extents = self.extents.lock();
+        if extents.day.0.elapsed() > DAY {
+            extents.day = (Instant::now(), 0);
+        }
+        if let Some(limit) = self.options.daily_bytes.filter(|limit| extents.day.1 + whole > *limit) {
+            return Err(DiskError::Worn { name: name.into(), limit });
+        }
+        let mut pieces = Vec::with_capacity(bytes.div_ceil(CHUNK));
+        for begin in (0..bytes).step_by(CHUNK) {
+            let bytes = (bytes - begin).min(CHUNK);
+            match extents.take(bytes) {
+                Some((file, offset)) => pieces.push(Piece { file, offset, bytes, checksum: AtomicU32::new(0) }),
+                None => {
+                    extents.give_back(&pieces);
+                    let free = extents.free.iter().map(Arena::free_bytes).sum();
+                    let capacity = extents.free.iter().map(Arena::bytes).sum();
+                    return Err(DiskError::Full { name: name.into(), bytes: whole, free, capacity });
+                }
+            }
+        }
+        extents.day.1 += whole;
+        Ok(pieces)
+    }
+}
+
+impl Extents {
+    /// A file and an offset for a piece.
+    fn take(&mut self, bytes: usize) -> Option<(usize, u64)> {
+        let files = self.free.len();
+        let found = (0..files)
+            .map(|next| (self.turn + next) % files)
+            .find_map(|file| Some((file, self.free[file].allocate_low(bytes.next_multiple_of(BLOCK) as u64)?.address)));
+        self.turn = found.map_or(self.turn, |(file, _)| (file + 1) % files);
+        found
+    }
+
+    fn give_back(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            // It is in use, and given back once, by its owner.
+            let _ = self.free[piece.file].free(piece.offset);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Disks that work, and disks that fail.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::engine::Request;
+use super::*;
+
+/// An engine that fails every so many requests of one direction, and then goes on or ends.
+struct Faulty {
+    engine: Threads,
+    direction: Direction,
+    left: AtomicUsize,
+    ends: bool,
+}
+
+impl Engine for Faulty {
+    fn begin(&self, request: Request) -> Result<(), Box<Request>> {
+        if request.direction != self.direction || self.left.fetch_sub(1, Ordering::Relaxed) != 0 {
+            return if self.ends && self.left.load(Ordering::Relaxed) > usize::MAX / 2 {
+                Err(Box::new(request))
+            } else {
+                self.engine.begin(request)
+            };
+        }
+        thread::spawn(move || request.end(Err(io::Error::from_raw_os_error(libc::EIO))));
+        Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        "faults"
+    }
+}
+
+fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
+    let folders: Vec<TempDir> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
+    let paths = folders.iter().map(|folder| folder.path().to_owned()).collect();
+    (folders, paths)
+}
+
+fn options(capacity: u64) -> DiskOptions {
+    DiskOptions { staging_bytes: 3 * CHUNK, ..DiskOptions::new(capacity) }
+}
+
+fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
+    Disk::with_engine(paths, options(capacity), |_, _| Ok(Box::new(Threads::start(3)?))).unwrap()
+}
+
+/// One that fails the request of that number.
+fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
+    let engine = |_: &_, _| {
+        let (engine, left) = (Threads::start(2)?, AtomicUsize::new(number));
+        Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
+    };
+    Disk::with_engine(paths, options(64 << 20), engine).unwrap()
+}
+
+fn some_bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}
+
+fn write(disk: &Disk, name: &str, bytes: &[u8]) -> Result<Spilled, DiskError> {
+    disk.write(name, bytes.to_vec())?.wait()
+}
+
+fn read(disk: &Disk, spilled: &Spilled) -> Result<Vec<u8>, DiskError> {
+    disk.read(spilled, vec![0; spilled.bytes() as usize])?.wait()
+}
+
+#[test]
+fn what_goes_out_comes_back_whatever_its_size() {
+    let (_folders, paths) = folders(2);
+    for disk in [Disk::open(&paths, options(32 << 20)).unwrap(), with_threads(&paths, 32 << 20)] {
+        println!("{}", disk.nature());
+        for length in [0, 1, BLOCK - 1, BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 7 * CHUNK + 5] {
+            let bytes = some_bytes(length as u64, length);
+            let spilled = write(&disk, "a", &bytes).unwrap();
+            assert_eq!((spilled.name(), spilled.bytes()), ("a", length as u64));
+            assert!(read(&disk, &spilled).unwrap() == bytes, "{length}");
+            assert!(read(&disk, &spilled).unwrap() == bytes, "{length}, again");
+        }
+        assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes());
+    }
+}
+
+#[test]
+fn more_goes_out_at_once_than_there_is_memory_to_pass_through() {
+    let (_folders, paths) = folders(1);
+    let disk = Disk::open(&paths, options(64 << 20)).unwrap();
+    let all: Vec<Vec<u8>> = (0..10).map(|seed| some_bytes(seed, 4 * CHUNK + 17)).collect();
+    let writing: Vec<_> = all.iter().map(|bytes| disk.write("a", bytes.clone()).unwrap()).collect();
+    let spilled: Vec<Spilled> = writing.into_iter().map(|ticket| ticket.wait().unwrap()).collect();
+    let reading: Vec<_> = spilled.iter().map(|spilled| disk.read(spilled, vec![0; 4 * CHUNK + 17]).unwrap()).collect();
+    let back: Vec<Vec<u8>> = reading.into_iter().map(|ticket| ticket.wait().unwrap()).collect();
+    assert!(back == all);
+    let DiskStatistics { written_bytes, read_bytes, writing, reading, .. } = disk.statistics();
+    assert_eq!((written_bytes, read_bytes), (10 * ((4 << 20) + 4096), 10 * ((4 << 20) + 4096)));
+    assert!(!writing.is_zero() && !reading.is_zero());
+}
+
+#[test]
+fn tickets_and_tensors_may_be_dropped_at_any_time() {
+    let (_folders, paths) = folders(1);
+    let disk = Disk::open(&paths, options(8 << 20)).unwrap();
+    drop(disk.write("a", some_bytes(1, 2 * CHUNK)).unwrap());
+    let spilled = write(&disk, "b", &some_bytes(2, 2 * CHUNK)).unwrap();
+    let reading = disk.read(&spilled, vec![0; 2 * CHUNK]).unwrap();
+    // Its room is not given to anybody else while it is read.
+    drop((spilled, disk));
+    assert!(reading.wait().unwrap() == some_bytes(2, 2 * CHUNK));
+}
+
+#[test]
+fn nothing_is_left_in_the_folder_which_may_be_removed_meanwhile() {
+    let (folder, paths) = folders(1);
+    let disk = Disk::open(&paths, options(8 << 20)).unwrap();
+    let spilled = write(&disk, "a", &[7; 100]).unwrap();
+    assert_eq!(fs::read_dir(&paths[0]).unwrap().count(), 0);
+    drop(folder);
+    assert!(!paths[0].exists());
+    assert_eq!(read(&disk, &spilled).unwrap(), [7; 100]);
+}
+
+#[test]
+fn a_changed_bit_is_an_error_that_names_the_tensor_and_the_folder() {
+    let (_folders, paths) = folders(1);
+    let disk = with_threads(&paths, 8 << 20);
+    let spilled = write(&disk, "layer.1/out#0", &some_bytes(3, 2 * CHUNK)).unwrap();
+    let Piece { offset, .. } = spilled.stored.pieces[1];
+    let file = &disk.running.shared.files[0];
+    let mut block = Memory::chunks(1).unwrap().remove(0);
+    file.file.read_exact_at(&mut block.bytes_mut()[..BLOCK], offset).unwrap();
+    block.bytes_mut()[77] ^= 4;
+    file.file.write_all_at(&block.bytes()[..BLOCK], offset).unwrap();
+    let error = read(&disk, &spilled).unwrap_err();
+    assert!(matches!(error, DiskError::Changed { .. }));
+    let said = error.to_string();
+    assert!(said.starts_with("layer.1/out#0: ") && said.contains(paths[0].to_str().unwrap()), "{said}");
+}
+
+#[test]
+fn a_file_that_was_cut_is_an_error() {
+    let (_folders, paths) = folders(1);
+    for disk in [Disk::open(&paths, options(8 << 20)).unwrap(), with_threads(&paths, 8 << 20)] {
+        let spilled = write(&disk, "a", &some_bytes(3, 2 * CHUNK)).unwrap();
+        disk.running.shared.files[0].file.set_len(CHUNK as u64 + BLOCK as u64 + 100).unwrap();
+        let error = read(&disk, &spilled).unwrap_err();
+        assert!(
+            matches!(&error, DiskError::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_that_fails_once_is_an_error_of_what_it_failed_for() {
+    let (_folders, paths) = folders(1);
+    for direction in [Direction::Out, Direction::In] {
+        let disk = faulty(&paths, direction, 2, false);
+        let bytes = some_bytes(1, 4 * CHUNK);
+        let written = write(&disk, "first", &bytes);
+        let failed = match direction {
+            Direction::Out => written.unwrap_err(),
+            Direction::In => read(&disk, &written.unwrap()).unwrap_err(),
+        };
+        let said = failed.to_string();
+        assert!(said.starts_with("first: ") && said.contains("Input/output error"), "{said}");
+        let second = write(&disk, "second", &bytes).unwrap();
+        assert!(read(&disk, &second).unwrap() == bytes);
+        drop(second);
+        assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes());
+    }
+}
+
+#[test]
+fn nobody_waits_for_an_engine_that_has_ended() {
+    let (_folders, paths) = folders(1);
+    for direction in [Direction::Out, Direction::In] {
+        let disk = faulty(&paths, direction, 2, true);
+        let written: Vec<_> = (0..4).map(|seed| disk.write("a", some_bytes(seed, 2 * CHUNK)).unwrap()).collect();
+        let written: Vec<_> = written.into_iter().map(Ticket::wait).collect();
+        let read: Vec<_> = written.iter().flatten().map(|spilled| read(&disk, spilled)).collect();
+        assert!(written.iter().any(Result::is_err) || read.iter().any(Result::is_err));
+        assert!(disk.write("b", vec![1]).unwrap().wait().is_err());
+    }
+}
+
+#[test]
+fn a_full_tier_says_how_full_and_has_room_again() {
+    let (_folders, paths) = folders(2);
+    let disk = Disk::open(&paths, options(4 << 20)).unwrap();
+    let spilled = write(&disk, "a", &[1; 3 * CHUNK]).unwrap();
+    let said = disk.write("b", vec![1; CHUNK + 1]).unwrap_err().to_string();
+    assert_eq!(said, "b: 1052672 bytes do not fit on disk: 1048576 of 4194304 are free; give the tier more");
+    assert_eq!(disk.statistics().free_bytes, 1 << 20, "a refusal takes nothing");
+    drop(spilled);
+    write(&disk, "b", &[1; 4 * CHUNK]).unwrap();
+}
+
+#[test]
+fn more_than_the_folder_has_is_refused_at_the_start() {
+    let (_folders, paths) = folders(1);
+    let said = Disk::open(&paths, DiskOptions::new(1 << 60)).unwrap_err().to_string();
+    assert!(said.contains("bytes free, and 1152921504606846976 are asked for"), "{said}");
+    assert!(Disk::open(&[paths[0].join("missing")], DiskOptions::new(1 << 20)).is_err());
+    assert!(Disk::open(&[], DiskOptions::new(1 << 20)).is_err());
+    assert!(Disk::open(&paths, DiskOptions::new(4095)).is_err());
+}
+
+#[test]
+fn no_more_is_written_in_a_day_than_is_allowed() {
+    let (_folders, paths) = folders(1);
+    let disk = Disk::open(&paths, DiskOptions { daily_bytes: Some(3 << 20), ..options(8 << 20) }).unwrap();
+    drop(write(&disk, "a", &[1; 2 * CHUNK]).unwrap());
+    let said = disk.write("b", vec![1; 2 * CHUNK]).unwrap_err().to_string();
+    assert_eq!(said, "b: 3145728 bytes may be written in a day, and were: allow more, or wait");
+    write(&disk, "c", &[1; CHUNK]).unwrap();
+    assert_eq!(disk.statistics().today_bytes, 3 << 20);
+}
+
+#[test]
+fn a_buffer_of_another_size_is_refused() {
+    let (_folders, paths) = folders(1);
+    let disk = Disk::open(&paths, options(8 << 20)).unwrap();
+    let spilled = write(&disk, "a", &[1; 10]).unwrap();
+    assert_eq!(disk.read(&spilled, vec![0; 9]).unwrap_err().to_string(), "a: it has 10 bytes, and is read into 9");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever is written, read and dropped in any order, everything comes back as it went out and all room with it.
+    #[test]
+    fn everything_comes_back(
+        steps in prop::collection::vec((0_u8..4, 0_usize..5 * CHUNK / 2, any::<u64>()), 1..40), count in 1_usize..4,
+    ) {
+        let (_folders, paths) = folders(count);
+        let disk = Disk::open(&paths, options(12 << 20)).unwrap();
+        let mut kept: Vec<(Spilled, u64)> = Vec::new();
+        for (what, length, seed) in steps {
+            match what {
+                0 | 1 => match write(&disk, "a", &some_bytes(seed, length)) {
+                    Ok(spilled) => kept.push((spilled, seed)),
+                    Err(error) => prop_assert!(matches!(error, DiskError::Full { .. }), "{error}"),
+                },
+                _ if kept.is_empty() => {}
+                2 => {
+                    let (spilled, seed) = &kept[seed as usize % kept.len()];
+                    prop_assert!(read(&disk, spilled).unwrap() == some_bytes(*seed, spilled.bytes() as usize));
+                }
+                _ => drop(kept.swap_remove(seed as usize % kept.len())),
+            }
+            let held: u64 = kept.iter().map(|(spilled, _)| spilled.bytes().next_multiple_of(BLOCK as u64)).sum();
+            prop_assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes() - held);
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What is on its way between memory and disks.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{fmt, io, mem, slice};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::engine::{Direction, Request};
+use super::staging::{CHUNK, Chunk};
+use super::{DiskError, Piece, Shared, Stored};
+
+/// All of something, on its way.
+pub(super) struct Transfer {
+    name: String,
+    direction: Direction,
+    /// Its bytes in memory.
+    start: *mut u8,
+    /// Pieces that are not done.
+    left: AtomicUsize,
+    end: Mutex<End>,
+    ended: Condvar,
+}
+
+/// How it ends.
+struct End {
+    is_over: bool,
+    /// What went wrong first.
+    error: Option<DiskError>,
+    /// What keeps its bytes in memory.
+    owner: Option<Box<dyn Send>>,
+}
+
+// SAFETY: the bytes at `start` are there until it is over, and each piece of them is touched by one thread at a time.
+unsafe impl Send for Transfer {}
+// SAFETY: as above.
+unsafe impl Sync for Transfer {}
+
+impl Transfer {
+    pub(super) fn new(direction: Direction, stored: &Stored, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
+        let left = AtomicUsize::new(stored.pieces.len());
+        let end = Mutex::new(End { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner) });
+        Arc::new(Self { name: stored.name.clone(), direction, start, left, end, ended: Condvar::new() })
+    }
+}
+
+/// Something that is under way. If this is dropped, it goes on, and nobody is told how it ended.
+#[must_use = "waiting for it tells what the disk said"]
+pub struct Ticket<T> {
+    transfer: Arc<Transfer>,
+    result: Arc<Mutex<Option<T>>>,
+}
+
+impl<T> Ticket<T> {
+    /// `result` has what comes of it.
+    pub(super) fn new(transfer: Arc<Transfer>, result: Arc<Mutex<Option<T>>>) -> Self {
+        Self { transfer, result }
+    }
+
+    /// Whether it is over, well or not.
+    pub fn is_over(&self) -> bool {
+        self.transfer.end.lock().is_over
+    }
+
+    /// Waits until it is over.
+    ///
+    /// # Errors
+    /// What went wrong first: [`DiskError::Io`] or [`DiskError::Changed`].
+    pub fn wait(self) -> Result<T, DiskError> {
+        let mut end = self.transfer.end.lock();
+        self.transfer.ended.wait_while(&mut end, |end| !end.is_over);
+        match (end.error.take(), self.result.lock().take()) {
+            (None, Some(result)) => Ok(result),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("a ticket is waited for once"),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Ticket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({:?}, {})", self.transfer.name, if self.is_over() { "over" } else { "under way" })
+    }
+}
+
+/// A piece of something.
+#[derive(Clone)]
+struct Part {
+    transfer: Arc<Transfer>,
+    /// Its room is nobody else's before it is done.
+    stored: Arc<Stored>,
+    number: usize,
+}
+
+impl Part {
+    fn piece(&self) -> &Piece {
+        &self.stored.pieces[self.number]
+    }
+
+    /// Its bytes in memory.
+    fn memory(&self) -> *mut u8 {
+        // SAFETY: all pieces but the last are as long as a chunk, and all of them are as long as what is at `start`.
+        unsafe { self.transfer.start.add(self.number * CHUNK) }
+    }
+
+    /// Out of memory into a chunk, with a checksum.
+    fn fill(&self, chunk: &mut Chunk) {
+        let piece = self.piece();
+        // SAFETY: the owner keeps them, and nobody changes them.
+        let bytes = unsafe { slice::from_raw_parts(self.memory(), piece.bytes) };
+        let (filled, rest) = chunk.bytes_mut()[..piece.whole_blocks()].split_at_mut(piece.bytes);
+        filled.copy_from_slice(bytes);
+        rest.fill(0);
+        piece.checksum.store(crc32fast::hash(filled), Ordering::Release);
+    }
+
+    /// Out of a chunk into memory, if it is what was written.
+    fn empty(&self, chunk: &Chunk) -> bool {
+        let piece = self.piece();
+        let bytes = &chunk.bytes()[..piece.bytes];
+        let is_same = crc32fast::hash(bytes) == piece.checksum.load(Ordering::Acquire);
+        if is_same {
+            // SAFETY: the owner keeps them, and nobody else touches this piece of them.
+            unsafe { slice::from_raw_parts_mut(self.memory(), bytes.len()) }.copy_from_slice(bytes);
+        }
+        is_same
+    }
+
+    fn has_failed(&self) -> bool {
+        self.transfer.end.lock().error.is_some()
+    }
+
+    fn end(self, error: Option<DiskError>) {
+        let Self { transfer, stored, .. } = self;
+        // Whoever waits and then drops it finds room at once.
+        drop(stored);
+        let mut end = transfer.end.lock();
+        end.error = end.error.take().or(error);
+        if transfer.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            end.is_over = true;
+            let owner = end.owner.take();
+            transfer.ended.notify_all();
+            drop((end, owner));
+        }
+    }
+}
+
+/// What waits, and for what.
+pub(super) struct State {
+    /// Those that nobody has.
+    chunks: Vec<Chunk>,
+    /// For a chunk: those to be read first.
+    waiting: [VecDeque<Part>; 2],
+    /// For a thread that copies.
+    tasks: VecDeque<(Part, Chunk)>,
+    /// Parts that are done, and how: whoever waits is told when nothing is locked.
+    done: Vec<(Part, Option<DiskError>)>,
+    /// Parts that are not done.
+    unfinished: usize,
+    /// The engine carries out nothing any more.
+    is_broken: bool,
+    flows: [Flow; 2],
+    /// Nothing is added any more.
+    pub(super) is_closed: bool,
+}
+
+/// What went one way.
+#[derive(Clone, Copy, Default)]
+struct Flow {
+    bytes: u64,
+    /// Requests under way.
+    begun: usize,
+    since: Option<Instant>,
+    busy: Duration,
+}
+
+impl Flow {
+    fn begin(&mut self) {
+        self.begun += 1;
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    fn end(&mut self, bytes: usize) {
+        self.begun -= 1;
+        self.bytes += bytes as u64;
+        if self.begun == 0 {
+            self.busy += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        }
+    }
+}
+
+impl State {
+    pub(super) fn new(chunks: Vec<Chunk>) -> Self {
+        Self {
+            chunks,
+            waiting: Default::default(),
+            tasks: VecDeque::new(),
+            done: Vec::new(),
+            unfinished: 0,
+            is_broken: false,
+            flows: Default::default(),
+            is_closed: false,
+        }
+    }
+
+    /// Bytes that were read and written, and the time that it took.
+    pub(super) fn moved(&self) -> [(u64, Duration); 2] {
+        let busy = |flow: &Flow| flow.busy + flow.since.map_or(Duration::ZERO, |since| since.elapsed());
+        self.flows.each_ref().map(|flow| (flow.bytes, busy(flow)))
+    }
+}
+
+/// Tells whoever waits for what is done.
+fn unlock(mut state: MutexGuard<'_, State>) {
+    let done = mem::take(&mut state.done);
+    drop(state);
+    for (part, error) in done {
+        part.end(error);
+    }
+}
+
+impl Shared {
+    pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<Transfer>, stored: &Arc<Stored>) {
+        let pieces = stored.pieces.len();
+        let part = |number| Part { transfer: Arc::clone(transfer), stored: Arc::clone(stored), number };
+        let parts = (0..pieces).map(part);
+        let mut state = self.state.lock();
+        state.waiting[transfer.direction as usize].extend(parts);
+        state.unfinished += pieces;
+        self.pump(&mut state);
+        unlock(state);
+    }
+
+    /// Gives chunks to what waits for them.
+    fn pump(self: &Arc<Self>, state: &mut State) {
+        if state.is_broken {
+            let parts: Vec<Part> = state.waiting.iter_mut().flat_map(|parts| parts.drain(..)).collect();
+            for part in parts {
+                let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
+                self.end(state, part, None, Some(error));
+            }
+        }
+        while let Some(chunk) = state.chunks.pop() {
+            let [reads, writes] = &mut state.waiting;
+            if let Some(part) = reads.pop_front() {
+                self.request(state, part, chunk);
+            } else if let Some(part) = writes.pop_front() {
+                state.tasks.push_back((part, chunk));
+                self.work.notify_one();
+            } else {
+                state.chunks.push(chunk);
+                return;
+            }
+        }
+    }
+
+    /// Has the engine read or write a part.
+    fn request(self: &Arc<Self>, state: &mut State, part: Part, chunk: Chunk) {
+        let direction = part.transfer.direction;
+        state.flows[direction as usize].begin();
+        let (piece, shared, its) = (part.piece(), Arc::clone(self), part.clone());
+        let (file, offset, bytes) = (Arc::clone(&self.files[piece.file]), piece.offset, piece.whole_blocks());
+        let done = Box::new(move |chunk, result| shared.requested(its, chunk, result));
+        if let Err(refused) = self.engine.begin(Request { direction, file, offset, bytes, chunk, done }) {
+            state.flows[direction as usize].end(0);
+            state.is_broken = true;
+            let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
+            self.end(state, part, Some(refused.chunk), Some(error));
+        }
+    }
+
+    /// The engine is done with a part.
+    fn requested(self: &Arc<Self>, part: Part, chunk: Option<Chunk>, result: io::Result<()>) {
+        let direction = part.transfer.direction;
+        let mut state = self.state.lock();
+        let moved = if result.is_ok() { part.piece().whole_blocks() } else { 0 };
+        state.flows[direction as usize].end(moved);
+        match (direction, result, chunk) {
+            (Direction::In, Ok(()), Some(chunk)) => {
+                state.tasks.push_back((part, chunk));
+                self.work.notify_one();
+            }
+            (_, result, chunk) => {
+                let error = result.err().map(|source| self.io_error(&part, source));
+                state.is_broken |= chunk.is_none();
+                self.end(&mut state, part, chunk, error);
+                self.pump(&mut state);
+            }
+        }
+        unlock(state);
+    }
+
+    fn end(&self, state: &mut State, part: Part, chunk: Option<Chunk>, error: Option<DiskError>) {
+        state.done.push((part, error));
+        state.chunks.extend(chunk);
+        state.unfinished -= 1;
+        if state.unfinished == 0 {
+            self.work.notify_all();
+        }
+    }
+
+    /// A thread that copies, until nothing is left and nothing will come.
+    pub(super) fn copy(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((part, mut chunk)) = state.tasks.pop_front() {
+                drop(state);
+                let error = match part.transfer.direction {
+                    _ if part.has_failed() => Err(None),
+                    Direction::Out => {
+                        part.fill(&mut chunk);
+                        Ok(())
+                    }
+                    Direction::In if part.empty(&chunk) => Err(None),
+                    Direction::In => Err(Some(self.changed(&part))),
+                };
+                state = self.state.lock();
+                match error {
+                    Ok(()) => self.request(&mut state, part, chunk),
+                    Err(error) => self.end(&mut state, part, Some(chunk), error),
+                }
+                self.pump(&mut state);
+                unlock(state);
+                state = self.state.lock();
+            } else if state.is_closed && state.unfinished == 0 {
+                return;
+            } else {
+                self.work.wait(&mut state);
+            }
+        }
+    }
+
+    fn io_error(&self, part: &Part, source: io::Error) -> DiskError {
+        let call = if part.transfer.direction == Direction::In { "reading" } else { "writing" };
+        let (name, folder, offset) = self.place(part);
+        DiskError::Io { name, call, folder, offset, source }
+    }
+
+    fn changed(&self, part: &Part) -> DiskError {
+        let (name, folder, offset) = self.place(part);
+        DiskError::Changed { name, folder, offset }
+    }
+
+    fn place(&self, part: &Part) -> (String, std::path::PathBuf, u64) {
+        let piece = part.piece();
+        (part.transfer.name.clone(), self.files[piece.file].folder.clone(), piece.offset)
+    }
+}
