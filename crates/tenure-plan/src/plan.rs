@@ -106,6 +106,14 @@ pub enum PlanError {
         /// The tensor.
         tensor: usize,
     },
+    /// What is there all the time would begin the next iteration elsewhere.
+    #[error("tensor {tensor} is there all the time, and does not end in tier {tier}, where it begins: move it back")]
+    Displaced {
+        /// The tensor.
+        tensor: usize,
+        /// Its place.
+        tier: usize,
+    },
     /// Nobody knows how.
     #[error("tensor {tensor} cannot be computed again: the problem does not say how")]
     NoRecompute {

@@ -13,7 +13,8 @@ use crate::{PlanError, Problem};
 /// What came of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Nanoseconds from the beginning of the first kernel to the end of the last.
+    /// Nanoseconds from the beginning of the first kernel until the last has ended and what is there all the time is where
+    /// it began, so that the next iteration can begin.
     pub makespan_ns: f64,
     /// Nanoseconds in which a kernel ran, or something was computed again.
     pub busy_ns: f64,
@@ -40,7 +41,7 @@ impl Outcome {
 /// A wait before a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stall {
-    /// The kernel's number.
+    /// The kernel's number; that of all kernels for the wait at the end.
     pub kernel: usize,
     /// Nanoseconds.
     pub ns: f64,
@@ -61,7 +62,8 @@ pub enum Cause {
 ///
 /// # Errors
 /// A plan that cannot be: numbers of what there is not, moves where there is no link, tensors that a kernel needs and that
-/// are nowhere, or for which there is never room.
+/// are nowhere, or for which there is never room; or one that cannot be repeated, for what is there all the time ends
+/// elsewhere than it begins.
 pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
     Player::new(problem, plan)?.play()
 }
@@ -90,6 +92,8 @@ struct Player<'a> {
     used: Vec<u64>,
     /// Moves to come on each link.
     waiting: Vec<VecDeque<Step>>,
+    /// Moves to come, and under way, of what is there all the time.
+    unsettled: usize,
     active: Vec<Option<Transfer>>,
     /// What is computed again before each kernel, and what is given up after it: (tensor, tier).
     recomputed: Vec<Vec<(usize, usize)>>,
@@ -125,6 +129,7 @@ impl<'a> Player<'a> {
             on_link: vec![None; tensors],
             used: vec![0; tiers],
             waiting: vec![VecDeque::new(); links],
+            unsettled: 0,
             active: vec![None; links],
             recomputed: vec![Vec::new(); kernels],
             dropped: vec![Vec::new(); kernels],
@@ -172,6 +177,7 @@ impl<'a> Player<'a> {
                     let link = problem.links().iter().position(|link| (link.from, link.to) == (from, to));
                     let link = link.ok_or(PlanError::NoLink { tensor, from, to })?;
                     self.waiting[link].push_back(*step);
+                    self.unsettled += usize::from(problem.tensors()[tensor].is_always_there());
                     at[tensor] = Some(to);
                 }
                 (Action::Drop, Some(_)) => {
@@ -186,9 +192,15 @@ impl<'a> Player<'a> {
                 (Action::Recompute { .. }, Some(_)) => return Err(PlanError::StillThere { tensor, kernel }),
             }
         }
-        let mut lost = problem.tensors().iter().zip(&at).map(|(tensor, at)| tensor.is_always_there() && at.is_none());
-        if let Some(tensor) = lost.position(|is_lost| is_lost) {
-            return Err(PlanError::Lost { tensor });
+        let begun_and_ended = plan.places.iter().zip(at).enumerate();
+        for (tensor, (begun, ended)) in
+            begun_and_ended.filter(|(tensor, _)| problem.tensors()[*tensor].is_always_there())
+        {
+            match ended {
+                None => return Err(PlanError::Lost { tensor }),
+                Some(ended) if ended != *begun => return Err(PlanError::Displaced { tensor, tier: *begun }),
+                Some(_) => {}
+            }
         }
         Ok(())
     }
@@ -215,8 +227,22 @@ impl<'a> Player<'a> {
                 self.end(tensor);
             }
         }
+        self.settle()?;
         self.outcome.makespan_ns = self.now;
         Ok(self.outcome)
+    }
+
+    /// Waits until what is there all the time is where it began: all its moves are done.
+    fn settle(&mut self) -> Result<(), PlanError> {
+        let unsettled = |player: &Self| {
+            let on_the_way = player.active.iter().flatten().map(|transfer| transfer.tensor);
+            let waiting = player.waiting.iter().filter_map(|waiting| waiting.front()).map(|step| step.tensor);
+            Ok(on_the_way.chain(waiting).next().filter(|_| player.unsettled > 0).map(Cause::Tensor))
+        };
+        self.wait_for(self.begun, unsettled).map_err(|error| match error {
+            PlanError::NeverReached { tensor, .. } => PlanError::Displaced { tensor, tier: self.places[tensor] },
+            error => error,
+        })
     }
 
     fn count_accesses(&mut self, kernel: &Kernel) {
@@ -430,6 +456,7 @@ impl<'a> Player<'a> {
         self.states[tensor] = State::At(ends.to);
         self.on_link[tensor] = None;
         self.active[link] = None;
+        self.unsettled -= usize::from(self.problem.tensors()[tensor].is_always_there());
         let moved = &mut self.outcome.moved_bytes[link];
         *moved = moved.saturating_add(self.problem.moved_bytes(tensor, link));
     }

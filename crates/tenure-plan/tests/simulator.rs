@@ -203,6 +203,21 @@ fn what_is_dropped_is_computed_again() {
 }
 
 #[test]
+fn what_is_there_all_the_time_ends_where_it_begins() {
+    // The weight, of 50 bytes, takes 200 ns each way.
+    let weight = |steps: &[(usize, usize, Action)]| play(&parts(), [0; 5], steps);
+    let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
+    assert_eq!(weight(&[(4, 0, TO_SLOW)]), displaced);
+    assert_eq!(weight(&[(4, 0, TO_SLOW), (4, 2, TO_FAST)]).unwrap().moved_bytes, [50, 50]);
+    // Asked for when the last kernel begins, which reads it in the slow tier (100 ns more), it comes back after that.
+    let outcome = weight(&[(4, 2, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4100.0, 4100.0));
+    let outcome = weight(&[(4, 3, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4200.0, 4000.0));
+    assert_eq!(outcome.stalls, [Stall { kernel: 4, ns: 200.0, cause: Cause::Tensor(4) }]);
+}
+
+#[test]
 fn plans_that_cannot_be_are_refused() {
     let refused = |steps: &[(usize, usize, Action)], expected: &str| {
         let error = play(&parts(), [0; 5], steps).unwrap_err().to_string();

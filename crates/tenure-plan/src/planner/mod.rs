@@ -46,7 +46,8 @@ pub enum Objective {
     /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more the
     /// better. Tensors stay where they are, all their life.
     Score,
-    /// The time from the beginning of the first kernel to the end of the last, in the simulator: the less the better.
+    /// The time that an iteration takes in the simulator ([`makespan_ns`](crate::simulator::Outcome::makespan_ns)): the less
+    /// the better.
     Makespan,
 }
 

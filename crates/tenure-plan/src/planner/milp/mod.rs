@@ -13,9 +13,10 @@
 //! - what leaves does so after the use, but for what is on the link already; what comes back is there before the next;
 //! - what is used in the first tier, stays there, is still to leave or is back has room when a kernel begins.
 //!
+//! What is there all the time is used where it is at the beginning, and at the end again.
+//!
 //! Bytes on links are added up over tensors (of about the same compression), so that there are few columns, and they may
-//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan that does not give up for
-//! good what is always there. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
+//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
 //! meanwhile, one after the other; what moves slows kernels down; other tiers have an end; several tiers count as the fastest
 //! of them; inputs of what is computed again must be there. A plan that follows the columns may therefore wait, or find no
 //! room: so the problem is solved again, with rows for inputs and with more and more left unused, and the simulator judges.
@@ -41,8 +42,8 @@ use solver::Limits;
 
 /// Solves mixed-integer problems with HiGHS, on one thread: the best plan, and a bound that shows how good it is.
 ///
-/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all that do not give
-/// up for good what is always there; both to the solver's tolerance, a millionth.
+/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all plans; both to the
+/// solver's tolerance, a millionth.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Milp;
 
