@@ -85,7 +85,7 @@ fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
     for (number, kernel) in parts.kernels.iter().enumerate() {
         let error = |reason: String| ProblemError::part(format!("kernel {number}, {:?}", kernel.name), reason);
         time = time.checked_add(kernel.time_ns).ok_or_else(|| error("times of all kernels pass 64 bits".into()))?;
-        for Access { tensor, bytes: accessed } in kernel.reads.iter().chain(&kernel.writes) {
+        for Access { tensor, bytes: accessed } in kernel.accesses() {
             if *tensor >= parts.tensors.len() {
                 return Err(error(format!("there is no tensor {tensor}: there are {}", parts.tensors.len())));
             }
