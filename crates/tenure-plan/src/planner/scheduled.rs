@@ -8,27 +8,17 @@
 
 use std::ops::Range;
 
-use super::evolutionary::{Evolutionary, Genes};
+use super::evolutionary::{Evolutionary, Genes, POPULATION, evolve};
 use super::flashneuron::FlashNeuron;
-use super::{
-    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
-};
-use crate::{PlanError, Problem, Rule};
+use super::{Decisions, Decoder, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
+use crate::{Problem, Rule};
 
-/// Decides by prices, and evolves what these find.
-#[derive(Clone, Copy, Debug)]
-pub struct Scheduled {
-    /// Rounds of prices.
-    pub rounds: u64,
-    /// What follows.
-    pub evolution: Evolutionary,
-}
+/// Decides by prices, and evolves what these find: as many plans as [`Evolutionary`] tries, if the options do not say how many.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scheduled;
 
-impl Default for Scheduled {
-    fn default() -> Self {
-        Self { rounds: 300, evolution: Evolutionary::default() }
-    }
-}
+/// Rounds of prices.
+const ROUNDS: u64 = 300;
 
 impl Planner for Scheduled {
     fn name(&self) -> &str {
@@ -41,24 +31,18 @@ impl Planner for Scheduled {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        if problem.tiers().is_empty() {
-            return Err(PlanError::NoTiers.into());
-        }
-        let evaluations = options.evaluations.or(Some(self.evolution.evaluations));
+        let evaluations = options.evaluations.or(Some(Evolutionary::default().evaluations));
         let options = &PlannerOptions { evaluations, ..*options };
-        let mut evaluator = Evaluator::new(problem, options, watch);
+        let mut evaluator = begin(problem, options, watch)?;
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
         // What others would do is where we begin.
-        let mut starts: Vec<Decisions> =
-            Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem))).collect();
-        if options.objective == Objective::Makespan {
-            starts.insert(0, FlashNeuron::decide(problem));
-        }
+        let rules = Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem)));
+        let mut starts = std::iter::once(FlashNeuron::decide(problem)).chain(rules);
         let mut prices = Prices::new(problem, &decoder, options.objective);
-        let (mut starts, mut best) = (starts.into_iter(), f64::INFINITY);
+        let mut best = f64::INFINITY;
         let mut population: Vec<(f64, Decisions)> = Vec::new();
-        for _ in 0..self.rounds {
+        for _ in 0..ROUNDS {
             let decisions = starts.next().unwrap_or_else(|| prices.decide(best));
             let cost = evaluator.cost(&decoder.decode(&decisions));
             best = best.min(cost);
@@ -68,9 +52,9 @@ impl Planner for Scheduled {
             }
         }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
-        population.truncate(self.evolution.population);
+        population.truncate(POPULATION);
         let mut genes = Genes::new(problem, &decoder, options.seed);
-        self.evolution.evolve(population, &mut genes, &decoder, &mut evaluator);
+        evolve(&mut population, &mut genes, &decoder, &mut evaluator);
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
     }
@@ -106,7 +90,7 @@ struct Prices<'a> {
 impl<'a> Prices<'a> {
     fn new(problem: &'a Problem, decoder: &Decoder<'_>, objective: Objective) -> Self {
         let tensors = 0..problem.tensors().len();
-        let makespan_ns = problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum::<f64>().max(1.0);
+        let makespan_ns = (problem.kernels_ns() as f64).max(1.0);
         Self {
             problem,
             choices: tensors.map(|tensor| choices(problem, decoder, objective, tensor)).collect(),

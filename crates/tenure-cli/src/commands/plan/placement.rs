@@ -112,7 +112,7 @@ impl PlannerName {
                 None => Policy::trained()?,
             })),
             // Nobody in particular: ours.
-            Self::Scheduled | Self::All => Box::new(Scheduled::default()),
+            Self::Scheduled | Self::All => Box::new(Scheduled),
         })
     }
 }

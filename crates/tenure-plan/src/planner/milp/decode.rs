@@ -94,7 +94,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn link(&self, from: usize, to: usize) -> Option<usize> {
-        self.problem.links().iter().position(|link| (link.from, link.to) == (from, to))
+        self.problem.link(from, to)
     }
 
     /// Finds when each return begins, the last first: when it must, or when its link has to be free for the next.

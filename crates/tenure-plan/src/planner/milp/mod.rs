@@ -32,10 +32,10 @@ use std::time::Duration;
 
 use highs::Sense;
 
-use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch, begin};
 use crate::bound::{joined_score_bound, makespan_bound_ns};
 use crate::uses::{Use, uses};
-use crate::{Plan, PlanError, Problem, Rule};
+use crate::{Plan, Problem, Rule};
 use fixed::{Columns, Fixed};
 use joint::{Joint, Margins};
 use solver::Limits;
@@ -58,8 +58,8 @@ impl Planner for Milp {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let capacity_bytes = problem.tiers().first().ok_or(PlanError::NoTiers)?.capacity.unwrap_or(u64::MAX);
-        let evaluator = Evaluator::new(problem, options, watch);
+        let evaluator = begin(problem, options, watch)?;
+        let capacity_bytes = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         let mut search = Search { problem, capacity_bytes, seed: options.seed, uses: uses(problem), evaluator };
         let bound = match options.objective {
             Objective::Score => search.score()?,
@@ -142,8 +142,7 @@ impl Search<'_, '_> {
     }
 
     fn makespan_of_fixed(&mut self) -> Result<f64, PlannerError> {
-        let kernels_ns: f64 = self.problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum();
-        let least_ns = kernels_ns + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
+        let least_ns = self.problem.kernels_ns() as f64 + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
         let penalty_ns = |tensor: usize| self.uses[tensor].iter().map(Use::penalty_ns).sum::<f64>();
         let finite = |tensor: usize| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite());
         let most_ns = least_ns + (0..self.uses.len()).filter_map(finite).sum::<f64>();
