@@ -142,6 +142,7 @@ fn texts_that_are_no_problem_are_refused() {
             "version 2 of the format is not known: this program reads version 1",
         ),
         (r#"{"format": "tenure-problem", "version": 1, "name": "x", "tensors": [], "kernels": [], "more": 1}"#, "more"),
+        (r#"{"name": "x", "tensors": [], "kernels": [], "more\n\r\u0085": 1}"#, "unknown field `more   `"),
         (
             r#"{"format": "tenure-problem", "version": 1, "name": "", "kernels": [],
                 "tensors": [{"key": "a", "bytes": 1, "tag": "scratch"}]}"#,

@@ -94,7 +94,7 @@ impl Genes {
         Self { possible, random: Random::seed_from_u64(seed) }
     }
 
-    fn any(&mut self) -> Decisions {
+    pub(super) fn any(&mut self) -> Decisions {
         let mut decisions = Decisions::keep(self.possible.len(), &[]);
         (0..self.possible.len()).for_each(|tensor| self.change(&mut decisions, tensor));
         decisions
