@@ -127,12 +127,10 @@ impl<'d, 'a> Schedule<'d, 'a> {
     /// In a slower tier all its life.
     fn stays_elsewhere(&mut self, tensor: usize, is_unused: bool, life: Range<usize>) -> bool {
         let decoder = self.decoder;
-        let aways = decoder.aways.iter().filter(|_| is_unused).map(|away| away.tier);
-        let Some(tier) =
-            decoder.slows.iter().copied().chain(aways).find(|tier| self.holds(tensor, *tier, life.clone()))
-        else {
-            return false;
-        };
+        // What no kernel uses may be anywhere.
+        let unused = (1..self.problem.tiers().len()).rev().filter(|_| is_unused);
+        let mut tiers = unused.chain(decoder.slows.iter().copied());
+        let Some(tier) = tiers.find(|tier| self.holds(tensor, *tier, life.clone())) else { return false };
         self.places[tensor] = tier;
         if self.has_uses_first {
             let bytes = self.problem.bytes_in(tensor, 0);
@@ -191,12 +189,16 @@ impl<'d, 'a> Schedule<'d, 'a> {
         }
     }
 
-    /// Whether one of the tiers that tensors are moved to will do: the first that does.
+    /// Whether one of the tiers that tensors are moved to will do: the first that does. Where kernels may wait, it is one that
+    /// they do not reach: they would not wait for what is late there, and others would for its room.
     fn some_away(&mut self, goes: impl Fn(&mut Self, Away) -> bool) -> bool {
         let done = self.changes.len();
-        self.decoder.aways.iter().any(|away| {
+        let (decoder, tiers) = (self.decoder, self.problem.tiers());
+        let waited_for = |away: &&Away| !self.has_uses_first || !tiers[away.tier].is_reachable;
+        let aways: Vec<Away> = decoder.aways.iter().filter(waited_for).copied().collect();
+        aways.into_iter().any(|away| {
             self.undo(done);
-            goes(self, *away)
+            goes(self, away)
         })
     }
 
@@ -216,7 +218,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.move_at(tensor, away.back, back, comes);
         let fits = self.holds(tensor, 0, gap.from..gone + 1)
             && self.holds(tensor, 0, comes..gap.to)
-            && gap.kernels(all).into_iter().all(|kernels| self.holds(tensor, away.tier, kernels));
+            && self.holds_away(tensor, away.tier, gap.kernels(all));
         if fits && gap.is_around() {
             self.places[tensor] = away.tier;
         }
@@ -232,7 +234,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
             return false;
         }
         self.move_at(tensor, away.out, out, self.decoder.kernel_from(out.0).min(gone));
-        self.holds(tensor, 0, gap.from..gone + 1) && self.holds(tensor, away.tier, gap.from..end)
+        self.holds(tensor, 0, gap.from..gone + 1) && self.holds_away(tensor, away.tier, [gap.from..end, 0..0])
     }
 
     /// Away at once, and back as late as links and room allow: kernels wait for the rest.
@@ -250,7 +252,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.step(begins[comes], Step { tensor, kernel: comes, action: Action::Move { to: 0 } });
         // It may be on its way as soon as the last kernel that uses it has begun.
         let [after, before] = gap.kernels(self.problem.kernels().len());
-        let fits = [last..after.end, before].into_iter().all(|kernels| self.holds(tensor, away.tier, kernels));
+        let fits = self.holds_away(tensor, away.tier, [last..after.end, before]);
         if fits && gap.is_around() {
             self.places[tensor] = away.tier;
         }
@@ -317,6 +319,17 @@ impl<'d, 'a> Schedule<'d, 'a> {
     fn step(&mut self, ns: f64, step: Step) {
         self.steps.push((ns, step));
         self.changes.push(Change::Step);
+    }
+
+    /// Takes room in another tier while a tensor is away, if there is enough. Where kernels reach it they do not wait for it to
+    /// come back: it may stay as long as it lives, and others must not wait for its room.
+    fn holds_away(&mut self, tensor: usize, tier: usize, kernels: [Range<usize>; 2]) -> bool {
+        if !self.problem.tiers()[tier].is_reachable {
+            return kernels.into_iter().all(|kernels| self.holds(tensor, tier, kernels));
+        }
+        let is_held = |change: &Change| matches!(change, Change::Room { tier: held, .. } if *held == tier);
+        let life = self.problem.lifetime(tensor).map_or(0..0, |life| *life.start()..life.end() + 1);
+        self.changes.iter().any(is_held) || self.holds(tensor, tier, life)
     }
 
     /// Takes room in a tier during some kernels, if there is enough.
