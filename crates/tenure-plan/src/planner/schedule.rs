@@ -115,8 +115,14 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let is_unused = self.decoder.uses[tensor].is_empty();
         let is_placed = (is_unused || treatment == Treatment::Slow)
             && self.stays_elsewhere(tensor, is_unused, life.clone())
-            || self.comes_and_goes(tensor, treatment, life.clone())
-            || self.stays_elsewhere(tensor, is_unused, life.clone());
+            || self.comes_and_goes(
+                tensor,
+                treatment,
+                life.clone(),
+                self.has_uses_first && self.decoder.slows.is_empty(),
+            )
+            || self.stays_elsewhere(tensor, is_unused, life.clone())
+            || self.has_uses_first && self.comes_and_goes(tensor, treatment, life.clone(), true);
         if !is_placed {
             // There is no room for it: the plan says so when it is played.
             self.is_overfull = true;
@@ -142,8 +148,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         true
     }
 
-    /// In the first tier when it is used; in each gap the first way that fits.
-    fn comes_and_goes(&mut self, tensor: usize, treatment: Treatment, life: Range<usize>) -> bool {
+    /// In the first tier when it is used; in each gap the first way that fits, if need be one for which kernels wait.
+    fn comes_and_goes(&mut self, tensor: usize, treatment: Treatment, life: Range<usize>, may_wait: bool) -> bool {
         let mut stays = Vec::new();
         if !self.has_uses_first {
             stays = self.decoder.stays(tensor);
@@ -152,7 +158,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let mut fits = stays.into_iter().all(|kernels| self.holds(tensor, 0, kernels));
         let gaps = if fits { self.decoder.gaps(tensor, &self.needed[tensor]) } else { Vec::new() };
         for gap in gaps {
-            let way = treatment.ways().into_iter().find(|way| {
+            let mut ways = treatment.ways().into_iter().filter(|way| may_wait || !matches!(way, Way::LeavesAnyway));
+            let way = ways.find(|way| {
                 let done = self.changes.len();
                 let goes = self.goes(tensor, gap, *way, life.end);
                 if !goes {
@@ -183,9 +190,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
             Way::Leaves => self.some_away(|schedule, away| schedule.leaves(tensor, gap, away)),
             Way::IsRecomputed => self.is_recomputed(tensor, gap),
             Way::LeavesForGood => self.some_away(|schedule, away| schedule.leaves_for_good(tensor, gap, end, away)),
-            Way::LeavesAnyway => {
-                self.has_uses_first && self.some_away(|schedule, away| schedule.leaves_anyway(tensor, gap, away))
-            }
+            Way::LeavesAnyway => self.some_away(|schedule, away| schedule.leaves_anyway(tensor, gap, away)),
         }
     }
 

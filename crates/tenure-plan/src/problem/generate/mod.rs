@@ -92,8 +92,8 @@ impl Family {
         Problem::new(parts)
     }
 
-    /// A program and three tiers: a fast one of 20 to 70 % of what the program holds at once, and no less than any kernel needs; one
-    /// of 10 to 50 % beside it, which kernels reach; and a disk, which they do not. Links go from the first to each, and back.
+    /// A program and three tiers: a fast one of 20 to 50 % of what the program holds at once, and no less than any kernel needs; one
+    /// of 10 to 30 % beside it, which kernels reach; and a disk, which they do not. Links go from the first to each, and back.
     ///
     /// # Errors
     /// None that is known: [`ProblemError`] if the program were no problem.
@@ -106,8 +106,8 @@ impl Family {
         // What is there all the time and is used at one end is needed at the other, too.
         let ends = parts.kernels.first().map_or(0, needs) + parts.kernels.last().map_or(0, needs);
         let needed = parts.kernels.iter().map(needs).max().unwrap_or(0) + ends;
-        let fast = ((peak * random.scale(0.2, 0.7)) as u64).max(needed);
-        let beside = (peak * random.scale(0.1, 0.5)) as u64;
+        let fast = ((peak * random.scale(0.2, 0.5)) as u64).max(needed);
+        let beside = (peak * random.scale(0.1, 0.3)) as u64;
         let disk = Tier { is_reachable: false, ..tier("disk", None, 1e10) };
         parts.tiers = vec![tier("fast", Some(fast), 1e12), tier("beside", Some(beside), 1e11), disk];
         let bandwidth = peak / seconds * random.scale(0.3, 4.0);
