@@ -113,16 +113,14 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.changes.clear();
         let life = *life.start()..life.end() + 1;
         let is_unused = self.decoder.uses[tensor].is_empty();
+        // Where kernels reach other tiers, these come before a wait.
+        let may_wait = self.has_uses_first;
+        let waits_at_once = may_wait && self.decoder.slows.is_empty();
         let is_placed = (is_unused || treatment == Treatment::Slow)
             && self.stays_elsewhere(tensor, is_unused, life.clone())
-            || self.comes_and_goes(
-                tensor,
-                treatment,
-                life.clone(),
-                self.has_uses_first && self.decoder.slows.is_empty(),
-            )
+            || self.comes_and_goes(tensor, treatment, life.clone(), waits_at_once)
             || self.stays_elsewhere(tensor, is_unused, life.clone())
-            || self.has_uses_first && self.comes_and_goes(tensor, treatment, life.clone(), true);
+            || may_wait && self.comes_and_goes(tensor, treatment, life.clone(), true);
         if !is_placed {
             // There is no room for it: the plan says so when it is played.
             self.is_overfull = true;
