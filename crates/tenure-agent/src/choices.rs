@@ -107,7 +107,7 @@ impl Choices {
 fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     let mut maker = vec![""; problem.tensors().len()];
     for kernel in problem.kernels().iter().rev() {
-        for access in kernel.reads.iter().chain(&kernel.writes) {
+        for access in kernel.accesses() {
             maker[access.tensor] = &kernel.name;
         }
     }
@@ -143,12 +143,12 @@ struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     fn new(problem: &'a Problem, market: &'a Market<'a>, log_prices: &[f64], slower_ns: &'a [f64]) -> Self {
-        let begins = sums(problem.kernels().iter().map(|kernel| kernel.time_ns as f64));
+        let begins = problem.begins_ns();
         let tensors = problem.tensors().len();
         let (mut gaps, mut uses, mut before) = (vec![(0, 0); tensors], vec![0; tensors], vec![None; tensors]);
         let ns = |(from, to): (usize, usize)| begins[to] - begins[from];
         for (number, kernel) in problem.kernels().iter().enumerate() {
-            for access in kernel.reads.iter().chain(&kernel.writes) {
+            for access in kernel.accesses() {
                 let tensor = access.tensor;
                 if let Some(last) = before[tensor].replace(number).filter(|last| *last < number)
                     && ns((last + 1, number)) > ns(gaps[tensor])
@@ -184,7 +184,7 @@ impl<'a> Seen<'a> {
         let life = self.problem.lifetime(number).map_or((0, 0), |life| (*life.start(), life.end() + 1));
         let (life_ns, gap_ns) = (self.ns(life).max(1.0), self.ns(gap).max(1.0));
         let all_ns = self.begins[self.begins.len() - 1].max(1.0);
-        let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns as f64);
+        let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns.max(1) as f64);
         let pressure = &self.market.pressure[gap.0..gap.1];
         let pressure = pressure.iter().sum::<f64>() / pressure.len().max(1) as f64;
         let tag = |tag: Tag| f64::from(tensor.tag == tag);
@@ -242,4 +242,27 @@ fn sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
 
 fn log(value: f64) -> f64 {
     (value.clamp(1e-6, 1e6).ln() / 4.0).clamp(-2.0, 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_plan::planner::{Decoder, Objective};
+    use tenure_plan::problem::generate::Family;
+    use tenure_plan::problem::{Problem, Recompute};
+
+    use super::Choices;
+    use crate::policy::Policy;
+
+    #[test]
+    fn what_is_seen_of_tensors_is_finite() {
+        let mut parts = Family::Layered.contended(3).unwrap().told.into_parts();
+        // Nothing to move, and nothing to compute again.
+        for tensor in parts.tensors.iter_mut().filter(|tensor| tensor.recompute.is_some()) {
+            (tensor.bytes, tensor.recompute) = (0, Some(Recompute { time_ns: 0, inputs: vec![] }));
+        }
+        let problem = Problem::new(parts).unwrap();
+        let choices =
+            Choices::new(&problem, &Decoder::new(&problem, Objective::Makespan), &Policy::trained().unwrap()).unwrap();
+        assert!(choices.features.iter().all(|feature| feature.is_finite()));
+    }
 }

@@ -56,7 +56,7 @@ impl Planner for Restless {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        Evolutionary { evaluations: u64::MAX, ..Evolutionary::default() }.plan(problem, options, watch)
+        Evolutionary { evaluations: u64::MAX }.plan(problem, options, watch)
     }
 }
 

@@ -5,6 +5,9 @@
 //! elsewhere or crossed a link before, and will again, or is computed again; links take no more than their bandwidth, so
 //! that the rest costs time. What is under way only slows down the others, and waits only cost more.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use crate::Problem;
 use crate::problem::Link;
 use crate::uses::{Use, uses};
@@ -50,8 +53,8 @@ pub(crate) fn joined_score_bound(problem: &Problem, capacity: u64) -> f64 {
 /// can be played.
 pub fn makespan_bound_ns(problem: &Problem) -> f64 {
     let kernels = problem.kernels();
-    if problem.tiers().is_empty() {
-        return kernels.iter().map(|kernel| kernel.time_ns as f64).sum();
+    if problem.tiers().is_empty() || kernels.is_empty() {
+        return problem.kernels_ns() as f64;
     }
     let uses = uses(problem);
     let mut least_ns: Vec<f64> = kernels.iter().map(|kernel| kernel.time_ns as f64).collect();
@@ -72,8 +75,7 @@ fn capacity(problem: &Problem) -> Option<u64> {
 fn kernels_score(problem: &Problem, room: &Room) -> f64 {
     let mut fast = 0.0;
     for (number, kernel) in problem.kernels().iter().enumerate() {
-        let accesses = kernel.reads.iter().chain(&kernel.writes);
-        let mut accesses: Vec<(usize, u64)> = accesses.map(|access| (access.tensor, access.bytes)).collect();
+        let mut accesses: Vec<(usize, u64)> = kernel.accesses().map(|access| (access.tensor, access.bytes)).collect();
         accesses.sort_unstable();
         let mut items: Vec<(f64, f64)> = Vec::new();
         for same in accesses.chunk_by(|left, right| left.0 == right.0) {
@@ -113,37 +115,38 @@ fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 
     extra.sum()
 }
 
-/// How many moments are looked at.
-const MOMENTS: usize = 1000;
-
 /// The most, over kernels, that it costs to have less in the first tier when the kernel begins than there is.
 fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_ns: &[f64]) -> f64 {
     let away = Links::at(problem, |link| link.from);
     let back = Links::at(problem, |link| link.to);
-    let total_ns: f64 = least_ns.iter().sum();
-    let (mut before_ns, mut most_ns) = (0.0, 0.0_f64);
-    let live = problem.live_bytes(|_| true);
-    // Any moments will do: not more than so many, as each takes a look at every tensor.
-    let full = live.iter().filter(|live| **live > capacity).count();
-    let is_looked_at = |kernel: usize| live[kernel] > capacity && kernel.is_multiple_of(full.div_ceil(MOMENTS));
-    let lives = |tensor: usize, kernel| problem.lifetime(tensor).is_some_and(|life| life.contains(&kernel));
-    for (kernel, least_ns) in least_ns.iter().enumerate() {
-        if is_looked_at(kernel) {
-            let (mut gone, mut to_come) = (Excess::new(capacity), Excess::new(capacity));
-            for (number, tensor) in problem.tensors().iter().enumerate() {
-                let split = uses[number].partition_point(|a_use| a_use.kernel < kernel);
-                let (earlier, later) = uses[number].split_at(split);
-                // What is never used again may be given up.
-                let Some(next) = later.first().filter(|_| lives(number, kernel)) else { continue };
-                let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns as f64);
-                to_come.add(tensor.bytes, back.moved_bytes(problem, number), next.penalty_ns().min(again_ns));
-                if let Some(last) = earlier.last().filter(|_| tensor.recompute.is_none()) {
-                    gone.add(tensor.bytes, away.moved_bytes(problem, number), last.penalty_ns());
-                }
-            }
-            let after_ns = total_ns - before_ns;
-            most_ns = most_ns.max(gone.extra_ns(&away, before_ns) + to_come.extra_ns(&back, after_ns));
+    let (mut gone, mut to_come) = (Vec::new(), Vec::new());
+    for (number, tensor) in problem.tensors().iter().enumerate().filter(|(_, tensor)| tensor.bytes > 0) {
+        let item = |kernels, links: &Links, otherwise_ns| Item {
+            kernels,
+            bytes: tensor.bytes as f64,
+            moved: links.moved_bytes(problem, number) as f64 / tensor.bytes as f64,
+            otherwise_ns,
+        };
+        let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns as f64);
+        // What is never used again may be given up.
+        if let Some(first) = uses[number].first() {
+            let begin = if tensor.is_always_there() { 0 } else { first.kernel };
+            to_come.push(item(begin..first.kernel + 1, &back, first.penalty_ns().min(again_ns)));
         }
+        for pair in uses[number].windows(2) {
+            let kernels = pair[0].kernel + 1..pair[1].kernel + 1;
+            to_come.push(item(kernels.clone(), &back, pair[1].penalty_ns().min(again_ns)));
+            if tensor.recompute.is_none() {
+                gone.push(item(kernels, &away, pair[0].penalty_ns()));
+            }
+        }
+    }
+    let total_ns: f64 = least_ns.iter().sum();
+    let (mut gone, mut to_come) = (Excess::new(gone, capacity), Excess::new(to_come, capacity));
+    let (mut before_ns, mut most_ns) = (0.0, 0.0_f64);
+    for (kernel, least_ns) in least_ns.iter().enumerate() {
+        let extra_ns = gone.extra_ns(kernel, &away, before_ns) + to_come.extra_ns(kernel, &back, total_ns - before_ns);
+        most_ns = most_ns.max(extra_ns);
         before_ns += least_ns;
     }
     most_ns
@@ -205,46 +208,95 @@ impl Links {
     }
 }
 
-/// What is there at a moment, of which the first tier has room for a part.
-struct Excess {
+/// A tensor between two uses.
+struct Item {
+    /// When these begin, it is there.
+    kernels: Range<usize>,
     bytes: f64,
-    /// Bytes, and nanoseconds that it costs if they do not cross a link.
-    items: Vec<(f64, f64)>,
     /// Bytes that cross a link for each byte, at least.
     moved: f64,
+    /// Nanoseconds that it costs if they do not.
+    otherwise_ns: f64,
+}
+
+/// What is there when a kernel begins, of which the first tier has room for a part. Kernels are looked at in their order.
+struct Excess {
+    /// Those first that cost least for each byte.
+    items: Vec<Item>,
+    /// Of each kernel, the items that are there from then on; and those that were until then.
+    begin: Vec<Vec<usize>>,
+    end: Vec<Vec<usize>>,
+    /// What is there, less the capacity.
+    bytes: f64,
+    /// How many of these are as small on links, by the bits of [`Item::moved`]: none is below 0, so that bits are in order.
+    moved: BTreeMap<u64, usize>,
+    /// Sums of bytes and costs of those that are there, as a tree: entry i is of the items before i, as many as the lowest
+    /// bit of i.
+    sums: Vec<[f64; 2]>,
 }
 
 impl Excess {
-    fn new(capacity: u64) -> Self {
-        Self { bytes: -(capacity as f64), items: Vec::new(), moved: 1.0 }
+    fn new(mut items: Vec<Item>, capacity: u64) -> Self {
+        items.sort_by(|left, right| (left.otherwise_ns / left.bytes).total_cmp(&(right.otherwise_ns / right.bytes)));
+        let kernels = items.iter().map(|item| item.kernels.end).max().unwrap_or(0);
+        let (mut begin, mut end) = (vec![Vec::new(); kernels + 1], vec![Vec::new(); kernels + 1]);
+        for (number, item) in items.iter().enumerate() {
+            begin[item.kernels.start].push(number);
+            end[item.kernels.end].push(number);
+        }
+        let sums = vec![[0.0; 2]; items.len() + 1];
+        Self { items, begin, end, bytes: -(capacity as f64), moved: BTreeMap::new(), sums }
     }
 
-    fn add(&mut self, bytes: u64, moved_bytes: u64, otherwise_ns: f64) {
-        if bytes > 0 {
-            self.bytes += bytes as f64;
-            self.moved = self.moved.min(moved_bytes as f64 / bytes as f64);
-            self.items.push((bytes as f64, otherwise_ns));
+    fn add(&mut self, number: usize, sign: f64) {
+        let Item { bytes, moved, otherwise_ns, .. } = self.items[number];
+        self.bytes += sign * bytes;
+        let alike = self.moved.entry(moved.to_bits()).or_default();
+        if sign > 0.0 {
+            *alike += 1;
+        } else if *alike > 1 {
+            *alike -= 1;
+        } else {
+            self.moved.remove(&moved.to_bits());
+        }
+        if otherwise_ns.is_finite() {
+            let mut at = number + 1;
+            while at < self.sums.len() {
+                self.sums[at][0] += sign * bytes;
+                self.sums[at][1] += sign * otherwise_ns;
+                at += at & at.wrapping_neg();
+            }
         }
     }
 
     /// Nanoseconds beyond `free_ns` until what has no room has crossed links, or was paid for otherwise.
-    fn extra_ns(mut self, links: &Links, free_ns: f64) -> f64 {
-        if self.bytes <= 0.0 {
+    fn extra_ns(&mut self, kernel: usize, links: &Links, free_ns: f64) -> f64 {
+        for number in self.end.get_mut(kernel).map(std::mem::take).unwrap_or_default() {
+            self.add(number, -1.0);
+        }
+        for number in self.begin.get_mut(kernel).map(std::mem::take).unwrap_or_default() {
+            self.add(number, 1.0);
+        }
+        let Some(least) = self.moved.keys().next().filter(|_| self.bytes > 0.0) else { return 0.0 };
+        let bytes_per_ns = links.bytes_per_ns / f64::from_bits(*least);
+        let (mut left, mut extra_ns) = (self.bytes - bytes_per_ns * free_ns, 0.0);
+        if left <= 0.0 {
             return 0.0;
         }
-        let bytes_per_ns = links.bytes_per_ns / self.moved;
-        let (mut left, mut extra_ns) = (self.bytes - bytes_per_ns * free_ns, 0.0);
-        self.items.sort_by(|left, right| (left.1 / left.0).total_cmp(&(right.1 / right.0)));
-        for (bytes, otherwise_ns) in self.items.into_iter().filter(|(_, otherwise_ns)| otherwise_ns.is_finite()) {
-            if left <= 0.0 {
-                break;
+        // All of those that cost least for each byte, as many as are needed. While they are paid for, links go on.
+        let gained = |sums: [f64; 2]| sums[0] + bytes_per_ns * sums[1];
+        let (mut paid, mut step) = (0, (self.sums.len() - 1).checked_ilog2().map_or(0, |bits| 1 << bits));
+        while step > 0 {
+            if let Some(sums) = self.sums.get(paid + step).filter(|sums| gained(**sums) < left) {
+                (left, extra_ns, paid) = (left - gained(*sums), extra_ns + sums[1], paid + step);
             }
-            // While that is paid for, links go on.
-            let gained = bytes + bytes_per_ns * otherwise_ns;
-            extra_ns += otherwise_ns * (left / gained).min(1.0);
-            left -= gained;
+            step /= 2;
         }
-        if left <= 0.0 { extra_ns } else { extra_ns + left / bytes_per_ns }
+        // Of the next, a part; where there is none, links take the rest.
+        match self.items.get(paid).filter(|item| item.otherwise_ns.is_finite()) {
+            Some(item) => extra_ns + item.otherwise_ns * (left / gained([item.bytes, item.otherwise_ns])).min(1.0),
+            None => extra_ns + left / bytes_per_ns,
+        }
     }
 }
 

@@ -13,8 +13,8 @@
 #![cfg_attr(not(feature = "milp"), forbid(unsafe_code))]
 #![deny(unsafe_code)]
 
-mod atomic;
 pub mod bound;
+mod file;
 pub mod mapping;
 pub mod packing;
 mod pickle;

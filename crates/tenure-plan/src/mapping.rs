@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::de::{Error, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::atomic::write_atomically;
+use crate::file::{one_line, write_json};
 use crate::{Plan, PlanError, Problem};
 
 const FORMAT: &str = "tenure-mapping";
@@ -42,7 +42,7 @@ pub enum MappingError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Not JSON, or of another form.
-    #[error("no mapping: {}", .0.to_string().replace('\n', " "))]
+    #[error("no mapping: {}", one_line(.0))]
     Json(#[from] serde_json::Error),
     /// Another kind of file.
     #[error("no mapping: its format is {found:?}, not {FORMAT:?}")]
@@ -205,9 +205,7 @@ impl Mapping {
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), MappingError> {
         let path = path.as_ref();
         let all = Written { format: FORMAT, version: VERSION, mapping: self };
-        let written =
-            write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, &all)?).and_then(|()| out.flush()));
-        written.map_err(|error| MappingError::Io(error).in_file(path))
+        write_json(path, &all).map_err(|error| MappingError::Io(error).in_file(path))
     }
 }
 

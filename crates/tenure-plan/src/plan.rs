@@ -34,9 +34,9 @@ pub enum Action {
         /// The tier's number.
         to: usize,
     },
-    /// It is given up when the kernel has ended.
+    /// It is given up when the kernel has ended, and so are moves of it that were asked for before.
     Drop,
-    /// It is computed again before the kernel begins.
+    /// It is computed again before the kernel begins, which comes after the one that it was given up after.
     Recompute {
         /// The number of the tier that it comes to be in.
         to: usize,
@@ -85,7 +85,9 @@ pub enum PlanError {
         to: usize,
     },
     /// A step of what was given up.
-    #[error("tensor {tensor} is to move or to be dropped at kernel {kernel}, and was dropped before")]
+    #[error(
+        "tensor {tensor} is to move or to be dropped at kernel {kernel}, and is not there: it was dropped, or comes later"
+    )]
     Nowhere {
         /// The tensor.
         tensor: usize,
@@ -93,7 +95,7 @@ pub enum PlanError {
         kernel: usize,
     },
     /// What is there is not computed again.
-    #[error("tensor {tensor} is to be computed again before kernel {kernel}, and was not dropped")]
+    #[error("tensor {tensor} is to be computed again before kernel {kernel}, and was not dropped before that")]
     StillThere {
         /// The tensor.
         tensor: usize,
@@ -105,6 +107,14 @@ pub enum PlanError {
     Lost {
         /// The tensor.
         tensor: usize,
+    },
+    /// What is there all the time would begin the next iteration elsewhere.
+    #[error("tensor {tensor} is there all the time, and does not end in tier {tier}, where it begins: move it back")]
+    Displaced {
+        /// The tensor.
+        tensor: usize,
+        /// Its place.
+        tier: usize,
     },
     /// Nobody knows how.
     #[error("tensor {tensor} cannot be computed again: the problem does not say how")]

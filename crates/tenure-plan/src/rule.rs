@@ -38,14 +38,15 @@ impl Rule {
     /// All tensors that are ever there, in the rule's order; of equals, the earlier in the problem first.
     pub fn order(self, problem: &Problem) -> Vec<usize> {
         let tensors = problem.tensors();
-        let first_use = first_uses(problem);
+        let users = problem.users();
+        let first_use = |tensor: usize| users[tensor].first().copied().unwrap_or(usize::MAX);
         let born = |tensor: usize| problem.lifetime(tensor).map_or(0, |life| *life.start());
         let is_weight = |tensor: usize| tensors[tensor].tag == Tag::Weight;
         let mut order: Vec<usize> = (0..tensors.len()).filter(|tensor| problem.lifetime(*tensor).is_some()).collect();
         match self {
             Self::FirstTouch => order.sort_by_key(|tensor| born(*tensor)),
-            Self::WeightsFirst => order.sort_by_key(|tensor| (!is_weight(*tensor), first_use[*tensor])),
-            Self::ActivationsFirst => order.sort_by_key(|tensor| (is_weight(*tensor), first_use[*tensor])),
+            Self::WeightsFirst => order.sort_by_key(|tensor| (!is_weight(*tensor), first_use(*tensor))),
+            Self::ActivationsFirst => order.sort_by_key(|tensor| (is_weight(*tensor), first_use(*tensor))),
             Self::Hotness | Self::Density => {
                 let kernels = |tensor: usize| match self {
                     Self::Hotness => 1,
@@ -62,17 +63,6 @@ impl Rule {
     pub fn place(self, problem: &Problem, capacity_bytes: u64) -> Placement {
         Placement::first_fit(problem, self.order(problem), capacity_bytes)
     }
-}
-
-/// The kernel that touches each tensor first.
-fn first_uses(problem: &Problem) -> Vec<usize> {
-    let mut first = vec![usize::MAX; problem.tensors().len()];
-    for (number, kernel) in problem.kernels().iter().enumerate() {
-        for access in kernel.reads.iter().chain(&kernel.writes) {
-            first[access.tensor] = first[access.tensor].min(number);
-        }
-    }
-    first
 }
 
 /// Bytes accessed for each byte of a tensor and each of so many kernels; infinite for one of no bytes.

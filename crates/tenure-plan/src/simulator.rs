@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 
 use crate::plan::{Action, Plan, Step};
-use crate::problem::{Access, Kernel, Tier};
+use crate::problem::{Kernel, Link, Tier};
 use crate::{PlanError, Problem};
 
 /// What came of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Nanoseconds from the beginning of the first kernel to the end of the last.
+    /// Nanoseconds from the beginning of the first kernel until the last has ended and what is there all the time is where
+    /// it began, so that the next iteration can begin.
     pub makespan_ns: f64,
     /// Nanoseconds in which a kernel ran, or something was computed again.
     pub busy_ns: f64,
@@ -40,7 +41,7 @@ impl Outcome {
 /// A wait before a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stall {
-    /// The kernel's number.
+    /// The kernel's number; that of all kernels for the wait at the end.
     pub kernel: usize,
     /// Nanoseconds.
     pub ns: f64,
@@ -61,7 +62,8 @@ pub enum Cause {
 ///
 /// # Errors
 /// A plan that cannot be: numbers of what there is not, moves where there is no link, tensors that a kernel needs and that
-/// are nowhere, or for which there is never room.
+/// are nowhere, or for which there is never room; or one that cannot be repeated, for what is there all the time ends
+/// elsewhere than it begins.
 pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
     Player::new(problem, plan)?.play()
 }
@@ -81,15 +83,36 @@ struct Transfer {
     left_bytes: f64,
 }
 
+/// A move to come.
+#[derive(Clone, Copy)]
+struct Order {
+    tensor: usize,
+    /// The kernel that must have begun.
+    kernel: usize,
+    /// How often the tensor is given up before.
+    drops: usize,
+}
+
+/// What the kernel that runs accesses in a tier.
+#[derive(Clone, Copy, Default)]
+struct Accessed {
+    bytes: u64,
+    times: u64,
+}
+
 struct Player<'a> {
     problem: &'a Problem,
     places: &'a [usize],
     states: Vec<State>,
+    /// How often each tensor was given up.
+    drops: Vec<usize>,
     /// The link that each tensor is on.
     on_link: Vec<Option<usize>>,
     used: Vec<u64>,
     /// Moves to come on each link.
-    waiting: Vec<VecDeque<Step>>,
+    waiting: Vec<VecDeque<Order>>,
+    /// Moves to come, and under way, of what is there all the time.
+    unsettled: usize,
     active: Vec<Option<Transfer>>,
     /// What is computed again before each kernel, and what is given up after it: (tensor, tier).
     recomputed: Vec<Vec<(usize, usize)>>,
@@ -99,8 +122,14 @@ struct Player<'a> {
     dying: Vec<Vec<usize>>,
     /// Kernels that have begun.
     begun: usize,
-    /// The kernel that runs. What it uses does not leave its place before it has ended.
-    running: Option<&'a Kernel>,
+    /// Whether the last of these runs. What it uses does not leave its place before it has ended.
+    is_running: bool,
+    /// How many kernels had begun with the last that used, or wrote, each tensor.
+    used_by: Vec<usize>,
+    written_by: Vec<usize>,
+    /// In each tier, what the last reads and writes.
+    reads: Vec<Accessed>,
+    writes: Vec<Accessed>,
     now: f64,
     outcome: Outcome,
 }
@@ -122,16 +151,22 @@ impl<'a> Player<'a> {
             problem,
             places: &plan.places,
             states: vec![State::Unborn; tensors],
+            drops: vec![0; tensors],
             on_link: vec![None; tensors],
             used: vec![0; tiers],
             waiting: vec![VecDeque::new(); links],
+            unsettled: 0,
             active: vec![None; links],
             recomputed: vec![Vec::new(); kernels],
             dropped: vec![Vec::new(); kernels],
             born: vec![Vec::new(); kernels],
             dying: vec![Vec::new(); kernels],
             begun: 0,
-            running: None,
+            is_running: false,
+            used_by: vec![0; tensors],
+            written_by: vec![0; tensors],
+            reads: vec![Accessed::default(); tiers],
+            writes: vec![Accessed::default(); tiers],
             now: 0.0,
             outcome: Outcome {
                 makespan_ns: 0.0,
@@ -159,6 +194,9 @@ impl<'a> Player<'a> {
     fn take_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
         let (problem, tiers) = (self.problem, self.problem.tiers().len());
         let mut at: Vec<Option<usize>> = plan.places.iter().copied().map(Some).collect();
+        // The kernel from which on each tensor is there, or is not, and how often it was given up.
+        let lives = (0..at.len()).map(|tensor| problem.lifetime(tensor).map_or(0, |life| *life.start()));
+        let (mut since, mut drops) = (lives.collect::<Vec<usize>>(), vec![0; at.len()]);
         for step in &plan.steps {
             let Step { tensor, kernel, action } = *step;
             if tensor >= self.states.len() || kernel >= self.recomputed.len() {
@@ -169,26 +207,37 @@ impl<'a> Player<'a> {
                     return Err(PlanError::Tier { tier: to, tiers });
                 }
                 (Action::Move { to }, Some(from)) => {
-                    let link = problem.links().iter().position(|link| (link.from, link.to) == (from, to));
-                    let link = link.ok_or(PlanError::NoLink { tensor, from, to })?;
-                    self.waiting[link].push_back(*step);
+                    let link = problem.link(from, to).ok_or(PlanError::NoLink { tensor, from, to })?;
+                    self.waiting[link].push_back(Order {
+                        tensor,
+                        kernel: kernel.max(since[tensor]),
+                        drops: drops[tensor],
+                    });
+                    self.unsettled += usize::from(problem.tensors()[tensor].is_always_there());
                     at[tensor] = Some(to);
                 }
-                (Action::Drop, Some(_)) => {
+                (Action::Drop, Some(_)) if kernel >= since[tensor] => {
                     self.dropped[kernel].push(tensor);
-                    at[tensor] = None;
+                    drops[tensor] += 1;
+                    (at[tensor], since[tensor]) = (None, kernel + 1);
                 }
-                (Action::Recompute { to }, None) => {
+                (Action::Recompute { to }, None) if kernel >= since[tensor] => {
                     self.recomputed[kernel].push((tensor, to));
-                    at[tensor] = Some(to);
+                    (at[tensor], since[tensor]) = (Some(to), kernel);
                 }
-                (Action::Move { .. } | Action::Drop, None) => return Err(PlanError::Nowhere { tensor, kernel }),
-                (Action::Recompute { .. }, Some(_)) => return Err(PlanError::StillThere { tensor, kernel }),
+                (Action::Move { .. } | Action::Drop, _) => return Err(PlanError::Nowhere { tensor, kernel }),
+                (Action::Recompute { .. }, _) => return Err(PlanError::StillThere { tensor, kernel }),
             }
         }
-        let mut lost = problem.tensors().iter().zip(&at).map(|(tensor, at)| tensor.is_always_there() && at.is_none());
-        if let Some(tensor) = lost.position(|is_lost| is_lost) {
-            return Err(PlanError::Lost { tensor });
+        let begun_and_ended = plan.places.iter().zip(at).enumerate();
+        for (tensor, (begun, ended)) in
+            begun_and_ended.filter(|(tensor, _)| problem.tensors()[*tensor].is_always_there())
+        {
+            match ended {
+                None => return Err(PlanError::Lost { tensor }),
+                Some(ended) if ended != *begun => return Err(PlanError::Displaced { tensor, tier: *begun }),
+                Some(_) => {}
+            }
         }
         Ok(())
     }
@@ -203,28 +252,50 @@ impl<'a> Player<'a> {
             for tensor in std::mem::take(&mut self.born[number]) {
                 self.bear(tensor, self.places[tensor], number)?;
             }
-            (self.begun, self.running) = (number + 1, Some(kernel));
+            (self.begun, self.is_running) = (number + 1, true);
             self.count_accesses(kernel);
             self.run(|player| player.duration_ns(kernel));
-            self.running = None;
+            self.is_running = false;
             self.pass(0.0);
             for tensor in std::mem::take(&mut self.dropped[number]) {
                 self.end(tensor);
+                self.drops[tensor] += 1;
             }
             for tensor in std::mem::take(&mut self.dying[number]) {
                 self.end(tensor);
             }
         }
+        self.settle()?;
         self.outcome.makespan_ns = self.now;
         Ok(self.outcome)
     }
 
+    /// Waits until what is there all the time is where it began: all its moves are done.
+    fn settle(&mut self) -> Result<(), PlanError> {
+        let unsettled = |player: &Self| {
+            let on_the_way = player.active.iter().flatten().map(|transfer| transfer.tensor);
+            let waiting = player.waiting.iter().filter_map(|waiting| waiting.front()).map(|order| order.tensor);
+            Ok(on_the_way.chain(waiting).next().filter(|_| player.unsettled > 0).map(Cause::Tensor))
+        };
+        self.wait_for(self.begun, unsettled).map_err(|error| match error {
+            PlanError::NeverReached { tensor, .. } => PlanError::Displaced { tensor, tier: self.places[tensor] },
+            error => error,
+        })
+    }
+
     fn count_accesses(&mut self, kernel: &Kernel) {
-        for access in kernel.reads.iter().chain(&kernel.writes) {
-            if let State::At(tier) = self.states[access.tensor] {
-                self.outcome.accessed_bytes[tier] += access.bytes;
+        for (list, all) in [(&kernel.reads, &mut self.reads), (&kernel.writes, &mut self.writes)] {
+            all.fill(Accessed::default());
+            for access in list {
+                self.used_by[access.tensor] = self.begun;
+                if let State::At(tier) = self.states[access.tensor] {
+                    all[tier].bytes += access.bytes;
+                    all[tier].times += 1;
+                    self.outcome.accessed_bytes[tier] += access.bytes;
+                }
             }
         }
+        kernel.writes.iter().for_each(|access| self.written_by[access.tensor] = self.begun);
     }
 
     /// Computes a tensor again, before a kernel.
@@ -279,7 +350,7 @@ impl<'a> Player<'a> {
             let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
             life.is_some() && self.states[tensor] == State::Unborn
         };
-        for access in kernel.reads.iter().chain(&kernel.writes).filter(|access| !is_born(access.tensor)) {
+        for access in kernel.accesses().filter(|access| !is_born(access.tensor)) {
             if let Some(cause) = self.is_out_of_reach(access.tensor, number)? {
                 return Ok(Some(cause));
             }
@@ -359,21 +430,23 @@ impl<'a> Player<'a> {
     /// Nanoseconds that a kernel takes, as long as nothing changes.
     fn duration_ns(&self, kernel: &Kernel) -> f64 {
         let tiers = self.problem.tiers();
-        let taken = |bandwidth: fn(&Tier) -> u64, list: &[Access], end: fn(&crate::problem::Link) -> usize| -> f64 {
-            let extra = |access: &Access| {
-                let State::At(number) = self.states[access.tensor] else { return 0.0 };
+        let taken = |bandwidth: fn(&Tier) -> u64, all: &[Accessed], end: fn(&Link) -> usize| -> f64 {
+            let extra = |(number, accessed): (usize, &Accessed)| {
+                if accessed.times == 0 {
+                    return 0.0;
+                }
                 let share = self.load(number, bandwidth(&tiers[number]), end);
-                tiers[number].extra_ns(&tiers[0], access.bytes, bandwidth, share)
+                tiers[number].extra_ns(&tiers[0], accessed.bytes, accessed.times, bandwidth, share)
             };
-            list.iter().map(extra).sum()
+            all.iter().enumerate().map(extra).sum()
         };
         kernel.time_ns as f64
-            + taken(|tier| tier.read_bandwidth, &kernel.reads, |link| link.from)
-            + taken(|tier| tier.write_bandwidth, &kernel.writes, |link| link.to)
+            + taken(|tier| tier.read_bandwidth, &self.reads, |link| link.from)
+            + taken(|tier| tier.write_bandwidth, &self.writes, |link| link.to)
     }
 
     /// The share of a tier's bandwidth that tensors on their way take, at one end of their links.
-    fn load(&self, tier: usize, bandwidth: u64, end: fn(&crate::problem::Link) -> usize) -> f64 {
+    fn load(&self, tier: usize, bandwidth: u64, end: fn(&Link) -> usize) -> f64 {
         let links = self.problem.links().iter().enumerate();
         let rates = links.filter(|(_, link)| end(link) == tier).map(|(number, _)| self.rate(number));
         (rates.sum::<f64>() / bandwidth as f64).min(1.0)
@@ -418,10 +491,15 @@ impl<'a> Player<'a> {
     /// Ends what has come over a link, unless the kernel that runs uses it where it was.
     fn arrive_if_there(&mut self, link: usize) {
         if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::is_there)
-            && !uses(self.running, tensor)
+            && !self.is_used_now(&self.used_by, tensor)
         {
             self.arrive(link, tensor);
         }
+    }
+
+    /// Whether the kernel that runs is the last of these.
+    fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
+        self.is_running && last[tensor] == self.begun
     }
 
     fn arrive(&mut self, link: usize, tensor: usize) {
@@ -430,6 +508,7 @@ impl<'a> Player<'a> {
         self.states[tensor] = State::At(ends.to);
         self.on_link[tensor] = None;
         self.active[link] = None;
+        self.unsettled -= usize::from(self.problem.tensors()[tensor].is_always_there());
         let moved = &mut self.outcome.moved_bytes[link];
         *moved = moved.saturating_add(self.problem.moved_bytes(tensor, link));
     }
@@ -438,27 +517,28 @@ impl<'a> Player<'a> {
     fn start_transfers(&mut self) {
         for link in 0..self.waiting.len() {
             while self.active[link].is_none()
-                && let Some(step) = self.waiting[link].front().copied().filter(|step| step.kernel < self.begun)
+                && let Some(order) = self.waiting[link].front().copied().filter(|order| order.kernel < self.begun)
             {
+                let Order { tensor, drops, .. } = order;
                 let (from, to) = (self.problem.links()[link].from, self.problem.links()[link].to);
-                let bytes = self.problem.bytes_in(step.tensor, to);
-                if self.running.is_some_and(|kernel| kernel.writes.iter().any(|access| access.tensor == step.tensor)) {
+                let bytes = self.problem.bytes_in(tensor, to);
+                if self.is_used_now(&self.written_by, tensor) {
                     break;
                 }
-                match self.states[step.tensor] {
-                    State::Gone => _ = self.waiting[link].pop_front(),
-                    State::At(tier)
-                        if tier == from && self.on_link[step.tensor].is_none() && self.has_room(to, bytes) =>
-                    {
+                match self.states[tensor] {
+                    // It was given up before it moved, or is not there at all.
+                    _ if drops < self.drops[tensor] => _ = self.waiting[link].pop_front(),
+                    State::Gone | State::Unborn => _ = self.waiting[link].pop_front(),
+                    State::At(tier) if tier == from && self.on_link[tensor].is_none() && self.has_room(to, bytes) => {
                         self.waiting[link].pop_front();
                         self.hold(to, bytes);
-                        self.on_link[step.tensor] = Some(link);
-                        let left_bytes = self.problem.moved_bytes(step.tensor, link) as f64;
-                        self.active[link] = Some(Transfer { tensor: step.tensor, left_bytes });
+                        self.on_link[tensor] = Some(link);
+                        let left_bytes = self.problem.moved_bytes(tensor, link) as f64;
+                        self.active[link] = Some(Transfer { tensor, left_bytes });
                         self.arrive_if_there(link);
                     }
-                    // It is still to come, or there is no room yet.
-                    State::Unborn | State::At(_) => break,
+                    // It is still to come there, or there is no room yet.
+                    State::At(_) => break,
                 }
             }
         }
@@ -472,17 +552,20 @@ impl Transfer {
     }
 }
 
-fn uses(kernel: Option<&Kernel>, tensor: usize) -> bool {
-    kernel.is_some_and(|kernel| kernel.reads.iter().chain(&kernel.writes).any(|access| access.tensor == tensor))
-}
-
 impl Tier {
-    /// Nanoseconds that an access of so many bytes takes longer than a kernel's time, which is of the fastest tier, while a
-    /// share of the bandwidth is in use.
-    pub(crate) fn extra_ns(&self, fastest: &Self, bytes: u64, bandwidth: fn(&Self) -> u64, share: f64) -> f64 {
+    /// Nanoseconds that accesses, so many times, of so many bytes together, take longer than in a kernel's time, which is of
+    /// the fastest tier, while a share of the bandwidth is in use.
+    pub(crate) fn extra_ns(
+        &self,
+        fastest: &Self,
+        bytes: u64,
+        times: u64,
+        bandwidth: fn(&Self) -> u64,
+        share: f64,
+    ) -> f64 {
         let slower = self.loaded_factor(share) / bandwidth(self) as f64;
-        let waits = self.latency_ns as f64 - fastest.latency_ns as f64;
-        (bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits.max(0.0)
+        let waits_ns = times as f64 * self.latency_ns.saturating_sub(fastest.latency_ns) as f64;
+        (bytes as f64 * 1e9 * (slower - 1.0 / bandwidth(fastest) as f64)).max(0.0) + waits_ns
     }
 
     /// How many times longer an access takes while a share of the bandwidth is in use.

@@ -42,7 +42,7 @@ pub(crate) fn uses(problem: &Problem) -> Vec<Vec<Use>> {
         }
         let Some(last) = uses.last_mut() else { return };
         for (extra_ns, tier) in last.extra_ns.iter_mut().zip(tiers) {
-            *extra_ns += tier.extra_ns(&tiers[0], access.bytes, bandwidth, 0.0);
+            *extra_ns += tier.extra_ns(&tiers[0], access.bytes, 1, bandwidth, 0.0);
         }
     };
     for (number, kernel) in problem.kernels().iter().enumerate() {

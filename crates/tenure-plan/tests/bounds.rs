@@ -42,6 +42,17 @@ proptest! {
 }
 
 #[test]
+fn nothing_takes_no_time() {
+    let tiers = vec![tier("fast", Some(1), true, 1, 0)];
+    for tiers in [vec![], tiers] {
+        let problem = Problem::new(Parts { tiers, ..Parts::default() }).unwrap();
+        // Not less than none, either.
+        assert_eq!(makespan_bound_ns(&problem).to_bits(), 0.0_f64.to_bits());
+        assert_eq!((score_bound(&problem), static_score_bound(&problem)), (1.0, 1.0));
+    }
+}
+
+#[test]
 fn what_links_cannot_carry_costs_time() {
     // Two tensors of 100 bytes are written, then read, and one has room; a byte takes 4 ns on a link, kernels 100 ns.
     let kernel = |reads: &[usize], writes: &[usize]| {

@@ -1,10 +1,14 @@
 //! Problems that are made up.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::ops::ControlFlow;
+use std::time::Duration;
+
 use proptest::prelude::*;
 use tenure_core::Tag;
+use tenure_plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
 use tenure_plan::problem::generate::{Family, Uncertain};
-use tenure_plan::{Problem, Rule, simulate};
+use tenure_plan::{Planner, Problem, Rule, simulate};
 
 fn any_family() -> impl Strategy<Value = Family> {
     prop::sample::select(Family::ALL.to_vec())
@@ -37,6 +41,26 @@ fn programs_differ_in_what_matters() {
         Rule::ALL.into_iter().max_by(|left, right| score(left).total_cmp(&score(right))).unwrap()
     };
     assert!(problems.iter().any(|it| best(it) == Rule::Density) && problems.iter().any(|it| best(it) != Rule::Density));
+}
+
+/// The second overflows, and what the third has is there when it is needed.
+#[test]
+fn three_tiers_are_used_by_every_planner() {
+    let options = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(60),
+        evaluations: Some(8),
+        seed: 1,
+    };
+    for planner in [&FlashNeuron as &dyn Planner, &Scheduled, &Evolutionary::default()] {
+        let played = (0..12).map(|seed| {
+            let problem = Family::ALL[seed % 4].tiered(seed as u64).unwrap();
+            let planned = planner.plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+            simulate(&problem, &planned.plan).unwrap()
+        });
+        let used = played.filter(|outcome| outcome.peak_bytes[1] > 0 && outcome.peak_bytes[2] > 0).count();
+        assert!(used >= 8, "{}: {used} of 12", planner.name());
+    }
 }
 
 proptest! {

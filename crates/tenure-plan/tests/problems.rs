@@ -96,6 +96,18 @@ fn rules_fill_the_fast_tier() {
 }
 
 #[test]
+fn what_has_no_room_goes_to_the_next_tier_that_kernels_reach() {
+    let mut parts = parts();
+    let tier = |name: &str, capacity| Tier { name: name.into(), capacity, ..parts.tiers[0].clone() };
+    let more = [tier("beside", Some(60)), tier("far", None)];
+    parts.tiers.extend(more);
+    let problem = Problem::new(parts).unwrap();
+    // The weight fills the third; nobody reaches the second.
+    assert_eq!(Rule::WeightsFirst.place(&problem, 0).plan().places[..3], [2, 3, 3]);
+    assert_eq!(Rule::WeightsFirst.place(&problem, 60).plan().places[..3], [0, 2, 3]);
+}
+
+#[test]
 fn a_file_says_all_and_appears_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.json");
@@ -142,6 +154,7 @@ fn texts_that_are_no_problem_are_refused() {
             "version 2 of the format is not known: this program reads version 1",
         ),
         (r#"{"format": "tenure-problem", "version": 1, "name": "x", "tensors": [], "kernels": [], "more": 1}"#, "more"),
+        (r#"{"name": "x", "tensors": [], "kernels": [], "more\n\r\u0085": 1}"#, "unknown field `more   `"),
         (
             r#"{"format": "tenure-problem", "version": 1, "name": "", "kernels": [],
                 "tensors": [{"key": "a", "bytes": 1, "tag": "scratch"}]}"#,

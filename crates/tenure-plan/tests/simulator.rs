@@ -203,6 +203,35 @@ fn what_is_dropped_is_computed_again() {
 }
 
 #[test]
+fn what_was_asked_before_a_drop_is_not_done_after_it() {
+    let mut parts = parts();
+    parts.links[0].bandwidth = GIGA / 16;
+    // While `a` is on the link, from 1000 to 2600, `b` waits for it, is given up, and is there again.
+    let moves = [(0, 1, TO_SLOW), (1, 1, TO_SLOW)];
+    let again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
+    let outcome = play(&parts, [0; 5], &[&moves[..], &again[..]].concat()).unwrap();
+    assert_eq!(outcome.moved_bytes, [100, 0]);
+    // Asked for again, it moves: when `b` has been computed, though it was asked for sooner, and read, at 3300 + 1000.
+    let outcome = play(&parts, [0; 5], &[&again[..], &[(1, 0, TO_SLOW)]].concat()).unwrap();
+    assert_eq!((outcome.moved_bytes, outcome.peak_bytes), (vec![0, 0], vec![350, 100]));
+}
+
+#[test]
+fn what_is_there_all_the_time_ends_where_it_begins() {
+    // The weight, of 50 bytes, takes 200 ns each way.
+    let weight = |steps: &[(usize, usize, Action)]| play(&parts(), [0; 5], steps);
+    let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
+    assert_eq!(weight(&[(4, 0, TO_SLOW)]), displaced);
+    assert_eq!(weight(&[(4, 0, TO_SLOW), (4, 2, TO_FAST)]).unwrap().moved_bytes, [50, 50]);
+    // Asked for when the last kernel begins, which reads it in the slow tier (100 ns more), it comes back after that.
+    let outcome = weight(&[(4, 2, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4100.0, 4100.0));
+    let outcome = weight(&[(4, 3, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4200.0, 4000.0));
+    assert_eq!(outcome.stalls, [Stall { kernel: 4, ns: 200.0, cause: Cause::Tensor(4) }]);
+}
+
+#[test]
 fn plans_that_cannot_be_are_refused() {
     let refused = |steps: &[(usize, usize, Action)], expected: &str| {
         let error = play(&parts(), [0; 5], steps).unwrap_err().to_string();
@@ -212,8 +241,13 @@ fn plans_that_cannot_be_are_refused() {
     refused(&[(0, 4, Action::Drop)], "no such tensor or kernel");
     refused(&[(0, 1, Action::Move { to: 2 })], "no tier 2: there are 2");
     refused(&[(0, 1, Action::Move { to: 0 })], "from tier 0 to 0: no link");
-    refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "was dropped before");
+    refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "is not there: it was dropped");
     refused(&[(1, 2, Action::Recompute { to: 0 })], "was not dropped");
+    // As they are listed and as they are played.
+    let again = Action::Recompute { to: 0 };
+    refused(&[(1, 2, Action::Drop), (1, 2, again)], "before kernel 2, and was not dropped before");
+    refused(&[(1, 1, Action::Drop), (1, 3, again), (1, 2, Action::Drop)], "at kernel 2, and is not there");
+    refused(&[(1, 0, Action::Drop), (1, 1, again)], "at kernel 0, and is not there");
     refused(&[(0, 1, Action::Drop), (0, 3, Action::Recompute { to: 0 })], "does not say how");
     refused(&[(4, 3, Action::Drop)], "is there all the time");
     let problem = Problem::new(parts()).unwrap();

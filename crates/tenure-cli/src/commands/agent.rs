@@ -123,7 +123,7 @@ fn serve(args: &ServeArgs) -> ExitCode {
         Err(error) => return files::print(Err(error)),
     };
     // The first plans if none is named.
-    planners.sort_by_key(|planner| planner.name() != Scheduled::default().name());
+    planners.sort_by_key(|planner| planner.name() != Scheduled.name());
     let config = ServerConfig { connections: args.clients.into(), ..ServerConfig::new(&args.results) };
     let server = match Server::bind(&args.place.address(), config, planners) {
         Ok(server) => server,

@@ -1,5 +1,6 @@
 //! Judging plans: each is played, counted, and kept if it is the best so far.
 
+#[cfg(feature = "milp")]
 use std::ops::ControlFlow;
 #[cfg(feature = "milp")]
 use std::time::Duration;
@@ -16,10 +17,12 @@ pub struct Evaluator<'a, 'w> {
     watch: &'w mut Watch<'w>,
     begun: Instant,
     evaluations: u64,
-    best: Option<(f64, Plan)>,
+    /// What the best costs, the bytes that it moves, and the plan.
+    best: Option<(f64, u64, Plan)>,
     /// Why the last plan that could not be played could not.
     refused: PlanError,
     is_stopped: bool,
+    is_ideal: bool,
     /// What no plan can cost less than.
     least: f64,
 }
@@ -36,15 +39,21 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             best: None,
             refused: PlanError::NoTiers,
             is_stopped: false,
+            is_ideal: false,
             least: match options.objective {
                 Objective::Score => 0.0,
-                Objective::Makespan => problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum(),
+                Objective::Makespan => problem.kernels_ns() as f64,
             },
         }
     }
 
-    /// Whether another plan may be tried, and may be better. The first always may.
+    /// Whether another plan may be tried, and may cost less. The first always may.
     pub fn may_go_on(&self) -> bool {
+        !self.is_ideal && self.may_try()
+    }
+
+    /// Whether another plan may be tried, if only one that moves less.
+    pub(super) fn may_try(&self) -> bool {
         self.best.is_none() && self.evaluations == 0
             || !self.is_stopped
                 && self.begun.elapsed() < self.options.time_limit
@@ -52,29 +61,31 @@ impl<'a, 'w> Evaluator<'a, 'w> {
     }
 
     /// What a plan costs, the less the better: nanoseconds, or the share of accessed bytes that the first tier does not
-    /// serve. Infinite if it cannot be played.
+    /// serve. Infinite if it cannot be played. Of plans that cost the same, that which moves fewer bytes is kept.
     pub fn cost(&mut self, plan: &Plan) -> f64 {
         let played = simulate(self.problem, plan);
-        let cost = match &played {
-            Ok(outcome) => self.options.objective.cost(outcome),
-            Err(_) => f64::INFINITY,
-        };
+        let cost = played.as_ref().map_or(f64::INFINITY, |outcome| self.options.objective.cost(outcome));
         self.evaluations += 1;
-        if let Err(error) = played {
-            self.refused = error;
-        } else if self.best.as_ref().is_none_or(|(best, _)| cost < *best) {
-            self.best = Some((cost, plan.clone()));
+        match played {
+            Err(error) => self.refused = error,
+            Ok(outcome) => {
+                let moved = outcome.moved_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+                if self.best.as_ref().is_none_or(|(best, least, _)| (cost, moved) < (*best, *least)) {
+                    self.best = Some((cost, moved, plan.clone()));
+                }
+            }
         }
-        let best = self.best.as_ref().map(|(cost, _)| self.options.objective.of_cost(*cost));
+        let best = self.best.as_ref().map(|(cost, ..)| self.options.objective.of_cost(*cost));
         let progress = PlannerProgress { evaluations: self.evaluations, best };
-        self.is_stopped |= cost <= self.least || (self.watch)(&progress) == ControlFlow::Break(());
+        self.is_stopped |= (self.watch)(&progress).is_break();
+        self.is_ideal |= cost <= self.least;
         cost
     }
 
     /// Tells whoever watches, between two plans, of what a solver has, or else of the best so far.
     #[cfg(feature = "milp")]
     pub(super) fn pause(&mut self, found: Option<f64>) -> ControlFlow<()> {
-        let best = self.best.as_ref().map(|(cost, _)| self.options.objective.of_cost(*cost));
+        let best = self.best.as_ref().map(|(cost, ..)| self.options.objective.of_cost(*cost));
         let told = (self.watch)(&PlannerProgress { evaluations: self.evaluations, best: found.or(best) });
         self.is_stopped |= told.is_break();
         told
@@ -91,7 +102,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
     /// # Errors
     /// [`PlannerError::Plan`] if none could be played, with the reason of the last.
     pub fn finish(self) -> Result<Planned, PlannerError> {
-        let (_, plan) = self.best.ok_or(self.refused)?;
+        let (.., plan) = self.best.ok_or(self.refused)?;
         Ok(Planned { plan, evaluations: self.evaluations, bound: None, elapsed: self.begun.elapsed() })
     }
 }
@@ -101,7 +112,8 @@ impl Objective {
     pub fn cost(self, outcome: &Outcome) -> f64 {
         match self {
             Self::Score => 1.0 - outcome.score(),
-            Self::Makespan => outcome.makespan_ns,
+            // To a picosecond: what is less is what sums of times were rounded by.
+            Self::Makespan => (outcome.makespan_ns * 1e3).round() / 1e3,
         }
     }
 

@@ -1,13 +1,14 @@
 //! FlashNeuron's scheduler (Bae and others, FAST 2021), as its code has it: which tensors that the forward pass saves are
-//! offloaded. Reads of the backward pass are not modelled, and ratios of compression are a fixed 2.
+//! offloaded. Reads of the backward pass are not modelled, and ratios of compression are a fixed 2. It knows the device's memory
+//! and one place to offload to, which is as fast as the first link out of the first tier; where there are more, the decoder
+//! takes the first with room, as for every planner.
 
-use super::{
-    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
-};
-use crate::{PlanError, Problem};
+use super::{Decisions, Decoder, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
+use crate::Problem;
 
 /// FlashNeuron's two phases choose what is offloaded. When it comes back, and what the rest does where it does not fit, are
-/// the [`Decoder`]'s.
+/// the [`Decoder`]'s. It knows time only: asked for the score, for which nothing moves, what it would offload is what has room in
+/// the first tier last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlashNeuron;
 
@@ -27,11 +28,8 @@ impl Planner for FlashNeuron {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let mut evaluator = Evaluator::new(problem, options, watch);
-        if problem.tiers().is_empty() {
-            return Err(PlanError::NoTiers.into());
-        }
-        evaluator.cost(&Decoder::new(problem, Objective::Makespan).decode(&Self::decide(problem)));
+        let mut evaluator = begin(problem, options, watch)?;
+        evaluator.cost(&Decoder::new(problem, options.objective).decode(&Self::decide(problem)));
         evaluator.finish()
     }
 }
@@ -81,12 +79,11 @@ struct Saved {
 impl Saved {
     fn of(problem: &Problem) -> Self {
         let backward = problem.backward().unwrap_or_else(|| fullest_kernel(problem));
-        let mut ends = vec![0.0];
-        for kernel in &problem.kernels()[..backward] {
-            ends.push(ends[ends.len() - 1] + kernel.time_ns as f64);
-        }
+        let begins = problem.begins_ns();
         let link = problem.links().iter().find(|link| link.from == 0);
-        let candidates = last_forward_uses(problem, backward).into_iter().enumerate().filter_map(|(tensor, last)| {
+        let candidates = problem.users().into_iter().enumerate().filter_map(|(tensor, users)| {
+            // Nobody says which kernel saves it: no later one of the forward pass does, and it cannot go before.
+            let last = users.into_iter().take_while(|kernel| *kernel < backward).last();
             let life = problem.lifetime(tensor)?;
             let (bytes, always) = (problem.tensors()[tensor].bytes, problem.tensors()[tensor].is_always_there());
             let is_saved = *life.end() >= backward && !always;
@@ -95,7 +92,7 @@ impl Saved {
             (is_saved && bytes > MIN_BYTES).then_some(Candidate {
                 tensor,
                 bytes: bytes as f64,
-                saved_ns: ends[last? + 1],
+                saved_ns: begins[last? + 1],
                 write_ns: bytes as f64 / ratio * 1e9 / link?.bandwidth as f64,
                 codec,
             })
@@ -106,7 +103,7 @@ impl Saved {
         let resident = problem.tensors().iter().filter(|tensor| tensor.is_always_there());
         let pool = capacity - resident.map(|tensor| tensor.bytes as f64).sum::<f64>();
         let all: f64 = candidates.iter().map(|candidate| candidate.bytes).sum();
-        Self { candidates, excess: all - POOL_SHARE * pool.max(0.0), forward_ns: ends[backward] }
+        Self { candidates, excess: all - POOL_SHARE * pool.max(0.0), forward_ns: begins[backward] }
     }
 
     /// The tensors to offload.
@@ -176,22 +173,12 @@ fn fullest_kernel(problem: &Problem) -> usize {
     (0..live.len()).max_by_key(|kernel| live[*kernel]).unwrap_or(0)
 }
 
-/// The last kernel of the forward pass that touches each tensor.
-fn last_forward_uses(problem: &Problem, backward: usize) -> Vec<Option<usize>> {
-    let mut last = vec![None; problem.tensors().len()];
-    for (number, kernel) in problem.kernels()[..backward].iter().enumerate() {
-        for access in kernel.reads.iter().chain(&kernel.writes) {
-            last[access.tensor] = Some(number);
-        }
-    }
-    last
-}
-
-/// What FlashNeuron would do with a tensor that gets so much smaller: more than half is gone only where there are zeros.
+/// What FlashNeuron would do with a tensor that gets so much smaller. Half the bits are half the bytes, always: what gets smaller
+/// than that has zeros, and what does not get as small cannot be halved.
 fn codec(problem: &Problem, tensor: usize) -> Codec {
     match problem.tensors()[tensor].compression {
         Some(ratio) if ratio > 2.0 => Codec::Sparse,
-        Some(2.0) => Codec::Half,
+        Some(ratio) if ratio >= 2.0 => Codec::Half,
         _ => Codec::None,
     }
 }

@@ -1,5 +1,6 @@
 //! Planners: what makes a [`Plan`] of a problem.
 
+mod decoder;
 mod evaluator;
 mod evolutionary;
 mod flashneuron;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 use crate::{Plan, PlanError, Problem};
 
+pub use decoder::{Decisions, Decoder, Treatment};
 pub use evaluator::Evaluator;
 pub use evolutionary::Evolutionary;
 pub use flashneuron::FlashNeuron;
@@ -22,7 +24,6 @@ pub use flashneuron::FlashNeuron;
 pub use milp::Milp;
 #[cfg(feature = "milp")]
 pub(crate) use milp::relaxed_score;
-pub use schedule::{Decisions, Decoder, Treatment};
 pub use scheduled::Scheduled;
 
 /// Something that makes plans.
@@ -46,7 +47,8 @@ pub enum Objective {
     /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more the
     /// better. Tensors stay where they are, all their life.
     Score,
-    /// The time from the beginning of the first kernel to the end of the last, in the simulator: the less the better.
+    /// The time that an iteration takes in the simulator ([`makespan_ns`](crate::simulator::Outcome::makespan_ns)): the less
+    /// the better.
     Makespan,
 }
 
@@ -87,6 +89,18 @@ pub struct Planned {
     pub bound: Option<f64>,
     /// How long it took.
     pub elapsed: Duration,
+}
+
+/// Where a planner begins.
+fn begin<'a, 'w>(
+    problem: &'a Problem,
+    options: &PlannerOptions,
+    watch: &'w mut Watch<'w>,
+) -> Result<Evaluator<'a, 'w>, PlanError> {
+    if problem.tiers().is_empty() {
+        return Err(PlanError::NoTiers);
+    }
+    Ok(Evaluator::new(problem, options, watch))
 }
 
 /// Why there is no plan. Always one line.

@@ -1,7 +1,7 @@
 //! Rules as planners: one order, one plan.
 
-use super::{Evaluator, Planned, Planner, PlannerError, PlannerOptions, Watch};
-use crate::{PlanError, Problem, Rule};
+use super::{Planned, Planner, PlannerError, PlannerOptions, Watch, begin};
+use crate::{Problem, Rule};
 
 impl Planner for Rule {
     fn name(&self) -> &str {
@@ -14,9 +14,8 @@ impl Planner for Rule {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let mut evaluator = Evaluator::new(problem, options, watch);
-        let fastest = problem.tiers().first().ok_or(PlanError::NoTiers)?;
-        let placement = self.place(problem, fastest.capacity.unwrap_or(u64::MAX));
+        let mut evaluator = begin(problem, options, watch)?;
+        let placement = self.place(problem, problem.tiers()[0].capacity.unwrap_or(u64::MAX));
         let mut plan = placement.plan();
         // Where there is no other tier, all are in this one.
         plan.places.iter_mut().for_each(|place| *place = (*place).min(problem.tiers().len() - 1));

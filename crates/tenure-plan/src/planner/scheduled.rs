@@ -3,32 +3,27 @@
 //! A price for a byte in the first tier during each kernel, and for each link's time, makes every tensor's decision its own:
 //! the way that costs least, its room and transfers at these prices counted (a Lagrangian relaxation). Where more is asked for
 //! than there is, prices rise, elsewhere they fall (subgradient steps of Polyak's length). In each round the decoder makes a
-//! plan of the decisions, those first that gain most for the price of their room. Where prices have settled, random changes of
-//! priorities follow.
+//! plan of the decisions, those first that gain most for the price of their room. Then the best of these and some random ones
+//! evolve. Of what is found, as much stays in the first tier as costs nothing.
 
 use std::ops::Range;
 
-use super::evolutionary::{Evolutionary, Genes};
+use super::evolutionary::{Evolutionary, Genes, POPULATION, evolve};
 use super::flashneuron::FlashNeuron;
 use super::{
-    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch,
+    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin,
 };
-use crate::{PlanError, Problem, Rule};
+use crate::{Problem, Rule};
 
-/// Decides by prices, and evolves what these find.
-#[derive(Clone, Copy, Debug)]
-pub struct Scheduled {
-    /// Rounds of prices.
-    pub rounds: u64,
-    /// What follows.
-    pub evolution: Evolutionary,
-}
+/// Decides by prices, and evolves what these find: as many plans as [`Evolutionary`] tries, if the options do not say how many.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scheduled;
 
-impl Default for Scheduled {
-    fn default() -> Self {
-        Self { rounds: 300, evolution: Evolutionary::default() }
-    }
-}
+/// Rounds of prices. Where tensors stay, they settle at the best, and bound it.
+const ROUNDS: u64 = 100;
+const STATIC_ROUNDS: u64 = 300;
+/// How many of these evolve. Prices see no order in time: random decisions bring in what they leave out.
+const SURVIVORS: usize = 30;
 
 impl Planner for Scheduled {
     fn name(&self) -> &str {
@@ -41,24 +36,22 @@ impl Planner for Scheduled {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        if problem.tiers().is_empty() {
-            return Err(PlanError::NoTiers.into());
-        }
-        let evaluations = options.evaluations.or(Some(self.evolution.evaluations));
+        let evaluations = options.evaluations.or(Some(Evolutionary::default().evaluations));
         let options = &PlannerOptions { evaluations, ..*options };
-        let mut evaluator = Evaluator::new(problem, options, watch);
+        let mut evaluator = begin(problem, options, watch)?;
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
         // What others would do is where we begin.
-        let mut starts: Vec<Decisions> =
-            Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem))).collect();
-        if options.objective == Objective::Makespan {
-            starts.insert(0, FlashNeuron::decide(problem));
-        }
+        let rules = Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem)));
+        let mut starts = std::iter::once(FlashNeuron::decide(problem)).chain(rules);
         let mut prices = Prices::new(problem, &decoder, options.objective);
-        let (mut starts, mut best) = (starts.into_iter(), f64::INFINITY);
+        let mut best = f64::INFINITY;
         let mut population: Vec<(f64, Decisions)> = Vec::new();
-        for _ in 0..self.rounds {
+        let rounds = match options.objective {
+            Objective::Score => STATIC_ROUNDS,
+            Objective::Makespan => ROUNDS,
+        };
+        for _ in 0..rounds {
             let decisions = starts.next().unwrap_or_else(|| prices.decide(best));
             let cost = evaluator.cost(&decoder.decode(&decisions));
             best = best.min(cost);
@@ -68,11 +61,37 @@ impl Planner for Scheduled {
             }
         }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
-        population.truncate(self.evolution.population);
+        population.truncate(SURVIVORS);
         let mut genes = Genes::new(problem, &decoder, options.seed);
-        self.evolution.evolve(population, &mut genes, &decoder, &mut evaluator);
+        while evaluator.may_go_on() && population.len() < POPULATION {
+            let decisions = genes.any();
+            population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
+        }
+        evolve(&mut population, &mut genes, &decoder, &mut evaluator);
+        if let Some((cost, best)) = population.iter().min_by(|left, right| left.0.total_cmp(&right.0)) {
+            keep_more(best, *cost, &decoder, &mut evaluator);
+        }
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
+    }
+}
+
+/// Tries to keep some tensors that are moved away, the first by their priorities: as many as cost nothing, by bisection.
+fn keep_more(best: &Decisions, cost: f64, decoder: &Decoder<'_>, evaluator: &mut Evaluator<'_, '_>) {
+    let mut moved: Vec<usize> =
+        (0..best.treatments.len()).filter(|tensor| best.treatments[*tensor] == Treatment::Away).collect();
+    moved.sort_by(|left, right| best.priorities[*right].total_cmp(&best.priorities[*left]));
+    let (mut kept, mut too_many) = (0, moved.len() + 1);
+    while kept + 1 < too_many && evaluator.may_try() {
+        // All at first.
+        let tried = if too_many > moved.len() { moved.len() } else { (kept + too_many) / 2 };
+        let mut decisions = best.clone();
+        moved[..tried].iter().for_each(|tensor| decisions.treatments[*tensor] = Treatment::Keep);
+        if evaluator.cost(&decoder.decode(&decisions)) <= cost {
+            kept = tried;
+        } else {
+            too_many = tried;
+        }
     }
 }
 
@@ -106,7 +125,7 @@ struct Prices<'a> {
 impl<'a> Prices<'a> {
     fn new(problem: &'a Problem, decoder: &Decoder<'_>, objective: Objective) -> Self {
         let tensors = 0..problem.tensors().len();
-        let makespan_ns = problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum::<f64>().max(1.0);
+        let makespan_ns = (problem.kernels_ns() as f64).max(1.0);
         Self {
             problem,
             choices: tensors.map(|tensor| choices(problem, decoder, objective, tensor)).collect(),

@@ -1,6 +1,6 @@
 //! When a link is busy.
 
-/// Times that are taken, in nanoseconds from the beginning: sorted, and none touches another's inside.
+/// Times that are taken, in nanoseconds from the beginning: sorted, and no two touch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timeline {
     taken: Vec<(f64, f64)>,
@@ -34,15 +34,24 @@ impl Timeline {
     }
 
     /// Takes what is free.
-    pub(super) fn take(&mut self, slot: (f64, f64)) {
-        let at = self.taken.partition_point(|taken| taken.0 < slot.0);
-        self.taken.insert(at, slot);
+    pub(super) fn take(&mut self, (mut begin, mut end): (f64, f64)) {
+        // What touches it becomes one with it, so that a busy link is searched as fast as an idle one.
+        let first = self.taken.partition_point(|taken| taken.1 < begin);
+        let last = self.taken.partition_point(|taken| taken.0 <= end);
+        if first < last {
+            (begin, end) = (begin.min(self.taken[first].0), end.max(self.taken[last - 1].1));
+        }
+        if begin < end {
+            self.taken.splice(first..last, [(begin, end)]);
+        }
     }
 
     /// Gives back what was taken.
-    pub(super) fn give_back(&mut self, slot: (f64, f64)) {
-        if let Some(at) = self.taken.iter().position(|taken| *taken == slot) {
-            self.taken.remove(at);
+    pub(super) fn give_back(&mut self, (begin, end): (f64, f64)) {
+        let at = self.taken.partition_point(|taken| taken.1 < end);
+        if let Some(&(first, last)) = self.taken.get(at).filter(|taken| begin < end && taken.0 <= begin) {
+            let left = [(first, begin), (end, last)].into_iter().filter(|(begin, end)| begin < end);
+            self.taken.splice(at..=at, left);
         }
     }
 }
@@ -65,5 +74,19 @@ mod tests {
         assert_eq!(line.last_free(45.0, 11.0), (-1.0, 10.0));
         line.give_back((30.0, 40.0));
         assert_eq!(line.last_free(45.0, 11.0), (34.0, 45.0));
+    }
+
+    #[test]
+    fn what_touches_is_one_and_can_be_given_back_in_parts() {
+        let mut line = Timeline::default();
+        for slot in [(10.0, 20.0), (30.0, 40.0), (20.0, 30.0), (40.0, 40.0)] {
+            line.take(slot);
+        }
+        assert_eq!(line.taken, [(10.0, 40.0)]);
+        line.give_back((40.0, 40.0));
+        line.give_back((20.0, 30.0));
+        assert_eq!(line.taken, [(10.0, 20.0), (30.0, 40.0)]);
+        line.give_back((10.0, 20.0));
+        assert_eq!((line.first_free(0.0, 30.0), line.first_free(5.0, 30.0)), ((0.0, 30.0), (40.0, 70.0)));
     }
 }

@@ -3,6 +3,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::{Access, Parts};
+use crate::file::one_line;
 
 /// Why a problem could not be read or made. Always one line.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +21,7 @@ pub enum ProblemError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// Not JSON, or of another form.
-    #[error("neither a problem nor a kernel trace: {0}")]
+    #[error("neither a problem nor a kernel trace: {}", one_line(.0))]
     Json(#[from] serde_json::Error),
     /// A problem of a later version.
     #[error("version {found} of the format is not known: this program reads version {known}")]
@@ -85,7 +86,7 @@ fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
     for (number, kernel) in parts.kernels.iter().enumerate() {
         let error = |reason: String| ProblemError::part(format!("kernel {number}, {:?}", kernel.name), reason);
         time = time.checked_add(kernel.time_ns).ok_or_else(|| error("times of all kernels pass 64 bits".into()))?;
-        for Access { tensor, bytes: accessed } in kernel.reads.iter().chain(&kernel.writes) {
+        for Access { tensor, bytes: accessed } in kernel.accesses() {
             if *tensor >= parts.tensors.len() {
                 return Err(error(format!("there is no tensor {tensor}: there are {}", parts.tensors.len())));
             }

@@ -1,14 +1,13 @@
 //! Problems as files: JSON, in a format of our own that has a version, or a kernel trace.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::{Kernel, Link, Parts, Problem, ProblemError, Tensor, Tier, kernel_trace};
-use crate::atomic::write_atomically;
+use crate::file::write_json;
 
 const FORMAT: &str = "tenure-problem";
 const VERSION: u64 = 1;
@@ -91,8 +90,6 @@ impl Problem {
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), ProblemError> {
         let path = path.as_ref();
         let all = Written { format: FORMAT, version: VERSION, parts: &self.parts };
-        let written =
-            write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, &all)?).and_then(|()| out.flush()));
-        written.map_err(|error| ProblemError::Io(error).in_file(path))
+        write_json(path, &all).map_err(|error| ProblemError::Io(error).in_file(path))
     }
 }

@@ -100,6 +100,13 @@ pub struct Kernel {
     pub writes: Vec<Access>,
 }
 
+impl Kernel {
+    /// What it reads, then what it writes.
+    pub fn accesses(&self) -> impl Iterator<Item = &Access> {
+        self.reads.iter().chain(&self.writes)
+    }
+}
+
 /// How much of a tensor a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -160,7 +167,7 @@ impl Problem {
         let mut lifetimes = vec![None; parts.tensors.len()];
         let mut accessed = vec![0_u64; parts.tensors.len()];
         for (number, kernel) in parts.kernels.iter().enumerate() {
-            for access in kernel.reads.iter().chain(&kernel.writes) {
+            for access in kernel.accesses() {
                 let (first, _) = lifetimes[access.tensor].unwrap_or((number, number));
                 lifetimes[access.tensor] = Some((first, number));
                 // The sum of all was checked.
@@ -209,6 +216,39 @@ impl Problem {
     /// Ways between tiers.
     pub fn links(&self) -> &[Link] {
         &self.parts.links
+    }
+
+    /// The number of the link from a tier to another, if there is one.
+    pub fn link(&self, from: usize, to: usize) -> Option<usize> {
+        self.links().iter().position(|link| (link.from, link.to) == (from, to))
+    }
+
+    /// Nanoseconds that all kernels take together if nothing is in the way.
+    pub fn kernels_ns(&self) -> u64 {
+        // The sum was checked.
+        self.kernels().iter().map(|kernel| kernel.time_ns).sum()
+    }
+
+    /// When each kernel begins, and when the last ends, if nothing is in the way: nanoseconds from the beginning.
+    pub fn begins_ns(&self) -> Vec<f64> {
+        let mut begins_ns = vec![0.0];
+        for kernel in self.kernels() {
+            begins_ns.push(begins_ns[begins_ns.len() - 1] + kernel.time_ns as f64);
+        }
+        begins_ns
+    }
+
+    /// Of each tensor, the kernels that use it, in their order.
+    pub fn users(&self) -> Vec<Vec<usize>> {
+        let mut users = vec![Vec::new(); self.tensors().len()];
+        for (number, kernel) in self.kernels().iter().enumerate() {
+            for access in kernel.accesses() {
+                if users[access.tensor].last() != Some(&number) {
+                    users[access.tensor].push(number);
+                }
+            }
+        }
+        users
     }
 
     /// The same with so many bytes in the first tier. A problem without tiers gets two, of the speed of an H200's memory and of

@@ -6,7 +6,7 @@ use flate2::write::GzEncoder;
 use liblzma::write::XzEncoder;
 
 use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
-use crate::atomic::write_atomically;
+use crate::file::write_atomically;
 
 /// How a trace is written. Reading needs no format: it is told by the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

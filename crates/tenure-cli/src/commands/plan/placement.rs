@@ -112,7 +112,7 @@ impl PlannerName {
                 None => Policy::trained()?,
             })),
             // Nobody in particular: ours.
-            Self::Scheduled | Self::All => Box::new(Scheduled::default()),
+            Self::Scheduled | Self::All => Box::new(Scheduled),
         })
     }
 }
@@ -280,7 +280,7 @@ impl Answer {
 }
 
 fn text(problem: &Problem, answers: &[Answer]) -> String {
-    let ideal_us = problem.kernels().iter().map(|kernel| kernel.time_ns as f64 / 1e3).sum::<f64>();
+    let ideal_us = problem.kernels_ns() as f64 / 1e3;
     let capacity = problem.tiers()[0].capacity.map_or_else(|| "no limit".into(), |bytes| Bytes(bytes).to_string());
     let bound_us = answers.iter().map(|answer| answer.bound_makespan_us).fold(0.0, f64::max);
     let facts = [

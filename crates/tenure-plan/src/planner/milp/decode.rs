@@ -15,19 +15,20 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
     for (tensor, columns) in joint.tensors.iter().enumerate() {
         let slow = slow_tier(problem, &uses[tensor]);
         let place = |index: usize| if is(columns.is_fast[index]) { Some(0) } else { slow };
-        let mut at = match (columns.is_fast.first(), columns.gaps.first()) {
-            (Some(is_fast), Some(gap)) if gap.before.is_none() && is(*is_fast) && !is(gap.stays) => decoder.away(slow),
-            (Some(_), _) => place(0),
-            (None, _) => slow.or(Some(0)),
+        let is_ever_fast = columns.is_fast.iter().any(|is_fast| is(*is_fast));
+        let mut at = match (columns.begins_fast, columns.is_fast.first()) {
+            (Some(begins_fast), _) if is(begins_fast) => Some(0),
+            (Some(_), _) if is_ever_fast => decoder.away(slow),
+            (None, Some(_)) => place(0),
+            _ => slow.or(Some(0)),
         }?;
         places[tensor] = at;
         for gap in &columns.gaps {
             let Gap { before, after, .. } = *gap;
             let next = match after {
                 Some((_, index)) => place(index)?,
-                // Nothing needs it any more: it stays, or leaves.
-                None if at == 0 && !is(gap.stays) => decoder.away(slow)?,
-                None => at,
+                // It ends where it begins.
+                None => places[tensor],
             };
             let step = |kernel, action| Step { tensor, kernel, action };
             let begin = |kernel: usize| decoder.begins[kernel];
@@ -37,16 +38,17 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
                 at = next;
                 continue;
             }
-            let (from, to) = (before.map_or(0, |(kernel, _)| kernel), after.map(|(kernel, _)| kernel));
+            let (from, to) =
+                (before.map_or(0, |(kernel, _)| kernel), after.map_or(decoder.begins.len() - 1, |(kernel, _)| kernel));
             // Between two kernels there is nothing to gain.
-            let is_brief = next == 0 && to.is_some_and(|to| before.is_some() && to == from + 1);
+            let is_brief = next == 0 && before.is_some() && to == from + 1;
             if at == 0 && !is(gap.stays) && !is_brief {
                 let tier = if next == 0 { decoder.away(slow)? } else { next };
                 decoder.link(0, tier)?;
                 steps.push((begin(from), step(from, Action::Move { to: tier })));
                 at = tier;
             }
-            if let Some(to) = to.filter(|_| at != next) {
+            if at != next {
                 let link = decoder.link(at, next)?;
                 returns.push(Return { link, from, to, step: step(from, Action::Move { to: next }) });
                 at = next;
@@ -71,19 +73,18 @@ struct Return {
 
 struct Decoder<'a> {
     problem: &'a Problem,
-    /// When each kernel begins.
+    /// When each kernel begins, and when the last ends.
     begins: Vec<f64>,
 }
 
 impl<'a> Decoder<'a> {
     fn new(problem: &'a Problem, joint: &Joint, values: &[f64]) -> Self {
         let mut now = 0.0;
-        let begins = joint.times.iter().map(|time| {
-            let begin = now;
+        let ends = joint.times.iter().map(|time| {
             now += values[time.index()] * joint.ns_unit;
-            begin
+            now
         });
-        Self { problem, begins: begins.collect() }
+        Self { problem, begins: std::iter::once(0.0).chain(ends).collect() }
     }
 
     /// Where tensors go that come back: to the slow tier, if there is a way there and back.
@@ -93,7 +94,7 @@ impl<'a> Decoder<'a> {
     }
 
     fn link(&self, from: usize, to: usize) -> Option<usize> {
-        self.problem.links().iter().position(|link| (link.from, link.to) == (from, to))
+        self.problem.link(from, to)
     }
 
     /// Finds when each return begins, the last first: when it must, or when its link has to be free for the next.

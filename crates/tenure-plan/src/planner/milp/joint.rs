@@ -36,6 +36,8 @@ pub(super) struct Joint {
 /// What is decided of a tensor.
 #[derive(Default)]
 pub(super) struct Tensors {
+    /// Whether it is in the first tier at the beginning, and so at the end: of what is there all the time and is used.
+    pub(super) begins_fast: Option<Col>,
     /// Of each use, whether the tensor is in the first tier.
     pub(super) is_fast: Vec<Col>,
     pub(super) gaps: Vec<Gap>,
@@ -128,23 +130,28 @@ impl<'a> Builder<'a> {
         let tensor = &self.problem.tensors()[number];
         let bytes = tensor.bytes as f64 / self.byte_unit;
         let is_fast: Vec<Col> = uses.iter().map(|a_use| self.add_use(a_use, bytes)).collect();
-        let kernels = self.problem.kernels().len();
+        let begins_fast = uses.first().filter(|_| tensor.is_always_there()).map(|first| match first.kernel {
+            // It is where the first kernel uses it.
+            0 => is_fast[0],
+            _ => {
+                let column = self.rows.add_integer_column(0.0, 0..=1);
+                self.hold_during(0, column, bytes);
+                column
+            }
+        });
         let mut gaps = Vec::new();
         for after in 0..=uses.len() {
             let before = after.checked_sub(1);
             let [before, after] =
                 [before, Some(after)].map(|index| index.and_then(|index| Some((uses.get(index)?.kernel, index))));
-            let is_open = tensor.is_always_there()
-                && match (before, after) {
-                    (None, Some((kernel, _))) => kernel > 0,
-                    (Some((kernel, _)), None) => kernel + 1 < kernels,
-                    _ => false,
-                };
+            let is_open = begins_fast.is_some() && (before, after.map_or(1, |(kernel, _)| kernel)) != (None, 0);
             if is_open || before.is_some() && after.is_some() {
-                gaps.push(self.add_gap(number, tensor, &is_fast, before, after));
+                let at = |end: Option<(usize, usize)>| end.map(|(_, index)| is_fast[index]).or(begins_fast);
+                let (Some(leaves), Some(comes)) = (at(before), at(after)) else { continue };
+                gaps.push(self.add_gap(number, [leaves, comes], before, after));
             }
         }
-        Tensors { is_fast, gaps }
+        Tensors { begins_fast, is_fast, gaps }
     }
 
     /// A use in the first tier, or elsewhere.
@@ -156,24 +163,30 @@ impl<'a> Builder<'a> {
         if slow_ns.is_finite() && fast_ns.is_finite() {
             self.changes[a_use.kernel].push((column, (slow_ns - fast_ns) / self.ns_unit));
         }
-        self.held[a_use.kernel].push((column, bytes));
-        self.held[a_use.kernel + 1].push((column, -bytes));
+        self.hold_during(a_use.kernel, column, bytes);
         column
     }
 
+    fn hold_during(&mut self, kernel: usize, column: Col, bytes: f64) {
+        self.held[kernel].push((column, bytes));
+        self.held[kernel + 1].push((column, -bytes));
+    }
+
+    /// `is_fast` at its ends.
     fn add_gap(
         &mut self,
         number: usize,
-        tensor: &Tensor,
-        is_fast: &[Col],
+        is_fast: [Col; 2],
         before: Option<(usize, usize)>,
         after: Option<(usize, usize)>,
     ) -> Gap {
+        let tensor = &self.problem.tensors()[number];
         let bytes = tensor.bytes as f64 / self.byte_unit;
         let class = self.classes.of[number];
         let moved = self.classes.ratios[class] * tensor.bytes as f64;
         let stays = self.rows.add_column(0.0, 0..=1);
-        let opens = before.map_or(0, |(kernel, _)| kernel + 1);
+        let leaves = before.map_or(0, |(kernel, _)| kernel);
+        let opens = leaves + 1;
         let closes = after.map_or(self.problem.kernels().len(), |(kernel, _)| kernel);
         if opens < closes {
             self.held[opens].push((stays, bytes));
@@ -184,14 +197,10 @@ impl<'a> Builder<'a> {
             self.recomputed.push((column, -(again.time_ns as f64) / self.ns_unit));
             column
         });
-        if let Some((kernel, index)) = before {
-            let crosses = self.crosses(is_fast[index], stays, again, self.out.ns(moved));
-            self.leaving[class][kernel].push((crosses, bytes));
-        }
-        if let Some((kernel, index)) = after {
-            let crosses = self.crosses(is_fast[index], stays, again, self.back.ns(moved));
-            self.due[class][kernel].push((crosses, bytes));
-        }
+        let crosses = self.crosses(is_fast[0], stays, again, self.out.ns(moved));
+        self.leaving[class][leaves].push((crosses, bytes));
+        let crosses = self.crosses(is_fast[1], stays, again, self.back.ns(moved));
+        self.due[class][closes].push((crosses, bytes));
         Gap { before, after, stays, again }
     }
 
@@ -289,6 +298,10 @@ impl<'a> Builder<'a> {
                 self.rows.add_row(..=0.0, row);
             }
             times.push(time);
+        }
+        // What has left when all ends is away.
+        for [leaving, _] in moving.into_iter().flatten() {
+            self.rows.add_row(..=0.0, [(leaving, 1.0)]);
         }
         if !self.recomputed.is_empty() {
             // It may happen at any kernel before the one that needs it.

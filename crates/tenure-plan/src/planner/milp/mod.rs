@@ -13,9 +13,10 @@
 //! - what leaves does so after the use, but for what is on the link already; what comes back is there before the next;
 //! - what is used in the first tier, stays there, is still to leave or is back has room when a kernel begins.
 //!
+//! What is there all the time is used where it is at the beginning, and at the end again.
+//!
 //! Bytes on links are added up over tensors (of about the same compression), so that there are few columns, and they may
-//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan that does not give up for
-//! good what is always there. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
+//! cross in part. So all of a plan's moves are there, and what is found is a bound on *every* plan. Left out, and why plans may take longer: a tensor moves as a whole and has room in both tiers
 //! meanwhile, one after the other; what moves slows kernels down; other tiers have an end; several tiers count as the fastest
 //! of them; inputs of what is computed again must be there. A plan that follows the columns may therefore wait, or find no
 //! room: so the problem is solved again, with rows for inputs and with more and more left unused, and the simulator judges.
@@ -31,18 +32,18 @@ use std::time::Duration;
 
 use highs::Sense;
 
-use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
+use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch, begin};
 use crate::bound::{joined_score_bound, makespan_bound_ns};
 use crate::uses::{Use, uses};
-use crate::{Plan, PlanError, Problem, Rule};
+use crate::{Plan, Problem, Rule};
 use fixed::{Columns, Fixed};
 use joint::{Joint, Margins};
 use solver::Limits;
 
 /// Solves mixed-integer problems with HiGHS, on one thread: the best plan, and a bound that shows how good it is.
 ///
-/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all that do not give
-/// up for good what is always there; both to the solver's tolerance, a millionth.
+/// The bound of a score holds for all plans in which tensors stay where they are, that of a makespan for all plans; both to the
+/// solver's tolerance, a millionth.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Milp;
 
@@ -57,8 +58,8 @@ impl Planner for Milp {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let capacity_bytes = problem.tiers().first().ok_or(PlanError::NoTiers)?.capacity.unwrap_or(u64::MAX);
-        let evaluator = Evaluator::new(problem, options, watch);
+        let evaluator = begin(problem, options, watch)?;
+        let capacity_bytes = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         let mut search = Search { problem, capacity_bytes, seed: options.seed, uses: uses(problem), evaluator };
         let bound = match options.objective {
             Objective::Score => search.score()?,
@@ -141,8 +142,7 @@ impl Search<'_, '_> {
     }
 
     fn makespan_of_fixed(&mut self) -> Result<f64, PlannerError> {
-        let kernels_ns: f64 = self.problem.kernels().iter().map(|kernel| kernel.time_ns as f64).sum();
-        let least_ns = kernels_ns + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
+        let least_ns = self.problem.kernels_ns() as f64 + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
         let penalty_ns = |tensor: usize| self.uses[tensor].iter().map(Use::penalty_ns).sum::<f64>();
         let finite = |tensor: usize| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite());
         let most_ns = least_ns + (0..self.uses.len()).filter_map(finite).sum::<f64>();

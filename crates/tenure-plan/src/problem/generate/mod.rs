@@ -6,7 +6,7 @@ mod random;
 use network::Network;
 use random::Random;
 
-use super::{Link, Parts, Problem, ProblemError, Tier};
+use super::{Kernel, Link, Parts, Problem, ProblemError, Tier};
 
 /// What a made-up program computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,32 @@ impl Family {
         let peak = Problem::new(parts.clone())?.peak_bytes();
         let capacity = (peak as f64 * random.scale(0.1, 0.8)) as u64;
         parts.tiers = vec![tier("fast", Some(capacity), 1e12), tier("slow", None, 1e11)];
+        Problem::new(parts)
+    }
+
+    /// A program and three tiers: a fast one of 20 to 50 % of what the program holds at once, and no less than any kernel needs; one
+    /// of 10 to 30 % beside it, which kernels reach; and a disk, which they do not. Links go from the first to each, and back.
+    ///
+    /// # Errors
+    /// None that is known: [`ProblemError`] if the program were no problem.
+    pub fn tiered(self, seed: u64) -> Result<Problem, ProblemError> {
+        let random = &mut Random::new(seed);
+        let mut parts = self.draw(random);
+        let program = Problem::new(parts.clone())?;
+        let (peak, seconds) = (program.peak_bytes() as f64, program.kernels_ns() as f64 / 1e9);
+        let needs = |kernel: &Kernel| kernel.accesses().map(|access| parts.tensors[access.tensor].bytes).sum::<u64>();
+        // What is there all the time and is used at one end is needed at the other, too.
+        let ends = parts.kernels.first().map_or(0, needs) + parts.kernels.last().map_or(0, needs);
+        let needed = parts.kernels.iter().map(needs).max().unwrap_or(0) + ends;
+        let fast = ((peak * random.scale(0.2, 0.5)) as u64).max(needed);
+        let beside = (peak * random.scale(0.1, 0.3)) as u64;
+        let disk = Tier { is_reachable: false, ..tier("disk", None, 1e10) };
+        parts.tiers = vec![tier("fast", Some(fast), 1e12), tier("beside", Some(beside), 1e11), disk];
+        let bandwidth = peak / seconds * random.scale(0.3, 4.0);
+        let link = |from, to, bandwidth: f64| Link { from, to, bandwidth: bandwidth as u64 + 1, shared_with: None };
+        parts.links = [(1, bandwidth), (2, bandwidth / 4.0)]
+            .map(|(to, bandwidth)| [link(0, to, bandwidth), link(to, 0, bandwidth)])
+            .concat();
         Problem::new(parts)
     }
 

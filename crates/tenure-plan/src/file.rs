@@ -1,8 +1,10 @@
-//! Files that appear whole or not at all.
+//! Files that appear whole or not at all, and what their readers say in one line.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
+
+use serde::Serialize;
 
 /// Writes beside `path` and renames when everything is there, so that nobody ever sees a part.
 pub(crate) fn write_atomically(
@@ -19,4 +21,14 @@ pub(crate) fn write_atomically(
         file.as_file().set_permissions(replaced.permissions())?;
     }
     file.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// The same, of JSON.
+pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    write_atomically(path, |out| Ok(serde_json::to_writer(&mut *out, content)?).and_then(|()| out.flush()))
+}
+
+/// What is wrong with a text, which may repeat a part of it, as one line.
+pub(crate) fn one_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(char::is_control, " ")
 }
