@@ -165,7 +165,7 @@ impl Recorder {
 
     /// `tenure_tier::Recorder::begin_iteration`.
     fn begin_iteration(&self) {
-        self.0.begin_iteration();
+        self.recorder.begin_iteration();
     }
 
     /// Writes the problem of placing what was recorded.
