@@ -6,7 +6,6 @@ use tenure_core::Tag;
 use tenure_plan::Problem;
 use tenure_plan::planner::{Decisions, Decoder, Treatment};
 use tenure_plan::problem::{Link, Tensor};
-use tenure_tensor::random::Generator;
 
 use crate::market::Market;
 use crate::marl::ROUNDS;
@@ -46,7 +45,7 @@ impl Choices {
         let market = Market::new(problem, capacity, |tensor| slower_ns[tensor]);
         let mut play = Play::new(&market);
         for _ in 0..ROUNDS {
-            play.round(policy, 0.0, &Generator::new(0))?;
+            play.round(policy)?;
         }
         let mut bids = vec![-MOST; slower_ns.len()];
         for (buyer, bid) in market.buyers.iter().zip(market.bids(&play.log_prices)) {

@@ -86,7 +86,7 @@ impl Marl {
         let mut sums = vec![0.0; market.kernels()];
         for round in 0_usize.. {
             let placement = match round.checked_sub(ROUNDS) {
-                None => play.round(&self.policy, 0.0, generator)?,
+                None => play.round(&self.policy)?,
                 // Where few tensors fit at once, prices say little.
                 Some(0) => market.place(&market.bids(&market.uniform_log_prices())),
                 Some(more) => {

@@ -1,13 +1,11 @@
 //! Rounds of the market.
 
 use tenure_plan::Placement;
-use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 
 use crate::features::Scene;
 use crate::market::{Demand, Market};
 use crate::policy::Policy;
-use crate::random::normal;
 
 /// How far a price goes in one round, at most: a factor of e to the power of this.
 const STEP: f64 = 2.0;
@@ -76,18 +74,10 @@ impl<'a> Play<'a> {
         placement
     }
 
-    /// A round by the policy, in which buyers are `noise` unsure of what room is worth to them.
-    pub(crate) fn round(
-        &mut self,
-        policy: &Policy,
-        noise: f64,
-        generator: &Generator,
-    ) -> tenure_tensor::Result<Placement> {
+    /// A round by the policy.
+    pub(crate) fn round(&mut self, policy: &Policy) -> tenure_tensor::Result<Placement> {
         let changes = autograd::no_grad(|| self.changes_by(policy)?.to_vec::<f32>())?;
-        let mut bids = self.change(changes.into_iter().map(f64::from).collect());
-        if noise > 0.0 {
-            bids.iter_mut().for_each(|bid| *bid += noise * normal(generator));
-        }
+        let bids = self.change(changes.into_iter().map(f64::from).collect());
         Ok(self.place(&bids))
     }
 }

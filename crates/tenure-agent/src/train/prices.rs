@@ -74,7 +74,7 @@ fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
         let market = lesson.market();
         let mut play = Play::new(&market);
         for _ in 0..ROUNDS {
-            play.round(policy, 0.0, &Generator::new(0))?;
+            play.round(policy)?;
             sum += lesson.bound / market.bound(&play.log_prices);
         }
     }
