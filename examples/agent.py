@@ -27,7 +27,7 @@ def answer(problem, options):
     begun, tiers, path = time.monotonic(), problem["tiers"], RESULTS / f"mapping-{uuid.uuid4()}.json"
     capacity = options.get("fast_bytes", tiers[0].get("capacity", float("inf")))
     fast, score = place(problem["tensors"], problem["kernels"], capacity)
-    places = {tensor["key"]: int(it not in fast) for it, tensor in enumerate(problem["tensors"])}
+    places = {tensor["key"]: min(int(it not in fast), len(tiers) - 1) for it, tensor in enumerate(problem["tensors"])}
     mapping = {"format": "tenure-mapping", "version": 1, "tiers": [tier["name"] for tier in tiers], "places": places}
     path.with_suffix(".new").write_text(json.dumps(mapping))
     path.with_suffix(".new").rename(path)  # Whoever looks finds the whole of it or nothing.

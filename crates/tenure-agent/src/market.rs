@@ -116,12 +116,13 @@ impl<'a> Market<'a> {
         Demand { wanted: sum(0.0, f64::INFINITY), wavering: sum(0.0, near), tempted: sum(-near, 0.0) }
     }
 
-    /// Room for the highest bids first, each if it fits.
+    /// Room for the highest bids first, each if it fits, and what is left for what wins nothing.
     pub(crate) fn place(&self, bids: &[f64]) -> Placement {
         let mut order: Vec<usize> = (0..bids.len()).collect();
         order.sort_by(|left, right| bids[*right].total_cmp(&bids[*left]));
         let order = order.into_iter().map(|buyer| self.buyers[buyer].tensor);
-        Placement::first_fit(self.problem, order, self.capacity_bytes)
+        let others = 0..self.problem.tensors().len();
+        Placement::first_fit(self.problem, order.chain(others), self.capacity_bytes)
     }
 
     /// Bytes that are taken at each kernel, over the capacity.

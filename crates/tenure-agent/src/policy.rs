@@ -100,6 +100,12 @@ pub enum PolicyError {
         /// The file's.
         found: String,
     },
+    /// A number is none, or without end.
+    #[error("no policy: {name} has what is no finite number: train it anew")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+    },
     /// Other tensors than the network's, or no memory for it.
     #[error("no policy: {0}")]
     Network(#[from] tenure_nn::Error),
@@ -137,7 +143,11 @@ impl Policy {
         let mut tensors = BTreeMap::new();
         for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {
             let values = view.data().chunks_exact(4).filter_map(|bytes| bytes.try_into().ok().map(f32::from_le_bytes));
-            let tensor = Tensor::from_vec(values.collect(), view.shape()).map_err(tenure_nn::Error::from)?;
+            let values: Vec<f32> = values.collect();
+            if values.iter().any(|value| !value.is_finite()) {
+                return Err(PolicyError::NotFinite { name });
+            }
+            let tensor = Tensor::from_vec(values, view.shape()).map_err(tenure_nn::Error::from)?;
             tensors.insert(name, tensor);
         }
         let policy = Self::new(0).map_err(PolicyError::Network)?;

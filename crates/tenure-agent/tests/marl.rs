@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_agent::{Marl, Policy};
+use tenure_core::Tag;
 use tenure_plan::planner::{Evaluator, Objective, Planned, PlannerError, PlannerOptions};
 use tenure_plan::problem::generate::Family;
-use tenure_plan::problem::{Parts, Tier};
+use tenure_plan::problem::{Access, Kernel, Parts, Tensor, Tier};
 use tenure_plan::{PlanError, Planner, Problem, Rule, simulate};
 
 fn options(objective: Objective, evaluations: u64, seed: u64) -> PlannerOptions {
@@ -151,5 +152,38 @@ proptest! {
         prop_assert!(played.peak_bytes[0] <= problem.tiers()[0].capacity.unwrap());
         prop_assert!(density_score(&problem) <= planned.bound.unwrap() + 1e-9);
         prop_assert!(played.score() <= planned.bound.unwrap() + 1e-9);
+    }
+}
+
+#[test]
+fn what_wins_nothing_has_the_room_that_is_left() {
+    let tier = |name: &str, is_reachable, capacity| Tier {
+        name: name.into(),
+        capacity,
+        is_reachable,
+        read_bandwidth: 1,
+        write_bandwidth: 1,
+        latency_ns: 0,
+        loaded: Vec::new(),
+    };
+    let tensor = |key: &str, tag| Tensor { key: key.into(), bytes: 100, tag, compression: None, recompute: None };
+    let access = |tensor, bytes| vec![Access { tensor, bytes }];
+    let kernel = |reads, writes| Kernel { name: "k".into(), time_ns: 100, reads, writes };
+    for others in [vec![], vec![tier("disk", false, None)], vec![tier("slow", true, None)]] {
+        let parts = Parts {
+            tiers: std::iter::once(tier("fast", true, Some(1000))).chain(others).collect(),
+            tensors: vec![
+                tensor("a", Tag::Activation),
+                tensor("unread", Tag::Weight),
+                tensor("empty", Tag::Activation),
+                tensor("nobody's", Tag::Activation),
+            ],
+            kernels: vec![kernel(vec![], access(0, 100)), kernel(access(0, 100), access(2, 0))],
+            ..Parts::default()
+        };
+        let problem = Problem::new(parts).unwrap();
+        let planned = |objective| plan(Policy::trained().unwrap(), &problem, &options(objective, 20, 0));
+        assert_eq!(planned(Objective::Score).plan.places[..3], [0; 3]);
+        assert_eq!(score(&problem, &planned(Objective::Makespan)), 1.0);
     }
 }

@@ -48,6 +48,10 @@ fn what_is_no_policy_is_refused() {
     let at = renamed.windows(8).position(|bytes| bytes == b"prices.0").unwrap();
     renamed[at] = b'P';
     assert!(refusal(&renamed).contains("missing: prices.0"));
+    let mut endless = TRAINED.to_vec();
+    let last = endless.len() - 4;
+    endless[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    assert!(refusal(&endless).contains("no finite number"));
     let missing = Policy::read("/nowhere/policy.safetensors").err().unwrap().to_string();
     assert!(missing.starts_with("/nowhere/policy.safetensors: "), "{missing}");
 }

@@ -33,7 +33,8 @@ impl Placement {
         let slower = problem.tiers().iter().enumerate().skip(1).filter(|(_, tier)| tier.is_reachable);
         let mut slower: Vec<Room> = slower.map(|(number, tier)| Room::new(number, tier.capacity, kernels)).collect();
         fill(&mut order.iter().copied().chain(0..tensors), &mut slower);
-        let next = slower.first().map_or(1, |room| room.tier);
+        // Where there is no other tier, all are in this one.
+        let next = slower.first().map_or(usize::from(problem.tiers().len() != 1), |room| room.tier);
         Self { places: places.into_iter().map(|place| place.unwrap_or(next)).collect() }
     }
 

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::plan::{Action, Plan, Step};
-use crate::problem::{Kernel, Link, Tier};
+use crate::problem::{Access, Kernel, Link, Tier};
 use crate::{PlanError, Problem};
 
 /// What came of a plan.
@@ -122,9 +122,11 @@ struct Player<'a> {
     dying: Vec<Vec<usize>>,
     /// Kernels that have begun.
     begun: usize,
+    /// Kernels and recomputations that have begun.
+    runs: usize,
     /// Whether the last of these runs. What it uses does not leave its place before it has ended.
     is_running: bool,
-    /// How many kernels had begun with the last that used, or wrote, each tensor.
+    /// How many had begun with the last that used, or wrote, each tensor.
     used_by: Vec<usize>,
     written_by: Vec<usize>,
     /// In each tier, what the last reads and writes.
@@ -162,6 +164,7 @@ impl<'a> Player<'a> {
             born: vec![Vec::new(); kernels],
             dying: vec![Vec::new(); kernels],
             begun: 0,
+            runs: 0,
             is_running: false,
             used_by: vec![0; tensors],
             written_by: vec![0; tensors],
@@ -252,11 +255,10 @@ impl<'a> Player<'a> {
             for tensor in std::mem::take(&mut self.born[number]) {
                 self.bear(tensor, self.places[tensor], number)?;
             }
-            (self.begun, self.is_running) = (number + 1, true);
-            self.count_accesses(kernel);
-            self.run(|player| player.duration_ns(kernel));
-            self.is_running = false;
-            self.pass(0.0);
+            self.begun = number + 1;
+            self.carry_out(kernel);
+            let accessed = self.reads.iter().zip(&self.writes).map(|(read, written)| read.bytes + written.bytes);
+            self.outcome.accessed_bytes.iter_mut().zip(accessed).for_each(|(all, bytes)| *all += bytes);
             for tensor in std::mem::take(&mut self.dropped[number]) {
                 self.end(tensor);
                 self.drops[tensor] += 1;
@@ -283,19 +285,28 @@ impl<'a> Player<'a> {
         })
     }
 
+    /// A kernel, or a recomputation, from its beginning to its end.
+    fn carry_out(&mut self, kernel: &Kernel) {
+        self.count_accesses(kernel);
+        self.is_running = true;
+        self.run(|player| player.duration_ns(kernel));
+        self.is_running = false;
+        self.pass(0.0);
+    }
+
     fn count_accesses(&mut self, kernel: &Kernel) {
+        self.runs += 1;
         for (list, all) in [(&kernel.reads, &mut self.reads), (&kernel.writes, &mut self.writes)] {
             all.fill(Accessed::default());
             for access in list {
-                self.used_by[access.tensor] = self.begun;
+                self.used_by[access.tensor] = self.runs;
                 if let State::At(tier) = self.states[access.tensor] {
                     all[tier].bytes += access.bytes;
                     all[tier].times += 1;
-                    self.outcome.accessed_bytes[tier] += access.bytes;
                 }
             }
         }
-        kernel.writes.iter().for_each(|access| self.written_by[access.tensor] = self.begun);
+        kernel.writes.iter().for_each(|access| self.written_by[access.tensor] = self.runs);
     }
 
     /// Computes a tensor again, before a kernel.
@@ -316,7 +327,10 @@ impl<'a> Player<'a> {
             Ok((!player.has_room(to, bytes)).then_some(Cause::Room(to)))
         })?;
         self.bear(tensor, to, kernel)?;
-        self.run(|_| again.time_ns as f64);
+        let whole = |tensor: usize| Access { tensor, bytes: self.problem.tensors()[tensor].bytes };
+        let reads = again.inputs.iter().map(|input| whole(*input)).collect();
+        let writes = vec![whole(tensor)];
+        self.carry_out(&Kernel { name: String::new(), time_ns: again.time_ns, reads, writes });
         Ok(())
     }
 
@@ -499,7 +513,7 @@ impl<'a> Player<'a> {
 
     /// Whether the kernel that runs is the last of these.
     fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
-        self.is_running && last[tensor] == self.begun
+        self.is_running && last[tensor] == self.runs
     }
 
     fn arrive(&mut self, link: usize, tensor: usize) {

@@ -203,6 +203,42 @@ fn what_is_dropped_is_computed_again() {
 }
 
 #[test]
+fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
+    // Written in the slow tier, each byte takes 4 ns longer, and read there 1.
+    let outcome = play(&parts(), [0; 5], &[(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 1 })]).unwrap();
+    assert_eq!(outcome.makespan_ns, 2000.0 + (300.0 + 400.0) + (1000.0 + 100.0) + 1000.0);
+    // What kernels read and write, and nothing else.
+    assert_eq!(outcome.accessed_bytes, [700 + 400, 100]);
+}
+
+#[test]
+fn what_is_computed_from_stays_until_that_is_over() {
+    let parts = Parts {
+        tiers: vec![tier("fast", None, GIGA, GIGA), Tier { is_reachable: false, ..tier("disk", None, GIGA, GIGA) }],
+        links: vec![
+            Link { bandwidth: GIGA / 16, ..link(0, 1, None) },
+            Link { bandwidth: GIGA / 16, ..link(1, 0, None) },
+        ],
+        tensors: vec![
+            tensor("a", 100, Tag::Activation),
+            Tensor {
+                recompute: Some(Recompute { time_ns: 2000, inputs: vec![0] }),
+                ..tensor("b", 100, Tag::Activation)
+            },
+        ],
+        kernels: vec![kernel(100, &[], &[0, 1]), kernel(100, &[], &[]), kernel(100, &[1], &[]), kernel(100, &[0], &[])],
+        ..Parts::default()
+    };
+    let steps = [(1, 0, Action::Drop), (1, 2, Action::Recompute { to: 0 }), (0, 1, TO_SLOW), (0, 2, TO_FAST)];
+    let steps = steps.map(|(tensor, kernel, action)| Step { tensor, kernel, action });
+    let plan = Plan { places: vec![0; 2], steps: steps.to_vec() };
+    let outcome = simulate(&Problem::new(parts).unwrap(), &plan).unwrap();
+    // `b` is computed from 200 to 2200; `a`, which was on its way from 100 to 1700, leaves then and is back at 3800.
+    assert_eq!(outcome.makespan_ns, 3900.0);
+    assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 1500.0, cause: Cause::Tensor(0) }]);
+}
+
+#[test]
 fn what_was_asked_before_a_drop_is_not_done_after_it() {
     let mut parts = parts();
     parts.links[0].bandwidth = GIGA / 16;

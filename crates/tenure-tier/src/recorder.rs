@@ -16,7 +16,7 @@ use tenure_plan::problem::{Access, Kernel, Link, Parts, ProblemError, Tensor, Ti
 /// Notes every allocation of the threads that [entered](Self::enter) it, and of those that work for them. Memory comes
 /// from where it always did.
 ///
-/// It knows when bytes come and go, and what for; not who reads them.
+/// It knows when bytes come and go, and what for; who reads them it supposes.
 #[derive(Clone)]
 pub struct Recorder {
     recording: Arc<Recording>,
@@ -98,6 +98,10 @@ impl Recorder {
     /// once. Each allocation is a kernel that writes it, and the last before a tensor goes reads it; the time of a kernel
     /// is the time until the next. What came in earlier iterations alone is a tensor that no kernel touches.
     ///
+    /// Who reads weights nobody tells an allocator. So a module that computes something reads its own, once until another
+    /// does; and where there are gradients, an iteration ends with an update, which reads them, and reads and writes weights
+    /// and the state of the optimizer.
+    ///
     /// # Errors
     /// Tiers or links that make no sense.
     pub fn problem(&self, name: &str, tiers: Vec<Tier>, links: Vec<Link>) -> Result<Problem, ProblemError> {
@@ -105,6 +109,7 @@ impl Recorder {
         for event in self.events() {
             draft.add(event);
         }
+        draft.update();
         draft.hold();
         let parts = Parts {
             name: name.into(),
@@ -127,6 +132,10 @@ struct Draft {
     numbers: HashMap<KeyId, usize>,
     /// Of each tensor: bytes that are there now.
     held: Vec<u64>,
+    /// Of each module: its weights.
+    weights: HashMap<String, Vec<usize>>,
+    /// The module of the last kernel.
+    module: String,
     /// Of each event: the tensor and the bytes that came with it.
     came: Vec<Option<(usize, u64)>>,
     last_ns: u64,
@@ -140,6 +149,30 @@ impl Draft {
         let Some(kernel) = self.kernels.last_mut() else { return };
         let held = self.held.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
         kernel.reads.extend(held.map(|(tensor, _)| Access { tensor, bytes: 0 }));
+    }
+
+    /// The optimizer's part, if it is training.
+    fn update(&mut self) {
+        let whole = |is_it: fn(Tag) -> bool| -> Vec<Access> {
+            let held = self.tensors.iter().enumerate().filter(|(number, _)| self.held[*number] > 0);
+            let its = held.filter(|(_, it)| is_it(it.tag));
+            its.map(|(tensor, it)| Access { tensor, bytes: it.bytes }).collect()
+        };
+        if self.backward.is_some() {
+            let reads = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState | Tag::Gradient));
+            let writes = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState));
+            self.kernels.push(Kernel { name: "update".into(), time_ns: 0, reads, writes });
+        }
+    }
+
+    /// What a module's kernel reads of its weights.
+    fn weights_of(&mut self, module: &str) -> Vec<Access> {
+        if self.module == module {
+            return Vec::new();
+        }
+        self.module = module.to_owned();
+        let weights = self.weights.get(module).into_iter().flatten();
+        weights.map(|weight| Access { tensor: *weight, bytes: self.held[*weight] }).collect()
     }
 
     fn add(&mut self, event: Event) {
@@ -158,15 +191,20 @@ impl Draft {
                         recompute: None,
                     });
                     self.held.push(0);
-                    self.tensors.len() - 1
+                    let tensor = self.tensors.len() - 1;
+                    if tag == Tag::Weight {
+                        self.weights.entry(name.module.clone()).or_default().push(tensor);
+                    }
+                    tensor
                 });
                 self.held[tensor] += bytes;
                 self.tensors[tensor].bytes = self.tensors[tensor].bytes.max(self.held[tensor]);
                 if tag == Tag::Gradient {
                     self.backward.get_or_insert(self.kernels.len());
                 }
+                let reads = if tag == Tag::Weight { Vec::new() } else { self.weights_of(&name.module) };
                 let writes = vec![Access { tensor, bytes }];
-                self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads: Vec::new(), writes });
+                self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads, writes });
                 (tensor, bytes)
             }),
             Event::Freed { allocation } => {

@@ -247,6 +247,9 @@ fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
         ("a/relu/out#0", (300, Tag::Activation)),
     ];
     assert_eq!(keys, BTreeMap::from(expected));
+    // The module computes twice in a row.
+    let weight = problem.tensors().iter().position(|tensor| tensor.tag == Tag::Weight).unwrap();
+    assert_eq!(problem.accessed_bytes(weight), 3 * 1000, "written, read by its module, and gone");
     // The first activation went before the second came.
     assert_eq!(problem.peak_bytes(), 1400);
     let plan = Rule::WeightsFirst.place(&problem, 1100).plan();

@@ -52,6 +52,11 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         !self.is_ideal && self.may_try()
     }
 
+    /// Whether no plan can cost less than the best.
+    pub(super) fn is_ideal(&self) -> bool {
+        self.is_ideal
+    }
+
     /// Whether another plan may be tried, if only one that moves less.
     pub(super) fn may_try(&self) -> bool {
         self.best.is_none() && self.evaluations == 0

@@ -16,10 +16,7 @@ impl Planner for Rule {
     ) -> Result<Planned, PlannerError> {
         let mut evaluator = begin(problem, options, watch)?;
         let placement = self.place(problem, problem.tiers()[0].capacity.unwrap_or(u64::MAX));
-        let mut plan = placement.plan();
-        // Where there is no other tier, all are in this one.
-        plan.places.iter_mut().for_each(|place| *place = (*place).min(problem.tiers().len() - 1));
-        evaluator.cost(&plan);
+        evaluator.cost(&placement.plan());
         evaluator.finish()
     }
 }

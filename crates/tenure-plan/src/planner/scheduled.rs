@@ -41,7 +41,17 @@ impl Planner for Scheduled {
         let mut evaluator = begin(problem, options, watch)?;
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
-        // What others would do is where we begin.
+        // What others would do is where we begin: their very plans first, whatever time there is, so that none of them is
+        // better.
+        let capacity = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
+        let plans = Rule::ALL.iter().map(|rule| rule.place(problem, capacity).plan());
+        let plans = std::iter::once_with(|| decoder.decode(&FlashNeuron::decide(problem))).chain(plans);
+        for plan in plans.take(options.evaluations.map_or(usize::MAX, |most| most.max(1) as usize)) {
+            if evaluator.is_ideal() {
+                break;
+            }
+            evaluator.cost(&plan);
+        }
         let rules = Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem)));
         let mut starts = std::iter::once(FlashNeuron::decide(problem)).chain(rules);
         let mut prices = Prices::new(problem, &decoder, options.objective);
@@ -52,13 +62,13 @@ impl Planner for Scheduled {
             Objective::Makespan => ROUNDS,
         };
         for _ in 0..rounds {
+            if !evaluator.may_go_on() {
+                break;
+            }
             let decisions = starts.next().unwrap_or_else(|| prices.decide(best));
             let cost = evaluator.cost(&decoder.decode(&decisions));
             best = best.min(cost);
             population.push((cost, decisions));
-            if !evaluator.may_go_on() {
-                break;
-            }
         }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
         population.truncate(SURVIVORS);
