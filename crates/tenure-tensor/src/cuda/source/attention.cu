@@ -1,8 +1,8 @@
 // Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
 // or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
 // in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; and which of ATTEND, INNER, EXACT_INNER, TO_QUERIES and
-// TO_KEYS.
+// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and which of
+// ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
 
 #define SIDE 16
 #define THREADS (SIDE * SIDE)
@@ -10,6 +10,9 @@
 // Columns that are in shared memory at a time.
 #define CHUNK 32
 #define EACH_OF_CHUNK (CHUNK / SIDE)
+// Threads that draw for a query, and keys that each draws for.
+#define DRAWERS (THREADS / BLOCK)
+#define DRAWN (BLOCK / DRAWERS)
 
 // (batch, heads, rows, columns) of which columns are dense, strides in elements.
 struct Heads {
@@ -44,6 +47,11 @@ struct Params {
     Heads to_q;
     Heads to_k;
     Heads to_v;
+    // Where the numbers begin of which each weight, (batch, heads, queries, keys), has one.
+    State state;
+    // Weights are kept whose word is below it, and multiplied.
+    u64 limit;
+    u64 kept_scale;
 };
 
 #define HIDDEN (-INFINITE(T))
@@ -68,6 +76,10 @@ struct Shared {
     T a[BLOCK][CHUNK + 1];
     T b[BLOCK][CHUNK + 1];
     T weights[BLOCK][BLOCK + 1];
+#if DROPS
+    // Which weights are kept: a bit for each key, a row for each query, whichever of the two stay.
+    u32 kept[BLOCK][DRAWERS];
+#endif
 };
 
 // Columns of rows, with zeros where there are none.
@@ -157,6 +169,36 @@ DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key
     return score;
 }
 
+// Draws which weights of a block are kept, the first of them of the query `row`, counted over all heads, and of a key.
+// After products: all threads have passed what they did with the block before.
+DEVICE void draw(const Params& p, Shared& shared, u64 row, u64 key) {
+#if DROPS
+    const int query = threadIdx.x / DRAWERS, drawer = threadIdx.x % DRAWERS;
+    const u64 first = (row + query) * p.keys + key + drawer * DRAWN;
+    const State state = begin(p.state);
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i <= DRAWN / 4; i++) {
+        if (i == DRAWN / 4 && first % 4 == 0) break;
+        u32 w[4];
+        philox(state, first / 4 + i, w);
+        for (int j = 0; j < 4; j++) bits |= (u32)(w[j] < p.limit) << (4 * i + j);
+    }
+    shared.kept[query][drawer] = bits >> first % 4;
+    __syncthreads();
+#endif
+}
+
+// A weight, or its gradient, without what is dropped.
+DEVICE T left(const Params& p, const Shared& shared, T x, int query, int key) {
+#if DROPS
+    const bool is_kept = shared.kept[query][key / DRAWN] >> key % DRAWN & 1;
+    return is_kept ? x * number<T>(p.kept_scale) : (T)0;
+#else
+    return x;
+#endif
+}
+
 DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
 // Over the threads that have columns of the same rows.
@@ -208,6 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         const u64 columns = least(BLOCK, p.keys - key);
         T scores[EACH][EACH];
         score(shared, scores, q, rows_of(p.k, batch, kv, key, columns), p.width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++) {
             T now = largest[i];
             for (int j = 0; j < EACH; j++) {
@@ -221,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
             for (int j = 0; j < EACH; j++) {
                 scores[i][j] = exp(scores[i][j] - shift);
                 sum += scores[i][j];
+                scores[i][j] = left(p, shared, scores[i][j], y + i * SIDE, x + j * SIDE);
             }
             total[i] = total[i] * before + sum_of_row(sum);
             largest[i] = now;
@@ -249,11 +293,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         T weights[EACH][EACH], to_weights[EACH][EACH];
         score(shared, weights, q, rows_of(p.k, batch, kv, key, columns), p.width);
         score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++) {
             T sum = 0;
             for (int j = 0; j < EACH; j++) {
                 const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
-                if (score != HIDDEN) sum += exp(score - shift[i]) * to_weights[i][j];
+                const T to_weight = left(p, shared, to_weights[i][j], y + i * SIDE, x + j * SIDE);
+                if (score != HIDDEN) sum += exp(score - shift[i]) * to_weight;
             }
             inner[i] += sum_of_row(sum);
         }
@@ -279,11 +325,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         T weights[EACH][EACH], to_weights[EACH][EACH];
         score(shared, weights, q, k, p.width);
         score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++)
             for (int j = 0; j < EACH; j++) {
                 const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
                 const T weight = score == HIDDEN ? (T)0 : exp(score - shift[i]);
-                weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner[i]);
+                const T to_weight = left(p, shared, to_weights[i][j], y + i * SIDE, x + j * SIDE);
+                weights[i][j] = weight == 0 ? (T)0 : weight * (to_weight - inner[i]);
             }
         share(shared, weights);
         accumulate<WIDTH>(shared, sums, k, p.width);
@@ -310,14 +358,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
             T weights[EACH][EACH], to_weights[EACH][EACH];
             score(shared, weights, k, q, p.width);
             score(shared, to_weights, v, grad, p.value_width);
+            draw(p, shared, row_of_sums + query, first);
             for (int j = 0; j < EACH; j++) {
                 const u64 place = row_of_sums + query + least(x + j * SIDE, columns - 1);
                 const T shift = ((const T*)p.sums)[place], inner = ((const T*)p.inner)[place];
                 for (int i = 0; i < EACH; i++) {
                     const T score = shown(p, weights[i][j], batch, head, query + x + j * SIDE, first + y + i * SIDE);
                     const T weight = score == HIDDEN ? (T)0 : exp(score - shift);
-                    weights[i][j] = weight;
-                    to_weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner);
+                    const T to_weight = left(p, shared, to_weights[i][j], x + j * SIDE, y + i * SIDE);
+                    weights[i][j] = left(p, shared, weight, x + j * SIDE, y + i * SIDE);
+                    to_weights[i][j] = weight == 0 ? (T)0 : weight * (to_weight - inner);
                 }
             }
             share(shared, weights);
