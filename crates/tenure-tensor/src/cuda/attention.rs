@@ -1,4 +1,5 @@
-//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own.
+//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own. What is
+//! dropped is drawn by the numbers of a tensor of all weights, which are not cuDNN's.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
@@ -316,11 +317,11 @@ impl Work<'_> {
         };
         let drops = u64::from(self.drawn.is_some());
         let source = || {
-            let (stored, computed) = (stored(dtype), computed(dtype));
+            let (stored, computed, matrix) = (stored(dtype), computed(dtype), u8::from(is_half));
             format!(
                 "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define BLOCK {block}\n\
                  #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n\
-                 #define DROPS {drops}\n{PHILOX}{TEMPLATE}"
+                 #define DROPS {drops}\n#define MATRIX {matrix}\n{PHILOX}{TEMPLATE}"
             )
         };
         let bits_of = |size: usize| u64::from(size.trailing_zeros());
