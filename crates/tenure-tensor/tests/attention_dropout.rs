@@ -171,6 +171,22 @@ fn gradients_of_gradients_drop_the_same() {
 }
 
 #[test]
+fn a_masks_gradient_drops_the_same() {
+    let run = |attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>| {
+        let _numbers = DefaultGenerator::enter(Generator::new(5));
+        let asked = Asked { mask: Some(DType::F64), is_causal: false, ..SOME };
+        let mask = asked.mask(DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
+        let how = Attention { mask: Some(&mask), dropout: 0.3, ..Attention::default() };
+        let out = attend(&asked.inputs(DType::F64, Device::CPU), &how).unwrap();
+        let grads = autograd::grad(&[&out], &[&mask], &[Some(&out.detach())], Options::default()).unwrap();
+        numbers(grads[0].as_ref().unwrap())
+    };
+    for (found, expected) in run(fused).iter().zip(run(composed)) {
+        assert!((found - expected).abs() <= 1e-9 * expected.abs().max(1.0), "{found}, expected {expected}");
+    }
+}
+
+#[test]
 fn what_is_computed_again_drops_the_same() {
     let checkpointed = |[q, k, v]: &[Tensor; 3], how: &Attention<'_>| {
         let (mask, dropout) = (how.mask.cloned(), how.dropout);
