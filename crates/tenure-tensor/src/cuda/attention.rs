@@ -18,6 +18,7 @@ use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
 
+const PRODUCTS: &str = include_str!("source/products.cu");
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
 
@@ -321,7 +322,7 @@ impl Work<'_> {
             format!(
                 "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define BLOCK {block}\n\
                  #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n\
-                 #define DROPS {drops}\n#define MATRIX {matrix}\n{PHILOX}{TEMPLATE}"
+                 #define DROPS {drops}\n#define MATRIX {matrix}\n{PHILOX}{PRODUCTS}{TEMPLATE}"
             )
         };
         let bits_of = |size: usize| u64::from(size.trailing_zeros());

@@ -106,7 +106,7 @@ impl Tensor {
         let weighting = Weighting { scale, is_causal: how.is_causal, dropout: (how.dropout > 0.0).then(draw) };
         let needs_weights = is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
-            let (_, sums) = attend(&q, &k, &v, mask.as_ref(), weighting)?;
+            let (_, sums) = attend(&q, &k, &v, mask.as_ref(), Weighting { dropout: None, ..weighting })?;
             let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
             let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?;
             let out = dropped(&weights, weighting)?.matmul(&wide_v)?.to_dtype(q.dtype())?;
