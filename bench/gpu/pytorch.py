@@ -19,8 +19,9 @@ DEVICE = torch.device("cuda")
 class Attention(nn.Module):
     """Causal attention, with fewer heads of keys and values perhaps."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = dropout
         self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.size, bias=bias)
         self.out = nn.Linear(width, width, bias=bias)
@@ -31,7 +32,9 @@ class Attention(nn.Module):
         q, k, v = (part.view(batch, length, -1, self.size).transpose(1, 2) for part in self.qkv(x).split(parts, dim=-1))
         if waves is not None:
             q, k = rotated(q, *waves), rotated(k, *waves)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.kv_heads != self.heads
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=grouped)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -41,27 +44,29 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class Gpt2Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, heads, bias=True)
+        self.attention = Attention(width, heads, heads, bias=True, dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.ln1(x))
-        return x + self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh"))
+        x = x + self.dropout(self.attention(self.ln1(x)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh")))
 
 
 class Gpt2(nn.Module):
-    def __init__(self, vocabulary=50257, length=1024, width=1024, layers=12, heads=16) -> None:
+    def __init__(self, vocabulary=50257, length=1024, width=1024, layers=12, heads=16, dropout=0.0) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Gpt2Block(width, heads) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(Gpt2Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.dropout(self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device)))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -133,8 +138,8 @@ def language_model(model: nn.Module, batch: int, length: int, vocabulary: int):
     return train(model, optimizer, tokens, tokens.flatten())
 
 
-def gpt2():
-    return language_model(Gpt2(), 8, 1024, 50257)
+def gpt2(dropout=False):
+    return language_model(Gpt2(dropout=0.1 if dropout else 0.0), 8, 1024, 50257)
 
 
 def llama():
@@ -199,7 +204,8 @@ def counts(step) -> dict[str, int]:
 
 def measure(args: argparse.Namespace) -> dict:
     torch.manual_seed(0)
-    step = WORKLOADS[args.workload](**({"memory_format": torch.channels_last} if args.channels_last else {}))
+    options = {"memory_format": torch.channels_last} if args.channels_last else {}
+    step = WORKLOADS[args.workload](**options, **({"dropout": True} if args.dropout else {}))
     first = step()
     loss = first.item() if isinstance(first, torch.Tensor) and first.numel() == 1 else None
     for _ in range(4):
@@ -241,6 +247,7 @@ def main() -> None:
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--graph", action="store_true", help="captured")
     parser.add_argument("--channels-last", action="store_true", help="convolutional inference with channels last")
+    parser.add_argument("--dropout", action="store_true", help="GPT-2 with the dropouts that it has by default")
     parser.add_argument("--devices", type=int, help="trained on so many at once, each with the batch of one")
     parser.add_argument("--steps", type=int, default=10, help="in a row, without a wait between (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="of those (default: %(default)s)")

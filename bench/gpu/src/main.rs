@@ -27,6 +27,9 @@ struct Arguments {
     /// Convolutional inference with channels last
     #[arg(long)]
     channels_last: bool,
+    /// GPT-2 with the dropouts that it has by default
+    #[arg(long)]
+    dropout: bool,
     /// The fastest algorithms for products and convolutions, found by trying them
     #[arg(long)]
     measure: bool,
@@ -57,7 +60,8 @@ fn main() -> Result<()> {
     let memory = memory::device(0)?;
     let Executor::Cuda(driver) = memory.driver().executor() else { bail!("a real device is needed") };
     let format = if arguments.channels_last { MemoryFormat::ChannelsLast2d } else { MemoryFormat::Contiguous };
-    let mut step = workloads::step(arguments.workload, format).context("the workload cannot be set up")?;
+    let mut step =
+        workloads::step(arguments.workload, arguments.dropout, format).context("the workload cannot be set up")?;
     let first = step()?;
     let loss = if first.numel() == 1 {
         Some(first.to_device(tenure_tensor::Device::CPU)?.item_scalar()?.to_f64())

@@ -28,15 +28,15 @@ impl Dataset for Numbers {
 
 /// Steps of a trainer, which reads the loss of each.
 pub(crate) fn run(arguments: &Arguments, count: u8) -> Result<()> {
-    let workload = arguments.workload;
+    let (workload, dropout) = (arguments.workload, arguments.dropout);
     ensure!(workload.is_trained(), "--devices: resnet50, gpt2 and llama are trained");
     let devices: Vec<Device> = (0..count).map(Device::cuda).collect();
-    let (task, optimizer) = workloads::training(workload, devices[0])?;
+    let (task, optimizer) = workloads::training(workload, dropout, devices[0])?;
     let examples = task.examples() * devices.len();
     let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: devices.len(), ..LoaderOptions::default() });
     let plan = Plan { steps: u64::MAX, ..Plan::default() };
     let run = Trainer::new(task, loader, optimizer, plan);
-    let mut run = run.on_devices(&devices, move |device| workloads::training(workload, device))?;
+    let mut run = run.on_devices(&devices, move |device| workloads::training(workload, dropout, device))?;
     let loss = run.step()?.map(|step| step.loss);
     for _ in 0..4 {
         run.step()?;

@@ -34,13 +34,13 @@ impl Workload {
 
 const DEVICE: Device = Device::cuda(0);
 
-/// A step of a workload, whose convolutional inference is on images in that `format`.
-pub(crate) fn step(workload: Workload, format: MemoryFormat) -> Result<Step> {
+/// A step of a workload, of GPT-2 with `dropout` or without, whose convolutional inference is on images in that `format`.
+pub(crate) fn step(workload: Workload, dropout: bool, format: MemoryFormat) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
     Ok(match workload {
         Workload::Resnet50 | Workload::Gpt2 | Workload::Llama => {
-            let (training, optimizer) = training(workload, DEVICE)?;
+            let (training, optimizer) = training(workload, dropout, DEVICE)?;
             train(optimizer, move || training.loss_of_all())
         }
         Workload::Resnet152 => {
@@ -68,18 +68,16 @@ pub(crate) struct Training {
 }
 
 /// One of those that are trained.
-pub(crate) fn training(workload: Workload, device: Device) -> Result<(Training, Optimizer)> {
+pub(crate) fn training(workload: Workload, dropout: bool, device: Device) -> Result<(Training, Optimizer)> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
     match workload {
         Workload::Gpt2 => {
-            let config = Gpt2Config {
-                n_embd: 1024,
-                n_head: 16,
-                embd_pdrop: 0.0,
-                attn_pdrop: 0.0,
-                resid_pdrop: 0.0,
-                ..Gpt2Config::default()
+            let dropping = Gpt2Config { n_embd: 1024, n_head: 16, ..Gpt2Config::default() };
+            let config = if dropout {
+                dropping
+            } else {
+                Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..dropping }
             };
             language_model(Gpt2::new(&scope, &config)?, ids(8, 1024, config.vocab_size, device)?)
         }

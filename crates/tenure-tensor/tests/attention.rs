@@ -1,4 +1,4 @@
-//! Attention: by blocks or at once, on any number of threads, and its errors.
+//! Attention on any number of threads, of any scores, and its errors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use tenure_tensor::autograd::{self, Options};
@@ -8,27 +8,6 @@ fn numbers(sizes: &[usize], seed: usize) -> Tensor {
     let count: usize = sizes.iter().product();
     let values: Vec<f64> = (0..count).map(|i| ((i * 7919 + seed) % 1009) as f64 / 250.0 - 2.0).collect();
     Tensor::from_slice(&values, sizes).unwrap().requires_grad_(true).unwrap()
-}
-
-/// More queries and keys than are computed at a time, beside all weights at once: with a dropout of almost nothing.
-#[test]
-fn blocks_are_what_all_weights_at_once_are() {
-    let (q, k, v) = (numbers(&[2, 4, 150, 20], 1), numbers(&[2, 2, 210, 20], 2), numbers(&[2, 2, 210, 50], 3));
-    let seen: Vec<bool> = (0..150 * 210).map(|i| i % 7 != 3 && i / 210 != 140).collect();
-    let seen = Tensor::from_slice(&seen, &[150, 210]).unwrap();
-    for (mask, is_causal) in [(None, false), (None, true), (Some(&seen), false), (Some(&seen), true)] {
-        let how = Attention { mask, is_causal, ..Attention::default() };
-        let results = [0.0, 1e-300].map(|dropout| {
-            let out = q.attention(&k, &v, &Attention { dropout, ..how }).unwrap();
-            let grad = numbers(out.sizes(), 4).detach();
-            let grads = autograd::grad(&[&out], &[&q, &k, &v], &[Some(&grad)], Options::default()).unwrap();
-            let all = [Some(out)].into_iter().chain(grads);
-            all.flat_map(|tensor| tensor.unwrap().to_vec::<f64>().unwrap()).collect::<Vec<f64>>()
-        });
-        for (fused, expected) in results[0].iter().zip(&results[1]) {
-            assert!((fused - expected).abs() < 1e-9, "{fused} and {expected}");
-        }
-    }
 }
 
 #[test]

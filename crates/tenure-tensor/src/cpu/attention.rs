@@ -7,10 +7,12 @@
 use super::gemm::{Matrix, Multiply};
 use super::halves::{in_f32, widened};
 use super::math::Math;
+use super::random::{kept, limit};
 use super::scratch;
 use crate::element::Element;
 use crate::kernel::on_cpu;
-use crate::ops::Weighting;
+use crate::ops::{Dropping, Weighting};
+use crate::random::State;
 use crate::{Access, DType, Device, Entry, Result, Tensor, threads};
 
 /// Writes the means of values, and the logarithms of the sums of weights, `(batch, heads, queries)`. Queries, keys and
@@ -33,8 +35,11 @@ const PANEL: usize = 64;
 /// Queries of a panel where there are no more: one that is generated at a time.
 const FEW: usize = 8;
 
-/// Keys of a block.
-const KEYS: usize = 96;
+/// Keys of a block: a multiple of those whose weights are dropped together.
+const KEYS: usize = 3 * BITS;
+
+/// Keys of which a word says which weights are kept.
+const BITS: usize = u32::BITS as usize;
 
 /// Parts that there should be, so that threads share them evenly.
 const PARTS: usize = 16;
@@ -69,6 +74,7 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
     let (heads, group) = (queries.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
     let panels = length.div_ceil(P);
+    let dropped = weighting.dropout.map(Dropped::new);
     let workspace = || scratch(|| Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU));
     threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
         // The longest first, where later queries see more keys.
@@ -98,6 +104,10 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
                         let before = online_softmax(&mut scores[..block * P], &mut largest, &mut total);
                         for row in sum.chunks_exact_mut(P) {
                             row.iter_mut().zip(&before).for_each(|(sum, before)| *sum = *sum * *before);
+                        }
+                        if let Some(dropped) = dropped {
+                            let kept = dropped.kept::<P>(head * length + first, key, [lanes, block], count);
+                            dropped.leave_out(&kept, &mut scores[..block * P]);
                         }
                     },
                 );
@@ -144,6 +154,7 @@ fn backward<T: Multiply + Math>(
     let [q, k, v, grad, out, sums] =
         [0, 1, 2, 3, 4, 5].map(|index| Heads::<T>::new(access.read_ptr(index), inputs[index]));
     let mask = mask.map(|mask| Mask::new(access.read_ptr(6), mask));
+    let dropped = weighting.dropout.map(Dropped::new);
     let workspace =
         || scratch(|| Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU));
     threads::for_each_part_with(batch * heads * slices, workspace, |workspace, part| {
@@ -190,6 +201,12 @@ fn backward<T: Multiply + Math>(
                         #[inline(always)]
                         || {
                             hide::<T, PANEL>(weights, [first, key], [lanes, block], at, mask, weighting.is_causal);
+                            let head = at[0] * heads * group + at[1];
+                            let mut kept = [[0; PANEL]; KEYS / BITS];
+                            if let Some(dropped) = dropped {
+                                kept = dropped.kept(head * length + first, key, [lanes, block], count);
+                                dropped.leave_out(&kept, &mut to_scores[..block * PANEL]);
+                            }
                             let rows = weights[..block * PANEL].chunks_exact_mut(PANEL);
                             for (weights, to_scores) in rows.zip(to_scores.chunks_exact_mut(PANEL)) {
                                 for lane in 0..PANEL {
@@ -197,6 +214,9 @@ fn backward<T: Multiply + Math>(
                                     weights[lane] = weight;
                                     to_scores[lane] = weight * (to_scores[lane] - inner[lane]) * scale;
                                 }
+                            }
+                            if let Some(dropped) = dropped {
+                                dropped.leave_out(&kept, &mut weights[..block * PANEL]);
                             }
                         },
                     );
@@ -342,6 +362,54 @@ unsafe fn hide<T: Math, const P: usize>(
         if is_causal && key + index > first {
             let unseen = (key + index - first).min(P);
             row[..unseen].fill(hidden);
+        }
+    }
+}
+
+/// How weights are dropped.
+#[derive(Clone, Copy)]
+struct Dropped {
+    state: State,
+    limit: u64,
+    /// What is kept is multiplied with.
+    scale: f64,
+}
+
+impl Dropped {
+    fn new(dropping: Dropping) -> Self {
+        let kept = 1.0 - dropping.probability;
+        Self { state: dropping.state, limit: limit(kept), scale: 1.0 / kept }
+    }
+
+    /// Which weights are kept of a block of `count` keys from `key` on, and of queries from the one `row` on, counted over
+    /// all heads.
+    #[inline(always)]
+    fn kept<const P: usize>(
+        self,
+        row: usize,
+        key: usize,
+        [lanes, block]: [usize; 2],
+        count: usize,
+    ) -> [[u32; P]; KEYS / BITS] {
+        let mut bits = [[0; P]; KEYS / BITS];
+        for (index, bits) in bits.iter_mut().enumerate().take(block.div_ceil(BITS)) {
+            for (lane, bits) in bits.iter_mut().enumerate().take(lanes) {
+                *bits = kept(self.state, (row + lane) * count + key + index * BITS, self.limit);
+            }
+        }
+        bits
+    }
+
+    /// A block of weights, or of their gradients, without what is dropped.
+    #[inline(always)]
+    fn leave_out<T: Math, const P: usize>(self, kept: &[[u32; P]; KEYS / BITS], weights: &mut [T]) {
+        let scale = T::of(self.scale);
+        for (rows, bits) in weights.chunks_mut(BITS * P).zip(kept) {
+            for (index, row) in rows.chunks_exact_mut(P).enumerate() {
+                for (weight, bits) in row.iter_mut().zip(bits) {
+                    *weight = if bits >> index & 1 == 1 { *weight * scale } else { T::ZERO };
+                }
+            }
         }
     }
 }

@@ -154,6 +154,20 @@ fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f6
     Ok(())
 }
 
+/// Of 32 elements from the one `first` on, which dropout keeps: a bit each, the lowest of the first.
+#[inline(always)]
+pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
+    let (block, skipped) = ((first / 4) as u64, first % 4);
+    let (blocks, last) = (state.blocks::<8>(block), if skipped == 0 { [0; 4] } else { state.block(block + 8) });
+    let mut bits = 0_u64;
+    for (index, block) in blocks.iter().chain([&last]).enumerate() {
+        for (word, value) in block.iter().enumerate() {
+            bits |= u64::from(u64::from(*value) < limit) << (4 * index + word);
+        }
+    }
+    (bits >> skipped) as u32
+}
+
 /// Durstenfeld's shuffle: each place, from the last on, gets one of what is before it or there.
 fn permutation(out: &Tensor, state: State) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;

@@ -1,19 +1,24 @@
-//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own.
+//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, all else by kernels of its own. What is
+//! dropped is drawn by the numbers of a tensor of all weights, which are not cuDNN's.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
 
 use super::elementwise::bits;
 use super::queue::{self, Queue};
+use super::random::{PHILOX, Start, placed};
 use super::{computed, on_cpu, stored};
 use crate::cpu::attention::{self, Attend, AttendBackward};
+use crate::cpu::random::limit;
 use crate::kernel::on_cuda;
-use crate::ops::Weighting;
+use crate::ops::{Dropping, Weighting};
+use crate::random::State;
 use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
 
+const PRODUCTS: &str = include_str!("source/products.cu");
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
 
@@ -31,10 +36,12 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     if sums.numel() == 0 {
         return Ok(());
     }
-    let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(mask).collect();
+    let start = weighting.dropout.map(|dropping| Start::of(dropping.state)).transpose()?;
+    let origin = start.as_ref().and_then(|start| start.origin.as_ref());
+    let reads: SmallVec<[&Tensor; 5]> = inputs.into_iter().chain(mask).chain(origin).collect();
     let mut access = Access::new("attention", &outputs, &reads)?;
     let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
-    let read: SmallVec<[u64; 4]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
+    let read: SmallVec<[u64; 5]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
     let at = |index: usize| (inputs[index], read[index]);
     let work = Work {
         inputs: [at(0), at(1), at(2)],
@@ -42,7 +49,9 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
         sums: written[1],
         mask: mask.map(|mask| (mask, read[3])),
         weighting,
+        drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
     };
+    let (has_mask, state) = (mask.is_some(), start.as_ref().map(|start| start.state));
     queue::submit(
         &access,
         |queue| match queue.cuda() {
@@ -52,7 +61,9 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
         move |writes, reads| {
             let lists = [attention::ATTEND, attention::ATTEND_HALVES];
             let host = on_cpu("attention", &lists, reads[0].dtype())?;
-            host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], reads.get(3), weighting)
+            let (mask, origin) = reads[3..].split_at(usize::from(has_mask));
+            let weighting = begun(weighting, state, origin)?;
+            host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], mask.first(), weighting)
         },
     )
 }
@@ -62,7 +73,9 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     if outputs.iter().all(|output| output.numel() == 0) {
         return Ok(());
     }
-    let reads: SmallVec<[&Tensor; 8]> = inputs.into_iter().chain(mask).collect();
+    let start = weighting.dropout.map(|dropping| Start::of(dropping.state)).transpose()?;
+    let origin = start.as_ref().and_then(|start| start.origin.as_ref());
+    let reads: SmallVec<[&Tensor; 8]> = inputs.into_iter().chain(mask).chain(origin).collect();
     let mut access = Access::new("attention_backward", &outputs, &reads)?;
     let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
     let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
@@ -72,7 +85,9 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
         sums: read[5],
         mask: mask.map(|mask| (mask, read[6])),
         weighting,
+        drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
     };
+    let (has_mask, state) = (mask.is_some(), start.as_ref().map(|start| start.state));
     let to = |index: usize| Some((outputs[index], written[index]));
     let all = [Some((grad, read[3])), to(0), to(1), to(2)];
     queue::submit(
@@ -95,10 +110,26 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             let all = [dense(0)?, dense(1)?, dense(2)?];
             let lists = [attention::BACKWARD, attention::BACKWARD_HALVES];
             let host = on_cpu("attention_backward", &lists, grad.dtype())?;
-            host([&all[0], &all[1], &all[2]], inputs, reads.get(6), weighting)?;
+            let (mask, origin) = reads[6..].split_at(usize::from(has_mask));
+            let weighting = begun(weighting, state, origin)?;
+            host([&all[0], &all[1], &all[2]], inputs, mask.first(), weighting)?;
             writes.iter().zip(&all).try_for_each(|(to, dense)| to.copy_raw(dense))
         },
     )
+}
+
+/// Where draws begin, how many of all words are of a weight that is kept, and what that is multiplied with. An origin is
+/// what `access` reads last.
+fn drawn(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
+    let (start, kept) = (start?, 1.0 - weighting.dropout?.probability);
+    let [seed, offset, origin] = start.words(access, last);
+    Some([seed, offset, origin, limit(kept), (1.0 / kept).to_bits()])
+}
+
+/// The same on the host, where `state` may count from an origin.
+fn begun(weighting: Weighting, state: Option<State>, origin: &[Tensor]) -> Result<Weighting> {
+    let (Some(dropping), Some(state)) = (weighting.dropout, state) else { return Ok(weighting) };
+    Ok(Weighting { dropout: Some(Dropping { state: placed(state, origin)?, ..dropping }), ..weighting })
 }
 
 /// A tensor and its first element.
@@ -121,6 +152,7 @@ struct Work<'a> {
     sums: u64,
     mask: Option<Place<'a>>,
     weighting: Weighting,
+    drawn: Option<[u64; 5]>,
 }
 
 impl Work<'_> {
@@ -187,8 +219,8 @@ impl Work<'_> {
         Ok(true)
     }
 
-    /// What the library is asked for, if it may compute that: of halves, without a mask, with rows whose addresses are
-    /// aligned.
+    /// What the library is asked for, if it may compute that: of halves, without a mask or dropout, whose numbers are ours,
+    /// with rows whose addresses are aligned.
     fn describe(&self, places: &[Place<'_>]) -> Option<Attention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
@@ -208,6 +240,7 @@ impl Work<'_> {
         if !is_half
             || !is_aligned
             || self.mask.is_some()
+            || self.drawn.is_some()
             || queries * keys < TILE
             || [batch, heads, width, value_width].contains(&0)
         {
@@ -268,6 +301,7 @@ impl Work<'_> {
         words.extend(heads_of(grads[0]));
         words.push(inner);
         grads[1..].iter().for_each(|place| words.extend(heads_of(*place)));
+        words.extend(self.drawn.unwrap_or_default());
 
         let mask = match self.mask {
             None => 0,
@@ -282,15 +316,17 @@ impl Work<'_> {
             Part::ToQueries => ("attention_to_queries", "TO_QUERIES"),
             Part::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };
+        let drops = u64::from(self.drawn.is_some());
         let source = || {
-            let (stored, computed) = (stored(dtype), computed(dtype));
+            let (stored, computed, matrix) = (stored(dtype), computed(dtype), u8::from(is_half));
             format!(
                 "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define BLOCK {block}\n\
-                 #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n{TEMPLATE}"
+                 #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n\
+                 #define DROPS {drops}\n#define MATRIX {matrix}\n{PHILOX}{PRODUCTS}{TEMPLATE}"
             )
         };
         let bits_of = |size: usize| u64::from(size.trailing_zeros());
-        let variant = ((dtype as u64) << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
+        let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
         let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         queue.launch(KernelName { op, variant }, source, config, &mut words)
     }

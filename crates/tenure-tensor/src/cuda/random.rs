@@ -16,7 +16,7 @@ pub(crate) const BERNOULLI_EACH: &[Entry<BernoulliEach>] = on_cuda!(floats: bern
 pub(crate) const DROPOUT: &[Entry<Dropout>] = on_cuda!(floats: dropout::<T>);
 pub(crate) const PERMUTATION: &[Entry<Permutation>] = &[(DeviceKind::Cuda, DType::I64, permutation)];
 
-const PHILOX: &str = include_str!("source/philox.cu");
+pub(super) const PHILOX: &str = include_str!("source/philox.cu");
 const TEMPLATE: &str = include_str!("source/random.cu");
 const SHUFFLE: &str = include_str!("source/permutation.cu");
 const THREADS: usize = 256;
@@ -127,14 +127,14 @@ fn run(
 }
 
 /// Where draws begin.
-struct Start {
-    state: State,
+pub(super) struct Start {
+    pub(super) state: State,
     /// What it counts from, in a capture.
-    origin: Option<Tensor>,
+    pub(super) origin: Option<Tensor>,
 }
 
 impl Start {
-    fn of(state: State) -> Result<Self> {
+    pub(super) fn of(state: State) -> Result<Self> {
         Ok(match captured::origin(state)? {
             Some((state, origin)) => Self { state, origin: Some(origin) },
             None => Self { state, origin: None },
@@ -142,14 +142,14 @@ impl Start {
     }
 
     /// `State` in philox.cu. The origin is what `access` reads at a place.
-    fn words(&self, access: &Access<'_>, place: usize) -> [u64; 3] {
+    pub(super) fn words(&self, access: &Access<'_>, place: usize) -> [u64; 3] {
         let origin = self.origin.as_ref().map_or(0, |_| access.read_ptr(place).addr() as u64);
         [self.state.seed, self.state.offset, origin]
     }
 }
 
 /// Where draws begin that count from an origin, if there is one.
-fn placed(state: State, origin: &[Tensor]) -> Result<State> {
+pub(super) fn placed(state: State, origin: &[Tensor]) -> Result<State> {
     origin.first().map_or(Ok(state), |origin| captured::placed(state, origin))
 }
 

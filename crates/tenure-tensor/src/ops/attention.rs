@@ -5,12 +5,13 @@ use tenure_core::Overlap;
 use super::entered;
 use super::matmul::check_operands;
 use super::pointwise::{self, wide};
-use super::random::check_probability;
+use super::random::{blocks, check_probability};
 use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
+use crate::random::{State, default_generator};
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static ATTEND: Kernel<Attend> =
@@ -30,7 +31,8 @@ pub struct Attention<'a> {
     pub is_causal: bool,
     /// What products of queries and keys are multiplied with; the root of the width's reciprocal if none.
     pub scale: Option<f64>,
-    /// The probability that a weight is dropped. The weights are then held all at once.
+    /// The probability that a weight is dropped. Drawn from the [default generator](default_generator), as
+    /// [`dropout`](Tensor::dropout) of a tensor of all weights, `(..., heads, queries, keys)`, draws.
     pub dropout: f64,
 }
 
@@ -39,6 +41,15 @@ pub struct Attention<'a> {
 pub(crate) struct Weighting {
     pub(crate) scale: f64,
     pub(crate) is_causal: bool,
+    pub(crate) dropout: Option<Dropping>,
+}
+
+/// Which weights are dropped: by the numbers of a tensor of all weights. Nothing of it is kept, as the same numbers are
+/// drawn again for gradients.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dropping {
+    pub(crate) probability: f64,
+    pub(crate) state: State,
 }
 
 impl Tensor {
@@ -90,13 +101,15 @@ impl Tensor {
         let mask = how.mask.map(|mask| four_of_mask(mask, self, keys, scores)).transpose()?;
         let width = self.sizes()[rank - 1];
         let scale = how.scale.unwrap_or_else(|| 1.0 / (width.max(1) as f64).sqrt());
-        let weighting = Weighting { scale, is_causal: how.is_causal };
-        let needs_weights = how.dropout > 0.0 || is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
+        let count = scores.iter().product();
+        let draw = || Dropping { probability: how.dropout, state: default_generator().reserve(blocks(count)) };
+        let weighting = Weighting { scale, is_causal: how.is_causal, dropout: (how.dropout > 0.0).then(draw) };
+        let needs_weights = is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
-            let (_, sums) = attend(&q, &k, &v, mask.as_ref(), weighting)?;
+            let (_, sums) = attend(&q, &k, &v, mask.as_ref(), Weighting { dropout: None, ..weighting })?;
             let [wide_q, wide_k, wide_v] = [wide(&q)?, wide(&k)?, wide(&v)?];
-            let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?.dropout(how.dropout, true)?;
-            let out = weights.matmul(&wide_v)?.to_dtype(q.dtype())?;
+            let weights = weights(&wide_q, &wide_k, &sums, mask.as_ref(), weighting)?;
+            let out = dropped(&weights, weighting)?.matmul(&wide_v)?.to_dtype(q.dtype())?;
             out.reshape(&signed(&[&q.sizes()[..3], &v.sizes()[3..]].concat()))?
         } else {
             fused(&q, &k, &v, mask.as_ref(), weighting)?
@@ -180,8 +193,8 @@ fn backward_of_weights(
     let (q, k, v) = (&wide(q)?, &wide(k)?, &wide(v)?);
     let weights = weights(q, k, sums, mask, weighting)?;
     let grad = shared(&wide(grad)?, k)?;
-    let to_values = weights.transpose(-2, -1)?.matmul(&grad)?;
-    let to_weights = grad.matmul(&v.transpose(-2, -1)?)?;
+    let to_values = dropped(&weights, weighting)?.transpose(-2, -1)?.matmul(&grad)?;
+    let to_weights = dropped(&grad.matmul(&v.transpose(-2, -1)?)?, weighting)?;
     let inner = to_weights.mul(&weights)?.sum(&[-1], true)?;
     let to_scores = to_weights.sub(&inner)?.mul(&weights)?.mul(weighting.scale)?;
     let to_queries = to_scores.matmul(k)?.reshape(&signed(q.sizes()))?;
@@ -212,6 +225,12 @@ fn weights(q: &Tensor, k: &Tensor, sums: &Tensor, mask: Option<&Tensor>, weighti
     let total = weights.sum(&[-1], true)?;
     let is_empty = total.eq(0.0)?;
     weights.div(&is_empty.where_(1.0, &total)?)
+}
+
+/// All weights, or their gradients, without what is dropped.
+fn dropped(weights: &Tensor, weighting: Weighting) -> Result<Tensor> {
+    let Some(Dropping { probability, state }) = weighting.dropout else { return Ok(weights.clone()) };
+    weights.dropped(probability, state)
 }
 
 /// Queries of the heads that share keys, one after the other: `(batch, heads of keys, queries, ...)`.

@@ -36,7 +36,7 @@ mod view;
 use tenure_core::{Name, Site, SiteGuard};
 
 pub use attention::Attention;
-pub(crate) use attention::Weighting;
+pub(crate) use attention::{Dropping, Weighting};
 pub use batch_norm::BatchNorm;
 pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;

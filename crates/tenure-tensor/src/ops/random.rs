@@ -145,7 +145,7 @@ impl Tensor {
     }
 
     /// No mask is kept: the gradient is dropped by the same numbers again.
-    fn dropped(&self, probability: f64, state: State) -> Result<Self> {
+    pub(super) fn dropped(&self, probability: f64, state: State) -> Result<Self> {
         let _op = entered("dropout");
         let dense = self.contiguous()?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
@@ -212,7 +212,7 @@ fn drawn<F: Copy>(
 }
 
 /// Enough blocks for that many numbers of any kind.
-fn blocks(count: usize) -> u64 {
+pub(super) fn blocks(count: usize) -> u64 {
     count.div_ceil(2) as u64
 }
 

@@ -1,15 +1,11 @@
 // Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
 // or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
 // in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; and which of ATTEND, INNER, EXACT_INNER, TO_QUERIES and
-// TO_KEYS.
+// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; `MATRIX`, whether
+// products are by matrix units; and which of ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
 
-#define SIDE 16
-#define THREADS (SIDE * SIDE)
-#define EACH (BLOCK / SIDE)
-// Columns that are in shared memory at a time.
-#define CHUNK 32
-#define EACH_OF_CHUNK (CHUNK / SIDE)
+// Blocks that a multiprocessor has at once, where their sums are few enough for its registers.
+#define TOGETHER (BLOCK == 64 && WIDTH <= 64 && VALUE_WIDTH <= 64 ? 2 : 1)
 
 // (batch, heads, rows, columns) of which columns are dense, strides in elements.
 struct Heads {
@@ -44,6 +40,11 @@ struct Params {
     Heads to_q;
     Heads to_k;
     Heads to_v;
+    // Where the numbers begin of which each weight, (batch, heads, queries, keys), has one.
+    State state;
+    // Weights are kept whose word is below it, and multiplied.
+    u64 limit;
+    u64 kept_scale;
 };
 
 #define HIDDEN (-INFINITE(T))
@@ -53,92 +54,8 @@ struct Params {
 #define OF_QUERIES
 #endif
 
-// Some rows of a head.
-struct Rows {
-    Stored* data;
-    u64 stride;
-    u64 count;
-};
-
 DEVICE Rows rows_of(const Heads& x, u64 batch, u64 head, u64 first, u64 count) {
     return {(Stored*)x.data + batch * x.batch + head * x.head + first * x.row, x.row, count};
-}
-
-struct Shared {
-    T a[BLOCK][CHUNK + 1];
-    T b[BLOCK][CHUNK + 1];
-    T weights[BLOCK][BLOCK + 1];
-};
-
-// Columns of rows, with zeros where there are none.
-DEVICE void load(T (&to)[BLOCK][CHUNK + 1], Rows from, u64 columns, u64 first) {
-    for (int i = threadIdx.x; i < BLOCK * CHUNK; i += THREADS) {
-        const int row = i / CHUNK, column = i % CHUNK;
-        const bool is_there = row < from.count && first + column < columns;
-        to[row][column] = is_there ? cast<T>(from.data[row * from.stride + first + column]) : (T)0;
-    }
-}
-
-// Products of rows with rows: a thread has those of every SIDE-th of both.
-DEVICE void score(Shared& shared, T (&scores)[EACH][EACH], Rows a, Rows b, u64 columns) {
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    for (int i = 0; i < EACH; i++)
-        for (int j = 0; j < EACH; j++) scores[i][j] = 0;
-    for (u64 first = 0; first < columns; first += CHUNK) {
-        load(shared.a, a, columns, first);
-        load(shared.b, b, columns, first);
-        __syncthreads();
-#pragma unroll 8
-        for (int column = 0; column < CHUNK; column++) {
-            T of_a[EACH], of_b[EACH];
-            for (int i = 0; i < EACH; i++) {
-                of_a[i] = shared.a[y + i * SIDE][column];
-                of_b[i] = shared.b[x + i * SIDE][column];
-            }
-            for (int i = 0; i < EACH; i++)
-                for (int j = 0; j < EACH; j++) scores[i][j] += of_a[i] * of_b[j];
-        }
-        __syncthreads();
-    }
-}
-
-// Writes weights, a row for each row of `sums`, for `accumulate`.
-DEVICE void share(Shared& shared, const T (&weights)[EACH][EACH]) {
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    for (int i = 0; i < EACH; i++)
-        for (int j = 0; j < EACH; j++) shared.weights[y + i * SIDE][x + j * SIDE] = weights[i][j];
-    __syncthreads();
-}
-
-// Adds rows times the shared weights.
-template <int SIZE>
-DEVICE void accumulate(Shared& shared, T (&sums)[EACH][SIZE / SIDE], Rows from, u64 columns) {
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-#pragma unroll
-    for (int first = 0; first < SIZE; first += CHUNK) {
-        load(shared.b, from, columns, first);
-        __syncthreads();
-#pragma unroll 8
-        for (int row = 0; row < BLOCK; row++) {
-            T weights[EACH], values[EACH_OF_CHUNK];
-            for (int i = 0; i < EACH; i++) weights[i] = shared.weights[y + i * SIDE][row];
-            for (int j = 0; j < EACH_OF_CHUNK; j++) values[j] = shared.b[row][x + j * SIDE];
-            for (int i = 0; i < EACH; i++)
-                for (int j = 0; j < EACH_OF_CHUNK; j++) sums[i][first / SIDE + j] += weights[i] * values[j];
-        }
-        __syncthreads();
-    }
-}
-
-template <int SIZE>
-DEVICE void write(const T (&sums)[EACH][SIZE / SIDE], T (&factors)[EACH], Rows to, u64 columns) {
-    const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
-    for (int i = 0; i < EACH; i++)
-        for (int j = 0; j < SIZE / SIDE; j++) {
-            const u64 row = y + i * SIDE, column = x + j * SIDE;
-            if (row < to.count && column < columns)
-                to.data[row * to.stride + column] = cast<Stored>(sums[i][j] * factors[i]);
-        }
 }
 
 // A score, scaled and masked.
@@ -157,6 +74,36 @@ DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key
     return score;
 }
 
+// Draws which weights of a block are kept, the first of them of the query `row`, counted over all heads, and of a key.
+// After products: all threads have passed what they did with the block before.
+DEVICE void draw(const Params& p, Shared& shared, u64 row, u64 key) {
+#if DROPS
+    const int query = threadIdx.x / DRAWERS, drawer = threadIdx.x % DRAWERS;
+    const u64 first = (row + query) * p.keys + key + drawer * DRAWN;
+    const State state = begin(p.state);
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i <= DRAWN / 4; i++) {
+        if (i == DRAWN / 4 && first % 4 == 0) break;
+        u32 w[4];
+        philox(state, first / 4 + i, w);
+        for (int j = 0; j < 4; j++) bits |= (u32)(w[j] < p.limit) << (4 * i + j);
+    }
+    shared.kept[query][drawer] = bits >> first % 4;
+    __syncthreads();
+#endif
+}
+
+// A weight, or its gradient, without what is dropped.
+DEVICE T left(const Params& p, const Shared& shared, T x, int query, int key) {
+#if DROPS
+    const bool is_kept = shared.kept[query][key / DRAWN] >> key % DRAWN & 1;
+    return is_kept ? x * number<T>(p.kept_scale) : (T)0;
+#else
+    return x;
+#endif
+}
+
 DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
 // Over the threads that have columns of the same rows.
@@ -173,7 +120,7 @@ DEVICE T sum_of_row(T x) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __grid_constant__ Params p) {
     const int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
 #ifdef INNER
     // A half of a warp has a query.
@@ -202,12 +149,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
 #endif
 
 #ifdef ATTEND
-    T sums[EACH][VALUE_WIDTH / SIDE] = {}, largest[EACH], total[EACH] = {};
+    T sums[EACH][VALUE_WIDTH / SIDE] = {}, largest[EACH], total[EACH] = {}, before[EACH];
     for (int i = 0; i < EACH; i++) largest[i] = HIDDEN;
     for (u64 key = 0; key < end; key += BLOCK) {
         const u64 columns = least(BLOCK, p.keys - key);
         T scores[EACH][EACH];
         score(shared, scores, q, rows_of(p.k, batch, kv, key, columns), p.width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++) {
             T now = largest[i];
             for (int j = 0; j < EACH; j++) {
@@ -216,16 +164,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
             }
             now = largest_of_row(now);
             // Where nothing is seen yet, all weights are zero.
-            const T shift = now == HIDDEN ? (T)0 : now, before = exp(largest[i] - shift);
+            const T shift = now == HIDDEN ? (T)0 : now;
+            before[i] = exp(largest[i] - shift);
             T sum = 0;
             for (int j = 0; j < EACH; j++) {
                 scores[i][j] = exp(scores[i][j] - shift);
                 sum += scores[i][j];
+                scores[i][j] = left(p, shared, scores[i][j], y + i * SIDE, x + j * SIDE);
             }
-            total[i] = total[i] * before + sum_of_row(sum);
+            total[i] = total[i] * before[i] + sum_of_row(sum);
             largest[i] = now;
-            for (int j = 0; j < VALUE_WIDTH / SIDE; j++) sums[i][j] *= before;
         }
+        exchange(shared, before);
+        for (int i = 0; i < EACH; i++)
+            for (int j = 0; j < VALUE_WIDTH / SIDE; j++) sums[i][j] *= before[i];
         share(shared, scores);
         accumulate<VALUE_WIDTH>(shared, sums, rows_of(p.v, batch, kv, key, columns), p.value_width);
     }
@@ -235,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         const u64 row = y + i * SIDE;
         if (x == 0 && row < rows) ((T*)p.sums)[at * p.queries + first + row] = largest[i] + log(total[i]);
     }
+    exchange(shared, factors);
     write<VALUE_WIDTH>(sums, factors, rows_of(p.out, batch, head, first, rows), p.value_width);
 #endif
 
@@ -249,11 +202,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         T weights[EACH][EACH], to_weights[EACH][EACH];
         score(shared, weights, q, rows_of(p.k, batch, kv, key, columns), p.width);
         score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++) {
             T sum = 0;
             for (int j = 0; j < EACH; j++) {
                 const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
-                if (score != HIDDEN) sum += exp(score - shift[i]) * to_weights[i][j];
+                const T to_weight = left(p, shared, to_weights[i][j], y + i * SIDE, x + j * SIDE);
+                if (score != HIDDEN) sum += exp(score - shift[i]) * to_weight;
             }
             inner[i] += sum_of_row(sum);
         }
@@ -279,11 +234,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
         T weights[EACH][EACH], to_weights[EACH][EACH];
         score(shared, weights, q, k, p.width);
         score(shared, to_weights, grad, rows_of(p.v, batch, kv, key, columns), p.value_width);
+        draw(p, shared, at * p.queries + first, key);
         for (int i = 0; i < EACH; i++)
             for (int j = 0; j < EACH; j++) {
                 const T score = shown(p, weights[i][j], batch, head, first + y + i * SIDE, key + x + j * SIDE);
                 const T weight = score == HIDDEN ? (T)0 : exp(score - shift[i]);
-                weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner[i]);
+                const T to_weight = left(p, shared, to_weights[i][j], y + i * SIDE, x + j * SIDE);
+                weights[i][j] = weight == 0 ? (T)0 : weight * (to_weight - inner[i]);
             }
         share(shared, weights);
         accumulate<WIDTH>(shared, sums, k, p.width);
@@ -310,14 +267,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_consta
             T weights[EACH][EACH], to_weights[EACH][EACH];
             score(shared, weights, k, q, p.width);
             score(shared, to_weights, v, grad, p.value_width);
+            draw(p, shared, row_of_sums + query, first);
             for (int j = 0; j < EACH; j++) {
                 const u64 place = row_of_sums + query + least(x + j * SIDE, columns - 1);
                 const T shift = ((const T*)p.sums)[place], inner = ((const T*)p.inner)[place];
                 for (int i = 0; i < EACH; i++) {
                     const T score = shown(p, weights[i][j], batch, head, query + x + j * SIDE, first + y + i * SIDE);
                     const T weight = score == HIDDEN ? (T)0 : exp(score - shift);
-                    weights[i][j] = weight;
-                    to_weights[i][j] = weight == 0 ? (T)0 : weight * (to_weights[i][j] - inner);
+                    const T to_weight = left(p, shared, to_weights[i][j], x + j * SIDE, y + i * SIDE);
+                    weights[i][j] = left(p, shared, weight, x + j * SIDE, y + i * SIDE);
+                    to_weights[i][j] = weight == 0 ? (T)0 : weight * (to_weight - inner);
                 }
             }
             share(shared, weights);
