@@ -79,6 +79,11 @@ impl Graph {
         Ok(memory.driver().launch_graph(self.id, memory.streams().current_id())?)
     }
 
+    /// What the driver calls it.
+    pub fn id(&self) -> GraphId {
+        self.id
+    }
+
     /// The device's memory.
     pub fn memory(&self) -> &'static DeviceMemory {
         self.pool.memory

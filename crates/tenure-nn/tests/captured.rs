@@ -8,7 +8,7 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
 use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
-use tenure_nn::layers::{BatchNorm, Layer};
+use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Plan, Task, Trainer};
@@ -244,8 +244,9 @@ fn statistics_of_batch_norm_count_in_replays() {
     let _alone = alone();
     let images = Tensor::randn(&[2, 3, 8, 8], DType::F32, Device::CPU, &Generator::new(2)).unwrap();
     let images = images.to_device(DEVICE).unwrap();
-    let after = |replays: usize| {
-        let model = BatchNorm::<2>::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), 3).unwrap();
+    let after = |momentum: Option<f64>, replays: usize| {
+        let (scope, options) = (Scope::new(&Generator::new(1)), BatchNormOptions { momentum, ..Default::default() });
+        let model = BatchNorm::<2>::with_options(&scope.with_device(DEVICE), 3, options).unwrap();
         let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
         let mut step = || {
             model.forward(&images)?.square()?.mul(&images)?.sum_all()?.backward()?;
@@ -258,7 +259,9 @@ fn statistics_of_batch_norm_count_in_replays() {
         (0..replays).for_each(|_| captured.replay().unwrap());
         model.state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
     };
-    assert!(after(3) == after(0), "the states differ");
+    for momentum in [Some(0.1), None] {
+        assert!(after(momentum, 3) == after(momentum, 0), "the states differ, momentum {momentum:?}");
+    }
 }
 
 #[test]
