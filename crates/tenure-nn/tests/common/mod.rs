@@ -47,6 +47,7 @@ pub(crate) fn on_cuda(case: impl FnOnce()) {
     let _in_use = cuda::in_use();
     DEVICE.set(cuda::cuda());
     case();
+    DEVICE.set(Device::CPU);
 }
 
 /// A scope of the case's device.
