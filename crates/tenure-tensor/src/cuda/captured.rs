@@ -225,7 +225,8 @@ impl Captured {
 impl Drop for Captured {
     fn drop(&mut self) {
         let Some(last) = &self.stream else { return };
-        for storage in &self.kept {
+        let device = self.graph.memory().device();
+        for storage in self.kept.iter().filter(|storage| storage.device() == device) {
             // It fails for streams that cannot be launched on either.
             let _ = memory::record_stream(storage, last.id());
         }
