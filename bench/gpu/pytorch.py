@@ -56,6 +56,14 @@ class Gpt2Block(nn.Module):
         return x + self.dropout(self.down(F.gelu(self.up(self.ln2(x)), approximate="tanh")))
 
 
+def begin(module: nn.Module) -> None:
+    """Weights as Hugging Face's models begin."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
 class Gpt2(nn.Module):
     def __init__(self, vocabulary=50257, length=1024, width=1024, layers=12, heads=16, dropout=0.0) -> None:
         super().__init__()
@@ -64,6 +72,10 @@ class Gpt2(nn.Module):
         self.blocks = nn.ModuleList(Gpt2Block(width, heads, dropout) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
+        self.apply(begin)
+        for block in self.blocks:
+            for last in (block.attention.out, block.down):
+                nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device)))
@@ -92,6 +104,7 @@ class Llama(nn.Module):
         self.tokens = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(LlamaBlock(width, heads, kv_heads, inner) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, vocabulary, bias=False)
+        self.apply(begin)
         size = width // heads
         angles = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, size, 2) / size)).repeat(1, 2)
         self.register_buffer("cos", angles.cos())
@@ -104,8 +117,9 @@ class Llama(nn.Module):
         return self.head(self.norm(x))
 
 
-def ids(batch: int, length: int, vocabulary: int) -> torch.Tensor:
-    return (torch.arange(batch * length, device=DEVICE) * 7919 % vocabulary).view(batch, length)
+def ids(first: int, batch: int, length: int, vocabulary: int) -> torch.Tensor:
+    """Tokens of a text, from number `first` on."""
+    return (torch.arange(first, first + batch * length, device=DEVICE) * 7919 % vocabulary).view(batch, length)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor):
@@ -133,9 +147,10 @@ def resnet50():
 
 def language_model(model: nn.Module, batch: int, length: int, vocabulary: int):
     model = model.to(DEVICE, torch.bfloat16)
-    tokens = ids(batch, length, vocabulary)
+    # Targets are the tokens that follow.
+    inputs, targets = (ids(first, batch, length, vocabulary) for first in (0, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    return train(model, optimizer, tokens, tokens.flatten())
+    return train(model, optimizer, inputs, targets.flatten())
 
 
 def gpt2(dropout=False):
@@ -165,7 +180,7 @@ def inception(memory_format=torch.contiguous_format):
 
 
 def bert():
-    return infer(BertModel(BertConfig()), ids(8, 128, 30522))
+    return infer(BertModel(BertConfig()), ids(0, 8, 128, 30522))
 
 
 WORKLOADS = {work.__name__: work for work in [resnet50, gpt2, llama, resnet152, inception, bert]}
@@ -179,6 +194,10 @@ def captured(step):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
+    # Peaks are of what is measured: without the steps before.
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -194,7 +213,8 @@ def counts(step) -> dict[str, int]:
     after = torch.cuda.memory_stats()
     waits = ["cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize"]
     return {
-        "launches": sum(count for name, count in calls.items() if "LaunchKernel" in name),
+        # Each call launches one, those of the libraries too.
+        "kernels": sum(count for name, count in calls.items() if "LaunchKernel" in name),
         # The profile ends with one.
         "waits": sum(calls[name] for name in waits) - 1,
         "driver_memory_calls": after["num_device_alloc"] - before["num_device_alloc"],
@@ -211,7 +231,6 @@ def measure(args: argparse.Namespace) -> dict:
     for _ in range(4):
         step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
     asked = counts(step)
     if args.graph:
         step = captured(step)
@@ -226,7 +245,7 @@ def measure(args: argparse.Namespace) -> dict:
     return {
         "ms": milliseconds,
         "loss": loss,
-        "allocated_bytes": peak,
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "counts": asked,
     }

@@ -54,7 +54,7 @@ pub(crate) fn step(workload: Workload, dropout: bool, format: MemoryFormat) -> R
             let mut model = Bert::new(&scope, &config)?;
             model.to_device(DEVICE)?;
             model.eval();
-            let tokens = ids(8, 128, config.vocab_size, DEVICE)?;
+            let tokens = ids(0, 8, 128, config.vocab_size, DEVICE)?;
             Box::new(move || Ok(no_grad(|| model.forward(&tokens, None))?))
         }
     })
@@ -79,11 +79,11 @@ pub(crate) fn training(workload: Workload, dropout: bool, device: Device) -> Res
             } else {
                 Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..dropping }
             };
-            language_model(Gpt2::new(&scope, &config)?, ids(8, 1024, config.vocab_size, device)?)
+            language_model(Gpt2::new(&scope, &config)?, [8, 1024, config.vocab_size], device)
         }
         Workload::Llama => {
             let config = LlamaConfig::default();
-            language_model(Llama::new(&scope, &config)?, ids(4, 2048, config.vocab_size, device)?)
+            language_model(Llama::new(&scope, &config)?, [4, 2048, config.vocab_size], device)
         }
         _ => {
             let mut model = ResNet::new(&scope, ResNetConfig::RESNET50)?;
@@ -99,12 +99,17 @@ pub(crate) fn training(workload: Workload, dropout: bool, device: Device) -> Res
     }
 }
 
-fn language_model(mut model: impl Layer + 'static, tokens: Tensor) -> Result<(Training, Optimizer)> {
+fn language_model(
+    mut model: impl Layer + 'static,
+    [batch, length, vocabulary]: [usize; 3],
+    device: Device,
+) -> Result<(Training, Optimizer)> {
     model.to_dtype(DType::BF16)?;
-    model.to_device(tokens.device())?;
+    model.to_device(device)?;
     let optimizer = Optimizer::new(model.parameters(), 1e-4, Adam::w());
-    let targets = tokens.flatten(0, -1)?;
-    Ok((Training { model: Box::new(model), inputs: tokens, targets }, optimizer))
+    // Those that follow.
+    let [inputs, targets] = [0, 1].map(|first| ids(first, batch, length, vocabulary, device));
+    Ok((Training { model: Box::new(model), inputs: inputs?, targets: targets?.flatten(0, -1)? }, optimizer))
 }
 
 impl Training {
@@ -167,7 +172,8 @@ fn images(count: usize, side: usize, generator: &Generator) -> Result<Tensor> {
     Ok(Tensor::randn(&[count, 3, side, side], DType::F32, Device::CPU, generator)?)
 }
 
-fn ids(batch: usize, length: usize, vocabulary: usize, device: Device) -> Result<Tensor> {
-    let ids: Vec<i64> = (0..batch * length).map(|at| (at * 7919 % vocabulary) as i64).collect();
+/// Tokens of a text, from number `first` on.
+fn ids(first: usize, batch: usize, length: usize, vocabulary: usize, device: Device) -> Result<Tensor> {
+    let ids: Vec<i64> = (first..first + batch * length).map(|at| (at * 7919 % vocabulary) as i64).collect();
     Ok(Tensor::from_slice(&ids, &[batch, length])?.to_device(device)?)
 }

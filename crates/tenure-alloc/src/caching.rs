@@ -145,6 +145,10 @@ pub trait CachingAllocator: Resource {
     /// From now on every block of `pool` is a segment of its own.
     fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError>;
 
+    /// From now on segments of `pool` are expandable, whatever the settings are:
+    /// [`native::Config::expandable_segments`](crate::native::Config::expandable_segments).
+    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError>;
+
     /// Gives back what no block of a private pool lives on, if nobody uses the pool any more; else, and for an unknown
     /// pool, does nothing. [`release_cached`](Self::release_cached) for the common pool's id.
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;

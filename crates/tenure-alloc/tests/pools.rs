@@ -272,6 +272,28 @@ fn without_splits_every_block_is_a_segment() {
 }
 
 #[test]
+fn a_pool_may_expand_alone() {
+    each(GIB, |f| {
+        f.allocator.create_pool(POOL, None).unwrap();
+        f.allocator.set_expandable(POOL).unwrap();
+        // What is freed here serves two of half its size, and grows.
+        f.capture(|| {
+            f.free(f.alloc(60 * MIB));
+            [25, 25, 90].map(|mib| f.alloc(mib * MIB))
+        });
+        assert_eq!(f.allocator.statistics().all.reserved_bytes.current, 140 * MIB, "{}", f.name);
+        let segments = f.segments(POOL);
+        assert!(segments.iter().all(|segment| segment.is_expandable), "{}", f.name);
+        // The common pool is as it was.
+        if f.name == "native" {
+            f.alloc(2 * MIB);
+            assert!(f.segments(PoolId::default()).iter().all(|segment| !segment.is_expandable));
+        }
+        assert_eq!(f.allocator.set_expandable(PoolId(9, 9)), Err(AllocError::UnknownPool(PoolId(9, 9))));
+    });
+}
+
+#[test]
 fn a_pool_s_segments_keep_the_numbers_that_they_were_made_with() {
     each(GIB, |f| {
         // Where they lie says nothing of their order.

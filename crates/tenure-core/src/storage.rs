@@ -236,6 +236,11 @@ impl ExclusiveGuard<'_> {
     pub fn bytes(&self) -> usize {
         self.state.bytes
     }
+
+    /// Which bytes these are.
+    pub fn generation(&self) -> Generation {
+        self.state.generation
+    }
 }
 
 /// A storage whose bytes stay where they are while this lives. They can still be written to, by whoever holds another.

@@ -8,14 +8,15 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
 use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
-use tenure_nn::layers::{BatchNorm, Layer};
-use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
+use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Plan, Task, Trainer};
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::cuda::Captured;
+use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::random::{self, Generator};
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{DType, Device, MemoryFormat, Tensor};
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
@@ -243,8 +244,9 @@ fn statistics_of_batch_norm_count_in_replays() {
     let _alone = alone();
     let images = Tensor::randn(&[2, 3, 8, 8], DType::F32, Device::CPU, &Generator::new(2)).unwrap();
     let images = images.to_device(DEVICE).unwrap();
-    let after = |replays: usize| {
-        let model = BatchNorm::<2>::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), 3).unwrap();
+    let after = |momentum: Option<f64>, replays: usize| {
+        let (scope, options) = (Scope::new(&Generator::new(1)), BatchNormOptions { momentum, ..Default::default() });
+        let model = BatchNorm::<2>::with_options(&scope.with_device(DEVICE), 3, options).unwrap();
         let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
         let mut step = || {
             model.forward(&images)?.square()?.mul(&images)?.sum_all()?.backward()?;
@@ -257,5 +259,34 @@ fn statistics_of_batch_norm_count_in_replays() {
         (0..replays).for_each(|_| captured.replay().unwrap());
         model.state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
     };
-    assert!(after(3) == after(0), "the states differ");
+    for momentum in [Some(0.1), None] {
+        assert!(after(momentum, 3) == after(momentum, 0), "the states differ, momentum {momentum:?}");
+    }
+}
+
+#[test]
+fn a_captured_step_of_a_large_model_reserves_little_more_than_it_uses() {
+    let (_alone, memory) = alone();
+    let scope = Scope::new(&Generator::new(0)).with_device(DEVICE).with_dtype(DType::BF16).zeroed();
+    let mut model = ResNet::new(&scope, ResNetConfig::RESNET50).unwrap();
+    model.to_format(MemoryFormat::ChannelsLast2d).unwrap();
+    let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
+    let mut step = |batch: usize, side: usize| {
+        let images = Tensor::zeros(&[batch, 3, side, side], DType::BF16, DEVICE)?;
+        let labels = Tensor::zeros(&[batch], DType::I64, DEVICE)?;
+        let scores = model.forward(&images.contiguous_in(MemoryFormat::ChannelsLast2d)?)?;
+        scores.cross_entropy(&labels, &CrossEntropy::default())?.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok::<_, tenure_nn::Error>(())
+    };
+    step(2, 32).unwrap();
+    memory.allocator().release_cached().unwrap();
+    memory.allocator().reset_peak_statistics();
+    // Which runs none of it.
+    let (captured, ()) = Captured::new(DEVICE, || step(128, 224)).unwrap();
+    let all = memory.allocator().statistics().all;
+    let (reserved, used) = (all.reserved_bytes.peak, all.allocated_bytes.peak);
+    assert!(used > 5 << 30 && reserved - used <= used / 50, "{reserved} reserved, {used} used");
+    drop(captured);
 }

@@ -3,12 +3,18 @@
 
 mod common;
 
-use common::{check, configs, with_scope};
+use common::{check, configs, on_devices, tensor, with_scope};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tenure_nn::layers::{Activation, Layer};
 use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Rope, RopeScaling};
 use tenure_tensor::Tensor;
+
+on_devices! {
+    an_unusual_llama_is_what_its_file_says
+    an_unusual_gpt2_is_what_its_file_says
+    an_unusual_bert_is_what_its_file_says
+}
 
 fn golden(model: &str) -> Value {
     let goldens: Value = serde_json::from_str(include_str!("goldens/configs.json")).unwrap();
@@ -21,10 +27,9 @@ fn read<C: DeserializeOwned>(file: &Value) -> Result<C, serde_json::Error> {
 
 fn tokens() -> Tensor {
     let tokens: Vec<i64> = (0..10).map(|i| (7 * i + 3) % 11).collect();
-    Tensor::from_slice(&tokens, &[2, 5]).unwrap()
+    tensor(&tokens, &[2, 5])
 }
 
-#[test]
 fn an_unusual_llama_is_what_its_file_says() {
     let golden = golden("llama");
     let model = with_scope(|scope| Llama::new(scope, &read(&golden["file"]).unwrap()).unwrap());
@@ -32,14 +37,12 @@ fn an_unusual_llama_is_what_its_file_says() {
     check(&golden, &model, 1e-5, || model.forward(&tokens()));
 }
 
-#[test]
 fn an_unusual_gpt2_is_what_its_file_says() {
     let golden = golden("gpt2");
     let model = with_scope(|scope| Gpt2::new(&scope.at("transformer"), &read(&golden["file"]).unwrap()).unwrap());
     check(&golden, &model, 1e-8, || model.forward(&tokens()));
 }
 
-#[test]
 fn an_unusual_bert_is_what_its_file_says() {
     let mut golden = golden("bert");
     for name in ["pooler.dense.weight", "pooler.dense.bias"] {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::configs;
+use common::{configs, device, on_devices};
 use serde_json::Value;
 use tenure_nn::layers::{
     BatchNorm2d, Conv1d, Conv2d, Conv3d, ConvOptions, Embedding, GroupNorm, LayerNorm, Linear, MultiheadAttention,
@@ -14,8 +14,16 @@ use tenure_nn::{Fan, Init, Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
 
+on_devices! {
+    deviations_are_those_of_the_formulas
+    uniform_ones_stay_within_their_bounds
+    one_seed_gives_one_weight
+    layers_begin_as_pytorchs
+    models_begin_as_torchvisions_and_hugging_faces
+}
+
 fn filled(init: Init, sizes: &[usize]) -> Vec<f64> {
-    let tensor = Tensor::empty(sizes, DType::F64, Device::CPU).unwrap();
+    let tensor = Tensor::empty(sizes, DType::F64, device()).unwrap();
     init.fill(&tensor, &Generator::new(5)).unwrap();
     tensor.to_vec().unwrap()
 }
@@ -35,7 +43,6 @@ fn check(init: Init, deviation: f64) {
     assert!(mean.abs() < 0.02 * deviation && (found / deviation - 1.0).abs() < 0.02, "{init:?}: {mean}, {found}");
 }
 
-#[test]
 fn deviations_are_those_of_the_formulas() {
     check(Init::Normal { mean: 0.0, deviation: 0.3 }, 0.3);
     check(Init::Uniform { low: -0.6, high: 0.6 }, 0.6 / 3.0_f64.sqrt());
@@ -47,7 +54,6 @@ fn deviations_are_those_of_the_formulas() {
     check(Init::TruncatedNormal { mean: 0.0, deviation: 0.1, cut: 2.0 }, 0.1 * 0.8796);
 }
 
-#[test]
 fn uniform_ones_stay_within_their_bounds() {
     // √6 / √((1 + 5) · 900) = 1 / 30.
     let values = filled(Init::default_weight(), &WEIGHT);
@@ -58,7 +64,6 @@ fn uniform_ones_stay_within_their_bounds() {
     assert!(values.iter().all(|value| (4.0..=6.0).contains(value)));
 }
 
-#[test]
 fn one_seed_gives_one_weight() {
     let init = Init::default_weight();
     assert_eq!(filled(init, &WEIGHT), filled(init, &WEIGHT));
@@ -74,7 +79,7 @@ fn a_vector_has_no_fans() {
 /// Compares with what PyTorch drew: as exactly as so many numbers tell.
 fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
     let goldens: Value = serde_json::from_str(include_str!("goldens/init.json")).unwrap();
-    let module = make(&Scope::new(&Generator::new(5)).with_dtype(DType::F64)).unwrap();
+    let module = make(&Scope::new(&Generator::new(5)).with_dtype(DType::F64).with_device(device())).unwrap();
     for parameter in module.parameters() {
         let what = format!("{name}: {}", parameter.name());
         let [mean, deviation, largest]: [f64; 3] =
@@ -91,7 +96,6 @@ fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
     }
 }
 
-#[test]
 fn layers_begin_as_pytorchs() {
     compare("linear", |scope| Linear::new(scope, 100, 900));
     compare("conv1d", |scope| Conv1d::new(scope, 60, 700, [3], ConvOptions::default()));
@@ -106,7 +110,6 @@ fn layers_begin_as_pytorchs() {
     compare("rms_norm", |scope| RmsNorm::new(scope, &[5], 1e-5));
 }
 
-#[test]
 fn models_begin_as_torchvisions_and_hugging_faces() {
     compare("resnet_basic", |scope| ResNet::new(scope, configs::RESNET_BASIC));
     compare("densenet", |scope| DenseNet::new(scope, configs::DENSENET));

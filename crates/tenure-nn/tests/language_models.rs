@@ -3,11 +3,17 @@
 
 mod common;
 
-use common::{check, configs, with_scope};
+use common::{check, configs, on_devices, tensor, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{Bert, Gpt2, Llama};
 use tenure_tensor::{DType, Device, Tensor, ops};
+
+on_devices! {
+    bert_is_hugging_faces
+    gpt2_is_hugging_faces
+    llama_is_hugging_faces
+}
 
 fn golden(name: &str) -> Value {
     let goldens: Value = serde_json::from_str(include_str!("goldens/models.json")).unwrap();
@@ -16,20 +22,18 @@ fn golden(name: &str) -> Value {
 
 fn tokens() -> Tensor {
     let tokens: Vec<i64> = (0..10).map(|i| (7 * i + 3) % 11).collect();
-    Tensor::from_slice(&tokens, &[2, 5]).unwrap()
+    tensor(&tokens, &[2, 5])
 }
 
-#[test]
 fn bert_is_hugging_faces() {
     let model = with_scope(|scope| Bert::new(scope, &configs::bert()).unwrap());
-    let mask = Tensor::from_slice(&[1_i64, 1, 1, 1, 1, 1, 1, 1, 0, 0], &[2, 5]).unwrap();
+    let mask = tensor(&[1_i64, 1, 1, 1, 1, 1, 1, 1, 0, 0], &[2, 5]);
     check(&golden("bert"), &model, 1e-8, || {
         let hidden = model.forward(&tokens(), Some(&mask))?;
         ops::cat(&[&hidden.flatten(1, -1)?, &model.pool(&hidden)?], 1)
     });
 }
 
-#[test]
 fn gpt2_is_hugging_faces() {
     let model = with_scope(|scope| Gpt2::new(scope, &configs::gpt2()).unwrap());
     check(&golden("gpt2"), &model, 1e-8, || model.forward(&tokens()));
@@ -56,7 +60,6 @@ fn texts_that_a_model_has_no_positions_for_say_so() {
     }
 }
 
-#[test]
 fn llama_is_hugging_faces() {
     let model = with_scope(|scope| Llama::new(scope, &configs::llama()).unwrap());
     // Cosines and sines are of single precision.

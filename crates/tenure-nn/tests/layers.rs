@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{assert_close, check, images, with_scope};
+use common::{assert_close, check, device, images, on_devices, scope, tensor, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::{
     Activation, AdaptiveAvgPool, AttentionOptions, AvgPool, BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNormOptions,
@@ -16,6 +16,24 @@ use tenure_nn::layers::{
 use tenure_nn::{Init, Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor, autograd, ops};
+
+on_devices! {
+    linear_and_convolutions_are_pytorchs
+    normalisations_are_pytorchs_and_keep_what_they_saw
+    normalisations_without_parameters_are_pytorchs
+    running_averages_move_by_the_momentum_or_are_of_all_batches
+    batch_normalisation_sees_what_a_checkpoint_computes_again_once
+    embeddings_are_pytorchs
+    attention_is_pytorchs
+    attention_without_bias_or_of_other_sizes_is_pytorchs
+    the_weights_of_attention_are_those_that_were_left_out_from
+    pooling_is_pytorchs
+    windows_with_gaps_or_without_their_padding_are_pytorchs
+    activations_are_pytorchs
+    dropout_and_batch_normalisation_know_whether_they_are_trained
+    a_model_is_converted_with_its_buffers
+    rms_norm_without_options_is_pytorchs
+}
 
 fn golden(name: &str) -> Value {
     let goldens: Value = serde_json::from_str(include_str!("goldens/layers.json")).unwrap();
@@ -38,7 +56,6 @@ fn compare_layer<L: Layer>(name: &str, make: impl FnOnce(&Scope) -> Result<L>, i
     compare(name, with_scope(|scope| make(scope).unwrap()), |layer| layer.forward(input));
 }
 
-#[test]
 fn linear_and_convolutions_are_pytorchs() {
     compare_layer("linear", |scope| Linear::new(scope, 4, 3), &images(&[2, 5, 4]));
     let options = ConvOptions { stride: [2], padding: [1], groups: 2, ..ConvOptions::default() };
@@ -49,7 +66,6 @@ fn linear_and_convolutions_are_pytorchs() {
     compare_layer("conv3d", |scope| Conv3d::new(scope, 2, 3, [2, 2, 2], options), &images(&[1, 2, 4, 5, 6]));
 }
 
-#[test]
 fn normalisations_are_pytorchs_and_keep_what_they_saw() {
     compare_layer("batch_norm1d", |scope| BatchNorm1d::new(scope, 3), &images(&[4, 3]));
     compare_layer("batch_norm2d", |scope| BatchNorm2d::new(scope, 3), &images(&[2, 3, 4, 5]));
@@ -59,7 +75,6 @@ fn normalisations_are_pytorchs_and_keep_what_they_saw() {
     compare_layer("group_norm", |scope| GroupNorm::new(scope, 2, 6), &images(&[2, 6, 5]));
 }
 
-#[test]
 fn normalisations_without_parameters_are_pytorchs() {
     let input = |sizes| images(sizes).requires_grad_(true).unwrap();
     let options =
@@ -89,20 +104,18 @@ fn seen(momentum: Option<f64>) -> [f64; 2] {
     let options = BatchNormOptions { momentum, ..BatchNormOptions::default() };
     let layer = with_scope(|scope| BatchNorm1d::with_options(scope, 1, options).unwrap());
     for batch in [[1.0, 3.0], [5.0, 9.0]] {
-        layer.forward(&Tensor::from_slice(&batch, &[2, 1]).unwrap()).unwrap();
+        layer.forward(&tensor(&batch, &[2, 1])).unwrap();
     }
     let running = layer.running.unwrap();
     assert_eq!(running.num_batches_tracked.item::<i64>().unwrap(), 2);
     [running.running_mean.item().unwrap(), running.running_var.item().unwrap()]
 }
 
-#[test]
 fn running_averages_move_by_the_momentum_or_are_of_all_batches() {
     assert_eq!(seen(Some(0.5)), [0.5 * 1.0 + 0.5 * 7.0, 0.5 * 1.5 + 0.5 * 8.0]);
     assert_eq!(seen(None), [4.5, 5.0]);
 }
 
-#[test]
 fn batch_normalisation_sees_what_a_checkpoint_computes_again_once() {
     let [plain, checked] = [(); 2].map(|()| Arc::new(with_scope(|scope| BatchNorm1d::new(scope, 3).unwrap())));
     let input = || images(&[4, 3]).requires_grad_(true).unwrap();
@@ -122,16 +135,14 @@ fn batch_normalisation_sees_what_a_checkpoint_computes_again_once() {
     assert_eq!(grad(&first), grad(&second));
 }
 
-#[test]
 fn embeddings_are_pytorchs() {
-    let indices = Tensor::from_slice(&[1_i64, 2, 6, 2, 1, 1], &[2, 3]).unwrap();
+    let indices = tensor(&[1_i64, 2, 6, 2, 1, 1], &[2, 3]);
     let init = Init::Normal { mean: 0.0, deviation: 1.0 };
     compare_layer("embedding", |scope| Embedding::padded(scope, 7, 3, init, 2), &indices);
     let fresh = with_scope(|scope| Embedding::padded(scope, 7, 3, init, 2).unwrap());
     assert_eq!(fresh.weight.to_vec::<f64>().unwrap()[6..9], [0.0; 3]);
 }
 
-#[test]
 fn attention_is_pytorchs() {
     let make = |heads| with_scope(|scope| MultiheadAttention::new(scope, 6, heads, 0.0).unwrap());
     let (x, other) = (images(&[2, 5, 6]), images(&[2, 4, 6]));
@@ -146,7 +157,6 @@ fn attention_is_pytorchs() {
     }
 }
 
-#[test]
 fn attention_without_bias_or_of_other_sizes_is_pytorchs() {
     let make = |options| with_scope(|scope| MultiheadAttention::with_options(scope, 6, 2, options).unwrap());
     let (x, other) = (images(&[2, 5, 6]), images(&[2, 4, 6]));
@@ -156,7 +166,7 @@ fn attention_without_bias_or_of_other_sizes_is_pytorchs() {
     let of_sizes = MultiheadOptions { key_size: Some(4), value_size: Some(5), ..MultiheadOptions::default() };
     let (query, key, value) = (images(&[2, 3, 6]), images(&[2, 4, 4]), images(&[2, 4, 5]));
     let is_seen: Vec<bool> = (0..12).map(|place| place % 3 != 1).collect();
-    let mask = Tensor::from_slice(&is_seen, &[3, 4]).unwrap();
+    let mask = tensor(&is_seen, &[3, 4]);
     let options = AttentionOptions { mask: Some(&mask), ..AttentionOptions::default() };
     compare("attention_sizes", make(of_sizes), |layer| {
         let (found, weights) = layer.forward_with_weights(&query, &key, &value, options)?;
@@ -165,7 +175,6 @@ fn attention_without_bias_or_of_other_sizes_is_pytorchs() {
     });
 }
 
-#[test]
 fn the_weights_of_attention_are_those_that_were_left_out_from() {
     let mut layer = with_scope(|scope| MultiheadAttention::new(scope, 4, 1, 0.5).unwrap());
     let (x, options) = (images(&[1, 8, 4]), AttentionOptions { is_causal: true, ..AttentionOptions::default() });
@@ -205,7 +214,6 @@ fn convolutions_that_cannot_be_are_refused_when_they_are_made() {
     }
 }
 
-#[test]
 fn pooling_is_pytorchs() {
     let max = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
     let mean = AvgPool(PoolOptions { ceil: true, ..PoolOptions::new([2, 2]) });
@@ -216,7 +224,6 @@ fn pooling_is_pytorchs() {
     compare_layer("pools", make, &images(&[2, 2, 17, 19]));
 }
 
-#[test]
 fn windows_with_gaps_or_without_their_padding_are_pytorchs() {
     let max = PoolOptions { stride: [2, 1], padding: [1, 1], dilation: [2, 3], ceil: true, ..PoolOptions::new([3, 2]) };
     let mean = PoolOptions {
@@ -232,10 +239,9 @@ fn windows_with_gaps_or_without_their_padding_are_pytorchs() {
     compare_layer("windows", make, &input);
 }
 
-#[test]
 fn activations_are_pytorchs() {
     let numbers = [-25.0, -4.0, -2.5, -1.0, -0.3, 0.0, 0.4, 1.0, 2.9, 5.0, 7.0, 25.0];
-    let numbers = Tensor::from_slice(&numbers, &[12]).unwrap();
+    let numbers = tensor(&numbers, &[12]);
     let golden = golden("activations");
     let check = |name: &str, layer: &dyn Layer| {
         let found = layer.forward(&numbers).unwrap().to_vec::<f64>().unwrap();
@@ -269,10 +275,9 @@ fn activations_are_pytorchs() {
     check("LogSoftmax(dim=-1)", &LogSoftmax(-1));
 }
 
-#[test]
 fn dropout_and_batch_normalisation_know_whether_they_are_trained() {
-    let scope = Scope::new(&Generator::new(0)).at("0");
-    let ones = Tensor::ones(&[64, 4], DType::F32, Device::CPU).unwrap();
+    let scope = scope().at("0");
+    let ones = Tensor::ones(&[64, 4], DType::F32, device()).unwrap();
     let mut model = Sequential::default()
         .then(&scope, |_| Dropout::new(0.5))
         .and_then(|model| model.then(&scope, |at| BatchNorm1d::new(at, 4)))
@@ -286,10 +291,8 @@ fn dropout_and_batch_normalisation_know_whether_they_are_trained() {
     assert_ne!(values(&model), first);
 }
 
-#[test]
 fn a_model_is_converted_with_its_buffers() {
-    let generator = Generator::new(0);
-    let mut layer = BatchNorm2d::new(&Scope::new(&generator), 3).unwrap();
+    let mut layer = BatchNorm2d::new(&scope(), 3).unwrap();
     layer.to_dtype(DType::BF16).unwrap();
     let dtypes: Vec<DType> = layer.state().into_iter().map(|(_, tensor)| tensor.dtype()).collect();
     assert_eq!(dtypes, [DType::BF16, DType::BF16, DType::BF16, DType::BF16, DType::I64]);
@@ -297,11 +300,10 @@ fn a_model_is_converted_with_its_buffers() {
     assert!(layer.to_dtype(DType::I32).unwrap_err().to_string().contains("floating"));
 }
 
-#[test]
 fn rms_norm_without_options_is_pytorchs() {
-    let x = Tensor::from_slice(&[1e-4_f32, 2e-4], &[1, 2]).unwrap();
+    let x = tensor(&[1e-4_f32, 2e-4], &[1, 2]);
     let options = RmsNormOptions { affine: false, ..RmsNormOptions::default() };
-    let layer = RmsNorm::with_options(&Scope::new(&Generator::new(0)), &[2], options).unwrap();
+    let layer = RmsNorm::with_options(&scope(), &[2], options).unwrap();
     assert!(layer.state().is_empty());
     // PyTorch's nn.RMSNorm(2, elementwise_affine=False).
     let cases = [(DType::F32, [0.26333, 0.52666]), (DType::F64, [0.63246, 1.26491]), (DType::BF16, [0.2637, 0.5273])];

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{assert_close, check, configs, images, with_scope};
+use common::{assert_close, check, configs, images, on_devices, with_scope};
 use serde_json::Value;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
@@ -11,12 +11,18 @@ use tenure_nn::{Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
+on_devices! {
+    resnet_is_torchvisions
+    r3d_is_torchvisions
+    inception_is_torchvisions
+    densenet_is_torchvisions
+}
+
 fn golden(name: &str) -> Value {
     let goldens: Value = serde_json::from_str(include_str!("goldens/models.json")).unwrap();
     goldens[name].clone()
 }
 
-#[test]
 fn resnet_is_torchvisions() {
     let input = images(&[2, 3, 33, 24]);
     let config = ResNetConfig { blocks: [1, 2, 1, 1], ..configs::RESNET_BASIC };
@@ -31,14 +37,12 @@ fn resnet_is_torchvisions() {
     autograd::no_grad(|| check(&golden("resnet_bottleneck"), &model, 1e-8, || model.forward(&input)));
 }
 
-#[test]
 fn r3d_is_torchvisions() {
     let model = with_scope(|scope| R3d::new(&scope.zeroed(), configs::R3D).unwrap());
     let input = images(&[2, 3, 4, 20, 24]);
     autograd::no_grad(|| check(&golden("r3d"), &model, 1e-8, || model.forward(&input)));
 }
 
-#[test]
 fn inception_is_torchvisions() {
     let config = InceptionConfig { classes: 5, ..InceptionConfig::V3 };
     let mut model = with_scope(|scope| InceptionV3::new(&scope.zeroed(), config).unwrap());
@@ -47,7 +51,6 @@ fn inception_is_torchvisions() {
     autograd::no_grad(|| check(&golden("inception"), &model, 1e-8, || model.forward(&input)));
 }
 
-#[test]
 fn densenet_is_torchvisions() {
     let input = images(&[2, 3, 40, 33]);
     let mut model = with_scope(|scope| DenseNet::new(&scope.zeroed(), configs::DENSENET).unwrap());

@@ -6,15 +6,24 @@ mod common;
 #[path = "common/steps.rs"]
 mod steps;
 
-use common::{configs, fill, images, with_scope};
+use common::{configs, fill, images, on_devices, scope, tensor, with_scope};
 use serde_json::Value;
 use steps::{Loss, MakeOptimizer, Training, adamw, classify, classify_text, predict, sgd};
 use tenure_nn::models::{Bert, DenseNet, Gpt2, Llama, R3d, R3dConfig, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, GradScaler, Optimizer, Schedule, clip_grad_norm};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::autocast::Autocast;
-use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Result, Tensor};
+
+on_devices! {
+    resnets_train_as_torchvisions
+    a_densenet_trains_as_torchvisions
+    an_r3d_trains_as_torchvisions
+    a_bert_trains_as_hugging_faces
+    a_gpt2_trains_as_hugging_faces
+    a_gpt2_trains_in_mixed_precision_as_hugging_faces
+    a_llama_trains_as_hugging_faces
+}
 
 /// One model of `goldens/steps.py`: ten steps, and the gradients of the first.
 fn check<M: Module + 'static>(
@@ -41,16 +50,15 @@ fn check<M: Module + 'static>(
 }
 
 fn labels(labels: &[i64]) -> Tensor {
-    Tensor::from_slice(labels, &[labels.len()]).unwrap()
+    tensor(labels, &[labels.len()])
 }
 
 /// Tokens, or those that follow.
 fn tokens(first: usize) -> Tensor {
     let row = |row: usize| (first..first + 5).map(move |column| (7 * (row + column) + 3) as i64 % 11);
-    Tensor::from_slice(&[0, 6].into_iter().flat_map(row).collect::<Vec<_>>(), &[2, 5]).unwrap()
+    tensor(&[0, 6].into_iter().flat_map(row).collect::<Vec<_>>(), &[2, 5])
 }
 
-#[test]
 fn resnets_train_as_torchvisions() {
     let batch = || (images(&[4, 3, 33, 24]), labels(&[3, 0, 4, 0]));
     let narrow = |config| move |scope: &Scope| ResNet::new(scope, ResNetConfig { width: 8, ..config });
@@ -58,21 +66,18 @@ fn resnets_train_as_torchvisions() {
     check("resnet_bottleneck", narrow(configs::RESNET_BOTTLENECK), (classify, sgd), batch(), 1e-8);
 }
 
-#[test]
 fn a_densenet_trains_as_torchvisions() {
     let batch = (images(&[4, 3, 64, 48]), labels(&[3, 0, 4, 0]));
     // Normalisation over few numbers makes a rounding of 10⁻¹⁵ as large as 10⁻⁷ in ten steps.
     check("densenet", |scope| DenseNet::new(scope, configs::DENSENET), (classify, sgd), batch, 1e-5);
 }
 
-#[test]
 fn an_r3d_trains_as_torchvisions() {
     let config = R3dConfig { width: 8, ..configs::R3D };
     let batch = (images(&[2, 3, 4, 20, 24]), labels(&[3, 0]));
     check("r3d", |scope| R3d::new(scope, config), (classify, sgd), batch, 1e-8);
 }
 
-#[test]
 fn a_bert_trains_as_hugging_faces() {
     check(
         "bert",
@@ -83,17 +88,15 @@ fn a_bert_trains_as_hugging_faces() {
     );
 }
 
-#[test]
 fn a_gpt2_trains_as_hugging_faces() {
     let model = |scope: &Scope| Gpt2::new(&scope.at("transformer"), &configs::gpt2());
     check("gpt2", model, (predict, adamw), (tokens(0), tokens(1)), 1e-8);
 }
 
-#[test]
 fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
     let goldens: Value = serde_json::from_str(include_str!("goldens/steps.json")).unwrap();
     let golden = |what: &str, step: usize| goldens["gpt2_mixed"][what][step].as_f64();
-    let model = Gpt2::new(&Scope::new(&Generator::new(0)).zeroed(), &configs::gpt2()).unwrap();
+    let model = Gpt2::new(&scope().zeroed(), &configs::gpt2()).unwrap();
     fill(&model);
     let training = Training::new(model, predict, adamw);
     let mut optimizer = Optimizer::new(training.parameters.clone(), 0.002, Adam::w());
@@ -127,7 +130,6 @@ fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
     }
 }
 
-#[test]
 fn a_llama_trains_as_hugging_faces() {
     // Theirs normalises, and turns, in single precision.
     check("llama", |scope| Llama::new(scope, &configs::llama()), (predict, adamw), (tokens(0), tokens(1)), 1e-6);

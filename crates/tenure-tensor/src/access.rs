@@ -1,7 +1,7 @@
 //! Bytes of tensors, for kernels.
 
 use smallvec::SmallVec;
-use tenure_core::{ExclusiveGuard, Storage, StorageGuard};
+use tenure_core::{ExclusiveGuard, Generation, Storage, StorageGuard};
 
 use crate::{Element, Result, Tensor, TensorError};
 
@@ -34,6 +34,13 @@ enum Guard<'a> {
     Exclusive(ExclusiveGuard<'a>),
 }
 
+/// A storage whose bytes stay where they are.
+pub(crate) struct Held<'a> {
+    pub(crate) storage: &'a Storage,
+    pub(crate) address: u64,
+    pub(crate) generation: Generation,
+}
+
 impl Guard<'_> {
     fn as_ptr(&self) -> *mut u8 {
         match self {
@@ -46,6 +53,13 @@ impl Guard<'_> {
         match self {
             Self::Shared(guard) => guard.bytes(),
             Self::Exclusive(guard) => guard.bytes(),
+        }
+    }
+
+    fn generation(&self) -> Generation {
+        match self {
+            Self::Shared(guard) => guard.generation(),
+            Self::Exclusive(guard) => guard.generation(),
         }
     }
 }
@@ -96,9 +110,13 @@ impl<'a> Access<'a> {
         written.chain(self.reads.iter().map(|tensor| (*tensor, self.ptr(tensor), false)))
     }
 
-    /// The first bytes of all storages.
-    pub(crate) fn storages(&self) -> impl Iterator<Item = u64> {
-        self.guards.iter().map(|(_, guard)| guard.as_ptr().addr() as u64)
+    /// All storages.
+    pub(crate) fn storages(&self) -> impl Iterator<Item = Held<'_>> {
+        self.guards.iter().map(|(storage, guard)| Held {
+            storage,
+            address: guard.as_ptr().addr() as u64,
+            generation: guard.generation(),
+        })
     }
 
     /// Sizes, strides and dtypes of what is written, by number.

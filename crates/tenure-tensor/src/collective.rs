@@ -8,7 +8,7 @@ use tenure_device::{Event, EventKind, Priority, Stream};
 
 pub use tenure_device::collective::Reduction;
 
-use crate::{Access, Device, Result, Tensor, TensorError};
+use crate::{Access, Device, Result, Tensor, TensorError, cuda};
 
 /// A device's part in a group of devices that exchange tensors, on a stream of its own: beside what the device
 /// computes, until that is [joined](Self::join). All devices make the same calls, in the same order, each from a thread
@@ -120,13 +120,8 @@ impl Collective {
         let current = self.memory.streams().current();
         let led = state.event.record(&current).and_then(|()| self.stream.wait(&state.event));
         led.map_err(|error| TensorError::memory(op, error.into()))?;
-        for address in access.storages().filter(|address| *address != 0) {
-            // Should their memory be of another stream than the one that joins.
-            if !self.memory.streams().is_single() {
-                let recorded = self.memory.record_use(address, self.stream.id());
-                recorded.map_err(|error| TensorError::memory(op, error))?;
-            }
-        }
+        // Should their memory be of another stream than the one that joins.
+        cuda::record_use(op, self.memory, access.storages(), self.stream.id())?;
         state.tensors.extend(tensors.iter().cloned());
         let each = || addresses.iter().zip(tensors).filter(|(_, tensor)| tensor.numel() > 0);
         let put = self.communicator.together(|| each().try_for_each(|(address, tensor)| call(*address, tensor)));

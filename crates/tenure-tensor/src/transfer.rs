@@ -73,13 +73,9 @@ fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
     let (there, here) = (memory(out.device())?, memory(dense.device())?);
     let mut access = Access::on_any(OP, &[out], &[dense])?;
     let (to, from) = (there.streams().current(), here.streams().current());
-    for (memory, stream) in
-        [(there, &to), (here, &from)].into_iter().filter(|(memory, _)| !memory.streams().is_single())
-    {
+    for (memory, stream) in [(there, &to), (here, &from)] {
         // Each knows its own.
-        for address in access.storages() {
-            memory.record_use(address, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
-        }
+        cuda::record_use(OP, memory, access.storages(), stream.id())?;
     }
     let (target, source) = (access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64);
     let copied = from.copy_to_peer(source, &to, target, bytes as u64);

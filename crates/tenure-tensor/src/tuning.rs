@@ -8,10 +8,15 @@
 //! exception are gradients of attention in halves over sequences whose weights of the heads that share keys take more than
 //! a GiB. Those of all sequences can be exceptions too, which takes less time and memory.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_MEASURED: AtomicBool = AtomicBool::new(false);
 static IS_IN_ANY_ORDER: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static COUNTS_IN_64_BITS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Whether algorithms are measured. They are not at first.
 pub fn measures_algorithms() -> bool {
@@ -31,4 +36,15 @@ pub fn sums_in_any_order() -> bool {
 /// Adds up in any order from now on, where that is faster, or not: the last bits of results then differ from time to time.
 pub fn sum_in_any_order(is_on: bool) {
     IS_IN_ANY_ORDER.store(is_on, Ordering::Relaxed);
+}
+
+/// Whether kernels that this thread launches count in 64 bits, however small their tensors are.
+pub(crate) fn counts_in_64_bits() -> bool {
+    COUNTS_IN_64_BITS.get()
+}
+
+/// Has kernels that this thread launches count in 64 bits, or only where that is needed. For tests, whose tensors are small.
+#[doc(hidden)]
+pub fn count_in_64_bits(is_on: bool) {
+    COUNTS_IN_64_BITS.set(is_on);
 }

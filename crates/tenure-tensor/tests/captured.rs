@@ -200,3 +200,33 @@ fn a_capture_that_fails_leaves_nothing() {
     assert!(on_cpu.contains("CUDA device"), "{on_cpu}");
     assert_eq!(Tensor::rand(&[10], DType::F32, device, &own).unwrap().to_vec::<f32>().unwrap().len(), 10);
 }
+
+#[test]
+fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
+    for (_alone, device, memory) in devices() {
+        let (main, side) = (memory.streams().current(), memory.streams().pooled(Priority::Default).unwrap());
+        let x = Tensor::full(&[1 << 16], 3, DType::F32, device).unwrap();
+        let sum = Tensor::zeros(&[1 << 16], DType::F32, device).unwrap();
+        let (mut captured, ()) = Captured::new(device, || sum.add_(&x.mul(2)?)).unwrap();
+        main.lead_to(&side).unwrap();
+        {
+            let _side = StreamGuard::new(&side);
+            captured.replay().unwrap();
+        }
+        drop(x);
+        // Its memory is asked for again, while the replay may not have begun.
+        let full = |value: i32| Tensor::full(&[1 << 16], value, DType::F32, device).unwrap();
+        let others = [7, 8].map(full);
+        {
+            let _side = StreamGuard::new(&side);
+            captured.replay().unwrap();
+        }
+        drop(captured);
+        let after = [9, 10].map(full);
+        side.lead_to(&main).unwrap();
+        assert_eq!(sum.to_vec::<f32>().unwrap(), [12.0; 1 << 16]);
+        for (tensor, value) in others.iter().chain(&after).zip(7_u8..) {
+            assert_eq!(tensor.to_vec::<f32>().unwrap(), [f32::from(value); 1 << 16]);
+        }
+    }
+}

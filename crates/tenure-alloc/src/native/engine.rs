@@ -286,7 +286,8 @@ impl Engine {
     fn best_fit(&self, wanted: &Wanted) -> Option<BlockId> {
         let mut fitting = self.pools.get(wanted.pool).fitting(wanted.request.stream, wanted.bytes);
         // Blocks of expandable segments serve nobody once these are turned off, as in PyTorch.
-        let is_usable = |id: &BlockId| self.config.expandable_segments || self.blocks[*id].segment.is_none();
+        let is_expandable = self.is_expandable(wanted);
+        let is_usable = |id: &BlockId| is_expandable || self.blocks[*id].segment.is_none();
         let mut found = fitting.find(is_usable)?;
         if self.blocks[found].segment.is_some() {
             // A block that can grow counts as large as it can become.
@@ -339,10 +340,15 @@ impl Engine {
         crate::Block { address, bytes }
     }
 
+    /// Whether segments that are made for it are expandable.
+    pub(super) fn is_expandable(&self, wanted: &Wanted) -> bool {
+        self.config.expandable_segments || self.pools.pair(wanted.pool.owner).is_expandable
+    }
+
     fn should_split(&self, wanted: &Wanted, rest: u64) -> bool {
         if self.pools.pair(wanted.pool.owner).is_unsplit {
             false
-        } else if wanted.pool.kind == PoolKind::Small || self.config.expandable_segments {
+        } else if wanted.pool.kind == PoolKind::Small || self.is_expandable(wanted) {
             rest >= MIN_BLOCK
         } else {
             rest > SMALL_LIMIT && !self.config.is_oversize(wanted.bytes)

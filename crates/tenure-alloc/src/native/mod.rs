@@ -198,6 +198,10 @@ impl CachingAllocator for NativeAllocator {
         self.engine.lock().set_no_split(pool)
     }
 
+    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.engine.lock().set_expandable(pool)
+    }
+
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
         self.release(
             |engine| {

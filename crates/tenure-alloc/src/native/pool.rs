@@ -62,6 +62,8 @@ pub(super) struct PoolPair {
     pub(super) source: Option<Arc<dyn PoolSource>>,
     /// Whether each of its blocks is a segment of its own.
     pub(super) is_unsplit: bool,
+    /// Whether its segments are expandable in any case.
+    pub(super) is_expandable: bool,
     /// Bytes held from the backing.
     pub(super) reserved: u64,
 }

@@ -14,8 +14,8 @@ impl Engine {
 
     /// The same, with no more memory than `wanted` needs, where the settings allow that.
     pub(super) fn add_small_segment(locked: &mut impl Locked, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
-        let config = &locked.engine().config;
-        let allowed = config.shrink_segments && !config.expandable_segments;
+        let engine = locked.engine();
+        let allowed = engine.config.shrink_segments && !engine.is_expandable(wanted);
         if allowed && wanted.pool.kind == PoolKind::Large && wanted.bytes < segment_size(wanted.bytes) {
             Self::add_segment_of(locked, wanted.bytes, wanted)
         } else {
@@ -33,7 +33,7 @@ impl Engine {
         }
         let added = match engine.pools.pair(wanted.pool.owner).source.clone() {
             Some(source) => source::allocate(locked, &*source, bytes, wanted),
-            None if engine.config.expandable_segments => return none_if_full(engine.map_for(wanted)),
+            None if engine.is_expandable(wanted) => return none_if_full(engine.map_for(wanted)),
             None => engine.backing.malloc(bytes),
         };
         none_if_full(added.map(|address| locked.engine().insert_segment(wanted, address, bytes)))

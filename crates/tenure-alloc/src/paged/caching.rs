@@ -149,6 +149,10 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().private.engine.set_no_split(pool)
     }
 
+    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.state.lock().private.engine.set_expandable(pool)
+    }
+
     /// Does nothing while a stream is captured, as [`release_cached`](Self::release_cached).
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
         if pool == PoolId::default() {

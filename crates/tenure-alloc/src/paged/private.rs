@@ -5,7 +5,7 @@
 //! The memory of a captured graph stays where it is as long as the graph lives, programs set pools back to earlier states
 //! and count on the same addresses afterwards, and nothing can be asked about streams during a capture. So there is
 //! little to gain from piecing memory together, and a lot to lose: private pools follow [`native`](crate::native)'s
-//! policy to the byte, with expandable segments if the program wants them. Every counter is shared with the common space, and so is the limit.
+//! policy to the byte, with expandable segments if the program wants them, in all pools or in one. Every counter is shared with the common space, and so is the limit.
 
 use std::sync::Arc;
 

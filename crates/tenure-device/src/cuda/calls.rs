@@ -10,7 +10,7 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::CudaDriver;
-use super::capture::{RelaxedCapture, is_captured};
+use super::capture::{RelaxedCapture, is_captured, kernels};
 use super::driver::{EVENTS, StreamOwner, chunk_properties};
 use super::error::{check, completed, system_failure};
 use super::nvml;
@@ -467,9 +467,10 @@ impl Driver for CudaDriver {
             let mut executable = ptr::null_mut();
             // SAFETY: `executable` is writable, and the graph was just made.
             let made = check(unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0) });
+            let kernels = kernels(graph);
             // SAFETY: the graph was just made; what was made of it does not need it.
             check(unsafe { sys::cuGraphDestroy(graph) }).and(made)?;
-            self.graphs.insert(executable as u64, ());
+            self.graphs.insert(executable as u64, kernels?);
             Ok(GraphId(executable as u64))
         })
     }

@@ -1,6 +1,10 @@
 //! What driver calls must know of stream capture, by which other code records its launches into a graph.
 
-use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
+use std::ptr;
+
+use cudarc::driver::sys::{
+    self, CUgraph, CUgraphNodeType, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
 
 use super::error::check;
 use crate::ErrorKind;
@@ -14,6 +18,24 @@ pub(super) fn is_captured(stream: CUstream) -> Result<bool, ErrorKind> {
         CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
         code => check(code).map(|()| status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
     }
+}
+
+/// How many kernels a graph has that was just captured.
+pub(super) fn kernels(graph: CUgraph) -> Result<usize, ErrorKind> {
+    let mut count = 0;
+    // SAFETY: the caller knows the graph; without room for them, nodes are counted.
+    check(unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) })?;
+    let mut nodes = vec![ptr::null_mut(); count];
+    // SAFETY: there is room for as many nodes as the graph has.
+    check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) })?;
+    let mut kernels = 0;
+    for node in nodes {
+        let mut kind = CUgraphNodeType::CU_GRAPH_NODE_TYPE_EMPTY;
+        // SAFETY: the node is the graph's, and `kind` is writable.
+        check(unsafe { sys::cuGraphNodeGetType(node, &mut kind) })?;
+        kernels += usize::from(kind == CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL);
+    }
+    Ok(kernels)
 }
 
 /// While it lives, this thread may make calls that would end a capture by another thread, or by itself. c10's

@@ -20,7 +20,7 @@ use super::kernels::Kernels;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
 use crate::deferred::in_host_function;
-use crate::{Call, CallError, ErrorKind, EventId, EventKind, LaunchRegistry, Priority, Properties};
+use crate::{Call, CallError, ErrorKind, EventId, EventKind, GraphId, LaunchRegistry, Priority, Properties};
 
 /// How many launches an error shows that may come from any of them.
 const SUSPECTS: usize = 8;
@@ -42,7 +42,8 @@ pub struct CudaDriver {
     /// Sizes of what was allocated with an address of its own.
     pub(super) segments: Handles<u64>,
     pub(super) streams: Handles<StreamOwner>,
-    pub(super) graphs: Handles<()>,
+    /// How many kernels each launches.
+    pub(super) graphs: Handles<usize>,
     pub(super) timings: Timings,
     pub(super) launches: LaunchRegistry,
     pub(super) kernels: Kernels,
@@ -115,6 +116,11 @@ impl CudaDriver {
     /// The kernels launched last through this driver.
     pub fn launches(&self) -> &LaunchRegistry {
         &self.launches
+    }
+
+    /// How many kernels a graph launches, those of the device's libraries included. `None` for one that is unknown.
+    pub fn kernels_of(&self, graph: GraphId) -> Option<usize> {
+        self.graphs.get(graph.0)
     }
 
     /// What the driver took for the memory calls made so far.

@@ -92,7 +92,7 @@ impl<const D: usize> BatchNorm<D> {
     /// Those of [`forward`](Layer::forward); sizes of `carried` that do not broadcast.
     pub fn forward_relu(&self, input: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
         let _module = self.enter_module();
-        input.batch_norm_relu(carried, &self.settings(input)?)
+        self.normalise(input, |settings| input.batch_norm_relu(carried, &settings))
     }
 
     /// None if it has neither a parameter nor a buffer that says where it is.
@@ -101,28 +101,41 @@ impl<const D: usize> BatchNorm<D> {
         self.weight.as_ref().map(Parameter::enter_module).or_else(seen)
     }
 
-    /// What this time's input is normalised with. Counts it.
-    fn settings(&self, input: &Tensor) -> Result<ops::BatchNorm<'_>> {
+    /// Calls an operation with what this time's input is normalised with. Counts it.
+    fn normalise(
+        &self,
+        input: &Tensor,
+        operation: impl FnOnce(ops::BatchNorm<'_>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         if input.rank() != D + 2 && !(D == 1 && input.rank() == 2) {
             let reason = format!("{} dimensions are expected, got sizes {:?}", D + 2, input.sizes());
             return Err(TensorError::shape("batch_norm", reason));
         }
         let (running, is_training) = (self.running.as_ref(), self.mode.is_training());
         let sees = is_training && !autograd::is_recomputing();
-        let momentum = match running {
-            Some(running) if sees => running.count(self.options.momentum)?,
-            _ => 0.0,
+        let seeing = running.filter(|_| sees);
+        if let Some(running) = seeing {
+            autograd::no_grad(|| running.num_batches_tracked.add_(1))?;
+        }
+        // How many batches an average is of is known on the device alone: it takes the batch's own afterwards.
+        let own = match seeing.filter(|_| self.options.momentum.is_none()) {
+            Some(running) => Some((running, running.running_mean.zeros_like()?, running.running_var.zeros_like()?)),
+            None => None,
         };
         let averages = running.filter(|_| sees || !is_training);
         let averages = averages.map(|running| (&*running.running_mean, &*running.running_var));
-        Ok(ops::BatchNorm {
-            running: averages,
+        let output = operation(ops::BatchNorm {
+            running: own.as_ref().map(|(_, mean, variance)| (mean, variance)).or(averages),
             weight: self.weight.as_deref(),
             bias: self.bias.as_deref(),
             training: is_training || running.is_none(),
-            momentum,
+            momentum: self.options.momentum.unwrap_or(1.0),
             eps: self.options.eps,
-        })
+        })?;
+        if let Some((running, mean, variance)) = own {
+            autograd::no_grad(|| running.average(&mean, &variance))?;
+        }
+        Ok(output)
     }
 }
 
@@ -135,13 +148,12 @@ impl Running {
         })
     }
 
-    /// Counts a batch. Returns how far the averages move towards its own.
-    fn count(&self, momentum: Option<f64>) -> Result<f64> {
-        autograd::no_grad(|| self.num_batches_tracked.add_(1))?;
-        match momentum {
-            Some(momentum) => Ok(momentum),
-            None => Ok(1.0 / self.num_batches_tracked.item_scalar()?.to_f64()),
+    /// Makes averages of all batches of what they were without the last, which is counted.
+    fn average(&self, mean: &Tensor, variance: &Tensor) -> Result<()> {
+        for (running, last) in [(&self.running_mean, mean), (&self.running_var, variance)] {
+            running.add_(&last.sub(running)?.div(&self.num_batches_tracked)?)?;
         }
+        Ok(())
     }
 }
 
@@ -150,8 +162,10 @@ macro_rules! layers {
         impl Layer for BatchNorm<$dims> {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
                 let _module = self.enter_module();
-                let ops::BatchNorm { running, weight, bias, training, momentum, eps } = self.settings(input)?;
-                input.batch_norm(running, weight, bias, training, momentum, eps)
+                self.normalise(input, |settings| {
+                    let ops::BatchNorm { running, weight, bias, training, momentum, eps } = settings;
+                    input.batch_norm(running, weight, bias, training, momentum, eps)
+                })
             }
         }
     )*};

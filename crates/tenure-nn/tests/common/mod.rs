@@ -3,15 +3,66 @@
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub(crate) mod configs;
+#[path = "../../../tenure-tensor/tests/common/mod.rs"]
+mod cuda;
+
+use std::cell::Cell;
 
 use serde_json::Value;
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::random::Generator;
-use tenure_tensor::{DType, Tensor, autograd};
+use tenure_tensor::{DType, Device, Element, Tensor, autograd};
+
+/// Tests of cases: on the CPU, and on a CUDA device, simulated or real.
+macro_rules! on_devices {
+    ($($case:ident)*) => {
+        mod on_cpu {
+            $(#[test]
+            fn $case() {
+                super::$case();
+            })*
+        }
+
+        mod on_cuda {
+            $(#[test]
+            fn $case() {
+                crate::common::on_cuda(super::$case);
+            })*
+        }
+    };
+}
+pub(crate) use on_devices;
+
+thread_local! {
+    static DEVICE: Cell<Device> = const { Cell::new(Device::CPU) };
+}
+
+/// Where a case has its model and its inputs.
+pub(crate) fn device() -> Device {
+    DEVICE.get()
+}
+
+/// Runs a case on a CUDA device.
+pub(crate) fn on_cuda(case: impl FnOnce()) {
+    let _in_use = cuda::in_use();
+    DEVICE.set(cuda::cuda());
+    case();
+    DEVICE.set(Device::CPU);
+}
+
+/// A scope of the case's device.
+pub(crate) fn scope() -> Scope {
+    Scope::new(&Generator::new(0)).with_device(device())
+}
 
 /// A model in double precision.
 pub(crate) fn with_scope<R>(make: impl FnOnce(&Scope) -> R) -> R {
-    make(&Scope::new(&Generator::new(0)).with_dtype(DType::F64))
+    make(&scope().with_dtype(DType::F64))
+}
+
+/// A tensor of the case's device.
+pub(crate) fn tensor<T: Element>(elements: &[T], sizes: &[usize]) -> Tensor {
+    Tensor::from_slice(elements, sizes).unwrap().to_device(device()).unwrap()
 }
 
 /// The values of `models.py`.
@@ -26,7 +77,7 @@ pub(crate) fn fill(model: &dyn Module) {
         let base = if is_scale { 1.0 } else { 0.0 };
         let value = |i: usize| (1.0 + 0.7 * k as f64 + 1.3 * i as f64).sin() / (fan_in as f64).sqrt() + base;
         let values: Vec<f64> = (0..count).map(value).collect();
-        let values = Tensor::from_slice(&values, tensor.sizes()).unwrap();
+        let values = self::tensor(&values, tensor.sizes());
         autograd::no_grad(|| tensor.copy_(&values)).unwrap();
     }
 }
@@ -34,7 +85,7 @@ pub(crate) fn fill(model: &dyn Module) {
 /// The same, of inputs.
 pub(crate) fn images(sizes: &[usize]) -> Tensor {
     let values: Vec<f64> = (0..sizes.iter().product()).map(|i: usize| (i as f64 * 0.9).sin()).collect();
-    Tensor::from_slice(&values, sizes).unwrap()
+    tensor(&values, sizes)
 }
 
 /// Compares numbers, relative to the largest.
@@ -60,7 +111,7 @@ pub(crate) fn check(
     let output = forward().unwrap();
     assert_close("output", &output.to_vec::<f64>().unwrap(), &golden["output"], tolerance);
     let weights: Vec<f64> = (0..output.numel()).map(|i| (i as f64).cos()).collect();
-    let weights = Tensor::from_slice(&weights, output.sizes()).unwrap();
+    let weights = tensor(&weights, output.sizes());
     if !output.requires_grad() {
         return;
     }

@@ -6,7 +6,7 @@ use tenure_nn::models::Bert;
 use tenure_nn::optim::{Adam, Optimizer, Sgd};
 use tenure_nn::{Module, Parameter, Result};
 use tenure_tensor::ops::CrossEntropy;
-use tenure_tensor::{DType, Device, Tensor};
+use tenure_tensor::{DType, Tensor};
 
 /// A model that is trained.
 pub(crate) struct Training {
@@ -57,7 +57,7 @@ pub(crate) fn classify<M: Layer>(model: &M, inputs: &Tensor, labels: &Tensor) ->
 }
 
 pub(crate) fn classify_text(model: &Bert, inputs: &Tensor, labels: &Tensor) -> tenure_tensor::Result<Tensor> {
-    let mask = Tensor::ones(inputs.sizes(), DType::I64, Device::CPU)?;
+    let mask = Tensor::ones(inputs.sizes(), DType::I64, inputs.device())?;
     mask.narrow(1, inputs.size(1)? - 1, 1)?.fill_(0)?;
     let pooled = model.pool(&model.forward(inputs, Some(&mask))?)?;
     pooled.cross_entropy(labels, &CrossEntropy::default())

@@ -135,7 +135,7 @@ fn positions(
     let mut lines = Dims::from_slice(elements.strides());
     lines[dim] = 0;
     let space = Space::new(index.sizes(), &[rows.strides(), &bytes, &lines]);
-    let is_large = space.is_large(0) || target.numel() >= i32::MAX as usize;
+    let is_large = space.is_large(target.numel());
     let keys = queue.workspace(index.numel() * source.key_bytes())?;
     let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(fault)).collect();
     words.extend([keys, start, target.numel() as u64]);

@@ -14,15 +14,17 @@
 //! What the host draws itself, as for the seed of a fork, stays what it was in the capture.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenure_core::{Purpose, Tag};
+use tenure_core::{Generation, Purpose, Storage, Tag};
 use tenure_device::graph::Graph;
 use tenure_device::memory::{self, MemoryError};
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
 use tenure_device::{Event, EventKind, Stream};
 
+use crate::access::Held;
 use crate::random::{Generator, State};
 use crate::{Access, DType, Device, Result, Tensor, TensorError};
 
@@ -37,7 +39,8 @@ const PINNED_BYTES: u64 = 1 << 30;
 /// `CUDAGraph`, but what changes on the host from step to step changes here too: random numbers, and what an optimizer
 /// computes with.
 ///
-/// Tensors that the work makes are written again by each replay; those from outside must stay.
+/// Tensors that the work makes are written again by each replay; those from outside that it uses are kept, and used where
+/// they lie.
 ///
 /// ```
 /// use tenure_tensor::cuda::Captured;
@@ -62,6 +65,8 @@ pub struct Captured {
     /// What the words are in the next replay.
     next: Vec<u64>,
     pinned: PinnedPool,
+    /// What the work uses from outside.
+    kept: Vec<Storage>,
     /// Where it was launched last.
     stream: Option<Stream>,
 }
@@ -89,11 +94,15 @@ struct Origin {
 /// A capture that goes on.
 struct Recorder {
     words: Tensor,
+    /// What is older was there before.
+    begun: Generation,
     used: usize,
     varying: Vec<Varying>,
     origins: Vec<Origin>,
     /// Generators that the work made: each time anew, so that they begin where they began.
     made: Vec<Generator>,
+    /// Storages from outside.
+    kept: BTreeMap<Generation, Storage>,
     /// What could not be told where it happened.
     failed: Option<TensorError>,
 }
@@ -123,13 +132,14 @@ impl Captured {
         let recording = Recording::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let captured = Graph::capture(memory, |_| work().map_err(Failure::Work));
-        let Recorder { words, used, varying, origins, failed, .. } = recording.end();
+        let Recorder { words, used, varying, origins, kept, failed, .. } = recording.end();
         let (graph, made) = captured.map_err(|failure| match failure {
             Failure::Memory(error) => TensorError::memory(OP, error).into(),
             Failure::Work(error) => error,
         })?;
         failed.map_or(Ok(()), Err)?;
-        Ok((Self { graph, words, varying, origins, next: vec![0; used], pinned, stream: None }, made))
+        let kept = kept.into_values().collect();
+        Ok((Self { graph, words, varying, origins, next: vec![0; used], pinned, kept, stream: None }, made))
     }
 
     /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
@@ -212,6 +222,17 @@ impl Captured {
     }
 }
 
+impl Drop for Captured {
+    fn drop(&mut self) {
+        let Some(last) = &self.stream else { return };
+        let device = self.graph.memory().device();
+        for storage in self.kept.iter().filter(|storage| storage.device() == device) {
+            // It fails for streams that cannot be launched on either.
+            let _ = memory::record_stream(storage, last.id());
+        }
+    }
+}
+
 /// Whether this thread captures, so that operations run in each replay and not now.
 pub fn is_capturing() -> bool {
     RECORDER.with_borrow(Option::is_some)
@@ -242,6 +263,15 @@ pub(crate) fn made(generator: &Generator) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder {
             recorder.made.push(generator.clone());
+        }
+    });
+}
+
+/// Keeps a storage that is used in a capture by this thread, if there is one and it was not made in it.
+pub(crate) fn keep(held: &Held<'_>) {
+    RECORDER.with_borrow_mut(|recorder| {
+        if let Some(recorder) = recorder.as_mut().filter(|recorder| held.generation < recorder.begun) {
+            recorder.kept.entry(held.generation).or_insert_with(|| held.storage.clone());
         }
     });
 }
@@ -311,8 +341,9 @@ impl Recording {
         }
         let _purpose = Purpose::enter(Tag::Workspace, Purpose::current().1);
         let words = Tensor::empty(&[MOST_WORDS], DType::I64, device)?;
-        let (varying, origins, made) = (Vec::new(), Vec::new(), Vec::new());
-        RECORDER.set(Some(Recorder { words, used: 0, varying, origins, made, failed: None }));
+        let begun = words.storage().generation();
+        let (varying, origins, made, kept) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
+        RECORDER.set(Some(Recorder { words, begun, used: 0, varying, origins, made, kept, failed: None }));
         Ok(Self)
     }
 

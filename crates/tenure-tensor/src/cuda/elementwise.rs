@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::queue::{self, Queue};
+use super::space::is_large;
 use super::{computed, stored};
 use crate::elementwise::Operand;
 use crate::{Element, Elementwise, Result, Scalar, Tensor};
@@ -178,7 +179,7 @@ impl Shape {
             |operand: &Operand| sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>();
         let largest = operands.iter().map(extent).max().unwrap_or(0).max(iter.numel());
         let dims = RANKS.into_iter().find(|rank| *rank >= sizes.len()).unwrap_or(sizes.len());
-        Self { width, dims, is_large: largest >= i32::MAX as usize, kinds }
+        Self { width, dims, is_large: is_large(largest), kinds }
     }
 
     fn launch(

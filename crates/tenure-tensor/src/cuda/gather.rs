@@ -7,6 +7,7 @@ use super::elementwise::RANKS;
 use super::queue::{self, Place, Queue, Sealed, Touched};
 use super::space::{Space, unit_type};
 use super::{late, on_cpu};
+use crate::access::Held;
 use crate::cpu;
 use crate::cpu::gather::Gather;
 use crate::elementwise::Dims;
@@ -82,7 +83,7 @@ impl Sealed for Gathered<'_, '_> {
         });
     }
 
-    fn storages(&self) -> impl Iterator<Item = u64> {
+    fn storages(&self) -> impl Iterator<Item = Held<'_>> {
         self.iter.storages()
     }
 }

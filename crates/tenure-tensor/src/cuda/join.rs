@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::queue::{self, Queue};
-use super::space::{linear, unit, unit_type};
+use super::space::{is_large, linear, unit, unit_type};
 use crate::cpu;
 use crate::cpu::join::Join;
 use crate::kernel::on_cuda;
@@ -41,7 +41,7 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
             start += length;
         }
         words.resize(4 + 3 * MOST, 0);
-        let is_large = count >= i32::MAX as usize;
+        let is_large = is_large(count);
         let source = || {
             let (unit, index) = (unit_type(unit), if is_large { "u64" } else { "u32" });
             format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")

@@ -74,8 +74,8 @@ pub(crate) mod unary;
 
 pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
-pub(crate) use queue::arrive;
 pub use queue::{Queue, Touched, submit};
+pub(crate) use queue::{arrive, record_use};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use crate::kernel::{self, Entry};

@@ -3,7 +3,7 @@
 use tenure_device::cuda::KernelName;
 
 use super::queue::{self, Queue};
-use super::space::{linear, unit};
+use super::space::{is_large, linear, unit};
 use super::{computed, on_cpu, stored};
 use crate::autograd::no_grad;
 use crate::cpu::pool::{self as cpu, AvgPool, Chosen, MaxPool};
@@ -118,7 +118,7 @@ fn run(
     let largest = out.numel().max(reads[0].numel());
     let sizes = [shape.source, shape.target].into_iter().chain(shape.how);
     // Sums of a few of them are below 2³¹.
-    let is_large = largest >= i32::MAX as usize || sizes.clone().any(|sizes| sizes.iter().any(|size| *size >= 1 << 28));
+    let is_large = is_large(largest) || sizes.clone().any(|sizes| sizes.iter().any(|size| *size >= 1 << 28));
     let launch = |queue: &mut Queue| {
         let mut words = [to, from, taps, count, inner / width].map(|word| word as u64).to_vec();
         words.extend(sizes.flatten().map(|size| size as u64));

@@ -9,7 +9,8 @@ use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
 use tenure_device::{Executor, memory};
 
-use super::late;
+use super::{captured, late};
+use crate::access::Held;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
 
 /// More runs of elements than these are declared as one range.
@@ -35,8 +36,8 @@ pub(crate) trait Sealed {
     fn device(&self) -> Device;
     /// Of all that is written, and then of all that is read: (first element, how they lie from there).
     fn for_each(&self, each: &mut dyn FnMut(Place<'_>));
-    /// The first bytes of all storages.
-    fn storages(&self) -> impl Iterator<Item = u64>;
+    /// All storages.
+    fn storages(&self) -> impl Iterator<Item = Held<'_>>;
 }
 
 /// Elements in memory.
@@ -67,7 +68,7 @@ impl Sealed for Access<'_> {
         }
     }
 
-    fn storages(&self) -> impl Iterator<Item = u64> {
+    fn storages(&self) -> impl Iterator<Item = Held<'_>> {
         Access::storages(self)
     }
 }
@@ -89,7 +90,7 @@ impl Sealed for Elementwise<'_> {
         }
     }
 
-    fn storages(&self) -> impl Iterator<Item = u64> {
+    fn storages(&self) -> impl Iterator<Item = Held<'_>> {
         self.access().storages()
     }
 }
@@ -107,10 +108,29 @@ pub fn submit(
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     let mut queue = Queue::new(touched.op(), touched.device())?;
-    queue.record(touched)?;
+    record_use(queue.op, queue.memory, touched.storages(), queue.stream)?;
     device(&mut queue)?;
     if let Executor::Sim(sim) = queue.memory.driver().executor() {
         queue.simulate(sim, touched, host)?;
+    }
+    Ok(())
+}
+
+/// Keeps what a stream uses from being reused too early: until the stream has passed it, if it was allocated for another;
+/// in a capture, as long as that is replayed.
+pub(crate) fn record_use<'a>(
+    op: &'static str,
+    memory: &DeviceMemory,
+    storages: impl Iterator<Item = Held<'a>>,
+    stream: StreamId,
+) -> Result<()> {
+    if memory.streams().is_single() {
+        return Ok(());
+    }
+    for held in storages.filter(|held| held.address != 0) {
+        captured::keep(&held);
+        // Of a storage from outside, or on the CPU, who made it must know.
+        memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
     }
     Ok(())
 }
@@ -206,18 +226,6 @@ impl Queue {
         }
         let compiled = tenure_device::cuda::compile_cached(name, &source(), (9, 0));
         compiled.map(drop).map_err(|error| TensorError::kernel(self.op, error.into()))
-    }
-
-    /// Keeps what is used here from being reused too early, if it was allocated for another stream.
-    fn record(&self, touched: &impl Touched) -> Result<()> {
-        if self.memory.streams().is_single() {
-            return Ok(());
-        }
-        for address in touched.storages().filter(|address| *address != 0) {
-            // Of a storage from outside, or on the CPU, who made it must know.
-            self.memory.record_use(address, self.stream).map_err(|error| TensorError::memory(self.op, error))?;
-        }
-        Ok(())
     }
 
     fn simulate(

@@ -5,7 +5,7 @@ use tenure_device::cuda::{KernelName, LaunchConfig};
 use super::index::BEFORE;
 use super::queue::Queue;
 use super::stored;
-use crate::{DType, Result};
+use crate::{DType, Result, tuning};
 
 const KEYS: &str = include_str!("source/keys.cu");
 const TEMPLATE: &str = include_str!("source/radix.cu");
@@ -38,7 +38,8 @@ impl Source {
 
     /// Bytes of a key.
     pub(super) fn key_bytes(self) -> usize {
-        if self.bits() > 32 { 8 } else { 4 }
+        let is_counted = !matches!(self, Self::Elements { .. });
+        if self.bits() > 32 || is_counted && tuning::counts_in_64_bits() { 8 } else { 4 }
     }
 
     /// `Key` in a kernel, and how keys are made.
@@ -80,7 +81,7 @@ pub(super) struct Sorted {
 
 /// Bytes of the numbers of a row's elements.
 pub(super) fn number_bytes(length: usize) -> usize {
-    if length > u32::MAX as usize { 8 } else { 4 }
+    if length > u32::MAX as usize || tuning::counts_in_64_bits() { 8 } else { 4 }
 }
 
 /// An unsigned integer of so many bytes in a kernel.

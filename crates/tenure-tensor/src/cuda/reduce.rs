@@ -5,6 +5,7 @@ use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::MATH;
 use super::queue::{self, Queue};
+use super::space::is_large;
 use super::{on_cpu, stored, summed};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
@@ -285,7 +286,7 @@ impl<'a> Plan<'a> {
             types,
             is_columns,
             width,
-            is_large: largest >= i32::MAX as usize,
+            is_large: is_large(largest),
             rank: RANKS.into_iter().find(|most| *most >= rank).unwrap_or(rank),
             count,
             kept_size,

@@ -8,6 +8,7 @@ use tenure_device::cuda::LaunchConfig;
 
 use super::elementwise::RANKS;
 use crate::elementwise::{Dims, coalesce};
+use crate::tuning;
 
 const SPACE: &str = include_str!("source/space.cu");
 const THREADS: usize = 256;
@@ -59,7 +60,7 @@ impl Space {
     pub(super) fn is_large(&self, beyond: usize) -> bool {
         let extent = |strides: &Dims| self.sizes.iter().zip(strides).map(|(size, stride)| size * stride).sum::<usize>();
         let largest = self.operands.iter().map(extent).max().unwrap_or(0);
-        (largest + beyond).max(self.count()) >= i32::MAX as usize
+        is_large((largest + beyond).max(self.count()))
     }
 
     fn dims(&self) -> usize {
@@ -94,6 +95,11 @@ impl Space {
     pub(super) fn config(&self) -> LaunchConfig {
         linear(self.count())
     }
+}
+
+/// Whether numbers of 64 bits are needed, where the largest is this.
+pub(super) fn is_large(largest: usize) -> bool {
+    largest >= i32::MAX as usize || tuning::counts_in_64_bits()
 }
 
 /// A thread each.

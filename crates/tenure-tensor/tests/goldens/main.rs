@@ -49,6 +49,16 @@ macro_rules! families {
                 crate::harness::check(stringify!($family), crate::$family::CASES, crate::harness::cuda());
             })*
         }
+
+        /// The same, counting as kernels of large tensors do.
+        mod on_cuda_in_64_bits {
+            $(#[test]
+            fn $family() {
+                tenure_tensor::tuning::count_in_64_bits(true);
+                crate::harness::check(stringify!($family), crate::$family::CASES, crate::harness::cuda());
+                tenure_tensor::tuning::count_in_64_bits(false);
+            })*
+        }
     };
 }
 

@@ -360,6 +360,10 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
         self.inner.set_no_split(pool)
     }
 
+    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
+        self.inner.set_expandable(pool)
+    }
+
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.release_cached_in(pool)
     }
