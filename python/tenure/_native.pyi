@@ -35,6 +35,7 @@ __all__ = [
     "module_stream",
     "own_bytes",
     "owns_shared_cache",
+    "placed_in",
     "publish_shared_parameters",
     "recv_shared_cache",
     "reset_peak_stats",

@@ -31,7 +31,7 @@ use transfer::{State, Transfer};
 
 /// A day of [`DiskOptions::daily_bytes`].
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Threads that copy between tensors and chunks, and compute checksums: each does some 5 GB/s.
+/// Threads that copy between tensors and chunks, and compute checksums.
 const COPIERS: usize = 2;
 
 /// How disks are used.

@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 /// Addresses, offsets and lengths of direct access are multiples of this: the largest block of common disks.
 pub(super) const BLOCK: usize = 4096;
 
-/// As many bytes go at once: enough that a disk does not wait for requests, and its checksum stays in the cache.
+/// As many bytes go at once.
 pub(super) const CHUNK: usize = 1 << 20;
 
 /// `CHUNK` bytes, aligned for direct access, which nobody else has.

@@ -7,7 +7,7 @@ use std::ptr::from_ref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use highs::{HighsModelStatus, HighsSolutionStatus, RowProblem, Sense};
 use highs_sys::{HighsCallbackDataIn, HighsCallbackDataOut};
@@ -44,7 +44,7 @@ pub(super) fn solve(
     limits: &Limits,
     mut watch: impl FnMut(Option<f64>) -> ControlFlow<()>,
 ) -> Result<Solved, PlannerError> {
-    let signals = Signals::default();
+    let (signals, begun) = (Signals::default(), Instant::now());
     // HiGHS keeps threads for each that calls it, and as many as the first call asked for: so each call has its own.
     thread::scope(|scope| {
         let (bell, ended) = mpsc::channel::<()>();
@@ -53,7 +53,8 @@ pub(super) fn solve(
             run(problem, sense, start, limits, &signals)
         });
         while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-            if watch(signals.best()).is_break() {
+            // It looks at the clock less often than at this.
+            if watch(signals.best()).is_break() || begun.elapsed() > limits.time {
                 signals.is_stopped.store(true, Ordering::Relaxed);
             }
         }
