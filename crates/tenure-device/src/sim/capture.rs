@@ -82,16 +82,20 @@ impl Capture {
         self.steps.push(Step::Record { stream, record });
     }
 
-    /// Makes a stream wait for an event, and part of the capture. Whether the event was recorded in it.
-    pub(super) fn wait(&mut self, stream: usize, event: EventId) -> bool {
-        let Some(&record) = self.events.get(&event) else { return false };
+    /// Whether the last record of an event is in the capture.
+    pub(super) fn has_recorded(&self, event: EventId) -> bool {
+        self.events.contains_key(&event)
+    }
+
+    /// Makes a stream wait for a record of the capture, and part of it.
+    pub(super) fn wait(&mut self, stream: usize, event: EventId) {
+        let record = self.events[&event];
         let known = self.streams.entry(stream).or_default();
         for (other, steps) in &self.records[record] {
             let knows = known.entry(*other).or_default();
             *knows = (*knows).max(*steps);
         }
         self.steps.push(Step::Wait { stream, record });
-        true
     }
 
     /// An event was recorded elsewhere.

@@ -184,9 +184,14 @@ impl State {
     }
 
     pub(super) fn wait_event(&mut self, stream: StreamId, event: EventId) -> Result<(), ErrorKind> {
+        let is_null = stream == StreamId::NULL;
         let stream = self.timeline.stream(stream)?;
         self.timeline.events.check_device(event)?;
-        if self.captures.iter_mut().any(|capture| capture.wait(stream, event)) {
+        if let Some(capture) = self.captures.iter_mut().find(|capture| capture.has_recorded(event)) {
+            if is_null {
+                return capture.break_by("the null stream, which cannot be captured, waits for captured work");
+            }
+            capture.wait(stream, event);
             return Ok(());
         }
         if self.capture_of(stream).is_some() {

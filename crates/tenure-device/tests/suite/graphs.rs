@@ -127,6 +127,22 @@ fn waiting_for_a_captured_stream_ends_its_capture() {
 }
 
 #[test]
+fn the_null_stream_takes_no_part_in_a_capture() {
+    for driver in drivers() {
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let event = driver.create_event(EventKind::Order).unwrap();
+        driver.begin_capture(stream).unwrap();
+        driver.record_event(event, stream).unwrap();
+        assert!(driver.wait_event(StreamId::NULL, event).is_err());
+        assert!(driver.end_capture(stream).is_err());
+        driver.memset(0, 0, 0, StreamId::NULL).unwrap();
+        driver.synchronize().unwrap();
+        driver.destroy_event(event).unwrap();
+        driver.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
 fn a_graph_waits_at_a_gate_for_the_last_record_before_its_launch() {
     for driver in drivers() {
         let memory = memory(&driver);

@@ -159,7 +159,7 @@ impl Pass {
             let id = Arc::as_ptr(&node);
             let mut grads = self.arrived.remove(&id).unwrap_or_default();
             grads.resize(node.outputs(), None);
-            let lane = lane(&node);
+            let lane = self.lane(&node);
             lane.run(|| node.run_hooks(&mut grads))?;
             if let Some(wanted) = &self.wanted {
                 for (edge, found) in wanted.iter().zip(&mut captured) {
@@ -187,10 +187,7 @@ impl Pass {
                 _ => Ok(()),
             };
         }
-        let leads = |edge: &Option<Edge>| {
-            let is_useful = |edge: &Edge| self.wanted.is_none() || self.useful.contains(&Arc::as_ptr(&edge.node));
-            edge.as_ref().is_some_and(is_useful)
-        };
+        let leads = |edge: &Option<Edge>| edge.as_ref().is_some_and(|edge| self.is_useful(&edge.node));
         let needs: SmallVec<[bool; 3]> = node.edges().iter().map(leads).collect();
         let has_grad = grads.iter().any(Option::is_some);
         let given = if has_grad && needs.contains(&true) {
@@ -219,12 +216,14 @@ impl Pass {
 
     /// What has arrived so far where a node's gradients go, if it lies on the node's own lane, for the node to add to.
     fn lend(&mut self, node: &Node, needs: &[bool], from: &Lane) -> Grads {
+        if self.options.create_graph {
+            return Grads::from_elem(None, needs.len());
+        }
         let lent = node.edges().iter().zip(needs).map(|(edge, is_needed)| {
-            let edge = edge.as_ref().filter(|_| *is_needed)?;
-            let sum = self.arrived.get_mut(&Arc::as_ptr(&edge.node))?.get_mut(edge.output)?;
-            if sum.is_some() && lane(&edge.node) == *from { sum.take() } else { None }
+            let edge = edge.as_ref().filter(|edge| *is_needed && self.lane(&edge.node) == *from)?;
+            self.arrived.get_mut(&Arc::as_ptr(&edge.node))?.get_mut(edge.output)?.take()
         });
-        if self.options.create_graph { Grads::from_elem(None, needs.len()) } else { lent.collect() }
+        lent.collect()
     }
 
     /// Brings back what the node did not add to.
@@ -244,7 +243,7 @@ impl Pass {
 
     /// Brings a gradient, computed on a lane, to where it is used.
     fn add(&mut self, edge: &Edge, grad: Tensor, from: &Lane) -> Result<()> {
-        let lane = lane(&edge.node);
+        let lane = self.lane(&edge.node);
         from.giving_to(&lane).lead_to(&lane)?;
         let arrived = self.arrived.entry(Arc::as_ptr(&edge.node)).or_default();
         if arrived.len() <= edge.output {
@@ -258,13 +257,18 @@ impl Pass {
             }
         }
     }
-}
 
-/// Where a node's gradients are needed: where its operation ran. Leaves' are added up where the pass was asked for, and
-/// so nothing is left to wait for after it.
-fn lane(node: &Node) -> Lane {
-    match node.leaf() {
-        Some(leaf) => Lane::current(leaf.device()),
-        None => node.lane().clone(),
+    /// Where a node's gradients are needed: where its operation ran. Those that nothing is computed from are added up
+    /// where the pass was asked for, so that nothing is left to wait for after it, and a capture of it is left by none.
+    fn lane(&self, node: &Node) -> Lane {
+        match node.leaf() {
+            Some(leaf) => Lane::current(leaf.device()),
+            None if node.edges().iter().flatten().any(|edge| self.is_useful(&edge.node)) => node.lane().clone(),
+            None => node.lane().here(),
+        }
+    }
+
+    fn is_useful(&self, node: &Arc<Node>) -> bool {
+        self.wanted.is_none() || self.useful.contains(&Arc::as_ptr(node))
     }
 }

@@ -21,6 +21,11 @@ impl Lane {
         Self { device, stream: memory.map(|memory| memory.streams().current()) }
     }
 
+    /// The calling thread's, on the same device.
+    pub(super) fn here(&self) -> Self {
+        Self::current(self.device)
+    }
+
     /// Runs `work` with the lane as the calling thread's.
     pub(super) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let _entered = self.stream().as_ref().map(StreamGuard::new);
@@ -34,7 +39,7 @@ impl Lane {
 
     /// Makes later work of the calling thread wait, on the device, for all work on this lane until now.
     pub(super) fn lead_here(&self) -> Result<()> {
-        self.lead_to(&Self::current(self.device))
+        self.lead_to(&self.here())
     }
 
     /// Makes later work on `next` wait, on the device, for all work on this one until now.
