@@ -25,6 +25,9 @@ pub(super) fn kernels(graph: CUgraph) -> Result<usize, ErrorKind> {
     let mut count = 0;
     // SAFETY: the caller knows the graph; without room for them, nodes are counted.
     check(unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) })?;
+    if count == 0 {
+        return Ok(0);
+    }
     let mut nodes = vec![ptr::null_mut(); count];
     // SAFETY: there is room for as many nodes as the graph has.
     check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) })?;

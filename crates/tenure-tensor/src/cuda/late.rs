@@ -4,22 +4,44 @@
 //! uses the device next, or waits for it, gets that as an error. Nothing else is lost, where PyTorch loses the context.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MAX_DEVICES};
-use tenure_device::{Access, Executor};
+use tenure_device::{Access, CallError, Executor};
 
 use crate::{Result, TensorError};
 
 /// What kernels write: `Fault` in prelude.cu. On pages of its own, which are registered with the driver.
 #[repr(C, align(4096))]
 struct Fault {
-    /// 0: nothing; 1: someone is writing; 2: written.
+    /// 0: nothing; 1: what follows, which is the host's until it writes 0.
     said: AtomicU64,
     code: AtomicU64,
     details: [AtomicU64; 3],
-    rest: [u64; 507],
+    /// The address of a word on the device: kernels that run at once say one thing at a time.
+    lock: u64,
+    rest: [u64; 506],
+}
+
+impl Fault {
+    /// Stays as long as the process.
+    fn new(memory: &DeviceMemory) -> std::result::Result<&'static Self, CallError> {
+        let driver = memory.driver();
+        let zero = || AtomicU64::new(0);
+        let mut fault = Self { said: zero(), code: zero(), details: [zero(), zero(), zero()], lock: 0, rest: [0; 506] };
+        // A simulated device says it on the host (`report`).
+        let Executor::Cuda(_) = driver.executor() else { return Ok(Box::leak(Box::new(fault))) };
+        fault.lock = driver.malloc(size_of::<u32>() as u64)?;
+        driver.memset(fault.lock, 0, size_of::<u32>() as u64, StreamId::NULL)?;
+        driver.synchronize_stream(StreamId::NULL)?;
+        let fault: &'static Self = Box::leak(Box::new(fault));
+        let (first, bytes) = (std::ptr::from_ref(fault).cast_mut().cast(), size_of::<Self>() as u64);
+        // SAFETY: the memory is leaked, so it stays; only atomic accesses reach what kernels write.
+        unsafe { driver.register_host(first, bytes, Access::ReadWrite) }?;
+        Ok(fault)
+    }
 }
 
 /// Codes of what kernels say.
@@ -46,32 +68,19 @@ fn late(memory: &DeviceMemory) -> &'static Late {
 /// What a kernel of `op` is given to say what it could not do: an address, and a code.
 pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Result<[u64; 2]> {
     let late = late(memory);
+    let mut ops = late.ops.lock();
     let fault = match late.fault.get() {
-        Some(fault) => fault,
+        Some(fault) => *fault,
         None => {
-            let zero = || AtomicU64::new(0);
-            let fault: &'static Fault = Box::leak(Box::new(Fault {
-                said: zero(),
-                code: zero(),
-                details: [zero(), zero(), zero()],
-                rest: [0; 507],
-            }));
-            if let Executor::Cuda(_) = memory.driver().executor() {
-                let (first, bytes) = (std::ptr::from_ref(fault).cast_mut().cast(), size_of::<Fault>() as u64);
-                // SAFETY: the memory is leaked, so it stays; only atomic accesses reach it from the host.
-                unsafe { memory.driver().register_host(first, bytes, Access::ReadWrite) }
-                    .map_err(|error| TensorError::device(op, error))?;
-            }
-            // Another thread's, if that was faster: this one stays registered for nothing, once.
+            let fault = Fault::new(memory).map_err(|error| TensorError::device(op, error))?;
             late.fault.get_or_init(|| fault)
         }
     };
-    let mut ops = late.ops.lock();
     let number = ops.iter().position(|known| *known == op).unwrap_or_else(|| {
         ops.push(op);
         ops.len() - 1
     });
-    Ok([std::ptr::from_ref(*fault).addr() as u64, (number as u64) << 8 | code])
+    Ok([std::ptr::from_ref(fault).addr() as u64, (number as u64) << 8 | code])
 }
 
 /// Notes what a simulated kernel found, unless there is something already.
@@ -86,7 +95,7 @@ pub(super) fn report(memory: &DeviceMemory, error: TensorError) {
 pub(super) fn check(memory: &DeviceMemory) -> Result<()> {
     let Some(late) = LATE[usize::from(memory.device().index())].get() else { return Ok(()) };
     if late.is_simulated.load(Ordering::Relaxed)
-        || late.fault.get().is_some_and(|fault| fault.said.load(Ordering::Relaxed) == 2)
+        || late.fault.get().is_some_and(|fault| fault.said.load(Ordering::Relaxed) == 1)
     {
         return late.take();
     }
@@ -102,13 +111,14 @@ impl Late {
             return Err(TensorError::Late(Box::new(error)));
         }
         let Some(fault) = self.fault.get() else { return Ok(()) };
-        fence(Ordering::Acquire);
-        let code = fault.code.load(Ordering::Relaxed);
-        let [index, dim, size] = [0, 1, 2].map(|at| fault.details[at].load(Ordering::Relaxed));
-        if fault.said.compare_exchange(2, 0, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        let ops = self.ops.lock();
+        if fault.said.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        let op = self.ops.lock().get((code >> 8) as usize).copied().unwrap_or("an operation");
+        let code = fault.code.load(Ordering::Relaxed);
+        let [index, dim, size] = [0, 1, 2].map(|at| fault.details[at].load(Ordering::Relaxed));
+        fault.said.store(0, Ordering::Release);
+        let op = ops.get((code >> 8) as usize).copied().unwrap_or("an operation");
         let error = match code & 0xff {
             INDEX => TensorError::Index { op, index: index as i64, dim: dim as usize, size: size as usize },
             PROBABILITY => {

@@ -83,21 +83,30 @@ template <> DEVICE double number<double>(u64 bits) { return __longlong_as_double
 // Elements side by side, which are read and written at once.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
 
-// Where a kernel says what it could not do. See late.rs.
+// Where a kernel says what it could not do: in memory of the host, which has no atomics across its bus. See late.rs.
 struct Fault {
     u64 said;
     u64 code;
     i64 details[3];
+    // In memory of the device: who holds it writes.
+    u32* lock;
 };
 
-// Says it, unless something was said before.
+// Says it, unless something was said before, or is being said.
 DEVICE void report(u64 fault, u64 code, i64 a, i64 b, i64 c) {
-    Fault* to = (Fault*)fault;
-    if (atomicCAS_system(&to->said, 0ull, 1ull) != 0) return;
-    to->code = code;
-    to->details[0] = a;
-    to->details[1] = b;
-    to->details[2] = c;
+    volatile Fault* to = (volatile Fault*)fault;
+    if (to->said != 0) return;
+    u32* lock = to->lock;
+    if (atomicExch(lock, 1u) != 0) return;
     __threadfence_system();
-    atomicExch_system(&to->said, 2ull);
+    if (to->said == 0) {
+        to->code = code;
+        to->details[0] = a;
+        to->details[1] = b;
+        to->details[2] = c;
+        __threadfence_system();
+        to->said = 1;
+    }
+    __threadfence_system();
+    atomicExch(lock, 0u);
 }
