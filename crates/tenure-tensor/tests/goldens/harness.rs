@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use serde::Deserialize;
 use tenure_device::sim::SimDriver;
 use tenure_tensor::autograd::{self, Gradcheck, Options};
-use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision};
+use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision, tuning};
 
 use crate::common::{self, in_use};
 
@@ -24,8 +24,27 @@ pub(crate) type Function = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 /// # Panics
 /// One differs, or a case of the file has no closure, or a closure no case.
 pub(crate) fn check(name: &str, cases: &[Case], device: Device) {
+    check_family(&Family::open_on(name, device), name, cases);
+}
+
+/// The same on a CUDA device, by kernels that count in 64 bits. Simulated, where they are only compiled, each case in one
+/// dtype, single precision if it can be: how it counts is the same in all.
+pub(crate) fn check_in_64_bits(name: &str, cases: &[Case]) {
+    let mut family = Family::open_on(name, cuda());
+    if common::simulated().is_some() {
+        let single = family.samples.iter().filter(|sample| sample.dtype == "f32");
+        let dtypes = family.samples.iter().chain(single).map(|sample| (sample.case.clone(), sample.dtype.clone()));
+        let dtypes: BTreeMap<String, String> = dtypes.collect();
+        family.samples.retain(|sample| dtypes[&sample.case] == sample.dtype);
+    }
+    tuning::count_in_64_bits(true);
+    check_family(&family, name, cases);
+    tuning::count_in_64_bits(false);
+}
+
+fn check_family(family: &Family, name: &str, cases: &[Case]) {
+    let device = family.device;
     let _in_use = (!device.is_cpu()).then(in_use);
-    let family = Family::open_on(name, device);
     let written: BTreeSet<&str> = family.samples.iter().map(|sample| &sample.case[..]).collect();
     let known: BTreeSet<&str> = cases.iter().map(|(name, _)| *name).collect();
     assert_eq!(written, known, "the cases of {name}.py are not those of {name}.rs");

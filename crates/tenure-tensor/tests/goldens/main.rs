@@ -54,9 +54,7 @@ macro_rules! families {
         mod on_cuda_in_64_bits {
             $(#[test]
             fn $family() {
-                tenure_tensor::tuning::count_in_64_bits(true);
-                crate::harness::check(stringify!($family), crate::$family::CASES, crate::harness::cuda());
-                tenure_tensor::tuning::count_in_64_bits(false);
+                crate::harness::check_in_64_bits(stringify!($family), crate::$family::CASES);
             })*
         }
     };
