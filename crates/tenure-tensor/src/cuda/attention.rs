@@ -107,12 +107,11 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             {
                 return Ok(());
             }
-            let numbers = if work.is_by_matrix_units() { 2 } else { 1 };
+            let parts = [Part::Inner, Part::ToQueries, Part::ToKeys];
+            // By matrix units, it is found on the way to the gradients of queries, and kept with each query's sum.
+            let (parts, numbers) = if work.is_by_matrix_units() { (&parts[1..], 2) } else { (&parts[..], 1) };
             let inner = queue.workspace(sums.numel().max(1) * numbers * sums.dtype().size())?;
-            [Part::Inner, Part::ToQueries, Part::ToKeys]
-                .into_iter()
-                .filter(|part| !matches!(part, Part::Inner) || !work.is_by_matrix_units())
-                .try_for_each(|part| work.launch(queue, part, inner, all))
+            parts.iter().try_for_each(|part| work.launch(queue, *part, inner, all))
         },
         move |writes, reads| {
             let grad = reads[3].contiguous()?;

@@ -7,6 +7,22 @@
 // Blocks that a multiprocessor has at once, where their sums are few enough for its registers.
 #define TOGETHER (BLOCK == 64 && WIDTH <= 64 && VALUE_WIDTH <= 64 ? 2 : 1)
 
+// A score, scaled and masked.
+DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key) {
+    if (query >= p.queries || key >= p.keys || (p.is_causal && key > query)) return HIDDEN;
+    score *= number<T>(p.scale);
+#if MASK
+    const u64 place = batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2] +
+                      key * p.mask_strides[3];
+#if MASK == 1
+    if (!((const bool*)p.mask)[place]) return HIDDEN;
+#else
+    score += cast<T>(((const Stored*)p.mask)[place]);
+#endif
+#endif
+    return score;
+}
+
 // Draws which weights of a block are kept, the first of them of the query `row`, counted over all heads, and of a key.
 // After products: all threads have passed what they did with the block before.
 DEVICE void draw(const Params& p, Shared& shared, u64 row, u64 key) {

@@ -180,15 +180,35 @@ DEVICE float show(const Params& p, float (&scores)[PASSING / 8][4], bool is_all,
     const float scale = number<float>(p.scale);
     // Otherwise the largest score would not be the largest product.
     if (is_all && !MASK && scale >= 0) return scale * LOG2_E;
-    for (int n = 0; n < PASSING / 8; n++)
-        for (int i = 0; i < 4; i++) {
-            const int row = ROW + i / 2 * 8, column = n * 8 + COLUMN + i % 2;
+    for (int i = 0; i < 2; i++) {
+        // The columns of a row that are seen.
 #ifdef TO_KEYS
-            scores[n][i] = shown(p, scores[n][i], batch, head, query + column, key + row);
+        const u64 at[2] = {query, key + ROW + i * 8};
+        const int begin = p.is_causal && at[1] > query ? least(PASSING, at[1] - query) : 0;
+        const int end = at[1] < p.keys ? least(PASSING, p.queries - query) : 0;
+        const u64 step = p.mask_strides[2];
 #else
-            scores[n][i] = shown(p, scores[n][i], batch, head, query + row, key + column);
+        const u64 at[2] = {query + ROW + i * 8, key}, seen = p.is_causal ? least(p.keys, at[0] + 1) : p.keys;
+        const int begin = 0, end = at[0] < p.queries && seen > key ? least(PASSING, seen - key) : 0;
+        const u64 step = p.mask_strides[3];
 #endif
-        }
+        const u64 place = batch * p.mask_strides[0] + head * p.mask_strides[1] + at[0] * p.mask_strides[2] +
+                          at[1] * p.mask_strides[3];
+        for (int n = 0; n < PASSING / 8; n++)
+            for (int j = 0; j < 2; j++) {
+                const int column = n * 8 + COLUMN + j;
+                const bool is_there = column >= begin && column < end;
+                float score = scores[n][2 * i + j] * scale;
+                // What is not there is the first: so all are read together, without branches.
+                const u64 of_mask = is_there ? place + column * step : 0;
+#if MASK == 1
+                if (!((const bool*)p.mask)[of_mask]) score = HIDDEN;
+#elif MASK == 2
+                score += widen(((const Stored*)p.mask)[of_mask]);
+#endif
+                scores[n][2 * i + j] = is_there ? score : HIDDEN;
+            }
+    }
     return LOG2_E;
 }
 

@@ -60,19 +60,3 @@ DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 DEVICE Rows rows_of(const Heads& x, u64 batch, u64 head, u64 first, u64 count) {
     return {(Stored*)x.data + batch * x.batch + head * x.head + first * x.row, x.row, count};
 }
-
-// A score, scaled and masked.
-DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key) {
-    if (query >= p.queries || key >= p.keys || (p.is_causal && key > query)) return HIDDEN;
-    score *= number<T>(p.scale);
-#if MASK
-    const u64 place = batch * p.mask_strides[0] + head * p.mask_strides[1] + query * p.mask_strides[2] +
-                      key * p.mask_strides[3];
-#if MASK == 1
-    if (!((const bool*)p.mask)[place]) return HIDDEN;
-#else
-    score += cast<T>(((const Stored*)p.mask)[place]);
-#endif
-#endif
-    return score;
-}
