@@ -53,15 +53,20 @@ template <int SIZE> DEVICE void load(Stored (&to)[PASSING][SIZE + GAP], Rows fro
 // A thread's part of the rows of a warp.
 template <int SIZE> DEVICE void keep(u32 (&to)[SIZE / 16][4], Rows from, u64 columns) {
     const bool is_aligned = ((u64)from.data | (from.stride | columns) * sizeof(Stored)) % 4 == 0;
-    for (int k = 0; k < SIZE / 16; k++)
-        for (int i = 0; i < 4; i++) {
-            const u64 row = WARP + ROW + i % 2 * 8, column = k * 16 + i / 2 * 8 + COLUMN;
-            const Stored* source = from.data + row * from.stride + column;
-            to[k][i] = 0;
-            if (row >= from.count || column >= columns) continue;
-            if (is_aligned) to[k][i] = *(const u32*)source;
-            else to[k][i] = source[0].bits | (column + 1 < columns ? (u32)source[1].bits << 16 : 0);
-        }
+    for (int i = 0; i < 2; i++) {
+        const u64 row = WARP + ROW + i * 8;
+        const Stored* source = from.data + row * from.stride + COLUMN;
+        // Columns from the thread's first on.
+        const int end = row < from.count ? (int)columns - (int)COLUMN : 0;
+        if (is_aligned)
+            for (int k = 0; k < SIZE / 8; k++)
+                to[k / 2][k % 2 * 2 + i] = k * 8 < end ? *(const u32*)(source + k * 8) : 0;
+        else
+            for (int k = 0; k < SIZE / 8; k++) {
+                const u32 first = k * 8 < end ? source[k * 8].bits : 0, second = k * 8 + 1 < end ? source[k * 8 + 1].bits : 0;
+                to[k / 2][k % 2 * 2 + i] = first | second << 16;
+            }
+    }
 }
 
 // Products of kept rows with passing ones.
@@ -108,19 +113,20 @@ DEVICE void accumulate(float (&sums)[SIZE / 8][4], const float (&weights)[PASSIN
 
 template <int SIZE> DEVICE void write(const float (&sums)[SIZE / 8][4], const float (&factors)[2], Rows to, u64 columns) {
     const bool is_aligned = ((u64)to.data | (to.stride | columns) * sizeof(Stored)) % 4 == 0;
-    for (int n = 0; n < SIZE / 8; n++)
-        for (int i = 0; i < 2; i++) {
-            const u64 row = WARP + ROW + i * 8, column = n * 8 + COLUMN;
-            Stored* at = to.data + row * to.stride + column;
-            if (row >= to.count || column >= columns) continue;
+    for (int i = 0; i < 2; i++) {
+        const u64 row = WARP + ROW + i * 8;
+        Stored* at = to.data + row * to.stride + COLUMN;
+        const int end = row < to.count ? (int)columns - (int)COLUMN : 0;
+        for (int n = 0; n < SIZE / 8; n++) {
             const u32 both = pair(sums[n][2 * i] * factors[i], sums[n][2 * i + 1] * factors[i]);
             if (is_aligned) {
-                *(u32*)at = both;
+                if (n * 8 < end) *(u32*)(at + n * 8) = both;
                 continue;
             }
-            at[0] = {(u16)both};
-            if (column + 1 < columns) at[1] = {(u16)(both >> 16)};
+            if (n * 8 < end) at[n * 8] = {(u16)both};
+            if (n * 8 + 1 < end) at[n * 8 + 1] = {(u16)(both >> 16)};
         }
+    }
 }
 
 #if DROPS
