@@ -1,11 +1,11 @@
-// Attention of halves by matrix units, and its gradients. FlashAttention-2 (Dao, 2023): a warp keeps 16 queries, or keys,
+// Attention of halves by matrix units, and its gradients. FlashAttention-2 (Dao, 2023): a warp holds 16 queries, or keys,
 // and their weights in registers, and the others pass by in shared memory. The host has defined `Stored`, the halves;
 // `HALF`, their name; `T`, float; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more, 256 at most;
 // `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and which of
 // ATTEND, TO_QUERIES and TO_KEYS.
 
 #define THREADS 128
-// Rows that a block keeps, and a warp's first.
+// Rows that a block holds, and a warp's first.
 #define BLOCK (THREADS / 32 * 16)
 #define WARP (threadIdx.x / 32 * 16)
 #define WIDEST (WIDTH > VALUE_WIDTH ? WIDTH : VALUE_WIDTH)
@@ -51,7 +51,7 @@ template <int SIZE> DEVICE void load(Stored (&to)[PASSING][SIZE + GAP], Rows fro
 }
 
 // A thread's part of the rows of a warp.
-template <int SIZE> DEVICE void keep(u32 (&to)[SIZE / 16][4], Rows from, u64 columns) {
+template <int SIZE> DEVICE void hold(u32 (&to)[SIZE / 16][4], Rows from, u64 columns) {
     const bool is_aligned = ((u64)from.data | (from.stride | columns) * sizeof(Stored)) % 4 == 0;
     for (int i = 0; i < 2; i++) {
         const u64 row = WARP + ROW + i * 8;
@@ -63,15 +63,16 @@ template <int SIZE> DEVICE void keep(u32 (&to)[SIZE / 16][4], Rows from, u64 col
                 to[k / 2][k % 2 * 2 + i] = k * 8 < end ? *(const u32*)(source + k * 8) : 0;
         else
             for (int k = 0; k < SIZE / 8; k++) {
-                const u32 first = k * 8 < end ? source[k * 8].bits : 0, second = k * 8 + 1 < end ? source[k * 8 + 1].bits : 0;
+                const u32 first = k * 8 < end ? source[k * 8].bits : 0;
+                const u32 second = k * 8 + 1 < end ? source[k * 8 + 1].bits : 0;
                 to[k / 2][k % 2 * 2 + i] = first | second << 16;
             }
     }
 }
 
-// Products of kept rows with passing ones.
+// Products of held rows with passing ones.
 template <int SIZE>
-DEVICE void score(float (&scores)[PASSING / 8][4], const u32 (&kept)[SIZE / 16][4],
+DEVICE void score(float (&scores)[PASSING / 8][4], const u32 (&held)[SIZE / 16][4],
                   const Stored (&passing)[PASSING][SIZE + GAP]) {
     for (int n = 0; n < PASSING / 8; n++)
         for (int i = 0; i < 4; i++) scores[n][i] = 0;
@@ -81,8 +82,8 @@ DEVICE void score(float (&scores)[PASSING / 8][4], const u32 (&kept)[SIZE / 16][
         for (int n = 0; n < PASSING / 8; n += 2) {
             u32 b[4];
             read(b, &passing[n * 8 + LANE / 16 * 8 + LANE % 8][k * 16 + LANE / 8 % 2 * 8]);
-            multiply(scores[n], kept[k], b[0], b[1]);
-            multiply(scores[n + 1], kept[k], b[2], b[3]);
+            multiply(scores[n], held[k], b[0], b[1]);
+            multiply(scores[n + 1], held[k], b[2], b[3]);
         }
 }
 
@@ -111,7 +112,8 @@ DEVICE void accumulate(float (&sums)[SIZE / 8][4], const float (&weights)[PASSIN
     }
 }
 
-template <int SIZE> DEVICE void write(const float (&sums)[SIZE / 8][4], const float (&factors)[2], Rows to, u64 columns) {
+template <int SIZE>
+DEVICE void write(const float (&sums)[SIZE / 8][4], const float (&factors)[2], Rows to, u64 columns) {
     const bool is_aligned = ((u64)to.data | (to.stride | columns) * sizeof(Stored)) % 4 == 0;
     for (int i = 0; i < 2; i++) {
         const u64 row = WARP + ROW + i * 8;
@@ -145,8 +147,8 @@ template <int COUNT> DEVICE u32 draw(const State& state, u32 last, u64 first) {
 }
 #endif
 
-// Which of a thread's weights are kept, of the rows of its warp and those that pass. Each thread draws for some, four by a
-// block of random words, and gives them to others.
+// Which of a thread's weights are kept, of the rows of its warp and those that pass. Each thread draws for some, four by
+// a block of random words, and gives them to others.
 struct Kept {
     u32 bits[4][2];
 
@@ -182,7 +184,8 @@ struct Kept {
 };
 
 // Masks scores, the first of that query and key. What they are then to be multiplied with, to count in powers of two.
-DEVICE float show(const Params& p, float (&scores)[PASSING / 8][4], bool is_all, u64 batch, u64 head, u64 query, u64 key) {
+DEVICE float show(const Params& p, float (&scores)[PASSING / 8][4], bool is_all, u64 batch, u64 head, u64 query,
+                  u64 key) {
     const float scale = number<float>(p.scale);
     // Otherwise the largest score would not be the largest product.
     if (is_all && !MASK && scale >= 0) return scale * LOG2_E;
@@ -241,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
     const u64 batch = at / p.heads, head = at % p.heads, kv = head / p.group, row_of_sums = at * p.queries;
     const u64 rows = least(BLOCK, p.queries - first), end = p.is_causal ? least(p.keys, first + rows) : p.keys;
     u32 q[WIDTH / 16][4];
-    keep<WIDTH>(q, rows_of(p.q, batch, head, first, rows), p.width);
+    hold<WIDTH>(q, rows_of(p.q, batch, head, first, rows), p.width);
     const auto begin_to_load = [&](u64 key) {
         if (key >= end) return;
         const u64 count = least(PASSING, p.keys - key);
@@ -287,17 +290,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
         total[i] = sum_of_row(total[i]);
         factors[i] = total[i] == 0 ? 0 : kept_scale / total[i];
         const u64 row = WARP + ROW + i * 8;
-        if (COLUMN == 0 && row < rows) ((float*)p.sums)[row_of_sums + first + row] = largest[i] / LOG2_E + log(total[i]);
+        if (COLUMN == 0 && row < rows)
+            ((float*)p.sums)[row_of_sums + first + row] = largest[i] / LOG2_E + log(total[i]);
     }
     write<VALUE_WIDTH>(sums, factors, rows_of(p.out, batch, head, first, rows), p.value_width);
 #endif
 
 #ifdef TO_QUERIES
-    // Small gradients are differences with the sum of products of weights and their gradients. That is near to the product
-    // of the mean, which was rounded, and its gradient; how near is known at the end, and what it is of the sums.
+    // Small gradients are differences with the sum of products of weights and their gradients. That is near to the
+    // product of the mean, which was rounded, and its gradient. The rest is known at the end, and then taken off.
     u32 grad[VALUE_WIDTH / 16][4], out[VALUE_WIDTH / 16][4];
-    keep<VALUE_WIDTH>(grad, rows_of(p.grad, batch, head, first, rows), p.value_width);
-    keep<VALUE_WIDTH>(out, rows_of(p.out, batch, head, first, rows), p.value_width);
+    hold<VALUE_WIDTH>(grad, rows_of(p.grad, batch, head, first, rows), p.value_width);
+    hold<VALUE_WIDTH>(out, rows_of(p.out, batch, head, first, rows), p.value_width);
     float near[2] = {}, rest[2] = {}, shift[2];
     for (int k = 0; k < VALUE_WIDTH / 16; k++)
         for (int i = 0; i < 4; i++)
@@ -346,8 +350,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
     const u64 at = blockIdx.x / blocks, first = blockIdx.x % blocks * BLOCK, key = first + WARP;
     const u64 batch = at / kv_heads, kv = at % kv_heads, rows = least(BLOCK, p.keys - first);
     u32 k[WIDTH / 16][4], v[VALUE_WIDTH / 16][4];
-    keep<WIDTH>(k, rows_of(p.k, batch, kv, first, rows), p.width);
-    keep<VALUE_WIDTH>(v, rows_of(p.v, batch, kv, first, rows), p.value_width);
+    hold<WIDTH>(k, rows_of(p.k, batch, kv, first, rows), p.width);
+    hold<VALUE_WIDTH>(v, rows_of(p.v, batch, kv, first, rows), p.value_width);
     // Queries that see them, of each head that shares the keys.
     const u64 begin_at = p.is_causal ? first : 0;
     const u64 end = begin_at < p.queries ? (kv + 1) * p.group : 0;
@@ -389,7 +393,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
         accumulate<true, WIDTH>(to_k, weights, tile.a);
         head = next_head, query = next_query;
     }
-    const float factors[2] = {number<float>(p.scale), number<float>(p.scale)}, kept_factors[2] = {kept_scale, kept_scale};
+    const float factors[2] = {number<float>(p.scale), number<float>(p.scale)};
+    const float kept_factors[2] = {kept_scale, kept_scale};
     write<WIDTH>(to_k, factors, rows_of(p.to_k, batch, kv, first, rows), p.width);
     write<VALUE_WIDTH>(to_v, kept_factors, rows_of(p.to_v, batch, kv, first, rows), p.value_width);
 #endif

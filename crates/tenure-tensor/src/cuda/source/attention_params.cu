@@ -35,8 +35,8 @@ struct Params {
     u64 mask;
     u64 mask_strides[4];
     Heads grad;
-    // Of each query, the sum of products of weights and their gradients; of halves after the logarithm of its weights' sum,
-    // to base 2.
+    // Of each query, the sum of products of weights and their gradients; of halves by matrix units, after the logarithm
+    // of its weights' sum, to base 2.
     u64 inner;
     Heads to_q;
     Heads to_k;

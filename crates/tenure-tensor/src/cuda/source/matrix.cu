@@ -15,8 +15,8 @@ DEVICE u32 pair(float x, float y) {
 DEVICE float first_of(u32 both) { return widen(Stored{(u16)both}); }
 DEVICE float second_of(u32 both) { return widen(Stored{(u16)(both >> 16)}); }
 
-// Adds the product of 16 x 16 halves with 16 x 8, of which a thread has eight and four, to 16 x 8 numbers, of which it has
-// four. Volatile: all threads of a warp multiply together, so it stays where it is.
+// Adds the product of 16 x 16 halves with 16 x 8, of which a thread has eight and four, to 16 x 8 numbers, of which it
+// has four. Volatile: all threads of a warp multiply together, so it stays where it is.
 DEVICE void multiply(float (&sums)[4], const u32 (&a)[4], u32 b, u32 c) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HALF "." HALF ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
                  "{%8, %9}, {%0, %1, %2, %3};"
