@@ -1,8 +1,8 @@
-// Attention of halves by matrix units, and its gradients. FlashAttention-2 (Dao, 2023): a warp holds 16 queries, or keys,
-// and their weights in registers, and the others pass by in shared memory. The host has defined `Stored`, the halves;
-// `HALF`, their name; `T`, float; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more, 256 at most;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and which of
-// ATTEND, TO_QUERIES and TO_KEYS.
+// Attention of halves by matrix units, and its gradients. FlashAttention-2 (Dao, 2023): a warp holds 16 queries, or
+// keys, and their weights in registers, and the others pass by in shared memory. The host has defined `Stored`, the
+// halves; `HALF`, their name; `T`, float; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more, 256 at
+// most; `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and
+// which of ATTEND, TO_QUERIES and TO_KEYS.
 
 #define THREADS 128
 // Rows that a block holds, and a warp's first.
@@ -147,8 +147,8 @@ template <int COUNT> DEVICE u32 draw(const State& state, u32 last, u64 first) {
 }
 #endif
 
-// Which of a thread's weights are kept, of the rows of its warp and those that pass. Each thread draws for some, four by
-// a block of random words, and gives them to others.
+// Which of a thread's weights are kept, of the rows of its warp and those that pass. Each thread draws for some, four
+// by a block of random words, and gives them to others.
 struct Kept {
     u32 bits[4][2];
 
