@@ -114,26 +114,45 @@ fn asked() -> impl Strategy<Value = Asked> {
     })
 }
 
+const TOLERANCES: [(DType, f64); 4] = [(DType::F64, 1e-9), (DType::F32, 1e-4), (DType::BF16, 2e-2), (DType::F16, 4e-3)];
+
+/// On both devices.
+fn check(asked: &Asked, tolerances: &[(DType, f64)]) -> std::result::Result<(), TestCaseError> {
+    let _in_use = in_use();
+    let expected = asked.run(DType::F64, Device::CPU, composed);
+    for &(dtype, tolerance) in tolerances {
+        for device in [Device::CPU, cuda()] {
+            let found = asked.run(dtype, device, fused);
+            for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let largest = expected.iter().fold(1.0_f64, |largest, value| largest.max(value.abs()));
+                for (found, expected) in found.iter().zip(expected) {
+                    let is_near = (found - expected).abs() <= tolerance * largest;
+                    prop_assert!(is_near, "{dtype} on {device}, {part}: {found}, expected {expected}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// More queries and keys than are computed at a time, with the same weights dropped.
     #[test]
     fn blocks_are_what_all_weights_at_once_are(asked in asked()) {
-        let _in_use = in_use();
-        let expected = asked.run(DType::F64, Device::CPU, composed);
-        for (dtype, tolerance) in [(DType::F64, 1e-9), (DType::F32, 1e-4), (DType::BF16, 2e-2), (DType::F16, 4e-3)] {
-            for device in [Device::CPU, cuda()] {
-                let found = asked.run(dtype, device, fused);
-                for (part, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                    let largest = expected.iter().fold(1.0_f64, |largest, value| largest.max(value.abs()));
-                    for (found, expected) in found.iter().zip(expected) {
-                        let is_near = (found - expected).abs() <= tolerance * largest;
-                        prop_assert!(is_near, "{dtype} on {device}, {part}: {found}, expected {expected}");
-                    }
-                }
-            }
-        }
+        check(&asked, &TOLERANCES)?;
+    }
+}
+
+/// Halves are computed by matrix units up to a width of 256; rows are aligned, or not.
+#[test]
+fn wide_heads_of_halves_are_what_all_weights_at_once_are() {
+    let [.., bf16, f16] = TOLERANCES;
+    let wide = [(64, 64, f16, 131, 68), (80, 35, bf16, 70, 135), (128, 96, bf16, 131, 68), (256, 200, f16, 70, 135)];
+    for (width, value_width, tolerance, queries, keys) in wide.into_iter().chain([(264, 8, bf16, 70, 68)]) {
+        let mask = (queries < keys).then_some(DType::Bool);
+        check(&Asked { batch: 1, queries, keys, width, value_width, mask, ..SOME }, &[tolerance]).unwrap();
     }
 }
 

@@ -18,9 +18,18 @@ use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
 pub(crate) const BACKWARD: &[Entry<AttendBackward>] = on_cuda!(floats: backward);
 
+const PARAMS: &str = include_str!("source/attention_params.cu");
 const PRODUCTS: &str = include_str!("source/products.cu");
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
+
+/// The same for halves, by matrix units.
+const MATRIX: &str = include_str!("source/matrix.cu");
+const HALVES: &str = include_str!("source/attention_halves.cu");
+const THREADS_OF_HALVES: u32 = 128;
+
+/// The widest rows of halves that registers and shared memory have room for.
+const WIDEST: usize = 256;
 
 /// What addresses of rows must be a multiple of for the library, in bytes.
 const ALIGNMENT: usize = 16;
@@ -98,10 +107,11 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             {
                 return Ok(());
             }
-            let inner = queue.workspace(sums.numel().max(1) * sums.dtype().size())?;
-            [Part::Inner, Part::ToQueries, Part::ToKeys]
-                .into_iter()
-                .try_for_each(|part| work.launch(queue, part, inner, all))
+            let parts = [Part::Inner, Part::ToQueries, Part::ToKeys];
+            // By matrix units, it is found on the way to the gradients of queries, and kept with each query's sum.
+            let (parts, numbers) = if work.is_by_matrix_units() { (&parts[1..], 2) } else { (&parts[..], 1) };
+            let inner = queue.workspace(sums.numel().max(1) * numbers * sums.dtype().size())?;
+            parts.iter().try_for_each(|part| work.launch(queue, *part, inner, all))
         },
         move |writes, reads| {
             let grad = reads[3].contiguous()?;
@@ -225,7 +235,6 @@ impl Work<'_> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
-        let is_half = matches!(dtype, DType::F16 | DType::BF16);
         let mut multiples = [width, value_width].into_iter().chain(places.iter().flat_map(|(tensor, _)| {
             tensor
                 .sizes()
@@ -237,7 +246,7 @@ impl Work<'_> {
         }));
         let is_aligned = places.iter().all(|(_, data)| data.is_multiple_of(ALIGNMENT as u64))
             && multiples.all(|stride| (stride * dtype.size()).is_multiple_of(ALIGNMENT));
-        if !is_half
+        if !is_half(dtype)
             || !is_aligned
             || self.mask.is_some()
             || self.drawn.is_some()
@@ -271,13 +280,19 @@ impl Work<'_> {
         })
     }
 
+    /// Whether our own kernels compute it by matrix units.
+    fn is_by_matrix_units(&self) -> bool {
+        let [(q, _), _, (v, _)] = self.inputs;
+        is_half(q.dtype()) && q.sizes()[3].max(v.sizes()[3]) <= WIDEST
+    }
+
     /// Launches a kernel, with the gradients of the means, and those of queries, keys and values, if it needs them.
     fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let [batch, heads, queries, width] = std::array::from_fn(|dim| q.sizes()[dim]);
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
         let dtype = q.dtype();
-        let is_half = matches!(dtype, DType::F16 | DType::BF16);
+        let (is_half, is_matrix) = (is_half(dtype), self.is_by_matrix_units());
         // Queries and keys of a block: what fits into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
         let blocks = match part {
@@ -318,16 +333,21 @@ impl Work<'_> {
         };
         let drops = u64::from(self.drawn.is_some());
         let source = || {
-            let (stored, computed, matrix) = (stored(dtype), computed(dtype), u8::from(is_half));
+            let (stored, computed) = (stored(dtype), computed(dtype));
+            let kernels = if is_matrix {
+                format!("#define HALF \"{stored}\"\n{PARAMS}{MATRIX}{HALVES}")
+            } else {
+                format!("#define BLOCK {block}\n{PARAMS}{PRODUCTS}{TEMPLATE}")
+            };
             format!(
-                "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define BLOCK {block}\n\
-                 #define WIDTH {width}\n#define VALUE_WIDTH {value_width}\n#define MASK {mask}\n\
-                 #define DROPS {drops}\n#define MATRIX {matrix}\n{PHILOX}{PRODUCTS}{TEMPLATE}"
+                "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define WIDTH {width}\n\
+                 #define VALUE_WIDTH {value_width}\n#define MASK {mask}\n#define DROPS {drops}\n{PHILOX}{kernels}"
             )
         };
         let bits_of = |size: usize| u64::from(size.trailing_zeros());
         let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
-        let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let threads = if is_matrix { THREADS_OF_HALVES } else { THREADS };
+        let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
         queue.launch(KernelName { op, variant }, source, config, &mut words)
     }
 }
@@ -344,6 +364,10 @@ fn together(all: &Attention) -> Attention {
     let batch = largest(all.batch, of_head * all.kv_heads);
     let kv_heads = if batch > 1 { all.kv_heads } else { largest(all.kv_heads, of_head) };
     Attention { batch, kv_heads, heads: all.heads / all.kv_heads * kv_heads, ..*all }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// How the library computes that, if it does.

@@ -1,62 +1,11 @@
 // Attention without a matrix of all weights, and its gradients. FlashAttention (Dao et al., 2022): a block of queries,
 // or of keys, stays, and the others pass by. The host has defined `Stored`, elements in memory; `T`, what is computed
 // in; `BLOCK`, queries and keys of a block; `WIDTH` and `VALUE_WIDTH`, the widths of queries and values or more;
-// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; `MATRIX`, whether
-// products are by matrix units; and which of ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
+// `MASK`, 0 without one, 1 for bool, 2 for numbers that are added; `DROPS`, whether weights are dropped; and which of
+// ATTEND, INNER, EXACT_INNER, TO_QUERIES and TO_KEYS.
 
 // Blocks that a multiprocessor has at once, where their sums are few enough for its registers.
 #define TOGETHER (BLOCK == 64 && WIDTH <= 64 && VALUE_WIDTH <= 64 ? 2 : 1)
-
-// (batch, heads, rows, columns) of which columns are dense, strides in elements.
-struct Heads {
-    u64 data;
-    u64 batch;
-    u64 head;
-    u64 row;
-};
-
-struct Params {
-    u64 batch;
-    u64 heads;
-    // Heads of queries that share keys.
-    u64 group;
-    u64 queries;
-    u64 keys;
-    u64 width;
-    u64 value_width;
-    u64 scale;
-    u64 is_causal;
-    Heads q;
-    Heads k;
-    Heads v;
-    Heads out;
-    // Logarithms of the sums of weights, (batch, heads, queries).
-    u64 sums;
-    u64 mask;
-    u64 mask_strides[4];
-    Heads grad;
-    // Of each query, the sum of products of its mean and that's gradient.
-    u64 inner;
-    Heads to_q;
-    Heads to_k;
-    Heads to_v;
-    // Where the numbers begin of which each weight, (batch, heads, queries, keys), has one.
-    State state;
-    // Weights are kept whose word is below it, and multiplied.
-    u64 limit;
-    u64 kept_scale;
-};
-
-#define HIDDEN (-INFINITE(T))
-
-// Whether a block has queries, and keys pass by.
-#if defined(ATTEND) || defined(EXACT_INNER) || defined(TO_QUERIES)
-#define OF_QUERIES
-#endif
-
-DEVICE Rows rows_of(const Heads& x, u64 batch, u64 head, u64 first, u64 count) {
-    return {(Stored*)x.data + batch * x.batch + head * x.head + first * x.row, x.row, count};
-}
 
 // A score, scaled and masked.
 DEVICE T shown(const Params& p, T score, u64 batch, u64 head, u64 query, u64 key) {
@@ -103,8 +52,6 @@ DEVICE T left(const Params& p, const Shared& shared, T x, int query, int key) {
     return x;
 #endif
 }
-
-DEVICE u64 least(u64 a, u64 b) { return a < b ? a : b; }
 
 // Over the threads that have columns of the same rows.
 DEVICE T largest_of_row(T x) {
@@ -175,7 +122,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
             total[i] = total[i] * before[i] + sum_of_row(sum);
             largest[i] = now;
         }
-        exchange(shared, before);
         for (int i = 0; i < EACH; i++)
             for (int j = 0; j < VALUE_WIDTH / SIDE; j++) sums[i][j] *= before[i];
         share(shared, scores);
@@ -187,7 +133,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOGETHER) kernel(const __g
         const u64 row = y + i * SIDE;
         if (x == 0 && row < rows) ((T*)p.sums)[at * p.queries + first + row] = largest[i] + log(total[i]);
     }
-    exchange(shared, factors);
     write<VALUE_WIDTH>(sums, factors, rows_of(p.out, batch, head, first, rows), p.value_width);
 #endif
 
