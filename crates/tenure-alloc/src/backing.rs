@@ -115,4 +115,7 @@ pub trait Backing: Send + Sync {
 
     /// Blocks the host until `mark` is passed.
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError>;
+
+    /// Blocks the host until everything put on any stream so far is passed. No stream may be captured by this thread.
+    fn synchronize_all(&self) -> Result<(), BackingError>;
 }

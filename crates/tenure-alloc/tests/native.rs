@@ -344,7 +344,7 @@ fn a_block_freed_in_a_capture_waits_for_its_end_and_for_uses_outside_it() {
     f.backing.hold_streams();
     let [before, during] = [12 * MIB, 14 * MIB].map(|bytes| f.alloc(bytes));
     f.allocator.record_stream(before, B).unwrap();
-    f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|_| false)).unwrap();
+    f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|stream| stream != A)).unwrap();
     f.allocator.record_stream(before, C).unwrap();
     f.allocator.record_stream(during, B).unwrap();
     f.free(before);
@@ -365,7 +365,7 @@ fn a_use_outside_a_capture_counts_even_if_it_was_recorded_in_one_before() {
     f.backing.hold_streams();
     let block = f.alloc(12 * MIB);
     let capture = |inside: &dyn Fn()| {
-        f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|_| false)).unwrap();
+        f.allocator.begin_pool(PoolId(1, 0), PoolUse::Capture, Box::new(|stream| stream != A)).unwrap();
         inside();
         f.allocator.end_pool(PoolId(1, 0)).unwrap();
     };

@@ -216,6 +216,10 @@ impl Backing for DeviceBacking {
         self.marks.lock().retire(mark);
         Ok(())
     }
+
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        Ok(self.driver.synchronize()?)
+    }
 }
 
 /// The physical memory that a backing holds.

@@ -154,7 +154,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.close();
-        // Its memory is given back when every stream has passed what is on it now.
+        // It is given back when memory is asked back, or wanted, after all launches on the device.
         let _ = self.memory.allocator().release_pool(self.id);
     }
 }

@@ -97,6 +97,10 @@ impl Backing for NullBacking {
     fn synchronize(&self, _: Mark) -> Result<(), BackingError> {
         Ok(())
     }
+
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        Ok(())
+    }
 }
 
 fn allocators() -> [(&'static str, Arc<dyn CachingAllocator>); 2] {

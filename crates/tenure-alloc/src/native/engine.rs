@@ -178,7 +178,7 @@ impl Engine {
 
     pub(crate) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        let in_capture = self.captures.any();
+        let in_capture = self.captures.captures(stream);
         let block = &mut self.blocks[id];
         // Stream order protects uses on the block's own stream.
         if stream != block.stream {

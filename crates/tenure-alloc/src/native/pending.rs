@@ -80,7 +80,7 @@ impl Engine {
 
     /// Records the marks of blocks freed during a capture. What a stream was given during the capture has not run, and
     /// the captured graph orders it by itself, so only streams recorded outside one are awaited. (PyTorch forgets those
-    /// that are recorded in both.)
+    /// that are recorded in both, and those of streams that are not captured while another is.)
     fn settle_deferred(&mut self) -> Result<(), AllocError> {
         while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;

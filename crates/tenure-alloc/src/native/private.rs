@@ -37,6 +37,12 @@ impl Captures {
         self.capturing > 0
     }
 
+    /// Whether `stream` is captured.
+    pub(super) fn captures(&self, stream: StreamId) -> bool {
+        let mut captures = self.underway.iter().filter(|underway| underway.purpose == PoolUse::Capture);
+        captures.any(|underway| (underway.filter)(stream))
+    }
+
     /// Whether allocations on `stream` go to a private pool.
     pub(crate) fn diverts(&self, stream: StreamId) -> bool {
         self.owner_for(stream) != COMMON
@@ -173,6 +179,14 @@ impl Engine {
     }
 
     fn release_unused_pool(&mut self, owner: usize) -> Result<(), AllocError> {
+        // Replays use the addresses on streams that nobody told us of. Segments are freed after all that is on the device;
+        // chunks are unmapped at once.
+        if self.config.expandable_segments || self.pools.pair(owner).is_expandable {
+            if self.captures.any() {
+                return Ok(());
+            }
+            self.backing.synchronize_all()?;
+        }
         for kind in [PoolKind::Small, PoolKind::Large] {
             self.release_free(PoolRef { owner, kind })?;
         }

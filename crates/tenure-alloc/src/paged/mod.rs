@@ -34,7 +34,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use tenure_core::StreamId;
 
 pub use config::Config;
 
@@ -297,9 +296,8 @@ impl PagedAllocator {
 
     /// Gives back what private pools hold that nobody uses any more: `pool`, or all.
     fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
-        let streams: Vec<StreamId> = self.heaps.all().map(|heap| heap.stream).collect();
         let mut state = self.state.lock();
-        let released = state.release_given_up(pool, &streams);
+        let released = state.release_given_up(pool);
         give_back(&mut state);
         released
     }

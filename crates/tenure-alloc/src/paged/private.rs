@@ -10,7 +10,6 @@
 use std::sync::Arc;
 
 use parking_lot::MutexGuard;
-use tenure_core::StreamId;
 
 use super::segments::Segments;
 use super::state::{Effort, Refusal, State};
@@ -102,13 +101,11 @@ impl State {
         self.private.engine.borrow(request)
     }
 
-    /// Gives back what is free in pools that nobody uses any more: in `pool`, or in all. `streams` may use their
+    /// Gives back what is free in pools that nobody uses any more: in `pool`, or in all. Any stream may use their
     /// addresses: whoever launched a graph did so on a stream of its own choice.
-    pub(super) fn release_given_up(&mut self, pool: Option<PoolId>, streams: &[StreamId]) -> Result<(), AllocError> {
+    pub(super) fn release_given_up(&mut self, pool: Option<PoolId>) -> Result<(), AllocError> {
         if self.private.engine.has_unused_pools() {
-            for &stream in streams {
-                self.backing.synchronize(self.backing.record(stream)?)?;
-            }
+            self.backing.synchronize_all()?;
         }
         let engine = &mut self.private.engine;
         let released = match pool {

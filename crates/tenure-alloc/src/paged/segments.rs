@@ -183,4 +183,8 @@ impl Backing for Segments {
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         self.inner.synchronize(mark)
     }
+
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        self.inner.synchronize_all()
+    }
 }

@@ -142,6 +142,10 @@ impl Backing for HostBacking {
         self.marks.synchronize(mark)
     }
 
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        self.marks.synchronize_all()
+    }
+
     // Pinned memory has its addresses for good: there are no chunks to map.
 
     fn reserve(&self, _bytes: u64) -> Result<Address, BackingError> {

@@ -219,6 +219,10 @@ impl Backing for LeasedBacking {
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         self.device.synchronize(mark)
     }
+
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        self.device.synchronize_all()
+    }
 }
 
 /// Segments would be this process's driver's, and count in nobody's budget.

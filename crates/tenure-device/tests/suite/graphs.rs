@@ -1,12 +1,13 @@
 //! Graphs: work that is captured, and launched any number of times.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
 
 use tenure_alloc::Request;
 use tenure_core::StreamId;
 use tenure_device::graph::{Gate, Graph};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
-use tenure_device::{Call, Driver, EventKind, Priority, STREAMS_PER_POOL, Stream, StreamKind};
+use tenure_device::{Call, Driver, EventKind, Priority, STREAMS_PER_POOL, Stream, StreamGuard, StreamKind};
 
 use crate::common::{Tested, drivers, read, sim};
 
@@ -193,6 +194,60 @@ fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
         memory.free(out).unwrap();
         memory.allocator().release_cached().unwrap();
         assert_eq!(memory.backing().held_bytes(), 0);
+    }
+}
+
+#[test]
+fn memory_of_a_graph_that_is_gone_is_given_back_after_its_launches() {
+    for driver in drivers() {
+        for policy in ["paged", "expandable", "native"] {
+            let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
+            let memory: &'static DeviceMemory =
+                Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()));
+            let side = memory.streams().pooled(Priority::Default).unwrap();
+            let body = |stream: &Stream| {
+                let block = memory.allocate(Request::new(2 << 20, stream.id()))?;
+                memory.driver().memset(block.address, 9, 2 << 20, stream.id())?;
+                memory.free(block.address)
+            };
+            let (graph, ()) = Graph::capture(memory, body).unwrap();
+            {
+                // No memory is ever allocated on it.
+                let _current = StreamGuard::new(&side);
+                (0..4).for_each(|_| graph.launch().unwrap());
+            }
+            drop(graph);
+            memory.allocator().release_cached().unwrap();
+            assert_eq!(memory.backing().held_bytes(), 0);
+            driver.synchronize().unwrap();
+        }
+    }
+}
+
+#[test]
+fn others_frees_wait_for_their_streams_while_a_thread_captures() {
+    for driver in drivers() {
+        for policy in ["paged", "expandable", "native"] {
+            let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
+            let memory: &'static DeviceMemory =
+                Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()));
+            let [own, other] = [0, 1].map(|_| memory.streams().pooled(Priority::Default).unwrap());
+            let target = memory.allocate(Request::new(2 << 20, other.id())).unwrap().address;
+            let eagerly = || {
+                let block = memory.allocate(Request::new(2 << 20, own.id()))?.address;
+                memory.driver().memset(block, 3, 2 << 20, own.id())?;
+                own.lead_to(&other)?;
+                memory.driver().copy_on_device(target, block, 2 << 20, other.id())?;
+                memory.record_use(block, other.id())?;
+                memory.free(block)
+            };
+            let (graph, ()) = Graph::capture(memory, |_| thread::scope(|s| s.spawn(eagerly).join().unwrap())).unwrap();
+            let again = memory.allocate(Request::new(2 << 20, own.id())).unwrap().address;
+            driver.memset(again, 5, 2 << 20, own.id()).unwrap();
+            driver.synchronize().unwrap();
+            assert_eq!(read(&*driver, target, 2 << 20), vec![3; 2 << 20]);
+            drop(graph);
+        }
     }
 }
 

@@ -241,6 +241,10 @@ impl Backing for Metered {
     fn synchronize(&self, mark: Mark) -> Result<(), BackingError> {
         self.time(Call::SynchronizeEvent, |inner| inner.synchronize(mark))
     }
+
+    fn synchronize_all(&self) -> Result<(), BackingError> {
+        self.time(Call::Synchronize, |inner| inner.synchronize_all())
+    }
 }
 
 /// What the model says of a call; `None` for calls that it leaves out.
