@@ -13,6 +13,7 @@ use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Plan, Task, Trainer};
 use tenure_nn::{Module, Parameter, Scope};
+use tenure_tensor::autocast::Autocast;
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::random::{self, Generator};
@@ -79,6 +80,25 @@ fn a_captured_run_is_the_run() {
     assert_eq!(whole(sgd, true), whole(sgd, false));
     assert_eq!(whole(Sgd::default(), true), whole(Sgd::default(), false));
     assert_eq!(whole(adagrad, true), whole(adagrad, false));
+}
+
+#[test]
+fn a_captured_run_in_autocast_is_evaluated_with_the_weights_that_it_has() {
+    let _alone = alone();
+    let evaluated = |is_captured| {
+        let mut run = run(Adam::w(), is_captured);
+        let held = (0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect();
+        let options = LoaderOptions { batch_size: 4, device: DEVICE, ..LoaderOptions::default() };
+        let held = DataLoader::new(TextWindows::of_tokens(held, WINDOW).unwrap(), options);
+        let _autocast = Autocast::enter(DType::BF16);
+        let mut right = Vec::new();
+        for steps in (3..=STEPS as usize).step_by(3) {
+            go_on(&mut run, steps);
+            right.push(run.evaluate(&held, |_| true).unwrap().unwrap().right);
+        }
+        (right, run.history().last().unwrap().loss.to_bits())
+    };
+    assert_eq!(evaluated(true), evaluated(false));
 }
 
 #[test]

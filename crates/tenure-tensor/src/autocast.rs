@@ -76,6 +76,22 @@ impl Drop for Autocast {
     }
 }
 
+/// Parameters that this thread had converted: they come back when this is dropped, in place of those converted since.
+pub(crate) struct Aside(Parameters);
+
+impl Aside {
+    /// Puts them aside.
+    pub(crate) fn put() -> Self {
+        Self(PARAMETERS.take())
+    }
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        drop(PARAMETERS.try_with(|parameters| parameters.replace(std::mem::take(&mut self.0))));
+    }
+}
+
 /// The lower dtype, if this thread has one.
 pub fn dtype() -> Option<DType> {
     Scopes::latest(&DTYPES).flatten()

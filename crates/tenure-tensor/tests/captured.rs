@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Event, EventKind, Executor, Platform, Priority, StreamGuard};
+use tenure_tensor::autocast::Autocast;
 use tenure_tensor::autograd::{self, Options};
 use tenure_tensor::cuda::{self, Captured};
 use tenure_tensor::random::{self, Generator};
@@ -229,4 +230,35 @@ fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
             assert_eq!(tensor.to_vec::<f32>().unwrap(), [f32::from(value); 1 << 16]);
         }
     }
+}
+
+#[test]
+fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
+    for (_alone, device, _) in devices() {
+        let weights = Tensor::ones(&[16, 16], DType::F32, device)?.requires_grad_(true)?;
+        let x = Tensor::ones(&[16, 16], DType::F32, device)?;
+        let first = |tensor: Tensor| Ok::<_, TensorError>(tensor.detach().to_dtype(DType::F32)?.to_vec::<f32>()?[0]);
+        let _autocast = Autocast::enter(DType::BF16);
+        // Converted parameters are kept, until they are written to.
+        let (mut step, ()) = Captured::new(device, || autograd::no_grad(|| weights.add_(1)).map(drop))?;
+        let now = || autograd::no_grad(|| first(x.matmul(&weights)?));
+        assert_eq!(now()?, 16.0);
+        for expected in [32.0, 48.0] {
+            step.replay()?;
+            assert_eq!(now()?, expected);
+        }
+        // So is what is saved for backward.
+        let product = x.mul(&x.mul(&weights)?)?.mul(&weights)?;
+        step.replay()?;
+        let error = autograd::backward(&[&product.sum_all()?], &[None], Options::default()).unwrap_err();
+        assert!(error.to_string().contains("add_"), "{error}");
+        // A capture converts what it uses each time, and nobody else uses what it converted.
+        let warm = x.matmul(&weights)?;
+        let (mut product, out) = Captured::new(device, || x.matmul(&weights))?;
+        assert_eq!(first(x.matmul(&weights)?)?, first(warm)?);
+        autograd::no_grad(|| weights.fill_(1))?;
+        product.replay()?;
+        assert_eq!(first(out)?, 16.0);
+    }
+    Ok(())
 }

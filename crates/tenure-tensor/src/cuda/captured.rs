@@ -26,7 +26,7 @@ use tenure_device::{Event, EventKind, Stream};
 
 use crate::access::Held;
 use crate::random::{Generator, State};
-use crate::{Access, DType, Device, Result, Tensor, TensorError};
+use crate::{Access, DType, Device, Result, Tensor, TensorError, autocast};
 
 const OP: &str = "Captured";
 
@@ -67,6 +67,8 @@ pub struct Captured {
     pinned: PinnedPool,
     /// What the work uses from outside.
     kept: Vec<Storage>,
+    /// What of that it writes to, and by which operation last: each replay does so anew.
+    written: Vec<(Tensor, &'static str)>,
     /// Where it was launched last.
     stream: Option<Stream>,
 }
@@ -103,6 +105,10 @@ struct Recorder {
     made: Vec<Generator>,
     /// Storages from outside.
     kept: BTreeMap<Generation, Storage>,
+    /// Tensors from outside that were written to, and by what last.
+    written: Vec<(Tensor, &'static str)>,
+    /// What was converted before: a replay does not see it, and what is converted in the capture nobody else does.
+    _converted: autocast::Aside,
     /// What could not be told where it happened.
     failed: Option<TensorError>,
 }
@@ -114,7 +120,8 @@ thread_local! {
 impl Captured {
     /// Captures what `work` puts on the thread's current stream of a device, and runs none of it. The same work must
     /// have run before: what is prepared when it is first used, such as an optimizer's state, cannot be in a capture.
-    /// `work` must not wait for the device, nor read from it.
+    /// `work` must not wait for the device, nor read from it. If it differentiates, then what it made itself: the graph of
+    /// a view that was made outside, such as of a parameter, leads to streams that are not captured.
     ///
     /// Waits for the device once, to give back memory that is cached: the work has memory of its own.
     ///
@@ -132,14 +139,15 @@ impl Captured {
         let recording = Recording::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let captured = Graph::capture(memory, |_| work().map_err(Failure::Work));
-        let Recorder { words, used, varying, origins, kept, failed, .. } = recording.end();
+        let Recorder { words, used, varying, origins, kept, written, failed, .. } = recording.end();
         let (graph, made) = captured.map_err(|failure| match failure {
             Failure::Memory(error) => TensorError::memory(OP, error).into(),
             Failure::Work(error) => error,
         })?;
         failed.map_or(Ok(()), Err)?;
         let kept = kept.into_values().collect();
-        Ok((Self { graph, words, varying, origins, next: vec![0; used], pinned, kept, stream: None }, made))
+        let next = vec![0; used];
+        Ok((Self { graph, words, varying, origins, next, pinned, kept, written, stream: None }, made))
     }
 
     /// Puts all of it on the thread's current stream, with what varies as it is now. Nothing is waited for.
@@ -165,6 +173,7 @@ impl Captured {
         for origin in &self.origins {
             origin.generator.set_state(self.resolve(origin.after, &begun));
         }
+        self.written.iter().for_each(|(tensor, op)| tensor.bump_version(op));
         Ok(())
     }
 
@@ -276,6 +285,18 @@ pub(crate) fn keep(held: &Held<'_>) {
     });
 }
 
+/// Notes that `op` writes to a tensor in place, in a capture by this thread, if there is one and the tensor was not made in it.
+pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
+    RECORDER.with_borrow_mut(|recorder| {
+        let is_outside = |recorder: &&mut Recorder| tensor.storage().generation() < recorder.begun;
+        let Some(recorder) = recorder.as_mut().filter(is_outside) else { return };
+        match recorder.written.iter_mut().find(|(known, _)| known.shares_version(tensor)) {
+            Some((_, last)) => *last = op,
+            None => recorder.written.push((tensor.detach(), op)),
+        }
+    });
+}
+
 /// Makes a generator, which is at `state`, one of the capture by this thread, if there is one.
 #[inline]
 pub(crate) fn join(generator: &Generator, state: &mut State) {
@@ -342,8 +363,18 @@ impl Recording {
         let _purpose = Purpose::enter(Tag::Workspace, Purpose::current().1);
         let words = Tensor::empty(&[MOST_WORDS], DType::I64, device)?;
         let begun = words.storage().generation();
-        let (varying, origins, made, kept) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        RECORDER.set(Some(Recorder { words, begun, used: 0, varying, origins, made, kept, failed: None }));
+        RECORDER.set(Some(Recorder {
+            words,
+            begun,
+            used: 0,
+            varying: Vec::new(),
+            origins: Vec::new(),
+            made: Vec::new(),
+            kept: BTreeMap::new(),
+            written: Vec::new(),
+            _converted: autocast::Aside::put(),
+            failed: None,
+        }));
         Ok(Self)
     }
 

@@ -72,6 +72,7 @@ pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;
 
+pub(crate) use captured::note_write;
 pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
 pub use queue::{Queue, Touched, submit};

@@ -18,7 +18,7 @@ use tenure_core::{DType, Device, Layout, Storage};
 
 use crate::autograd::{self, Edge, HookHandle, Kind, Meta, Node, View};
 use crate::error::AutogradError;
-use crate::{Result, TensorError};
+use crate::{Result, TensorError, cuda};
 
 /// Elements of one dtype, laid out on a storage that views share. C10's `TensorImpl`.
 ///
@@ -145,6 +145,14 @@ impl Tensor {
     pub fn bump_version(&self, op: &'static str) {
         *self.inner.version.writer.lock() = op;
         self.inner.version.count.fetch_add(1, Ordering::AcqRel);
+        if !self.device().is_cpu() {
+            cuda::note_write(self, op);
+        }
+    }
+
+    /// Whether both are views of the same writes.
+    pub(crate) fn shares_version(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner.version, &other.inner.version)
     }
 
     /// The operation that wrote to it last, or to a view of its storage.
