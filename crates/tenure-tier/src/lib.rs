@@ -7,6 +7,8 @@
 //! out to files, and come back.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+#[forbid(unsafe_code)]
+pub mod codec;
 mod dax;
 mod disk;
 mod error;
