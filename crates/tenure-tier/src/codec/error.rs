@@ -19,6 +19,21 @@ pub enum CodecError {
         /// Which one.
         block: usize,
     },
+    /// It does not fit.
+    #[error(
+        "a tensor becomes {bytes} bytes, and there is room for {given}: `max_bytes` says how many are always enough"
+    )]
+    Room {
+        /// Bytes of the stream.
+        bytes: usize,
+        /// Bytes that were given.
+        given: usize,
+    },
+    /// A device could not decode it.
+    #[error(
+        "an encoded tensor on a device was cut or changed, or is another one: its codec, dtype or size is not as said"
+    )]
+    Changed,
     /// A buffer of another size.
     #[error("an encoded tensor of {raw_bytes} bytes is decoded into {given}")]
     Size {

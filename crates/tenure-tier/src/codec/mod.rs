@@ -16,15 +16,13 @@
 //! in any order by anyone: the kernels of [`cuda`] write and read the same bytes.
 
 mod bits;
-//CUDA
+pub mod cuda;
 mod error;
 mod gain;
 mod halves;
 mod planes;
 mod span;
 mod stream;
-#[cfg(test)]
-mod tests;
 mod zeros;
 
 use std::fmt;
