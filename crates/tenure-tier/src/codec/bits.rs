@@ -1,6 +1,7 @@
 //! Bits of a block's elements, and the elements that have them.
 
 use super::BLOCK;
+use super::vectors::Vectors;
 
 /// Bytes of a bit of each element.
 pub(super) const PLANE: usize = BLOCK / 8;
@@ -8,7 +9,7 @@ pub(super) const PLANE: usize = BLOCK / 8;
 const LOW: u64 = 0x0101_0101_0101_0101;
 
 /// Unsigned elements.
-pub(super) trait Word: Copy + Default + PartialEq {
+pub(super) trait Word: Copy + Default + PartialEq + Vectors {
     const BYTES: usize;
 
     fn from_bytes(bytes: &[u8]) -> Self;
@@ -134,7 +135,17 @@ pub(super) fn each_one(bitmap: &[u8], mut each: impl FnMut(usize)) {
 
 /// The elements whose bits are set, one after the other. `into` has room for them.
 #[inline(always)]
-pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) {
+pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8; PLANE], into: &mut [u8]) {
+    let mut found = [T::default(); _];
+    if T::compact(elements, bitmap, &mut found) {
+        store(&found[..ones(bitmap)], into);
+    } else {
+        compact_each(elements, bitmap, into);
+    }
+}
+
+#[inline(always)]
+fn compact_each<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) {
     let mut into = into.chunks_exact_mut(T::BYTES);
     each_one(bitmap, |at| {
         if let Some(into) = into.next() {
@@ -145,7 +156,16 @@ pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut 
 
 /// Elements where bits are set, and 0 elsewhere. `found` has as many as there are bits.
 #[inline(always)]
-pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8]) -> [T; BLOCK] {
+pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8; PLANE]) -> [T; BLOCK] {
+    let (mut elements, mut roomy) = ([T::default(); BLOCK], [T::default(); _]);
+    for (element, bytes) in roomy.iter_mut().zip(found.chunks_exact(T::BYTES)) {
+        *element = T::from_bytes(bytes);
+    }
+    if T::expand(&roomy, bitmap, &mut elements) { elements } else { expand_each(found, bitmap) }
+}
+
+#[inline(always)]
+fn expand_each<T: Word>(found: &[u8], bitmap: &[u8]) -> [T; BLOCK] {
     let mut elements = [T::default(); BLOCK];
     let mut found = found.chunks_exact(T::BYTES);
     each_one(bitmap, |at| {
@@ -154,4 +174,37 @@ pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8]) -> [T; BLOCK] {
         }
     });
     elements
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check<T: Word + From<u8> + std::fmt::Debug>(bitmap: &[u8; PLANE]) {
+        let mut elements = [T::default(); BLOCK];
+        for (number, element) in elements.iter_mut().enumerate() {
+            *element = T::from((number % 255) as u8 + 1);
+        }
+        let (mut found, mut each) = (vec![0; ones(bitmap) * T::BYTES], vec![0; ones(bitmap) * T::BYTES]);
+        compact(&elements, bitmap, &mut found);
+        compact_each(&elements, bitmap, &mut each);
+        assert_eq!(found, each);
+        assert_eq!(expand::<T>(&found, bitmap), expand_each(&found, bitmap));
+    }
+
+    proptest! {
+        #[test]
+        fn vectors_do_what_is_done_one_by_one(bits in prop::array::uniform32(any::<u32>()), full in 0..3_usize) {
+            let mut bitmap = [0; PLANE];
+            for (bytes, bits) in bitmap.as_chunks_mut().0.iter_mut().zip(bits) {
+                *bytes = [bits, 0, u32::MAX][full * (bits % 3) as usize % 3].to_le_bytes();
+            }
+            check::<u8>(&bitmap);
+            check::<u16>(&bitmap);
+            check::<u32>(&bitmap);
+            check::<u64>(&bitmap);
+        }
+    }
 }

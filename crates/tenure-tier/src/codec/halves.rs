@@ -63,13 +63,14 @@ impl BlockCodec for CsrFp16 {
     #[inline(always)]
     fn encode(block: &[u8], into: &mut [u8]) {
         let (bits, found) = into.split_at_mut(PLANE);
-        bits.copy_from_slice(&bitmap(&load(block), |element: u32| element != 0));
-        compact(&round(block), bits, found);
+        let bitmap = bitmap(&load(block), |element: u32| element != 0);
+        bits.copy_from_slice(&bitmap);
+        compact(&round(block), &bitmap, found);
     }
 
     #[inline(always)]
     fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize> {
-        let (bits, found) = bytes.split_at_checked(PLANE)?;
+        let (bits, found) = bytes.split_first_chunk()?;
         let found = found.get(..2 * ones(bits))?;
         widen(&expand(found, bits), block);
         Some(PLANE + found.len())

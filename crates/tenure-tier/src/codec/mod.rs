@@ -23,6 +23,7 @@ mod halves;
 mod planes;
 mod span;
 mod stream;
+mod vectors;
 mod zeros;
 
 use std::fmt;

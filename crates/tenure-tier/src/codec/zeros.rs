@@ -20,13 +20,14 @@ impl<T: Word> BlockCodec for Zeros<T> {
     fn encode(block: &[u8], into: &mut [u8]) {
         let elements = load::<T>(block);
         let (bits, found) = into.split_at_mut(PLANE);
-        bits.copy_from_slice(&bitmap(&elements, |element| element != T::default()));
-        compact(&elements, bits, found);
+        let bitmap = bitmap(&elements, |element| element != T::default());
+        bits.copy_from_slice(&bitmap);
+        compact(&elements, &bitmap, found);
     }
 
     #[inline(always)]
     fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize> {
-        let (bits, found) = bytes.split_at_checked(PLANE)?;
+        let (bits, found) = bytes.split_first_chunk()?;
         let found = found.get(..T::BYTES * ones(bits))?;
         store(&expand::<T>(found, bits), block);
         Some(PLANE + found.len())
