@@ -97,13 +97,15 @@ fn is_zero(block: &[u8]) -> bool {
 /// Asks for the block after one: what computes leaves the memory idle, and the processor guesses within a page only.
 #[inline(always)]
 fn prefetch(block: &[u8]) {
-    #[cfg(target_arch = "x86_64")]
     for line in (0..block.len()).step_by(64) {
+        let next = block.as_ptr().wrapping_add(block.len() + line);
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a hint, which reads nothing; the address need not even exist.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(block.as_ptr().wrapping_add(block.len() + line).cast());
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
         }
+        let _ = next;
     }
 }
 

@@ -1,4 +1,5 @@
-//! On a device as here: simulated ones, and an NVIDIA one if the environment has `TENURE_TEST_DRIVER=cuda`.
+//! On a device as here: simulated ones, and the first NVIDIA one if there is any. The environment variable
+//! `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` insists that there is one.
 
 use std::env;
 use std::fs::File;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
-use tenure_device::cuda::KernelError;
+use tenure_device::cuda::{self, KernelError};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Driver, ErrorKind, Executor, Platform, Priority};
 use tenure_tier::codec::cuda::{Place, PlaceError, STATUS_BYTES, decode, decoded, encode, encoded};
@@ -30,15 +31,18 @@ pub(crate) const KERNELS: [(Codec, usize); 12] = [
     (Codec::CsrFp16, 4),
 ];
 
-/// A device under test, which no test of another process uses.
+/// Devices to test on, and what is held while a real one is used, so that no other test has it.
 pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
-    if env::var("TENURE_TEST_DRIVER").is_ok_and(|chosen| chosen == "cuda") {
+    let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
+    let seeds = if chosen == "cuda" { 0..0 } else { 0..2 };
+    let sim = |seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })) as Arc<dyn Driver>;
+    let mut drivers: Vec<_> = seeds.map(|seed| (sim(seed), None)).collect();
+    if chosen == "cuda" || chosen == "all" && cuda::platform().device_count().is_ok() {
         let alone = File::create(env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
         alone.lock().unwrap();
-        return vec![(tenure_device::cuda::platform().driver(0).unwrap(), Some(alone))];
+        drivers.push((cuda::platform().driver(0).unwrap(), Some(alone)));
     }
-    let sim = |seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })) as Arc<dyn Driver>;
-    (0..2).map(|seed| (sim(seed), None)).collect()
+    drivers
 }
 
 /// A tensor's place on a device.

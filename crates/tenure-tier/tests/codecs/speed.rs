@@ -29,7 +29,7 @@ fn rate(placed: &Placed<'_>, mut body: impl FnMut()) -> f64 {
 fn kernels_beside_copies() {
     for (driver, _alone) in drivers() {
         if !matches!(driver.executor(), Executor::Cuda(_)) {
-            return;
+            continue;
         }
         for (codec, dtype, kind) in [
             (Codec::None, DType::BF16, 2),
