@@ -111,7 +111,7 @@ gpu:
 gpu-tensors:
     scripts/gpu-tensors
 
-# Feeds a parser (unpickle, compact_trace, wire, agent, block_handle, idx, mapping, packing, problem, weights) hostile bytes
+# Feeds a parser (unpickle, codec, compact_trace, wire, agent, block_handle, idx, mapping, packing, problem, weights) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}

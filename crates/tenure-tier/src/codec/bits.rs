@@ -1,0 +1,210 @@
+//! Bits of a block's elements, and the elements that have them.
+
+use super::BLOCK;
+use super::vectors::Vectors;
+
+/// Bytes of a bit of each element.
+pub(super) const PLANE: usize = BLOCK / 8;
+
+const LOW: u64 = 0x0101_0101_0101_0101;
+
+/// Unsigned elements.
+pub(super) trait Word: Copy + Default + PartialEq + Vectors {
+    const BYTES: usize;
+
+    fn from_bytes(bytes: &[u8]) -> Self;
+
+    fn put(self, into: &mut [u8]);
+}
+
+macro_rules! words {
+    ($($type:ty)*) => { $(
+        impl Word for $type {
+            const BYTES: usize = size_of::<Self>();
+
+            #[inline(always)]
+            fn from_bytes(bytes: &[u8]) -> Self {
+                let mut all = [0; size_of::<Self>()];
+                all.copy_from_slice(bytes);
+                Self::from_le_bytes(all)
+            }
+
+            #[inline(always)]
+            fn put(self, into: &mut [u8]) {
+                into.copy_from_slice(&self.to_le_bytes());
+            }
+        }
+    )* };
+}
+words!(u8 u16 u32 u64);
+
+/// The elements of a block.
+#[inline(always)]
+pub(super) fn load<T: Word>(block: &[u8]) -> [T; BLOCK] {
+    let mut elements = [T::default(); BLOCK];
+    for (element, bytes) in elements.iter_mut().zip(block.chunks_exact(T::BYTES)) {
+        *element = T::from_bytes(bytes);
+    }
+    elements
+}
+
+#[inline(always)]
+pub(super) fn store<T: Word>(elements: &[T], block: &mut [u8]) {
+    for (element, bytes) in elements.iter().zip(block.chunks_exact_mut(T::BYTES)) {
+        element.put(bytes);
+    }
+}
+
+/// How many elements are so.
+#[inline(always)]
+pub(super) fn count<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) -> usize {
+    // In bytes: the widest vectors of them are added at once.
+    let some = |some: &[T]| some.iter().fold(0_u8, |count, element| count + u8::from(is_so(*element)));
+    elements.chunks_exact(128).map(|chunk| usize::from(some(chunk))).sum()
+}
+
+/// The low bit of each of 8 bytes.
+#[inline(always)]
+fn gather(bytes: u64) -> u8 {
+    ((bytes & LOW).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
+}
+
+/// 8 bytes that are 0 or 1, of 8 bits.
+const SPREAD: [u64; 256] = {
+    let mut spread = [0; 256];
+    let mut bits = 0;
+    while bits < 256 {
+        let mut bit = 0;
+        while bit < 8 {
+            spread[bits] |= ((bits >> bit & 1) as u64) << (8 * bit);
+            bit += 1;
+        }
+        bits += 1;
+    }
+    spread
+};
+
+/// The bit of that number of each byte.
+#[inline(always)]
+pub(super) fn plane(bytes: &[u8; BLOCK], bit: usize, into: &mut [u8]) {
+    for (eight, gathered) in bytes.chunks_exact(8).zip(into) {
+        *gathered = gather(u64::from_bytes(eight) >> bit);
+    }
+}
+
+/// Bytes of as many bits as there are planes.
+#[inline(always)]
+pub(super) fn from_planes(planes: &[u8]) -> [u8; BLOCK] {
+    let mut bytes = [0; BLOCK];
+    for (at, eight) in bytes.chunks_exact_mut(8).enumerate() {
+        let bits = planes.chunks_exact(PLANE).enumerate().map(|(bit, plane)| SPREAD[usize::from(plane[at])] << bit);
+        bits.fold(0, |all, bits| all | bits).put(eight);
+    }
+    bytes
+}
+
+/// Which elements are so.
+#[inline(always)]
+pub(super) fn bitmap<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) -> [u8; PLANE] {
+    let mut flags = [0; BLOCK];
+    for (flag, element) in flags.iter_mut().zip(elements) {
+        *flag = u8::from(is_so(*element));
+    }
+    let mut bitmap = [0; PLANE];
+    plane(&flags, 0, &mut bitmap);
+    bitmap
+}
+
+/// How many bits are set.
+#[inline(always)]
+pub(super) fn ones(bitmap: &[u8]) -> usize {
+    bitmap.chunks_exact(8).map(|word| u64::from_bytes(word).count_ones() as usize).sum()
+}
+
+/// Calls `each` with the numbers of the bits that are set, from first to last.
+#[inline(always)]
+pub(super) fn each_one(bitmap: &[u8], mut each: impl FnMut(usize)) {
+    for (number, word) in bitmap.chunks_exact(8).enumerate() {
+        let mut bits = u64::from_bytes(word);
+        while bits != 0 {
+            each(64 * number + bits.trailing_zeros() as usize);
+            bits &= bits - 1;
+        }
+    }
+}
+
+/// The elements whose bits are set, one after the other. `into` has room for them.
+#[inline(always)]
+pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8; PLANE], into: &mut [u8]) {
+    let mut found = [T::default(); _];
+    if T::compact(elements, bitmap, &mut found) {
+        store(&found[..ones(bitmap)], into);
+    } else {
+        compact_each(elements, bitmap, into);
+    }
+}
+
+#[inline(always)]
+fn compact_each<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) {
+    let mut into = into.chunks_exact_mut(T::BYTES);
+    each_one(bitmap, |at| {
+        if let Some(into) = into.next() {
+            elements[at % BLOCK].put(into);
+        }
+    });
+}
+
+/// Elements where bits are set, and 0 elsewhere. `found` has as many as there are bits.
+#[inline(always)]
+pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8; PLANE]) -> [T; BLOCK] {
+    let (mut elements, mut roomy) = ([T::default(); BLOCK], [T::default(); _]);
+    for (element, bytes) in roomy.iter_mut().zip(found.chunks_exact(T::BYTES)) {
+        *element = T::from_bytes(bytes);
+    }
+    if T::expand(&roomy, bitmap, &mut elements) { elements } else { expand_each(found, bitmap) }
+}
+
+#[inline(always)]
+fn expand_each<T: Word>(found: &[u8], bitmap: &[u8]) -> [T; BLOCK] {
+    let mut elements = [T::default(); BLOCK];
+    let mut found = found.chunks_exact(T::BYTES);
+    each_one(bitmap, |at| {
+        if let Some(found) = found.next() {
+            elements[at % BLOCK] = T::from_bytes(found);
+        }
+    });
+    elements
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check<T: Word + From<u8> + std::fmt::Debug>(bitmap: &[u8; PLANE]) {
+        let mut elements = [T::default(); BLOCK];
+        for (number, element) in elements.iter_mut().enumerate() {
+            *element = T::from((number % 255) as u8 + 1);
+        }
+        let (mut found, mut each) = (vec![0; ones(bitmap) * T::BYTES], vec![0; ones(bitmap) * T::BYTES]);
+        compact(&elements, bitmap, &mut found);
+        compact_each(&elements, bitmap, &mut each);
+        assert_eq!(found, each);
+        assert_eq!(expand::<T>(&found, bitmap), expand_each(&found, bitmap));
+    }
+
+    proptest! {
+        #[test]
+        fn vectors_do_what_is_done_one_by_one(bits in prop::array::uniform32(any::<u32>()), full in 0..3_usize) {
+            let mut bitmap = [0; PLANE];
+            for (bytes, bits) in bitmap.as_chunks_mut().0.iter_mut().zip(bits) {
+                *bytes = [bits, 0, u32::MAX][full * (bits % 3) as usize % 3].to_le_bytes();
+            }
+            check::<u8>(&bitmap);
+            check::<u16>(&bitmap);
+            check::<u32>(&bitmap);
+            check::<u64>(&bitmap);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The same encodings by kernels, of tensors that are on a device.
+//!
+//! Three kernels encode: one measures each block, one makes ends of lengths and decides whether the tensor stays as it is, one
+//! writes. One decodes. What became of it is told in device memory, for whoever waits for the stream.
+
+use std::ffi::c_void;
+
+use tenure_alloc::Address;
+use tenure_core::{DType, StreamId};
+use tenure_device::cuda::{CudaDriver, KernelError, KernelName, LaunchConfig};
+use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
+use tenure_device::{Driver, Executor};
+
+use super::span::{Functions, UNIT};
+use super::stream::{HEADER, MOST_BYTES, table_bytes};
+use super::{BLOCK, Codec, CodecError, Encoded, decode as decode_here, encode as encode_here};
+
+const SOURCE: &str = include_str!("source/codec.cu");
+
+/// Bytes of the memory in which a device says what became of a tensor.
+pub const STATUS_BYTES: usize = 16;
+
+/// A tensor on a device, and its stream there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// How it is encoded.
+    pub codec: Codec,
+    /// Of its elements, which are one after the other.
+    pub dtype: DType,
+    /// Where it begins: a multiple of an element's bytes.
+    pub raw: Address,
+    /// Its bytes.
+    pub raw_bytes: usize,
+    /// Where the stream begins, a multiple of 16.
+    pub stream: Address,
+    /// Bytes that are there for the stream: [`max_bytes`](super::max_bytes) are always enough. To decode, at least as many as
+    /// it has.
+    pub stream_bytes: usize,
+    /// [`STATUS_BYTES`] of memory, at a multiple of 8.
+    pub status: Address,
+}
+
+/// Why nothing was put on a stream.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// Something begins where no element can.
+    #[error("a kernel cannot reach {what} at {address:#x}: it must be a multiple of {alignment}")]
+    Alignment {
+        /// The tensor, the stream or the status.
+        what: &'static str,
+        /// Where it is.
+        address: Address,
+        /// What the address is to be a multiple of.
+        alignment: usize,
+    },
+    /// The table of blocks does not fit.
+    #[error("{given} bytes are too few for any stream of {raw_bytes}: `max_bytes` says how many are enough")]
+    Room {
+        /// Bytes of the tensor.
+        raw_bytes: usize,
+        /// Bytes for the stream.
+        given: usize,
+    },
+    /// There are more blocks than a table has.
+    #[error("a tensor of {raw_bytes} bytes is encoded in parts, of at most {} each", MOST_BYTES)]
+    TooLarge {
+        /// Its bytes.
+        raw_bytes: usize,
+    },
+    /// There is no kernel, or the driver refuses.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+/// What became of a tensor that was encoded, as the status says once the stream has passed.
+///
+/// # Errors
+/// [`CodecError::Room`]: nothing of the stream is there.
+pub fn encoded(place: &Place, status: [u8; STATUS_BYTES]) -> Result<Encoded, CodecError> {
+    let (bytes, state) = words(status);
+    let codec = if state == RAW { Codec::None } else { place.kernels_codec() };
+    let bytes = bytes as usize;
+    match state {
+        OVERFLOW => Err(CodecError::Room { bytes, given: place.stream_bytes }),
+        _ => Ok(Encoded { codec, raw_bytes: place.raw_bytes, bytes }),
+    }
+}
+
+/// Whether a tensor was decoded, as the status says once the stream has passed.
+///
+/// # Errors
+/// [`CodecError::Changed`]: what is in the tensor's place is anything.
+pub fn decoded(status: [u8; STATUS_BYTES]) -> Result<(), CodecError> {
+    if words(status).1 == CHANGED { Err(CodecError::Changed) } else { Ok(()) }
+}
+
+/// The second word of a status: the source has the same.
+const ENCODED: u64 = 0;
+const RAW: u64 = 1;
+const OVERFLOW: u64 = 2;
+const CHANGED: u64 = 3;
+
+fn words(status: [u8; STATUS_BYTES]) -> (u64, u64) {
+    let both = u128::from_le_bytes(status);
+    (both as u64, (both >> 64) as u64)
+}
+
+fn status(bytes: usize, state: u64) -> [u8; STATUS_BYTES] {
+    (u128::from(state) << 64 | bytes as u128).to_le_bytes()
+}
+
+/// Puts the encoding of a tensor on a stream of the device. Nothing is waited for; then [`encoded`] reads the
+/// status.
+///
+/// # Errors
+/// [`PlaceError`].
+///
+/// # Safety
+/// What is at the place's addresses stays there until the stream has passed it, and nothing else touches it unordered.
+pub unsafe fn encode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result<(), PlaceError> {
+    place.check()?;
+    match driver.executor() {
+        Executor::Sim(sim) => place.simulate_encode(sim, on),
+        Executor::Cuda(driver) => {
+            for pass in [Pass::Measure, Pass::Offsets, Pass::Write] {
+                // SAFETY: the caller's promise.
+                unsafe { place.launch(driver, on, pass)? };
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Puts the decoding of a tensor on a stream of the device. Nothing is waited for; then [`decoded`] reads the
+/// status. `codec` and `dtype` are those that it was encoded with.
+///
+/// # Errors
+/// [`PlaceError`].
+///
+/// # Safety
+/// As for [`encode`].
+pub unsafe fn decode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result<(), PlaceError> {
+    place.check()?;
+    driver.memset(place.status, 0, STATUS_BYTES as u64, on).map_err(KernelError::Driver)?;
+    match driver.executor() {
+        Executor::Sim(sim) => place.simulate_decode(sim, on),
+        // SAFETY: the caller's promise.
+        Executor::Cuda(driver) => unsafe { place.launch(driver, on, Pass::Read) },
+    }
+}
+
+/// A kernel of the source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Measure,
+    Offsets,
+    Write,
+    Read,
+}
+
+impl Pass {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Measure => "codec_measure",
+            Self::Offsets => "codec_offsets",
+            Self::Write => "codec_write",
+            Self::Read => "codec_read",
+        }
+    }
+}
+
+/// Its name, and its source.
+fn kernel(pass: Pass, codec: Codec, width: usize) -> (KernelName, impl FnOnce() -> String) {
+    // One makes ends for all.
+    let (codec, width) = if pass == Pass::Offsets { (Codec::None, 1) } else { (codec, width) };
+    let variant = (codec as u64) << 8 | width as u64;
+    let source = move || {
+        let pass = pass.name().trim_start_matches("codec_").to_uppercase();
+        format!("#define {pass} 1\n#define CODEC {}\n#define WIDTH {width}\n{SOURCE}", codec as u8)
+    };
+    (KernelName { op: pass.name(), variant }, source)
+}
+
+impl Place {
+    fn check(&self) -> Result<(), PlaceError> {
+        let starts = [("a tensor", self.raw, self.dtype.size()), ("its stream", self.stream, UNIT)];
+        for (what, address, alignment) in starts.into_iter().chain([("its status", self.status, 8)]) {
+            if !address.is_multiple_of(alignment as u64) {
+                return Err(PlaceError::Alignment { what, address, alignment });
+            }
+        }
+        if self.raw_bytes > MOST_BYTES {
+            return Err(PlaceError::TooLarge { raw_bytes: self.raw_bytes });
+        }
+        if self.stream_bytes < HEADER + table_bytes(self.blocks()) {
+            return Err(PlaceError::Room { raw_bytes: self.raw_bytes, given: self.stream_bytes });
+        }
+        Ok(())
+    }
+
+    /// What it is encoded with: a codec that is not for its elements leaves them as they are.
+    fn kernels_codec(&self) -> Codec {
+        Functions::new(self.codec, self.dtype).map_or(Codec::None, |functions| functions.codec)
+    }
+
+    fn blocks(&self) -> usize {
+        self.raw_bytes.div_ceil(BLOCK * self.dtype.size())
+    }
+
+    /// # Safety
+    /// As for [`encode`].
+    unsafe fn launch(&self, driver: &CudaDriver, on: StreamId, pass: Pass) -> Result<(), PlaceError> {
+        let (grid, threads) = match pass {
+            Pass::Offsets => (1, 1024),
+            _ if self.raw_bytes == 0 => return Ok(()),
+            // As many as there can be are no more than a grid has.
+            _ => (self.blocks() as u32, 256),
+        };
+        let (codec, width) = (self.kernels_codec(), self.dtype.size());
+        let (name, source) = kernel(pass, codec, width);
+        let function = driver.kernel(name, source)?;
+        let config = LaunchConfig { grid: [grid, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+        let sizes = [self.raw_bytes, self.stream_bytes, self.blocks()].map(|size| size as u64);
+        let [raw_bytes, stream_bytes, blocks] = sizes;
+        let mut words: [u64; 8] =
+            [self.raw, raw_bytes, self.stream, stream_bytes, self.status, blocks, codec as u64, width as u64];
+        let words: *mut c_void = words.as_mut_ptr().cast();
+        // SAFETY: the kernel's parameter is a struct of these words, and the caller answers for what they point to.
+        unsafe { driver.launch(function, config, on, &mut [words]) }.map_err(KernelError::Driver)?;
+        Ok(())
+    }
+
+    fn simulate_encode(self, sim: &SimDriver, on: StreamId) -> Result<(), PlaceError> {
+        let kernel = Kernel::new("codec_encode", on)
+            .reads(self.raw, self.raw_bytes as u64)
+            .writes(self.stream, self.stream_bytes as u64)
+            .writes(self.status, STATUS_BYTES as u64);
+        let body = move |memory: &mut KernelMemory<'_>| {
+            let (mut raw, mut stream) = (vec![0; self.raw_bytes], Vec::new());
+            memory.read(self.raw, &mut raw);
+            let encoded = encode_here(self.codec, self.dtype, &raw, &mut stream);
+            let state = match encoded.codec {
+                _ if encoded.bytes > self.stream_bytes => OVERFLOW,
+                Codec::None => RAW,
+                _ => ENCODED,
+            };
+            if state != OVERFLOW {
+                memory.write(self.stream, &stream);
+            }
+            memory.write(self.status, &status(encoded.bytes, state));
+        };
+        sim.launch(kernel.body(body)).map_err(KernelError::Driver)?;
+        Ok(())
+    }
+
+    fn simulate_decode(self, sim: &SimDriver, on: StreamId) -> Result<(), PlaceError> {
+        let kernel = Kernel::new("codec_decode", on)
+            .reads(self.stream, self.stream_bytes as u64)
+            .writes(self.raw, self.raw_bytes as u64)
+            .writes(self.status, STATUS_BYTES as u64);
+        let body = move |memory: &mut KernelMemory<'_>| {
+            let mut stream = vec![0; self.stream_bytes];
+            memory.read(self.stream, &mut stream);
+            let mut raw = vec![0; self.raw_bytes];
+            // There may be room after it.
+            let mut result = decode_here(&stream, &mut raw);
+            if let Err(CodecError::Length { expected, .. }) = result
+                && let Some(whole) = stream.get(..expected)
+            {
+                result = decode_here(whole, &mut raw);
+            }
+            match result {
+                Ok(encoded) if [Codec::None, self.kernels_codec()].contains(&encoded.codec) => {
+                    memory.write(self.raw, &raw);
+                }
+                _ => memory.write(self.status, &status(0, CHANGED)),
+            }
+        };
+        sim.launch(kernel.body(body)).map_err(KernelError::Driver)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_compiles() {
+        if std::env::var_os("TENURE_CHECK_KERNELS").is_none() {
+            return;
+        }
+        for (codec, width) in Codec::ALL.into_iter().flat_map(|codec| [1, 2, 4, 8].map(|width| (codec, width))) {
+            if codec != Codec::None && Functions::of_width(codec, width).is_none() {
+                continue;
+            }
+            for pass in [Pass::Measure, Pass::Offsets, Pass::Write, Pass::Read] {
+                let (name, source) = kernel(pass, codec, width);
+                tenure_device::cuda::compile_cached(name, &source(), (9, 0)).unwrap();
+            }
+        }
+    }
+}

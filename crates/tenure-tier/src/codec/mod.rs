@@ -1,0 +1,146 @@
+//! Encodings that make tensors smaller on their way out of a device or onto a disk.
+//!
+//! A stream is little-endian:
+//!
+//! | at | what |
+//! | --- | --- |
+//! | 0 | `TNC1` |
+//! | 4 | codec, bytes of an element, 0, 0 |
+//! | 8 | bytes of the tensor, 64 bits |
+//! | 16 | for each block, 32 bits: where it ends in the payload, in units of 16 bytes; zeros to the next unit |
+//! | then | the payload: the blocks, each with zeros to the next unit |
+//!
+//! A block is [`BLOCK`] elements; the last is filled up with zeros. One whose bits are all 0 takes nothing, and one that would
+//! be no smaller is as it was; which of these it is, its length says. A tensor that would be no smaller is, under
+//! [`Codec::None`], as it was right behind byte 16. So the size has a bound, [`max_bytes`], and blocks are encoded and decoded
+//! in any order by anyone: the kernels of [`cuda`] write and read the same bytes.
+
+mod bits;
+pub mod cuda;
+mod error;
+mod gain;
+mod halves;
+mod planes;
+mod span;
+mod stream;
+mod vectors;
+mod zeros;
+
+use std::fmt;
+use std::str::FromStr;
+
+use tenure_core::DType;
+
+pub use error::{CodecError, UnknownCodec};
+pub use gain::{Gain, choose};
+pub use stream::{Jobs, Reader, Writer, max_bytes, sequential};
+
+/// Elements of a block.
+pub const BLOCK: usize = 1024;
+
+/// How a tensor is encoded. The names are those of `--codec`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Codec {
+    /// As it is.
+    #[default]
+    None = 0,
+    /// A bit an element, and the elements that are not 0, for sparse tensors such as what a ReLU makes. Lossless, for all
+    /// dtypes: only an element whose bits are all 0 is 0.
+    Zeros = 1,
+    /// Exponents in as few bits as they need beside signs and mantissas. Lossless, for bf16 and f32.
+    Planes = 2,
+    /// f32 rounded to f16. Lossy.
+    Fp16 = 3,
+    /// A bit an element, and the elements that are not 0 rounded to f16, for f32. Lossy: FlashNeuron's compression (FAST'21).
+    CsrFp16 = 4,
+}
+
+impl Codec {
+    /// Every codec: `Codec::ALL[codec as usize] == codec`.
+    pub const ALL: [Self; 5] = [Self::None, Self::Zeros, Self::Planes, Self::Fp16, Self::CsrFp16];
+
+    /// Whether what comes back may differ from what went out.
+    pub const fn is_lossy(self) -> bool {
+        matches!(self, Self::Fp16 | Self::CsrFp16)
+    }
+
+    /// Whether it encodes such elements. Others it leaves as they are.
+    pub const fn is_for(self, dtype: DType) -> bool {
+        match self {
+            Self::None | Self::Zeros => true,
+            Self::Planes => matches!(dtype, DType::BF16 | DType::F32),
+            Self::Fp16 | Self::CsrFp16 => matches!(dtype, DType::F32),
+        }
+    }
+
+    /// Its name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zeros => "zeros",
+            Self::Planes => "planes",
+            Self::Fp16 => "fp16",
+            Self::CsrFp16 => "csr-fp16",
+        }
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCodec> {
+        let found = Self::ALL.into_iter().find(|codec| codec.name() == name);
+        found.ok_or_else(|| UnknownCodec(name.to_owned()))
+    }
+}
+
+/// What became of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// How it is encoded: [`Codec::None`] if the codec that was asked for would not have made it smaller.
+    pub codec: Codec,
+    /// Bytes of the tensor.
+    pub raw_bytes: usize,
+    /// Bytes of the stream.
+    pub bytes: usize,
+}
+
+/// Appends a tensor, encoded by the calling thread alone. [`Writer`] takes more threads, and any memory.
+///
+/// ```
+/// use tenure_core::DType;
+/// use tenure_tier::codec::{self, Codec};
+///
+/// let tensor = [0_f32, 0.0, 1.5, 0.0].map(f32::to_le_bytes).concat().repeat(1000);
+/// let mut stream = Vec::new();
+/// let encoded = codec::encode(Codec::Zeros, DType::F32, &tensor, &mut stream);
+/// assert!(encoded.codec == Codec::Zeros && encoded.bytes * 3 < encoded.raw_bytes);
+/// let mut back = vec![0; tensor.len()];
+/// codec::decode(&stream, &mut back)?;
+/// assert_eq!(back, tensor);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn encode(codec: Codec, dtype: DType, raw: &[u8], into: &mut Vec<u8>) -> Encoded {
+    let writer = Writer::new(codec, dtype, raw, &sequential);
+    let start = into.len();
+    into.resize(start + writer.encoded().bytes, 0);
+    writer.write(&mut into[start..], &sequential);
+    writer.encoded()
+}
+
+/// Decodes a whole stream, by the calling thread alone. [`Reader`] takes more threads.
+///
+/// # Errors
+/// [`CodecError`]: it is no stream, or not a whole one, or of a tensor of another size. What is in `into` then is anything.
+pub fn decode(stream: &[u8], into: &mut [u8]) -> Result<Encoded, CodecError> {
+    let reader = Reader::new(stream)?;
+    reader.read(into, &sequential)?;
+    Ok(reader.encoded())
+}

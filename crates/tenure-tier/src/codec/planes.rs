@@ -1,0 +1,183 @@
+//! Exponents in as few bits as they need.
+//!
+//! A block is the floor of its exponents, the bits of a code, and how many exceptions there are (a byte, a byte, two bytes);
+//! for each element, a byte of sign and highest mantissa bits; of f32, for each, two bytes of the mantissa's rest; then the
+//! codes, the lowest bits of all elements first; then the exceptions, a byte each. A code is how far the exponent is above the
+//! floor; 0 stands for an exception, whose exponent is at the floor or below.
+
+use std::marker::PhantomData;
+
+use super::BLOCK;
+use super::bits::{PLANE, Word, bitmap, count, each_one, from_planes, load, ones, plane, store};
+use super::span::BlockCodec;
+
+const HEAD: usize = 4;
+/// More bits of a code save nothing.
+const MOST_BITS: u8 = 7;
+
+/// Of elements whose highest 16 bits are a bf16.
+pub(super) struct Planes<T>(PhantomData<T>);
+
+/// An element in parts.
+pub(super) trait Float: Word {
+    /// The bf16, and what is below it.
+    fn split(self) -> (u16, u16);
+
+    fn join(high: u16, low: u16) -> Self;
+}
+
+impl Float for u16 {
+    #[inline(always)]
+    fn split(self) -> (u16, u16) {
+        (self, 0)
+    }
+
+    #[inline(always)]
+    fn join(high: u16, _: u16) -> Self {
+        high
+    }
+}
+
+impl Float for u32 {
+    #[inline(always)]
+    fn split(self) -> (u16, u16) {
+        ((self >> 16) as u16, self as u16)
+    }
+
+    #[inline(always)]
+    fn join(high: u16, low: u16) -> Self {
+        Self::from(high) << 16 | Self::from(low)
+    }
+}
+
+/// How a block's exponents are coded.
+struct Code {
+    floor: u8,
+    bits: u8,
+    exceptions: usize,
+}
+
+/// The highest code of so many bits.
+const fn highest(bits: u8) -> u8 {
+    (1 << bits) - 1
+}
+
+impl Code {
+    /// The shortest; of several, that with the fewest bits.
+    #[inline(always)]
+    fn choose(exponents: &[u8; BLOCK]) -> Self {
+        let max = exponents.iter().fold(0, |max, exponent| max.max(*exponent));
+        let code = |bits| {
+            let floor = max.saturating_sub(highest(bits));
+            Self { floor, bits, exceptions: BLOCK - count(exponents, |exponent| exponent > floor) }
+        };
+        let mut best = code(1);
+        for bits in 2..=MOST_BITS {
+            let next = code(bits);
+            if next.bytes() < best.bytes() {
+                best = next;
+            }
+        }
+        best
+    }
+
+    fn bytes(&self) -> usize {
+        PLANE * usize::from(self.bits) + self.exceptions
+    }
+
+    fn head(&self) -> [u8; HEAD] {
+        let [low, high] = (self.exceptions as u16).to_le_bytes();
+        [self.floor, self.bits, low, high]
+    }
+
+    fn from_head(head: &[u8]) -> Option<Self> {
+        let &[floor, bits, low, high] = head else { return None };
+        let code = Self { floor, bits, exceptions: u16::from_le_bytes([low, high]).into() };
+        let is_possible = (1..=MOST_BITS).contains(&bits) && floor.checked_add(highest(bits)).is_some();
+        is_possible.then_some(code)
+    }
+}
+
+#[inline(always)]
+fn exponents<T: Float>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
+    let mut exponents = [0; BLOCK];
+    for (exponent, element) in exponents.iter_mut().zip(elements) {
+        *exponent = (element.split().0 >> 7) as u8;
+    }
+    exponents
+}
+
+/// Bytes of an element's part that is no exponent, in a block.
+const fn rest_bytes<T: Float>() -> usize {
+    BLOCK * (T::BYTES - 1)
+}
+
+impl<T: Float> BlockCodec for Planes<T> {
+    const WIDTH: usize = T::BYTES;
+
+    #[inline(always)]
+    fn measure(block: &[u8]) -> usize {
+        HEAD + rest_bytes::<T>() + Code::choose(&exponents(&load::<T>(block))).bytes()
+    }
+
+    #[inline(always)]
+    fn encode(block: &[u8], into: &mut [u8]) {
+        let elements = load::<T>(block);
+        let mut codes = exponents(&elements);
+        let code = Code::choose(&codes);
+        let (head, into) = into.split_at_mut(HEAD);
+        head.copy_from_slice(&code.head());
+        let (rest, into) = into.split_at_mut(rest_bytes::<T>());
+        let (signs, low) = rest.split_at_mut(BLOCK);
+        for (sign, element) in signs.iter_mut().zip(&elements) {
+            let (high, _) = element.split();
+            *sign = (high & 0x7f | high >> 8 & 0x80) as u8;
+        }
+        for (low, element) in low.chunks_exact_mut(2).zip(&elements) {
+            element.split().1.put(low);
+        }
+        let (planes, found) = into.split_at_mut(PLANE * usize::from(code.bits));
+        let mut found = found.iter_mut();
+        each_one(&bitmap(&codes, |exponent| exponent <= code.floor), |at| {
+            if let Some(found) = found.next() {
+                *found = codes[at % BLOCK];
+            }
+        });
+        for exponent in &mut codes {
+            *exponent = exponent.saturating_sub(code.floor);
+        }
+        for (bit, into) in planes.chunks_exact_mut(PLANE).enumerate() {
+            plane(&codes, bit, into);
+        }
+    }
+
+    #[inline(always)]
+    fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize> {
+        let (head, from) = bytes.split_at_checked(HEAD)?;
+        let code = Code::from_head(head)?;
+        let (rest, from) = from.split_at_checked(rest_bytes::<T>())?;
+        let (planes, from) = from.split_at_checked(PLANE * usize::from(code.bits))?;
+        let found = from.get(..code.exceptions)?;
+        let mut exponents = from_planes(planes);
+        let exceptions = bitmap(&exponents, |code| code == 0);
+        if ones(&exceptions) != found.len() {
+            return None;
+        }
+        for exponent in &mut exponents {
+            *exponent = exponent.wrapping_add(code.floor);
+        }
+        let mut found = found.iter();
+        each_one(&exceptions, |at| exponents[at % BLOCK] = found.next().copied().unwrap_or_default());
+        let (signs, low) = rest.split_at(BLOCK);
+        let mut elements = [T::default(); BLOCK];
+        for (element, (sign, exponent)) in elements.iter_mut().zip(signs.iter().zip(&exponents)) {
+            let sign = u16::from(*sign);
+            *element = T::join((sign & 0x80) << 8 | u16::from(*exponent) << 7 | sign & 0x7f, 0);
+        }
+        for (element, low) in elements.iter_mut().zip(low.chunks_exact(2)) {
+            *element = T::join(element.split().0, u16::from_bytes(low));
+        }
+        store(&elements, block);
+        Some(HEAD + rest.len() + code.bytes())
+    }
+}

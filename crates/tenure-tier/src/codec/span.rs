@@ -1,0 +1,209 @@
+//! Several blocks, as one thread encodes and decodes them, compiled for the widest vectors that the processor has.
+
+use tenure_core::DType;
+
+use super::halves::{CsrFp16, Fp16};
+use super::planes::Planes;
+use super::zeros::Zeros;
+use super::{BLOCK, Codec};
+
+/// Lengths are multiples of this.
+pub(super) const UNIT: usize = 16;
+
+/// What a codec does with one whole block. What is called in it must be inlined, or it is compiled for no vectors.
+pub(super) trait BlockCodec {
+    /// Bytes of an element.
+    const WIDTH: usize;
+
+    /// Bytes that it takes.
+    fn measure(block: &[u8]) -> usize;
+
+    /// Encodes it into at least as many bytes.
+    fn encode(block: &[u8], into: &mut [u8]);
+
+    /// Decodes it of at least the bytes that it took, and returns how many those are; `None` if it cannot be.
+    fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize>;
+}
+
+/// Units of blocks.
+pub(super) type Units<'a> = dyn Iterator<Item = usize> + 'a;
+
+/// Decodes blocks of so many units, one after the other. An error is the number of the first that cannot be.
+pub(super) type Decode = fn(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8]) -> Result<(), usize>;
+
+/// A codec for elements of some width.
+#[derive(Clone, Copy)]
+pub(super) struct Functions {
+    pub(super) codec: Codec,
+    /// Bytes of an element.
+    pub(super) width: usize,
+    /// Units of each block.
+    pub(super) measure: fn(raw: &[u8], units: &mut [u32]),
+    /// Encodes blocks of so many units, one after the other.
+    pub(super) encode: fn(raw: &[u8], units: &mut Units<'_>, into: &mut [u8]),
+    pub(super) decode: Decode,
+}
+
+impl Functions {
+    /// `None` for what stays as it is.
+    pub(super) fn new(codec: Codec, dtype: DType) -> Option<Self> {
+        codec.is_for(dtype).then(|| Self::of_width(codec, dtype.size())).flatten()
+    }
+
+    pub(super) fn of_width(codec: Codec, width: usize) -> Option<Self> {
+        match (codec, width) {
+            (Codec::Zeros, 1) => Some(Self::of::<Zeros<u8>>(codec)),
+            (Codec::Zeros, 2) => Some(Self::of::<Zeros<u16>>(codec)),
+            (Codec::Zeros, 4) => Some(Self::of::<Zeros<u32>>(codec)),
+            (Codec::Zeros, 8) => Some(Self::of::<Zeros<u64>>(codec)),
+            (Codec::Planes, 2) => Some(Self::of::<Planes<u16>>(codec)),
+            (Codec::Planes, 4) => Some(Self::of::<Planes<u32>>(codec)),
+            (Codec::Fp16, 4) => Some(Self::of::<Fp16>(codec)),
+            (Codec::CsrFp16, 4) => Some(Self::of::<CsrFp16>(codec)),
+            _ => None,
+        }
+    }
+
+    fn of<C: BlockCodec>(codec: Codec) -> Self {
+        let (measure, encode, decode) = (measure::<C>, encode::<C>, decode::<C>);
+        Self { codec, width: C::WIDTH, measure, encode, decode }
+    }
+
+    /// Bytes of a block.
+    pub(super) fn block_bytes(&self) -> usize {
+        BLOCK * self.width
+    }
+}
+
+/// Bytes of the widest block.
+const WIDEST: usize = 8 * BLOCK;
+
+/// Calls `body` with a whole block: the last one of a tensor is filled up with zeros.
+#[inline(always)]
+fn filled<R>(block: &[u8], bytes: usize, body: impl FnOnce(&[u8]) -> R) -> R {
+    if block.len() == bytes {
+        return body(block);
+    }
+    let mut whole = [0; WIDEST];
+    whole[..block.len()].copy_from_slice(block);
+    body(&whole[..bytes])
+}
+
+#[inline(always)]
+fn is_zero(block: &[u8]) -> bool {
+    block.chunks(64).all(|some| some.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// Asks for the block after one: what computes leaves the memory idle, and the processor guesses within a page only.
+#[inline(always)]
+fn prefetch(block: &[u8]) {
+    for line in (0..block.len()).step_by(64) {
+        let next = block.as_ptr().wrapping_add(block.len() + line);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which reads nothing; the address need not even exist.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+        }
+        let _ = next;
+    }
+}
+
+fn measure<C: BlockCodec>(raw: &[u8], units: &mut [u32]) {
+    let bytes = BLOCK * C::WIDTH;
+    vectorized(
+        #[inline(always)]
+        || {
+            for (block, units) in raw.chunks(bytes).zip(&mut *units) {
+                prefetch(block);
+                let length = filled(
+                    block,
+                    bytes,
+                    #[inline(always)]
+                    |block| if is_zero(block) { 0 } else { C::measure(block).min(bytes) },
+                );
+                *units = length.div_ceil(UNIT) as u32;
+            }
+        },
+    );
+}
+
+fn encode<C: BlockCodec>(raw: &[u8], units: &mut Units<'_>, into: &mut [u8]) {
+    let bytes = BLOCK * C::WIDTH;
+    vectorized(
+        #[inline(always)]
+        || {
+            let mut into = &mut *into;
+            for (block, units) in raw.chunks(bytes).zip(&mut *units) {
+                let (target, rest) = std::mem::take(&mut into).split_at_mut(UNIT * units);
+                into = rest;
+                prefetch(block);
+                filled(
+                    block,
+                    bytes,
+                    #[inline(always)]
+                    |block| match target.len() {
+                        0 => {}
+                        length if length == bytes => target.copy_from_slice(block),
+                        length => {
+                            // What the block does not fill stays 0.
+                            target[length - UNIT..].fill(0);
+                            C::encode(block, target);
+                        }
+                    },
+                );
+            }
+        },
+    );
+}
+
+fn decode<C: BlockCodec>(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8]) -> Result<(), usize> {
+    let block_bytes = BLOCK * C::WIDTH;
+    vectorized(
+        #[inline(always)]
+        || {
+            let (mut from, mut last) = (bytes, [0; WIDEST]);
+            for (number, (block, units)) in raw.chunks_mut(block_bytes).zip(&mut *units).enumerate() {
+                let (source, rest) = from.split_at_checked(UNIT * units).ok_or(number)?;
+                from = rest;
+                prefetch(source);
+                prefetch(block);
+                let is_whole = block.len() == block_bytes;
+                let whole = if is_whole { &mut *block } else { &mut last[..block_bytes] };
+                match source.len() {
+                    0 => whole.fill(0),
+                    length if length == block_bytes => whole.copy_from_slice(source),
+                    length if length > block_bytes => return Err(number),
+                    length => {
+                        let taken = C::decode(source, whole).ok_or(number)?;
+                        if taken.div_ceil(UNIT) * UNIT != length {
+                            return Err(number);
+                        }
+                    }
+                }
+                if !is_whole {
+                    block.copy_from_slice(&last[..block.len()]);
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+/// Calls `body`, compiled for the widest vectors that the processor has.
+#[inline(always)]
+fn vectorized<R>(body: impl FnMut() -> R) -> R {
+    pulp::Arch::new().dispatch(Wide(body))
+}
+
+/// A closure called by reference: what the compiler puts around one that is called by value is inlined as it likes.
+struct Wide<F>(F);
+
+impl<R, F: FnMut() -> R> pulp::WithSimd for Wide<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(mut self, _: S) -> R {
+        (self.0)()
+    }
+}

@@ -1,0 +1,229 @@
+//! On a device as here: simulated ones, and the first NVIDIA one if there is any. The environment variable
+//! `TENURE_TEST_DRIVER` (`sim`, `cuda`, `all`) chooses among them; `cuda` insists that there is one.
+
+use std::env;
+use std::fs::File;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use tenure_alloc::Address;
+use tenure_core::{DType, StreamId};
+use tenure_device::cuda::{self, KernelError};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::{Driver, ErrorKind, Executor, Platform, Priority};
+use tenure_tier::codec::cuda::{Place, PlaceError, STATUS_BYTES, decode, decoded, encode, encoded};
+use tenure_tier::codec::{self, BLOCK, Codec, CodecError, Encoded, Writer, max_bytes, sequential};
+
+use crate::tensor;
+
+pub(crate) const KERNELS: [(Codec, usize); 12] = [
+    (Codec::None, 1),
+    (Codec::None, 2),
+    (Codec::None, 4),
+    (Codec::None, 8),
+    (Codec::Zeros, 1),
+    (Codec::Zeros, 2),
+    (Codec::Zeros, 4),
+    (Codec::Zeros, 8),
+    (Codec::Planes, 2),
+    (Codec::Planes, 4),
+    (Codec::Fp16, 4),
+    (Codec::CsrFp16, 4),
+];
+
+/// Devices to test on, and what is held while a real one is used, so that no other test has it.
+pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
+    let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
+    let seeds = if chosen == "cuda" { 0..0 } else { 0..2 };
+    let sim = |seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })) as Arc<dyn Driver>;
+    let mut drivers: Vec<_> = seeds.map(|seed| (sim(seed), None)).collect();
+    if chosen == "cuda" || chosen == "all" && cuda::platform().device_count().is_ok() {
+        let alone = File::create(env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
+        alone.lock().unwrap();
+        drivers.push((cuda::platform().driver(0).unwrap(), Some(alone)));
+    }
+    drivers
+}
+
+/// A tensor's place on a device.
+pub(crate) struct Placed<'a> {
+    pub(crate) driver: &'a dyn Driver,
+    pub(crate) stream: StreamId,
+    pub(crate) place: Place,
+}
+
+impl<'a> Placed<'a> {
+    pub(crate) fn new(driver: &'a dyn Driver, codec: Codec, dtype: DType, raw: &[u8], stream_bytes: usize) -> Self {
+        let allocate = |bytes: usize| driver.malloc(bytes.max(1) as u64).unwrap();
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let (start, to) = (allocate(raw.len()), allocate(stream_bytes));
+        driver.copy_to_device(start, raw, stream).unwrap();
+        let place = Place {
+            codec,
+            dtype,
+            raw: start,
+            raw_bytes: raw.len(),
+            stream: to,
+            stream_bytes,
+            status: allocate(STATUS_BYTES),
+        };
+        Self { driver, stream, place }
+    }
+
+    fn read(&self, address: Address, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        self.driver.copy_from_device(&mut read, address, self.stream).unwrap();
+        read
+    }
+
+    fn status(&self) -> [u8; STATUS_BYTES] {
+        self.read(self.place.status, STATUS_BYTES).try_into().unwrap()
+    }
+
+    pub(crate) fn encode(&self) -> Result<Encoded, CodecError> {
+        // SAFETY: the memory is the test's, until the end.
+        unsafe { encode(self.driver, self.stream, &self.place).unwrap() };
+        encoded(&self.place, self.status())
+    }
+
+    pub(crate) fn decode(&self, stream: &[u8]) -> Result<Vec<u8>, CodecError> {
+        self.driver.memset(self.place.raw, 0xee, self.place.raw_bytes as u64, self.stream).unwrap();
+        self.driver.copy_to_device(self.place.stream, stream, self.stream).unwrap();
+        // SAFETY: as above.
+        unsafe { decode(self.driver, self.stream, &self.place).unwrap() };
+        decoded(self.status())?;
+        Ok(self.read(self.place.raw, self.place.raw_bytes))
+    }
+}
+
+impl Drop for Placed<'_> {
+    fn drop(&mut self) {
+        for address in [self.place.raw, self.place.stream, self.place.status] {
+            self.driver.free(address).unwrap();
+        }
+        self.driver.destroy_stream(self.stream).unwrap();
+    }
+}
+
+/// Encodes and decodes on a device, and compares with what is done here.
+fn check(driver: &dyn Driver, codec: Codec, dtype: DType, raw: &[u8]) {
+    let (mut here, mut back) = (Vec::new(), vec![0; raw.len()]);
+    let expected = codec::encode(codec, dtype, raw, &mut here);
+    codec::decode(&here, &mut back).unwrap();
+    let placed = Placed::new(driver, codec, dtype, raw, max_bytes(dtype, raw.len()));
+    assert_eq!(placed.encode(), Ok(expected));
+    let there = placed.read(placed.place.stream, expected.bytes);
+    assert!(there == here, "{codec} of {dtype}: the device encodes otherwise");
+    assert!(placed.decode(&here).unwrap() == back, "{codec} of {dtype}: the device decodes otherwise");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn a_device_encodes_and_decodes_as_the_host(
+        codec in 0..Codec::ALL.len(), dtype in 0..DType::ALL.len(), kind in 0..6_usize, count in 0..9000_usize,
+        cut in 0..8_usize, seed: u64,
+    ) {
+        let (codec, dtype) = (Codec::ALL[codec], DType::ALL[dtype]);
+        let mut raw = tensor(dtype, kind, count, seed);
+        raw.truncate(raw.len().saturating_sub(cut));
+        for (driver, _alone) in drivers() {
+            check(&*driver, codec, dtype, &raw);
+        }
+    }
+
+    #[test]
+    fn a_device_finds_changes_as_the_host(
+        kernel in 0..KERNELS.len(), kind in 0..6_usize, count in 1..3000_usize, at: usize, bit in 0..8_u32, seed: u64,
+    ) {
+        let (codec, width) = KERNELS[kernel];
+        let dtype = [DType::U8, DType::BF16, DType::F32, DType::F64][width.trailing_zeros() as usize];
+        let raw = tensor(dtype, kind, count, seed);
+        let mut stream = Vec::new();
+        codec::encode(codec, dtype, &raw, &mut stream);
+        let places = [at % stream.len(), at % stream.len().min(40)];
+        for place in places {
+            stream[place] ^= 1 << bit;
+            let mut back = vec![0; raw.len()];
+            let here = codec::decode(&stream, &mut back);
+            for (driver, _alone) in drivers() {
+                let placed = Placed::new(&*driver, codec, dtype, &raw, stream.len());
+                match (placed.decode(&stream), here) {
+                    // A stream of another codec is another kernel's.
+                    (Ok(there), Ok(_)) => prop_assert!(there == back),
+                    (Err(error), _) => prop_assert_eq!(error, CodecError::Changed),
+                    // One that is longer than it says: the device knows only how much room there is.
+                    (Ok(_), here) => prop_assert!(matches!(here, Err(CodecError::Length { .. })), "{:?}", here),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tensors_of_many_blocks_are_the_same_on_a_device() {
+    for (driver, _alone) in drivers() {
+        for (codec, width) in KERNELS {
+            let dtype = [DType::U8, DType::BF16, DType::F32, DType::F64][width.trailing_zeros() as usize];
+            check(&*driver, codec, dtype, &tensor(dtype, 5, 300_001, 7));
+        }
+        // More than the kernel that makes ends looks at once; the simulated device has none.
+        if matches!(driver.executor(), Executor::Cuda(_)) {
+            check(&*driver, Codec::Zeros, DType::U8, &tensor(DType::U8, 5, 17_000 * BLOCK + 5, 7));
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_does_not_fit_is_told_and_nothing_is_written_beyond() {
+    let raw = tensor(DType::F32, 2, 5000, 1);
+    let needed = Writer::new(Codec::Planes, DType::F32, &raw, &sequential).encoded().bytes;
+    for (driver, _alone) in drivers() {
+        let mut placed = Placed::new(&*driver, Codec::Planes, DType::F32, &raw, needed);
+        driver.memset(placed.place.stream, 0xcd, needed as u64, placed.stream).unwrap();
+        placed.place.stream_bytes = needed - 1;
+        assert_eq!(placed.encode(), Err(CodecError::Room { bytes: needed, given: needed - 1 }));
+        assert_eq!(placed.read(placed.place.stream, needed)[needed - 1], 0xcd);
+        placed.place.stream_bytes = needed;
+        assert_eq!(placed.encode().unwrap().bytes, needed);
+    }
+}
+
+#[test]
+fn a_place_where_no_kernel_can_work_is_refused() {
+    let driver = SimDriver::new(SimConfig::default());
+    let place = Place {
+        codec: Codec::Zeros,
+        dtype: DType::F32,
+        raw: 4,
+        raw_bytes: 1 << 20,
+        stream: 16,
+        stream_bytes: 1 << 21,
+        status: 8,
+    };
+    for (wrong, message) in [
+        (Place { raw: 2, ..place }, "cannot reach a tensor at 0x2: it must be a multiple of 4"),
+        (Place { stream: 8, ..place }, "cannot reach its stream at 0x8: it must be a multiple of 16"),
+        (Place { status: 4, ..place }, "cannot reach its status at 0x4: it must be a multiple of 8"),
+        (Place { stream_bytes: 100, ..place }, "100 bytes are too few for any stream of 1048576"),
+        (Place { raw_bytes: 1 << 40, ..place }, "a tensor of 1099511627776 bytes is encoded in parts"),
+    ] {
+        // SAFETY: nothing is put on the stream.
+        let results = unsafe { [encode(&driver, StreamId::NULL, &wrong), decode(&driver, StreamId::NULL, &wrong)] };
+        for result in results {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_launch_is_an_error() {
+    let driver = SimDriver::new(SimConfig::default());
+    let placed = Placed::new(&driver, Codec::Zeros, DType::F32, &[0; 64], 128);
+    // SAFETY: the memory is the test's.
+    let error = unsafe { encode(&driver, StreamId(0xdead), &placed.place).unwrap_err() };
+    let PlaceError::Kernel(KernelError::Driver(error)) = error else { panic!("{error}") };
+    assert!(matches!(error.kind, ErrorKind::UnknownHandle { .. }), "{error}");
+}

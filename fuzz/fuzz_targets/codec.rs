@@ -1,0 +1,28 @@
+//! Any bytes, as an encoded tensor and as a tensor: what is decoded is as long as it says, and what is encoded without loss
+//! comes back.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use tenure_core::DType;
+use tenure_tier::codec::{Codec, Reader, decode, encode, sequential};
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Ok(reader) = Reader::new(bytes) {
+        let raw_bytes = reader.encoded().raw_bytes;
+        // Zeros take nearly nothing.
+        if raw_bytes <= 64 << 20 {
+            let mut into = vec![0; raw_bytes];
+            if let Err(error) = reader.read(&mut into, &sequential) {
+                assert_eq!(error.to_string().lines().count(), 1);
+            }
+        }
+    }
+    let [codec, dtype, raw @ ..] = bytes else { return };
+    let codec = Codec::ALL[usize::from(*codec) % Codec::ALL.len()];
+    let dtype = DType::ALL[usize::from(*dtype) % DType::ALL.len()];
+    let (mut stream, mut back) = (Vec::new(), vec![1; raw.len()]);
+    let encoded = encode(codec, dtype, raw, &mut stream);
+    assert!(encoded.bytes <= raw.len() + 16);
+    assert_eq!(decode(&stream, &mut back), Ok(encoded));
+    assert!(encoded.codec.is_lossy() || back == raw);
+});
