@@ -38,7 +38,7 @@ impl Engine for Faulty {
     }
 }
 
-fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
+pub(crate) fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
     let folders: Vec<TempDir> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
     let paths = folders.iter().map(|folder| folder.path().to_owned()).collect();
     (folders, paths)
@@ -53,7 +53,7 @@ fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
 }
 
 /// One that fails the request of that number.
-fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
+pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
     let engine = |_: &_, _| {
         let (engine, left) = (Threads::start(2)?, AtomicUsize::new(number));
         Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
@@ -61,7 +61,7 @@ fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) ->
     Disk::with_engine(paths, options(64 << 20), engine).unwrap()
 }
 
-fn some_bytes(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn some_bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     (0..length)
         .map(|_| {
