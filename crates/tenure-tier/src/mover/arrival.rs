@@ -1,33 +1,60 @@
 //! What is fetched: from memory at once, from disk as soon as there is memory for it to pass through.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, ptr};
 
+use parking_lot::Mutex;
 use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
-use super::bytes::{Part, Raw};
+use super::bytes::{Bytes, Part, Raw};
 use super::link::Copy;
-use super::stored::Progress;
+use super::stored::{Held, Progress};
 use super::{MoverError, Shared, Urgency};
 use crate::Spilled;
 
 /// Bytes that are on their way back. If this is dropped, they arrive, and nobody is told.
+///
+/// What is fetched into is kept until the arrival leads to the stream that it is of, or was waited for. Then it may be
+/// freed in that stream's order, whatever else is on the mover's: what is fetched ahead holds back nothing.
 #[must_use = "bytes may be used only behind their arrival"]
 pub struct Arrival {
-    pub(super) shared: Arc<Shared>,
     pub(super) coming: Arc<Coming>,
 }
 
+/// What is coming, for as long as somebody waits for it or pieces of it are to be read.
 pub(super) struct Coming {
+    pub(super) shared: Arc<Shared>,
     pub(super) name: String,
     pub(super) urgency: Urgency,
     /// On a device: from when on the bytes may be written to.
     pub(super) ready: Option<Event>,
-    /// Whether others free what is written to, and must not before it is.
-    pub(super) is_foreign: bool,
+    /// What is written to, until its stream or the host comes behind that.
+    pub(super) target: Mutex<Option<Arc<Bytes>>>,
     pub(super) progress: Arc<Progress>,
+}
+
+impl Coming {
+    /// What is written to is behind that for whoever frees it.
+    fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
+        let target = self.target.lock().take_if(|target| is_behind(target));
+        // It may be freed here, when nothing is locked.
+        drop(target);
+    }
+}
+
+impl Drop for Coming {
+    /// All copies are on the stream, and nobody came behind them.
+    fn drop(&mut self) {
+        let (Some(target), Some(side)) = (self.target.get_mut().take(), &self.shared.side) else { return };
+        let Some(event) = self.progress.event() else { return };
+        let stream = side.inward[self.urgency as usize].stream.id();
+        if !matches!(side.memory.record_use(target.address(), stream), Ok(true)) {
+            // Somebody else frees it, who does not know of the stream.
+            side.arrivals.when_passed(event, move |_| drop(target));
+        }
+    }
 }
 
 impl Arrival {
@@ -37,10 +64,11 @@ impl Arrival {
     /// # Errors
     /// What went wrong on the way, each time; the bytes are then anything.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
-        match self.behind()? {
-            Some(event) => event.wait(stream).map_err(MoverError::driver(&self.coming.name)),
-            None => Ok(()),
+        if let Some(event) = self.behind()? {
+            event.wait(stream).map_err(MoverError::driver(&self.coming.name))?;
+            self.coming.release(|target| target.stream() == Some(stream));
         }
+        Ok(())
     }
 
     /// Waits, on the host, until the bytes are there.
@@ -48,19 +76,22 @@ impl Arrival {
     /// # Errors
     /// As of [`lead_to`](Self::lead_to).
     pub fn wait(&self) -> Result<(), MoverError> {
-        let Some(event) = self.behind()? else { return Ok(()) };
-        let stalls = &self.shared.stalls.host_to_device;
-        stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.coming.name))
+        if let Some(event) = self.behind()? {
+            let stalls = &self.coming.shared.stalls.host_to_device;
+            stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.coming.name))?;
+        }
+        self.coming.release(|_| true);
+        Ok(())
     }
 
     /// The event behind which they are there, if that is on a device.
     fn behind(&self) -> Result<Option<Arc<Event>>, MoverError> {
-        let progress = &self.coming.progress;
+        let Coming { shared, progress, .. } = &*self.coming;
         if progress.is_over() {
             return progress.wait();
         }
-        self.shared.hurry(&self.coming);
-        self.shared.stalls.disk_read.wait(|| progress.wait())
+        shared.hurry(&self.coming);
+        shared.stalls.disk_read.wait(|| progress.wait())
     }
 }
 
@@ -109,11 +140,44 @@ impl Reads {
 }
 
 impl Shared {
-    pub(super) fn read(self: &Arc<Self>, reads: Vec<Read>) {
-        let mut waiting = self.reads.lock();
-        for read in reads {
-            waiting.waiting[read.coming.urgency as usize].push_back(read);
+    /// Pieces that are in memory. On a device they are there behind the event.
+    pub(super) fn fetch_held(
+        &self,
+        name: &str,
+        urgency: Urgency,
+        ready: Option<&Event>,
+        held: &[(Arc<Held>, Part)],
+    ) -> Result<Option<Arc<Event>>, MoverError> {
+        let mut after: Vec<&Event> = ready.into_iter().collect();
+        let mut copies = Vec::with_capacity(held.len());
+        for (from, to) in held {
+            match &**from {
+                Held::Pinned(pinned) => {
+                    if !after.last().is_some_and(|last| ptr::eq(*last, &*pinned.copied)) {
+                        after.push(&pinned.copied);
+                    }
+                    copies.push(Copy { host: from.raw().start, device: to.address(), bytes: to.count });
+                }
+                // SAFETY: as many bytes of each, which are apart and kept.
+                Held::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
+            }
         }
+        let Some(side) = self.side.as_ref().filter(|_| !copies.is_empty()) else { return Ok(None) };
+        let inward = &side.inward[urgency as usize];
+        // SAFETY: the buffers are said to be used, and what is written to is kept until somebody comes behind that.
+        let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(name))?;
+        for (from, _) in held {
+            if let Held::Pinned(pinned) = &**from {
+                pinned.used(&event, inward.stream.id());
+            }
+        }
+        Ok(Some(event))
+    }
+
+    /// Pieces that are on disk, as soon as there are lanes.
+    pub(super) fn read(self: &Arc<Self>, reads: impl Iterator<Item = Read>) {
+        let mut waiting = self.reads.lock();
+        reads.for_each(|read| waiting.waiting[read.coming.urgency as usize].push_back(read));
         drop(waiting);
         self.pump();
     }
@@ -169,22 +233,16 @@ impl Shared {
         };
         let copy = Copy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
         let after: Vec<&Event> = coming.ready.iter().collect();
-        let mut kept = Some(to);
         let event = coming.progress.step(|| {
-            // SAFETY: the lane is nobody else's until the event is passed, and what is written to is kept until it is
-            // freed in the stream's order.
+            // SAFETY: the lane is nobody else's until the event is passed, and what is written to is kept until somebody
+            // comes behind that.
             let event = unsafe { side.inward[coming.urgency as usize].copy(&after, &[copy]) };
-            if !coming.is_foreign {
-                kept = None;
-            }
+            drop(to);
             event.map(Some).map_err(MoverError::driver(&coming.name))
         });
         let shared = Arc::clone(self);
         match event {
-            Some(event) => side.arrivals.when_passed(event, move |_| {
-                drop(kept);
-                shared.free(lane);
-            }),
+            Some(event) => side.arrivals.when_passed(event, move |_| shared.free(lane)),
             None => self.free(lane),
         }
     }

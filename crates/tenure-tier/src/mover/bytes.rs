@@ -60,8 +60,8 @@ impl Bytes {
     }
 
     /// In pieces of at most `piece` bytes. They share the owner.
-    pub(super) fn pieces(self, piece: usize) -> impl ExactSizeIterator<Item = Part> {
-        let (count, whole) = (self.count, Arc::new(self));
+    pub(super) fn pieces(self: Arc<Self>, piece: usize) -> impl ExactSizeIterator<Item = Part> {
+        let (count, whole) = (self.count, self);
         (0..count.div_ceil(piece)).map(move |number| {
             let offset = number * piece;
             Part { whole: Arc::clone(&whole), offset, count: piece.min(count - offset) }
@@ -72,7 +72,7 @@ impl Bytes {
 /// A part of bytes. The last that is dropped lets them go.
 #[derive(Clone)]
 pub(super) struct Part {
-    pub(super) whole: Arc<Bytes>,
+    whole: Arc<Bytes>,
     offset: usize,
     pub(super) count: usize,
 }

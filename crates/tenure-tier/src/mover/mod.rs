@@ -2,6 +2,7 @@
 
 mod arrival;
 mod bytes;
+mod departure;
 mod error;
 mod link;
 mod stored;
@@ -9,14 +10,14 @@ mod stored;
 mod tests;
 mod watcher;
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::{fmt, ptr};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_alloc::Request;
 use tenure_core::Device;
 use tenure_device::memory::{DeviceMemory, MemoryError};
-use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool, PinnedStatistics};
+use tenure_device::pinned::{PinnedConfig, PinnedError, PinnedPool, PinnedStatistics};
 use tenure_device::{DriverError, Event, EventKind, Priority, Stream};
 
 pub use arrival::Arrival;
@@ -25,11 +26,11 @@ pub use error::MoverError;
 pub use link::{LinkStatistics, Links};
 pub use stored::Stored;
 
-use crate::{Disk, DiskError};
+use crate::Disk;
 use arrival::{Coming, Read, Reads};
-use bytes::Part;
-use link::{Copy, CopyStream, Tally, Way};
-use stored::{Held, Inner, Piece, Pinned, Place, Progress};
+use departure::Departures;
+use link::{CopyStream, Tally, Way};
+use stored::{Inner, Place, Progress};
 use watcher::Watcher;
 
 /// As many bytes go to disk or come back by themselves at most: a copy of that many is nearly as fast as a link allows.
@@ -133,39 +134,11 @@ struct DeviceSide {
     inward: [CopyStream; 2],
 }
 
-/// What is on its way to disk.
-#[derive(Default)]
-struct Departures {
-    bytes: u64,
-    /// The last that failed.
-    failed: Option<Arc<DiskError>>,
-}
-
 #[derive(Default)]
 struct Stalls {
     host_to_device: Tally,
     disk_write: Tally,
     disk_read: Tally,
-}
-
-/// Bytes on their way to disk, as long as this lives.
-struct Departure {
-    shared: Arc<Shared>,
-    bytes: u64,
-}
-
-impl Departure {
-    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
-        leaving.bytes += bytes as u64;
-        Self { shared: Arc::clone(shared), bytes: bytes as u64 }
-    }
-}
-
-impl Drop for Departure {
-    fn drop(&mut self) {
-        self.shared.leaving.lock().bytes -= self.bytes;
-        self.shared.left.notify_all();
-    }
 }
 
 impl Mover {
@@ -233,29 +206,30 @@ impl Mover {
         if into.count() != stored.bytes() {
             return Err(MoverError::Size { name: name.into(), bytes: stored.bytes(), given: into.count() });
         }
-        let mut coming =
-            Coming { name: name.into(), urgency, ready: None, is_foreign: false, progress: Progress::new(0, None) };
-        let (mut there, mut spilled) = (Vec::new(), Vec::new());
-        if let (Some(side), Some(stream), true) = (&shared.side, into.stream(), into.count() > 0) {
-            coming.ready = Some(side.mark(name, stream)?);
-            let inward = side.inward[urgency as usize].stream.id();
-            coming.is_foreign = !side.memory.record_use(into.address(), inward).map_err(memory_error(name))?;
-        }
-        for (piece, to) in stored.inner.pieces.iter().zip(into.pieces(shared.piece_bytes)) {
+        let ready = match (&shared.side, into.stream()) {
+            (Some(side), Some(stream)) => Some(side.mark(name, stream)?),
+            _ => None,
+        };
+        let (mut there, mut spilled, into) = (Vec::new(), Vec::new(), Arc::new(into));
+        for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
             match &*piece.place.lock() {
                 Place::Memory(held) => there.push((Arc::clone(held), to)),
                 Place::Disk(from) => spilled.push((from.clone(), to)),
                 Place::Lost(error) => return Err(error.clone()),
             }
         }
-        let event = shared.fetch_held(&coming, there)?;
-        coming.progress = Progress::new(spilled.len(), event);
-        let coming = Arc::new(coming);
-        if !spilled.is_empty() {
-            let read = |(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) };
-            shared.read(spilled.into_iter().map(read).collect());
-        }
-        Ok(Arrival { shared: Arc::clone(shared), coming })
+        let event = shared.fetch_held(name, urgency, ready.as_ref(), &there)?;
+        let coming = Arc::new(Coming {
+            shared: Arc::clone(shared),
+            name: name.into(),
+            urgency,
+            ready,
+            target: Mutex::new(Some(into)),
+            progress: Progress::new(spilled.len(), event),
+        });
+        let read = |(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) };
+        shared.read(spilled.into_iter().map(read));
+        Ok(Arrival { coming })
     }
 
     /// Moves some bytes out and back, so that [`links`](Self::links) has bandwidths before there is anything to move:
@@ -355,8 +329,6 @@ impl DeviceSide {
     }
 }
 
-type Pieces = (Vec<Arc<Piece>>, Arc<Progress>);
-
 impl Shared {
     fn device(&self) -> Device {
         self.side.as_ref().map_or(Device::CPU, |side| side.memory.device())
@@ -365,175 +337,6 @@ impl Shared {
     fn expect_device(&self, name: &str, bytes: &Bytes) -> Result<(), MoverError> {
         let (given, device) = (bytes.device(), self.device());
         if given == device { Ok(()) } else { Err(MoverError::OtherDevice { name: name.into(), given, device }) }
-    }
-
-    /// From a device to memory where it stays.
-    fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
-        let (ready, is_foreign) = side.leave(name, &source)?;
-        let with_room = |part: Part| Ok((self.room(side, name, part.count)?, part));
-        let mut parts = source.pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
-        let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
-        // SAFETY: the buffers are nobody else's, and both ends are kept until the stream has passed.
-        let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
-        let stream = side.outward.stream.id();
-        let mut kept = Vec::new();
-        let pieces = parts.into_iter().map(|(buffer, part)| {
-            kept.push(part);
-            Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), stream)))
-        });
-        let pieces = pieces.collect();
-        if is_foreign {
-            side.departures.when_passed(Arc::clone(&event), move |_| drop(kept));
-        }
-        Ok((pieces, Progress::new(0, Some(event))))
-    }
-
-    /// From a device through memory to a disk, piece by piece.
-    fn store_through(self: &Arc<Self>, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
-        let (ready, is_foreign) = side.leave(name, &source)?;
-        let parts = source.pieces(self.piece_bytes);
-        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        for part in parts {
-            let mut buffer = self.room(side, name, part.count)?;
-            let copies = [copy(&mut buffer, &part)];
-            // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
-            let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
-            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
-            let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
-            let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());
-            pieces.push(piece);
-            let kept = is_foreign.then_some(part);
-            side.departures.when_passed(event, move |passed| {
-                drop(kept);
-                departure.copied(passed, &weak, progress, name);
-            });
-        }
-        Ok((pieces, progress))
-    }
-
-    /// From the host's memory to a disk.
-    fn store_host(self: &Arc<Self>, name: &str, source: Bytes) -> Pieces {
-        let parts = source.pieces(self.piece_bytes);
-        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        for part in parts {
-            let is_full = |leaving: &mut Departures| leaving.bytes + part.count as u64 > self.memory_bytes as u64;
-            let mut leaving = self.leaving.lock();
-            if is_full(&mut leaving) {
-                self.stalls.disk_write.wait(|| self.left.wait_while(&mut leaving, is_full));
-            }
-            let departure = Departure::new(self, &mut leaving, part.count);
-            drop(leaving);
-            let piece = Piece::new(Held::Host(part));
-            pieces.push(Arc::clone(&piece));
-            departure.write(piece, Arc::clone(&progress), name.to_owned());
-        }
-        (pieces, progress)
-    }
-
-    /// Pinned memory for a piece: waits as long as what is on its way to disk makes room.
-    fn room(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
-        let mut leaving = self.leaving.lock();
-        loop {
-            match side.pool.allocate(bytes) {
-                Err(PinnedError::LimitReached { .. }) if leaving.bytes > 0 => {
-                    self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
-                }
-                Err(PinnedError::LimitReached { limit, .. }) => {
-                    let failed = leaving.failed.clone();
-                    return Err(MoverError::NoRoom { name: name.into(), bytes: bytes as u64, limit, failed });
-                }
-                allocated => return allocated.map_err(pinned(name)),
-            }
-        }
-    }
-
-    /// Pieces that are in memory. On a device they are there behind the event.
-    fn fetch_held(&self, coming: &Coming, held: Vec<(Arc<Held>, Part)>) -> Result<Option<Arc<Event>>, MoverError> {
-        let mut after: Vec<&Event> = coming.ready.iter().collect();
-        let mut copies = Vec::with_capacity(held.len());
-        for (from, to) in &held {
-            match &**from {
-                Held::Pinned(pinned) => {
-                    if !after.last().is_some_and(|last| ptr::eq(*last, &*pinned.copied)) {
-                        after.push(&pinned.copied);
-                    }
-                    copies.push(Copy { host: from.raw().start, device: to.address(), bytes: to.count });
-                }
-                // SAFETY: as many bytes of each, which are apart and kept.
-                Held::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
-            }
-        }
-        let Some(side) = self.side.as_ref().filter(|_| !copies.is_empty()) else { return Ok(None) };
-        let inward = &side.inward[coming.urgency as usize];
-        // SAFETY: the buffers are said to be used, and what is written to is freed in the stream's order or kept.
-        let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(&coming.name))?;
-        for (from, _) in &held {
-            if let Held::Pinned(pinned) = &**from {
-                pinned.used(&event, inward.stream.id());
-            }
-        }
-        if coming.is_foreign {
-            let kept: Vec<Part> = held.into_iter().map(|(_, to)| to).collect();
-            side.arrivals.when_passed(Arc::clone(&event), move |_| drop(kept));
-        }
-        Ok(Some(event))
-    }
-}
-
-impl DeviceSide {
-    /// What comes before the bytes may leave, and whether somebody else frees them, and must not before they have.
-    fn leave(&self, name: &str, source: &Bytes) -> Result<(Event, bool), MoverError> {
-        let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
-        let ready = self.mark(name, stream)?;
-        let outward = self.outward.stream.id();
-        Ok((ready, !self.memory.record_use(source.address(), outward).map_err(memory_error(name))?))
-    }
-}
-
-impl Departure {
-    /// The device has copied a piece out. It is written, unless nobody wants it any more.
-    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, name: String) {
-        match (piece.upgrade(), passed) {
-            (Some(piece), Ok(())) => self.write(piece, progress, name),
-            (Some(piece), Err(error)) => {
-                let error = MoverError::driver(&name)(error);
-                piece.set(Place::Lost(error.clone()));
-                progress.step(|| Err(error));
-            }
-            (None, _) => drop(progress.step(|| Ok(None))),
-        }
-    }
-
-    /// Begins to write a piece, which stays in memory if that fails.
-    fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, name: String) {
-        let shared = Arc::clone(&self.shared);
-        let (Some(disk), Some(held)) = (&shared.disk, piece.held()) else {
-            unreachable!("only what is in memory goes to a disk, if there is one")
-        };
-        shared.stalls.disk_write.add_transfer();
-        let written = move |result: Result<_, DiskError>| {
-            let result = match result {
-                Ok(spilled) => {
-                    piece.set(Place::Disk(spilled));
-                    Ok(None)
-                }
-                Err(error) => {
-                    let error = Arc::new(error);
-                    self.shared.leaving.lock().failed = Some(Arc::clone(&error));
-                    Err(MoverError::Disk(error))
-                }
-            };
-            // Whoever waits finds its room.
-            drop((piece, self));
-            progress.step(|| result);
-        };
-        match disk.write(name, held.raw()) {
-            Ok(ticket) => {
-                drop(held);
-                ticket.then(written);
-            }
-            Err(error) => written(Err(error)),
-        }
     }
 }
 
@@ -548,11 +351,6 @@ impl Drop for Scratch {
         // A driver that fails has said so where that matters.
         let _ = self.memory.free(self.address);
     }
-}
-
-/// The copy of a part out to a buffer.
-fn copy(buffer: &mut PinnedBuffer, part: &Part) -> Copy {
-    Copy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
 }
 
 fn pinned(name: &str) -> impl Fn(PinnedError) -> MoverError + '_ {

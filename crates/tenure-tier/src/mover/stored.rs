@@ -198,6 +198,11 @@ impl Progress {
         self.state.lock().left == 0
     }
 
+    /// Behind all copies that were put on the stream, if there is any, whatever else went wrong.
+    pub(super) fn event(&self) -> Option<Arc<Event>> {
+        self.state.lock().event.clone()
+    }
+
     /// Waits until nothing is left for the host to do. The event is behind all that the device has to.
     pub(super) fn wait(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let mut state = self.state.lock();

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use tenure_core::{Storage, StreamId};
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Driver, Executor};
+use tenure_device::{Call, Driver, Executor};
 
 use super::*;
 use crate::DiskOptions;
@@ -192,6 +192,26 @@ fn a_pass_forward_and_back_is_ordered_by_the_device_alone() {
         }
         expect_peace(memory);
     }
+}
+
+#[test]
+fn what_is_fetched_ahead_holds_back_no_memory() {
+    let (driver, memory) = simulated(2);
+    let mover = mover(Some(memory), None);
+    let stored = store(&mover, memory, MIB / 2, 1, Destination::Host).unwrap();
+    let target = || Storage::new(MIB / 2, Arc::new(memory)).unwrap();
+    let fetch = |target: &Storage| mover.fetch(&stored, on_device(memory, target), Urgency::Ahead).unwrap();
+    let (first, second) = (target(), target());
+    let arrivals = [fetch(&first), fetch(&second)];
+    arrivals[0].lead_to(&memory.streams().current()).unwrap();
+    let (address, waits) = (first.lock().as_ptr(), driver.calls(Some(Call::WaitEvent)));
+    drop(first);
+    // Its own stream has it back at once, though what was fetched behind it is still on the way.
+    let again = target();
+    fill(memory, &again, 3);
+    assert_eq!((again.lock().as_ptr(), driver.calls(Some(Call::WaitEvent))), (address, waits));
+    drop((again, second, arrivals, stored, mover));
+    expect_peace(memory);
 }
 
 /// As of another allocator: it is kept until the device has passed.
@@ -381,8 +401,10 @@ fn what_cannot_be_written_stays_in_memory_and_what_cannot_be_read_is_an_error() 
             let back = mover(memory, Some(&faulty(&paths, Direction::In, 2, ends)));
             let stored = put(&back);
             stored.wait().unwrap();
+            // What did arrive must not come over what has the memory now, which is freed with the error.
             let said = get(&back, &stored).unwrap_err().to_string();
             assert!(said.starts_with("layer.1/out#0: ") && said.contains(paths[0].to_str().unwrap()), "{said}");
+            memory.into_iter().for_each(|memory| drop(filled(memory, 2 * MIB, 9)));
             if !ends {
                 assert!(get(&back, &stored).unwrap() == bytes, "it was one failure");
             }
