@@ -4,7 +4,8 @@
 //! [`Placement`] sends each allocation of the threads that entered it to the tier that a
 //! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
 //! that a mapping is planned of, from what a program allocates. A [`Disk`] is for what nobody computes with: its bytes go
-//! out to files, and come back.
+//! out to files, and come back. A [`Mover`] brings what a device or the host computes with there, or to pinned memory, and
+//! back before it is needed.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod dax;

@@ -109,6 +109,8 @@ struct Flow {
     timed_bytes: u64,
     /// Begin, end and bytes of what is under way, or was not looked at yet.
     under_way: VecDeque<(Event, Arc<Event>, u64)>,
+    /// Events to be used again.
+    spare: Vec<Event>,
 }
 
 impl CopyStream {
@@ -126,8 +128,8 @@ impl CopyStream {
             event.wait(&self.stream)?;
         }
         let driver = self.stream.driver();
-        let mut start = Event::new(Arc::clone(driver), EventKind::Timing);
-        let mut end = Event::new(Arc::clone(driver), EventKind::Timing);
+        let [mut start, mut end] =
+            [(); 2].map(|()| flow.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
         start.record(&self.stream)?;
         let put = |&Copy { host, device, bytes }: &Copy| match self.way {
             // SAFETY: the caller's promise.
@@ -176,7 +178,8 @@ impl Flow {
                 // Transfers fail where they are asked for.
                 Err(_) => {}
             }
-            self.under_way.pop_front();
+            let Some((start, end, _)) = self.under_way.pop_front() else { return };
+            self.spare.extend([Some(start), Arc::into_inner(end)].into_iter().flatten());
         }
     }
 }
