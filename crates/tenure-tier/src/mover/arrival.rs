@@ -114,9 +114,9 @@ pub(super) struct Read {
 
 /// Pieces that wait for lanes.
 pub(super) struct Reads {
-    lanes: Vec<Lane>,
+    pub(super) lanes: Vec<Lane>,
     /// By urgency.
-    waiting: [VecDeque<Read>; 2],
+    pub(super) waiting: [VecDeque<Read>; 2],
     /// Somebody is about to give lanes to what waits.
     is_pumped: bool,
 }
@@ -192,7 +192,7 @@ impl Shared {
     }
 
     /// Gives lanes to what waits for them. One thread does at a time, since a read may be over at once.
-    fn pump(self: &Arc<Self>) {
+    pub(super) fn pump(self: &Arc<Self>) {
         let mut reads = self.reads.lock();
         if reads.is_pumped {
             return;

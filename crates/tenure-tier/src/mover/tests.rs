@@ -375,6 +375,33 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
 }
 
 #[test]
+fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
+    let (_folders, disk) = disk();
+    let mover = mover(None, Some(&disk));
+    let put = |name| mover.store(name, vector(vec![1; MIB / 2]), Destination::Disk).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(put);
+    [&a, &b, &c].iter().for_each(|stored| stored.wait().unwrap());
+    let order = || {
+        let reads = mover.shared.reads.lock();
+        reads.waiting.iter().flatten().map(|read| read.coming.name.clone()).collect::<String>()
+    };
+    // Nothing is read as long as there are no lanes.
+    let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);
+    let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB / 2]), urgency).unwrap();
+    let arrivals = [fetch(&a, Urgency::Ahead), fetch(&b, Urgency::Ahead), fetch(&c, Urgency::Now)];
+    assert_eq!(order(), "ccaabb");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| arrivals[1].wait());
+        eventually(|| order() == "ccbbaa");
+        mover.shared.reads.lock().lanes = lanes;
+        mover.shared.pump();
+        waiting.join().unwrap().unwrap();
+    });
+    arrivals.iter().for_each(|arrival| arrival.wait().unwrap());
+    assert!(!mover.links().disk_read.stalled.is_zero());
+}
+
+#[test]
 fn what_cannot_be_written_stays_in_memory_and_what_cannot_be_read_is_an_error() {
     for memory in [None, Some(simulated(3).1)] {
         for ends in [false, true] {
@@ -441,13 +468,15 @@ fn a_full_disk_says_so_and_takes_more_later() {
 /// Whichever call of the driver fails, no byte is wrong, and everything works afterwards.
 #[test]
 fn no_failing_call_loses_bytes_or_memory() {
+    /// Two pieces.
+    const LENGTH: usize = MIB / 4 + 777;
     for to in [Destination::Host, Destination::Disk] {
         let (_folders, disk) = disk();
         let failed = AtomicUsize::new(0);
         for call in 1.. {
             let (driver, memory) = simulated(call);
             let mover = mover(Some(memory), Some(&disk));
-            let targets = [filled(memory, MIB, 1), filled(memory, MIB, 2)];
+            let targets = [filled(memory, LENGTH, 1), filled(memory, LENGTH, 2)];
             driver.synchronize().unwrap();
             let (calls, stream) = (driver.calls(None), memory.streams().current());
             driver.inject(Failure::of_any(call));
@@ -467,7 +496,7 @@ fn no_failing_call_loses_bytes_or_memory() {
             let is_past = driver.calls(None) - calls < call;
             driver.clear_failures();
             match result {
-                Ok(bytes) => assert!(bytes == expected(MIB, 1), "call {call}"),
+                Ok(bytes) => assert!(bytes == expected(LENGTH, 1), "call {call}"),
                 Err(error) => {
                     failed.fetch_add(1, Ordering::Relaxed);
                     assert!(error.to_string().starts_with("a: "), "{error}");
@@ -475,7 +504,7 @@ fn no_failing_call_loses_bytes_or_memory() {
             }
             driver.synchronize().unwrap();
             fill(memory, &targets[1], 2);
-            assert!(round(1).unwrap() == expected(MIB, 1), "after call {call}");
+            assert!(round(1).unwrap() == expected(LENGTH, 1), "after call {call}");
             drop((targets, mover));
             expect_peace(memory);
             if is_past {
