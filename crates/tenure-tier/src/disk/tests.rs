@@ -185,6 +185,24 @@ fn a_disk_that_fails_once_is_an_error_of_what_it_failed_for() {
 }
 
 #[test]
+fn whoever_asks_to_be_told_is_told_how_it_ended_once() {
+    let (_folders, paths) = folders(1);
+    for fails in [false, true] {
+        let disk = faulty(&paths, Direction::Out, if fails { 1 } else { 100 }, false);
+        for is_over in [false, true] {
+            let ticket = disk.write("a", some_bytes(1, 3 * CHUNK)).unwrap();
+            while is_over && !ticket.is_over() {
+                thread::yield_now();
+            }
+            let (told, hear) = std::sync::mpsc::channel();
+            ticket.then(move |result| told.send(result.map(|spilled| spilled.bytes())).unwrap());
+            let heard: Vec<_> = hear.iter().collect();
+            assert!(heard.len() == 1 && heard[0].is_err() == (fails && !is_over), "{heard:?}");
+        }
+    }
+}
+
+#[test]
 fn nobody_waits_for_an_engine_that_has_ended() {
     let (_folders, paths) = folders(1);
     for direction in [Direction::Out, Direction::In] {

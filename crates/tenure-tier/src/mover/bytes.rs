@@ -23,7 +23,8 @@ impl Bytes {
     /// `count` bytes from `start` on: on the device of a stream, in whose order they are used, or else on the host.
     ///
     /// # Safety
-    /// They are there until `owner` is dropped. What is stored nobody writes any more. What is fetched into nobody else
+    /// They are there until `owner` is dropped. What is stored nobody writes to any more, but behind
+    /// [`Stored::lead_to`](super::Stored::lead_to) or [`wait`](super::Stored::wait). What is fetched into nobody else
     /// touches before it has arrived, but for what was put on `stream` before.
     pub unsafe fn new(start: *mut u8, count: usize, stream: Option<&Stream>, owner: impl Send + 'static) -> Self {
         Self { start, count, stream: stream.cloned(), _owner: Box::new(owner) }

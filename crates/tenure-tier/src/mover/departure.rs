@@ -80,6 +80,7 @@ impl Shared {
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
+            progress.mark(&event);
             let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
             let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
             let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());

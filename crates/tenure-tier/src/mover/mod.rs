@@ -48,14 +48,16 @@ pub struct MoverOptions {
     /// Host memory, pinned for a device: what stays there takes it, and what passes through. Without a device, as many
     /// bytes may be on their way to disk at a time.
     pub memory_bytes: usize,
+    /// The host's memory node to pin memory of, if it has any: the one next to the device.
+    pub numa_node: Option<u32>,
     /// Where bytes go that do not stay in memory.
     pub disk: Option<Disk>,
 }
 
 impl MoverOptions {
-    /// So much memory, and no disk.
+    /// So much memory of any node, and no disk.
     pub fn new(memory_bytes: usize) -> Self {
-        Self { memory_bytes, disk: None }
+        Self { memory_bytes, numa_node: None, disk: None }
     }
 }
 
@@ -147,12 +149,12 @@ impl Mover {
     /// # Errors
     /// [`MoverError::TooLittle`]: less than 4 MiB of memory; failures of the driver and of the system.
     pub fn new(memory: Option<&'static DeviceMemory>, options: MoverOptions) -> Result<Self, MoverError> {
-        let MoverOptions { memory_bytes, disk } = options;
+        let MoverOptions { memory_bytes, numa_node, disk } = options;
         if memory_bytes < LEAST_MEMORY {
             return Err(MoverError::TooLittle { given: memory_bytes, least: LEAST_MEMORY });
         }
         let piece_bytes = MAX_PIECE.min(memory_bytes / PIECES) & !4095;
-        let side = memory.map(|memory| DeviceSide::new(memory, memory_bytes)).transpose()?;
+        let side = memory.map(|memory| DeviceSide::new(memory, memory_bytes, numa_node)).transpose()?;
         let lane = |_| match &side {
             Some(side) => side.pool.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
             None => Ok(None),
@@ -299,8 +301,8 @@ impl fmt::Debug for Mover {
 }
 
 impl DeviceSide {
-    fn new(memory: &'static DeviceMemory, memory_bytes: usize) -> Result<Self, MoverError> {
-        let config = PinnedConfig::new(memory_bytes as u64);
+    fn new(memory: &'static DeviceMemory, memory_bytes: usize, numa_node: Option<u32>) -> Result<Self, MoverError> {
+        let config = PinnedConfig { numa_node, ..PinnedConfig::new(memory_bytes as u64) };
         let pool = PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))?;
         let copies = |priority, way| {
             let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;

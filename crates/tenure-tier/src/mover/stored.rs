@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 use tenure_core::StreamId;
-use tenure_device::Event;
 use tenure_device::pinned::PinnedBuffer;
+use tenure_device::{Event, Stream};
 
 use super::MoverError;
 use super::bytes::{Part, Raw};
@@ -44,6 +44,16 @@ impl Stored {
             Place::Disk(_) | Place::Lost(_) => 0,
         };
         self.inner.pieces.iter().map(of).sum()
+    }
+
+    /// Makes later work of a stream wait, on the device, until the bytes have been read: it may write to what they were
+    /// stored from.
+    ///
+    /// # Errors
+    /// Failures of the driver.
+    pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
+        let event = self.inner.progress.event();
+        event.map_or(Ok(()), |event| event.wait(stream)).map_err(MoverError::driver(self.name()))
     }
 
     /// Waits until it is where it was to go. It can be fetched before.
@@ -171,6 +181,11 @@ struct State {
 impl Progress {
     pub(super) fn new(left: usize, event: Option<Arc<Event>>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::new(State { left, error: None, event }), changed: Condvar::new() })
+    }
+
+    /// One copy more is on the stream, and the host has to do with its piece yet.
+    pub(super) fn mark(&self, event: &Arc<Event>) {
+        self.state.lock().event = Some(Arc::clone(event));
     }
 
     /// One piece more is done with, by a function that may put a copy on the stream: one at a time, so that the last

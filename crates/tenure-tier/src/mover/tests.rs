@@ -195,6 +195,34 @@ fn a_pass_forward_and_back_is_ordered_by_the_device_alone() {
 }
 
 #[test]
+fn a_source_is_written_to_behind_its_store_and_a_target_that_nobody_waits_for_is_kept() {
+    for memory in memories() {
+        let (_folders, disk) = disk();
+        for to in [Destination::Host, Destination::Disk] {
+            let mover = mover(Some(memory), Some(&disk));
+            let source = filled(memory, MIB / 2 + 1, 1);
+            let stored = mover.store("a", on_device(memory, &source), to).unwrap();
+            stored.lead_to(&memory.streams().current()).unwrap();
+            fill(memory, &source, 2);
+            for is_settled in [false, true] {
+                if is_settled {
+                    stored.wait().unwrap();
+                }
+                let target = filled(memory, MIB / 2 + 1, 3);
+                drop(mover.fetch(&stored, on_device(memory, &target), Urgency::Ahead).unwrap());
+                drop(target);
+                // At the same address, unless it is still to be written to.
+                let next = filled(memory, MIB / 2 + 1, 4);
+                assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB / 2 + 1, 1));
+                assert!(read(memory, &next) == expected(MIB / 2 + 1, 4));
+            }
+            assert!(read(memory, &source) == expected(MIB / 2 + 1, 2));
+        }
+        expect_peace(memory);
+    }
+}
+
+#[test]
 fn what_is_fetched_ahead_holds_back_no_memory() {
     let (driver, memory) = simulated(2);
     let mover = mover(Some(memory), None);
