@@ -4,7 +4,8 @@
 //! [`Placement`] sends each allocation of the threads that entered it to the tier that a
 //! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
 //! that a mapping is planned of, from what a program allocates. A [`Disk`] is for what nobody computes with: its bytes go
-//! out to files, and come back. A [`codec`] makes them fewer.
+//! out to files, and come back. A [`Mover`] brings what a device or the host computes with there, or to pinned memory, and
+//! back before it is needed. A [`codec`] makes it fewer bytes.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod codec;
@@ -13,6 +14,7 @@ mod disk;
 mod error;
 mod forks;
 mod medium;
+mod mover;
 mod placement;
 mod recorder;
 mod region;
@@ -24,6 +26,7 @@ mod tier;
 pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, Spilled, Ticket};
 pub use error::TierError;
 pub use medium::{Medium, Nature};
+pub use mover::{Arrival, Bytes, Destination, LinkStatistics, Links, Mover, MoverError, MoverOptions, Stored, Urgency};
 pub use placement::{Options, Placement, PlacementGuard, WhenFull};
 pub use recorder::{Event, Recorder, RecorderGuard};
 pub use report::{KeyReport, Report, TagReport, TierReport};

@@ -12,7 +12,7 @@ use super::staging::Chunk;
 
 /// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(crate) enum Direction {
     In,
     Out,
 }
@@ -30,7 +30,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(super) fn end(self, result: io::Result<()>) {
+    pub(crate) fn end(self, result: io::Result<()>) {
         (self.done)(Some(self.chunk), result);
     }
 }
@@ -108,7 +108,7 @@ pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -
 }
 
 /// Waits for a thread that ends, unless it is the one that waits: that of the last request may drop the engine.
-pub(super) fn end(thread: thread::JoinHandle<()>) {
+pub(crate) fn end(thread: thread::JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() {
         // One that panicked has said so.
         let _ = thread.join();

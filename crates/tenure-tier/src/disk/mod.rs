@@ -6,7 +6,7 @@ mod file;
 mod ring;
 mod staging;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod transfer;
 
 use std::path::PathBuf;
@@ -23,7 +23,8 @@ pub use error::DiskError;
 pub use transfer::Ticket;
 
 use crate::TierError;
-use engine::{Direction, Engine, Threads};
+pub(crate) use engine::{Direction, end};
+use engine::{Engine, Threads};
 use file::ExtentFile;
 use ring::Ring;
 use staging::{BLOCK, CHUNK, Memory};
@@ -304,10 +305,7 @@ impl Drop for Running {
         }
         self.shared.state.lock().is_closed = true;
         self.shared.work.notify_all();
-        for copier in self.copiers.drain(..) {
-            // One that panicked has said so.
-            let _ = copier.join();
-        }
+        self.copiers.drain(..).for_each(end);
     }
 }
 

@@ -38,7 +38,7 @@ impl Engine for Faulty {
     }
 }
 
-fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
+pub(crate) fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
     let folders: Vec<TempDir> = (0..count).map(|_| tempfile::tempdir().unwrap()).collect();
     let paths = folders.iter().map(|folder| folder.path().to_owned()).collect();
     (folders, paths)
@@ -53,7 +53,7 @@ fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
 }
 
 /// One that fails the request of that number.
-fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
+pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
     let engine = |_: &_, _| {
         let (engine, left) = (Threads::start(2)?, AtomicUsize::new(number));
         Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
@@ -61,7 +61,7 @@ fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) ->
     Disk::with_engine(paths, options(64 << 20), engine).unwrap()
 }
 
-fn some_bytes(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn some_bytes(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     (0..length)
         .map(|_| {
@@ -181,6 +181,24 @@ fn a_disk_that_fails_once_is_an_error_of_what_it_failed_for() {
         assert!(read(&disk, &second).unwrap() == bytes);
         drop(second);
         assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes());
+    }
+}
+
+#[test]
+fn whoever_asks_to_be_told_is_told_how_it_ended_once() {
+    let (_folders, paths) = folders(1);
+    for fails in [false, true] {
+        let disk = faulty(&paths, Direction::Out, if fails { 1 } else { 100 }, false);
+        for is_over in [false, true] {
+            let ticket = disk.write("a", some_bytes(1, 3 * CHUNK)).unwrap();
+            while is_over && !ticket.is_over() {
+                thread::yield_now();
+            }
+            let (told, hear) = std::sync::mpsc::channel();
+            ticket.then(move |result| told.send(result.map(|spilled| spilled.bytes())).unwrap());
+            let heard: Vec<_> = hear.iter().collect();
+            assert!(heard.len() == 1 && heard[0].is_err() == (fails && !is_over), "{heard:?}");
+        }
     }
 }
 

@@ -31,6 +31,8 @@ struct End {
     error: Option<DiskError>,
     /// What keeps its bytes in memory.
     owner: Option<Box<dyn Send>>,
+    /// Whom to tell.
+    then: Option<Box<dyn FnOnce(Option<DiskError>) + Send>>,
 }
 
 // SAFETY: the bytes at `start` are there until it is over, and each piece of them is touched by one thread at a time.
@@ -41,7 +43,7 @@ unsafe impl Sync for Transfer {}
 impl Transfer {
     pub(super) fn new(direction: Direction, stored: &Stored, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
         let left = AtomicUsize::new(stored.pieces.len());
-        let end = Mutex::new(End { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner) });
+        let end = Mutex::new(End { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner), then: None });
         Arc::new(Self { name: stored.name.clone(), direction, start, left, end, ended: Condvar::new() })
     }
 }
@@ -71,11 +73,32 @@ impl<T> Ticket<T> {
     pub fn wait(self) -> Result<T, DiskError> {
         let mut end = self.transfer.end.lock();
         self.transfer.ended.wait_while(&mut end, |end| !end.is_over);
-        match (end.error.take(), self.result.lock().take()) {
-            (None, Some(result)) => Ok(result),
-            (Some(error), _) => Err(error),
-            (None, None) => unreachable!("a ticket is waited for once"),
+        result(end.error.take(), &self.result)
+    }
+
+    /// Has a function called with how it ended: by the thread that ends it, which must not be kept for long, or now if
+    /// it is over.
+    pub(crate) fn then(self, function: impl FnOnce(Result<T, DiskError>) + Send + 'static)
+    where
+        T: Send + 'static,
+    {
+        let Self { transfer, result: slot } = self;
+        let mut end = transfer.end.lock();
+        if end.is_over {
+            let ended = result(end.error.take(), &slot);
+            drop(end);
+            return function(ended);
         }
+        end.then = Some(Box::new(move |error| function(result(error, &slot))));
+    }
+}
+
+/// How something that is over ended.
+fn result<T>(error: Option<DiskError>, slot: &Mutex<Option<T>>) -> Result<T, DiskError> {
+    match (error, slot.lock().take()) {
+        (None, Some(result)) => Ok(result),
+        (Some(error), _) => Err(error),
+        (None, None) => unreachable!("a ticket is waited for once"),
     }
 }
 
@@ -140,9 +163,13 @@ impl Part {
         end.error = end.error.take().or(error);
         if transfer.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             end.is_over = true;
-            let owner = end.owner.take();
+            let (owner, then) = (end.owner.take(), end.then.take());
+            let error = then.is_some().then(|| end.error.take()).flatten();
             transfer.ended.notify_all();
             drop((end, owner));
+            if let Some(then) = then {
+                then(error);
+            }
         }
     }
 }

@@ -1,0 +1,194 @@
+//! What is stored: copied out to pinned memory, and from there or from the host's memory written to disk.
+
+use std::sync::{Arc, Weak};
+
+use tenure_device::pinned::{PinnedBuffer, PinnedError};
+use tenure_device::{DriverError, Event};
+
+use super::bytes::{Bytes, Part};
+use super::link::Copy;
+use super::stored::{Held, Piece, Pinned, Place, Progress};
+use super::{DeviceSide, MoverError, Shared, memory_error, pinned};
+use crate::DiskError;
+
+/// What is on its way to disk.
+#[derive(Default)]
+pub(super) struct Departures {
+    bytes: u64,
+    /// The last that failed.
+    failed: Option<Arc<DiskError>>,
+}
+
+/// Bytes on their way to disk, as long as this lives.
+struct Departure {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Departure {
+    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
+        leaving.bytes += bytes as u64;
+        Self { shared: Arc::clone(shared), bytes: bytes as u64 }
+    }
+}
+
+impl Drop for Departure {
+    fn drop(&mut self) {
+        self.shared.leaving.lock().bytes -= self.bytes;
+        self.shared.left.notify_all();
+    }
+}
+
+/// What becomes of something stored.
+pub(super) type Pieces = (Vec<Arc<Piece>>, Arc<Progress>);
+
+impl Shared {
+    /// From a device to memory where it stays.
+    pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
+        let (ready, is_foreign) = side.leave(name, &source)?;
+        let with_room = |part: Part| Ok((self.room(side, name, part.count)?, part));
+        let mut parts =
+            Arc::new(source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
+        let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
+        // SAFETY: the buffers are nobody else's, and both ends are kept until the stream has passed.
+        let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
+        let stream = side.outward.stream.id();
+        let mut kept = Vec::new();
+        let pieces = parts.into_iter().map(|(buffer, part)| {
+            kept.push(part);
+            Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), stream)))
+        });
+        let pieces = pieces.collect();
+        if is_foreign {
+            side.departures.when_passed(Arc::clone(&event), move |_| drop(kept));
+        }
+        Ok((pieces, Progress::new(0, Some(event))))
+    }
+
+    /// From a device through memory to a disk, piece by piece.
+    pub(super) fn store_through(
+        self: &Arc<Self>,
+        side: &DeviceSide,
+        name: &str,
+        source: Bytes,
+    ) -> Result<Pieces, MoverError> {
+        let (ready, is_foreign) = side.leave(name, &source)?;
+        let parts = Arc::new(source).pieces(self.piece_bytes);
+        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
+        for part in parts {
+            let mut buffer = self.room(side, name, part.count)?;
+            let copies = [copy(&mut buffer, &part)];
+            // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
+            let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
+            progress.mark(&event);
+            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
+            let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
+            let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());
+            pieces.push(piece);
+            let kept = is_foreign.then_some(part);
+            side.departures.when_passed(event, move |passed| {
+                drop(kept);
+                departure.copied(passed, &weak, progress, name);
+            });
+        }
+        Ok((pieces, progress))
+    }
+
+    /// From the host's memory to a disk.
+    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes) -> Pieces {
+        let parts = Arc::new(source).pieces(self.piece_bytes);
+        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
+        for part in parts {
+            let is_full = |leaving: &mut Departures| leaving.bytes + part.count as u64 > self.memory_bytes as u64;
+            let mut leaving = self.leaving.lock();
+            if is_full(&mut leaving) {
+                self.stalls.disk_write.wait(|| self.left.wait_while(&mut leaving, is_full));
+            }
+            let departure = Departure::new(self, &mut leaving, part.count);
+            drop(leaving);
+            let piece = Piece::new(Held::Host(part));
+            pieces.push(Arc::clone(&piece));
+            departure.write(piece, Arc::clone(&progress), name.to_owned());
+        }
+        (pieces, progress)
+    }
+
+    /// Pinned memory for a piece: waits as long as what is on its way to disk makes room.
+    fn room(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
+        let mut leaving = self.leaving.lock();
+        loop {
+            match side.pool.allocate(bytes) {
+                Err(PinnedError::LimitReached { .. }) if leaving.bytes > 0 => {
+                    self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
+                }
+                Err(PinnedError::LimitReached { limit, .. }) => {
+                    let failed = leaving.failed.clone();
+                    return Err(MoverError::NoRoom { name: name.into(), bytes: bytes as u64, limit, failed });
+                }
+                allocated => return allocated.map_err(pinned(name)),
+            }
+        }
+    }
+}
+
+impl DeviceSide {
+    /// What comes before the bytes may leave, and whether somebody else frees them, and must not before they have.
+    fn leave(&self, name: &str, source: &Bytes) -> Result<(Event, bool), MoverError> {
+        let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
+        let ready = self.mark(name, stream)?;
+        let outward = self.outward.stream.id();
+        Ok((ready, !self.memory.record_use(source.address(), outward).map_err(memory_error(name))?))
+    }
+}
+
+impl Departure {
+    /// The device has copied a piece out. It is written, unless nobody wants it any more.
+    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, name: String) {
+        match (piece.upgrade(), passed) {
+            (Some(piece), Ok(())) => self.write(piece, progress, name),
+            (Some(piece), Err(error)) => {
+                let error = MoverError::driver(&name)(error);
+                piece.set(Place::Lost(error.clone()));
+                progress.step(|| Err(error));
+            }
+            (None, _) => drop(progress.step(|| Ok(None))),
+        }
+    }
+
+    /// Begins to write a piece, which stays in memory if that fails.
+    fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, name: String) {
+        let shared = Arc::clone(&self.shared);
+        let (Some(disk), Some(held)) = (&shared.disk, piece.held()) else {
+            unreachable!("only what is in memory goes to a disk, if there is one")
+        };
+        shared.stalls.disk_write.add_transfer();
+        let written = move |result: Result<_, DiskError>| {
+            let result = match result {
+                Ok(spilled) => {
+                    piece.set(Place::Disk(spilled));
+                    Ok(None)
+                }
+                Err(error) => {
+                    let error = Arc::new(error);
+                    self.shared.leaving.lock().failed = Some(Arc::clone(&error));
+                    Err(MoverError::Disk(error))
+                }
+            };
+            // Whoever waits finds its room.
+            drop((piece, self));
+            progress.step(|| result);
+        };
+        match disk.write(name, held.raw()) {
+            Ok(ticket) => {
+                drop(held);
+                ticket.then(written);
+            }
+            Err(error) => written(Err(error)),
+        }
+    }
+}
+
+/// The copy of a part out to a buffer.
+fn copy(buffer: &mut PinnedBuffer, part: &Part) -> Copy {
+    Copy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
+}

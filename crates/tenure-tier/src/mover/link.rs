@@ -1,0 +1,185 @@
+//! Links between tiers, and what went over them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tenure_device::{DriverError, Event, EventKind, Stream};
+
+/// Copies whose time is not known yet, from which on it is asked for.
+const TIMED: usize = 16;
+
+/// What went over a link so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LinkStatistics {
+    /// Bytes; of a disk in whole blocks.
+    pub bytes: u64,
+    /// In how many transfers.
+    pub transfers: u64,
+    /// Time in which anything was under way; of copies, the time of each, added up.
+    pub busy: Duration,
+    /// Time in which threads of the host waited for it.
+    pub stalled: Duration,
+}
+
+impl LinkStatistics {
+    /// Bytes a second while it was busy, if that is known yet.
+    pub fn bandwidth(&self) -> Option<f64> {
+        (!self.busy.is_zero() && self.bytes > 0).then(|| self.bytes as f64 / self.busy.as_secs_f64())
+    }
+
+    pub(super) fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            transfers: self.transfers + other.transfers,
+            busy: self.busy + other.busy,
+            stalled: self.stalled + other.stalled,
+        }
+    }
+}
+
+/// The links of a mover.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Links {
+    /// From the device to pinned memory.
+    pub device_to_host: LinkStatistics,
+    /// From pinned memory to the device.
+    pub host_to_device: LinkStatistics,
+    /// To the disk, which others may use too.
+    pub disk_write: LinkStatistics,
+    /// From the disk, which others may use too.
+    pub disk_read: LinkStatistics,
+}
+
+/// How long threads waited, and for how many transfers, where nobody else counts them.
+#[derive(Default)]
+pub(super) struct Tally {
+    stalled_ns: AtomicU64,
+    transfers: AtomicU64,
+}
+
+impl Tally {
+    pub(super) fn add_transfer(&self) {
+        self.transfers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Does something that waits.
+    pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let since = Instant::now();
+        let waited = wait();
+        self.stalled_ns.fetch_add(since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        waited
+    }
+
+    pub(super) fn with(&self, bytes: u64, busy: Duration) -> LinkStatistics {
+        let stalled = Duration::from_nanos(self.stalled_ns.load(Ordering::Relaxed));
+        LinkStatistics { bytes, transfers: self.transfers.load(Ordering::Relaxed), busy, stalled }
+    }
+}
+
+/// Which way copies go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Out,
+    In,
+}
+
+/// A copy between the host and a device.
+pub(super) struct Copy {
+    pub(super) host: *mut u8,
+    pub(super) device: u64,
+    pub(super) bytes: usize,
+}
+
+/// A stream for copies one way.
+pub(super) struct CopyStream {
+    pub(super) stream: Stream,
+    way: Way,
+    flow: Mutex<Flow>,
+}
+
+#[derive(Default)]
+struct Flow {
+    bytes: u64,
+    transfers: u64,
+    /// Of as many bytes.
+    busy_us: f64,
+    timed_bytes: u64,
+    /// Begin, end and bytes of what is under way, or was not looked at yet.
+    under_way: VecDeque<(Event, Arc<Event>, u64)>,
+    /// Events to be used again.
+    spare: Vec<Event>,
+}
+
+impl CopyStream {
+    pub(super) fn new(stream: Stream, way: Way) -> Self {
+        Self { stream, way, flow: Mutex::default() }
+    }
+
+    /// Puts copies on the stream, behind events, and an event behind them. If that fails, none of them is under way.
+    ///
+    /// # Safety
+    /// As of [`Driver`](tenure_device::Driver)'s copies, until the event is passed.
+    pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[Copy]) -> Result<Arc<Event>, DriverError> {
+        let mut flow = self.flow.lock();
+        for event in after {
+            event.wait(&self.stream)?;
+        }
+        let driver = self.stream.driver();
+        let [mut start, mut end] =
+            [(); 2].map(|()| flow.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
+        start.record(&self.stream)?;
+        let put = |&Copy { host, device, bytes }: &Copy| match self.way {
+            // SAFETY: the caller's promise.
+            Way::Out => unsafe { driver.copy_from_device_async(host, device, bytes as u64, self.stream.id()) },
+            // SAFETY: the caller's promise.
+            Way::In => unsafe { driver.copy_to_device_async(device, host, bytes as u64, self.stream.id()) },
+        };
+        let done = copies.iter().try_for_each(put).map_err(DriverError::from).and_then(|()| end.record(&self.stream));
+        if let Err(error) = done {
+            // Were this to fail too, the context would be lost, and its work with it.
+            let _ = self.stream.synchronize();
+            return Err(error);
+        }
+        let (end, bytes) = (Arc::new(end), copies.iter().map(|copy| copy.bytes as u64).sum());
+        flow.bytes += bytes;
+        flow.transfers += copies.len() as u64;
+        flow.under_way.push_back((start, Arc::clone(&end), bytes));
+        if flow.under_way.len() > TIMED {
+            flow.settle();
+        }
+        Ok(end)
+    }
+
+    pub(super) fn statistics(&self) -> LinkStatistics {
+        let mut flow = self.flow.lock();
+        flow.settle();
+        // What is under way is supposed to take as long.
+        let share = if flow.timed_bytes == 0 { 0.0 } else { flow.bytes as f64 / flow.timed_bytes as f64 };
+        let busy = Duration::from_secs_f64(flow.busy_us * share / 1e6);
+        LinkStatistics { bytes: flow.bytes, transfers: flow.transfers, busy, stalled: Duration::ZERO }
+    }
+}
+
+impl Flow {
+    /// Adds up the time of what was passed.
+    fn settle(&mut self) {
+        while let Some((start, end, bytes)) = self.under_way.front() {
+            match end.query() {
+                Ok(false) => return,
+                Ok(true) => {
+                    if let Ok(us) = start.elapsed_us(end) {
+                        self.busy_us += us.max(0.0);
+                        self.timed_bytes += bytes;
+                    }
+                }
+                // Transfers fail where they are asked for.
+                Err(_) => {}
+            }
+            let Some((start, end, _)) = self.under_way.pop_front() else { return };
+            self.spare.extend([Some(start), Arc::into_inner(end)].into_iter().flatten());
+        }
+    }
+}

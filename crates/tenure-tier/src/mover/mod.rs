@@ -1,0 +1,364 @@
+//! One mover: what goes from a device or from the host's memory to another tier, or comes back, goes through it.
+
+mod arrival;
+mod bytes;
+mod departure;
+mod error;
+mod link;
+mod stored;
+#[cfg(test)]
+mod tests;
+mod watcher;
+
+use std::sync::Arc;
+use std::{fmt, ptr};
+
+use parking_lot::{Condvar, Mutex};
+use tenure_alloc::Request;
+use tenure_core::Device;
+use tenure_device::memory::{DeviceMemory, MemoryError};
+use tenure_device::pinned::{PinnedConfig, PinnedError, PinnedPool, PinnedStatistics};
+use tenure_device::{DriverError, Event, EventKind, Priority, Stream};
+
+pub use arrival::Arrival;
+pub use bytes::Bytes;
+pub use error::MoverError;
+pub use link::{LinkStatistics, Links};
+pub use stored::Stored;
+
+use crate::Disk;
+use arrival::{Coming, Read, Reads};
+use departure::Departures;
+use link::{CopyStream, Tally, Way};
+use stored::{Inner, Place, Progress};
+use watcher::Watcher;
+
+/// As many bytes go to disk or come back by themselves at most: a copy of that many is nearly as fast as a link allows.
+const MAX_PIECE: usize = 4 << 20;
+/// Pieces that are read from disk at a time.
+const LANES: usize = 8;
+/// Pieces of the memory at least: half of it is for what is read.
+const PIECES: usize = 2 * LANES;
+/// The least memory of a mover.
+const LEAST_MEMORY: usize = 4 << 20;
+
+/// What a mover works with.
+#[derive(Clone, Debug)]
+pub struct MoverOptions {
+    /// Host memory, pinned for a device: what stays there takes it, and what passes through. Without a device, as many
+    /// bytes may be on their way to disk at a time.
+    pub memory_bytes: usize,
+    /// The host's memory node to pin memory of, if it has any: the one next to the device.
+    pub numa_node: Option<u32>,
+    /// Where bytes go that do not stay in memory.
+    pub disk: Option<Disk>,
+}
+
+impl MoverOptions {
+    /// So much memory of any node, and no disk.
+    pub fn new(memory_bytes: usize) -> Self {
+        Self { memory_bytes, numa_node: None, disk: None }
+    }
+}
+
+/// Where bytes are to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Pinned memory of the host, for those of a device.
+    Host,
+    /// A disk.
+    Disk,
+}
+
+/// How soon fetched bytes are needed. What somebody waits for is needed now, whatever was said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// Now: they go before those that are fetched ahead.
+    Now,
+    /// Later.
+    Ahead,
+}
+
+/// Moves bytes between one device, or the host's memory, and what is below it. No call waits for the bytes but
+/// those that say so.
+///
+/// A handle: clones are one mover. When the last is dropped, what was begun goes on.
+///
+/// ```
+/// use std::sync::Arc;
+/// use tenure_device::memory::{DeviceMemory, MemoryConfig};
+/// use tenure_device::sim::{SimConfig, SimDriver};
+/// use tenure_core::Storage;
+/// use tenure_tier::{Bytes, Destination, Mover, MoverOptions, Urgency};
+///
+/// let driver = Arc::new(SimDriver::new(SimConfig::default()));
+/// let memory: &'static DeviceMemory = Box::leak(Box::new(DeviceMemory::new(driver, MemoryConfig::default())?));
+/// let mover = Mover::new(Some(memory), MoverOptions::new(64 << 20))?;
+/// let compute = memory.streams().null();
+///
+/// let storage = Storage::new(1 << 20, Arc::new(memory))?;
+/// // SAFETY: nobody writes to it any more.
+/// let source = unsafe { Bytes::of(&storage, Some(&compute)) };
+/// let stored = mover.store("encoder.0/linear/out#0", source, Destination::Host)?;
+/// drop(storage); // its memory is used again as soon as the device has copied it
+///
+/// let storage = Storage::new(1 << 20, Arc::new(memory))?;
+/// // SAFETY: it is used behind its arrival only.
+/// let target = unsafe { Bytes::of(&storage, Some(&compute)) };
+/// mover.fetch(&stored, target, Urgency::Ahead)?.lead_to(&compute)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Mover {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    side: Option<DeviceSide>,
+    disk: Option<Disk>,
+    piece_bytes: usize,
+    memory_bytes: usize,
+    leaving: Mutex<Departures>,
+    /// Less is on its way to disk.
+    left: Condvar,
+    reads: Mutex<Reads>,
+    stalls: Stalls,
+}
+
+/// What there is for a device. Watchers first: they end before the streams.
+struct DeviceSide {
+    departures: Watcher,
+    arrivals: Watcher,
+    memory: &'static DeviceMemory,
+    pool: PinnedPool,
+    outward: CopyStream,
+    /// By urgency: copies of one stream wait for each other.
+    inward: [CopyStream; 2],
+}
+
+#[derive(Default)]
+struct Stalls {
+    host_to_device: Tally,
+    disk_write: Tally,
+    disk_read: Tally,
+}
+
+impl Mover {
+    /// A mover for a device's memory, or for that of the host.
+    ///
+    /// # Errors
+    /// [`MoverError::TooLittle`]: less than 4 MiB of memory; failures of the driver and of the system.
+    pub fn new(memory: Option<&'static DeviceMemory>, options: MoverOptions) -> Result<Self, MoverError> {
+        let MoverOptions { memory_bytes, numa_node, disk } = options;
+        if memory_bytes < LEAST_MEMORY {
+            return Err(MoverError::TooLittle { given: memory_bytes, least: LEAST_MEMORY });
+        }
+        let piece_bytes = MAX_PIECE.min(memory_bytes / PIECES) & !4095;
+        let side = memory.map(|memory| DeviceSide::new(memory, memory_bytes, numa_node)).transpose()?;
+        let lane = |_| match &side {
+            Some(side) => side.pool.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
+            None => Ok(None),
+        };
+        let lanes = if disk.is_some() { (0..LANES).map(lane).collect::<Result<_, _>>()? } else { Vec::new() };
+        let reads = Mutex::new(Reads::new(lanes));
+        let (leaving, left, stalls) = (Mutex::default(), Condvar::new(), Stalls::default());
+        let shared = Shared { side, disk, piece_bytes, memory_bytes, leaving, left, reads, stalls };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Begins to store bytes: as they are when what was put on their stream so far is done. They are kept until they are
+    /// out, and can be fetched at any time from now on.
+    ///
+    /// It waits only for room that bytes on their way to disk are about to make.
+    ///
+    /// # Errors
+    /// [`MoverError::NoRoom`] when nothing is about to make room, [`MoverError::NoPlace`],
+    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. What the disk refuses,
+    /// [`Stored::wait`] tells.
+    pub fn store(
+        &self,
+        name: impl Into<String>,
+        source: Bytes,
+        destination: Destination,
+    ) -> Result<Stored, MoverError> {
+        let (shared, name, bytes) = (&self.shared, name.into(), source.count());
+        shared.expect_device(&name, &source)?;
+        if destination == Destination::Disk && shared.disk.is_none() {
+            return Err(MoverError::NoPlace { name, place: "disk" });
+        }
+        let (pieces, progress) = match (&shared.side, destination) {
+            _ if bytes == 0 => (Vec::new(), Progress::new(0, None)),
+            (Some(side), Destination::Host) => shared.store_pinned(side, &name, source)?,
+            (Some(side), Destination::Disk) => shared.store_through(side, &name, source)?,
+            (None, Destination::Disk) => shared.store_host(&name, source),
+            (None, Destination::Host) => return Err(MoverError::NoPlace { name, place: "pinned memory" }),
+        };
+        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress }) })
+    }
+
+    /// Begins to fetch what was stored, any number of times, into as many bytes: those on a device are written to behind
+    /// what was put on their stream so far.
+    ///
+    /// # Errors
+    /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and that of the store if the bytes
+    /// were lost. Nothing is fetched then. What the disk says, the arrival tells.
+    pub fn fetch(&self, stored: &Stored, into: Bytes, urgency: Urgency) -> Result<Arrival, MoverError> {
+        let (shared, name) = (&self.shared, stored.name());
+        shared.expect_device(name, &into)?;
+        if into.count() != stored.bytes() {
+            return Err(MoverError::Size { name: name.into(), bytes: stored.bytes(), given: into.count() });
+        }
+        let ready = match (&shared.side, into.stream()) {
+            (Some(side), Some(stream)) => Some(side.mark(name, stream)?),
+            _ => None,
+        };
+        let (mut there, mut spilled, into) = (Vec::new(), Vec::new(), Arc::new(into));
+        for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
+            match &*piece.place.lock() {
+                Place::Memory(held) => there.push((Arc::clone(held), to)),
+                Place::Disk(from) => spilled.push((from.clone(), to)),
+                Place::Lost(error) => return Err(error.clone()),
+            }
+        }
+        let event = shared.fetch_held(name, urgency, ready.as_ref(), &there)?;
+        let coming = Arc::new(Coming {
+            shared: Arc::clone(shared),
+            name: name.into(),
+            urgency,
+            ready,
+            target: Mutex::new(Some(into)),
+            progress: Progress::new(spilled.len(), event),
+        });
+        let read = |(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) };
+        shared.read(spilled.into_iter().map(read));
+        Ok(Arrival { coming })
+    }
+
+    /// Moves some bytes out and back, so that [`links`](Self::links) has bandwidths before there is anything to move:
+    /// through the disk, if there is one.
+    ///
+    /// # Errors
+    /// As of what it does.
+    pub fn probe(&self) -> Result<(), MoverError> {
+        let name = "a probe of the mover";
+        let destination = if self.shared.disk.is_some() { Destination::Disk } else { Destination::Host };
+        let stored = self.store(name, self.scratch(name)?, destination)?;
+        stored.wait()?;
+        self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()
+    }
+
+    /// Bytes that nobody needs.
+    fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
+        let Shared { side, piece_bytes, .. } = &*self.shared;
+        let count = piece_bytes * LANES;
+        let Some(DeviceSide { memory, .. }) = side else {
+            let mut bytes = vec![0_u8; count];
+            // SAFETY: a vector's bytes stay where they are when it is moved.
+            return Ok(unsafe { Bytes::new(bytes.as_mut_ptr(), count, None, bytes) });
+        };
+        let stream = memory.streams().null();
+        let block = memory.allocate(Request::new(count as u64, stream.id())).map_err(memory_error(name))?;
+        let scratch = Scratch { memory, address: block.address };
+        // SAFETY: the block is freed with its owner, and nobody else has it.
+        Ok(unsafe { Bytes::new(ptr::without_provenance_mut(block.address as usize), count, Some(&stream), scratch) })
+    }
+
+    /// The device whose memory it moves, or the host.
+    pub fn device(&self) -> Device {
+        self.shared.device()
+    }
+
+    /// What went over each link.
+    pub fn links(&self) -> Links {
+        let Shared { side, disk, stalls, .. } = &*self.shared;
+        let disk = disk.as_ref().map(Disk::statistics).unwrap_or_default();
+        let copies = |streams: &[CopyStream]| {
+            streams.iter().map(CopyStream::statistics).fold(LinkStatistics::default(), LinkStatistics::and)
+        };
+        let [device_to_host, host_to_device] = match side {
+            Some(side) => [copies(std::slice::from_ref(&side.outward)), copies(&side.inward)],
+            None => Default::default(),
+        };
+        Links {
+            device_to_host,
+            host_to_device: host_to_device.and(stalls.host_to_device.with(0, Default::default())),
+            disk_write: stalls.disk_write.with(disk.written_bytes, disk.writing),
+            disk_read: stalls.disk_read.with(disk.read_bytes, disk.reading),
+        }
+    }
+
+    /// Its pinned memory, for a device.
+    pub fn pinned(&self) -> Option<PinnedStatistics> {
+        self.shared.side.as_ref().map(|side| side.pool.statistics())
+    }
+}
+
+impl fmt::Debug for Mover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Shared { memory_bytes, disk, .. } = &*self.shared;
+        write!(f, "Mover({}, {memory_bytes} bytes, {disk:?})", self.device())
+    }
+}
+
+impl DeviceSide {
+    fn new(memory: &'static DeviceMemory, memory_bytes: usize, numa_node: Option<u32>) -> Result<Self, MoverError> {
+        let config = PinnedConfig { numa_node, ..PinnedConfig::new(memory_bytes as u64) };
+        let pool = PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))?;
+        let copies = |priority, way| {
+            let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;
+            Ok::<_, MoverError>(CopyStream::new(stream, way))
+        };
+        let watcher = |name| Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)));
+        Ok(Self {
+            departures: watcher("tenure-out")?,
+            arrivals: watcher("tenure-in")?,
+            memory,
+            pool,
+            outward: copies(Priority::Default, Way::Out)?,
+            inward: [copies(Priority::High, Way::In)?, copies(Priority::Default, Way::In)?],
+        })
+    }
+
+    /// What is on a stream now.
+    fn mark(&self, name: &str, stream: &Stream) -> Result<Event, MoverError> {
+        let driver = self.memory.driver();
+        if driver.is_capturing(stream.id()).map_err(DriverError::from).map_err(MoverError::driver(name))? {
+            return Err(MoverError::Captured { name: name.into() });
+        }
+        let mut event = Event::new(Arc::clone(driver), EventKind::Order);
+        event.record(stream).map_err(MoverError::driver(name))?;
+        Ok(event)
+    }
+}
+
+impl Shared {
+    fn device(&self) -> Device {
+        self.side.as_ref().map_or(Device::CPU, |side| side.memory.device())
+    }
+
+    fn expect_device(&self, name: &str, bytes: &Bytes) -> Result<(), MoverError> {
+        let (given, device) = (bytes.device(), self.device());
+        if given == device { Ok(()) } else { Err(MoverError::OtherDevice { name: name.into(), given, device }) }
+    }
+}
+
+/// A block of a device for a while.
+struct Scratch {
+    memory: &'static DeviceMemory,
+    address: u64,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A driver that fails has said so where that matters.
+        let _ = self.memory.free(self.address);
+    }
+}
+
+fn pinned(name: &str) -> impl Fn(PinnedError) -> MoverError + '_ {
+    move |source| MoverError::Pinned { name: name.into(), source }
+}
+
+fn memory_error(name: &str) -> impl Fn(MemoryError) -> MoverError + '_ {
+    move |source| MoverError::Memory { name: name.into(), source }
+}

@@ -1,0 +1,619 @@
+//! Movers on simulated devices with several seeds, on the first NVIDIA device with `TENURE_TEST_DRIVER=cuda`, and without
+//! a device.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use std::{env, iter, thread};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+use tenure_core::{Storage, StreamId};
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{Failure, SimConfig, SimDriver};
+use tenure_device::{Call, Driver, Executor};
+
+use super::*;
+use crate::DiskOptions;
+use crate::disk::Direction;
+use crate::disk::tests::{faulty, folders, some_bytes};
+
+type Memory = &'static DeviceMemory;
+
+const MIB: usize = 1 << 20;
+/// Pieces of 256 KiB.
+const SMALL: usize = 4 * MIB;
+
+fn simulated(seed: u64) -> (Arc<SimDriver>, Memory) {
+    let driver = Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() }));
+    let memory = DeviceMemory::new(Arc::clone(&driver) as _, MemoryConfig::default()).unwrap();
+    (driver, Box::leak(Box::new(memory)))
+}
+
+fn memories() -> Vec<Memory> {
+    if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+        return vec![memory::device(0).unwrap()];
+    }
+    (0..6).map(|seed| simulated(seed).1).collect()
+}
+
+fn disk() -> (Vec<TempDir>, Disk) {
+    let (folders, paths) = folders(1);
+    let disk = Disk::open(&paths, DiskOptions { staging_bytes: 3 * MIB, ..DiskOptions::new(64 << 20) }).unwrap();
+    (folders, disk)
+}
+
+fn mover(memory: Option<Memory>, disk: Option<&Disk>) -> Mover {
+    Mover::new(memory, MoverOptions { disk: disk.cloned(), ..MoverOptions::new(SMALL) }).unwrap()
+}
+
+/// A storage on the current stream, with what [`fill`] puts there.
+fn filled(memory: Memory, bytes: usize, seed: u8) -> Storage {
+    let storage = Storage::new(bytes, Arc::new(memory)).unwrap();
+    fill(memory, &storage, seed);
+    storage
+}
+
+/// Puts bytes that depend on the seed and the place there, by the current stream, without a wait.
+fn fill(memory: Memory, storage: &Storage, seed: u8) {
+    let (start, bytes) = (storage.lock().as_ptr().addr() as u64, storage.bytes());
+    for (value, begin) in values(bytes, seed) {
+        let count = step(bytes).min(bytes - begin);
+        memory.driver().memset(start + begin as u64, value, count as u64, memory.streams().current_id()).unwrap();
+    }
+}
+
+fn step(bytes: usize) -> usize {
+    bytes.div_ceil(13).max(1)
+}
+
+fn values(bytes: usize, seed: u8) -> impl Iterator<Item = (u8, usize)> {
+    (0..bytes).step_by(step(bytes)).enumerate().map(move |(number, begin)| (seed.wrapping_add(number as u8), begin))
+}
+
+fn expected(bytes: usize, seed: u8) -> Vec<u8> {
+    values(bytes, seed).flat_map(|(value, _)| iter::repeat_n(value, step(bytes))).take(bytes).collect()
+}
+
+/// What the current stream sees.
+fn read(memory: Memory, storage: &Storage) -> Vec<u8> {
+    let mut bytes = vec![0; storage.bytes()];
+    let start = storage.lock().as_ptr().addr() as u64;
+    memory.driver().copy_from_device(&mut bytes, start, memory.streams().current_id()).unwrap();
+    bytes
+}
+
+fn on_device(memory: Memory, storage: &Storage) -> Bytes {
+    // SAFETY: tests write what is stored, and touch what is fetched, in the order of the stream only.
+    unsafe { Bytes::of(storage, Some(&memory.streams().current())) }
+}
+
+fn store(mover: &Mover, memory: Memory, bytes: usize, seed: u8, to: Destination) -> Result<Stored, MoverError> {
+    mover.store(format!("layer.{seed}/out#0"), on_device(memory, &filled(memory, bytes, seed)), to)
+}
+
+/// What comes back, with a wait on the device.
+fn fetch(mover: &Mover, memory: Memory, stored: &Stored, urgency: Urgency) -> Result<Vec<u8>, MoverError> {
+    let target = filled(memory, stored.bytes() as usize, 0x55);
+    mover.fetch(stored, on_device(memory, &target), urgency)?.lead_to(&memory.streams().current())?;
+    Ok(read(memory, &target))
+}
+
+/// Bytes of the host.
+fn vector(mut bytes: Vec<u8>) -> Bytes {
+    // SAFETY: the vector is nobody else's.
+    unsafe { Bytes::new(bytes.as_mut_ptr(), bytes.len(), None, bytes) }
+}
+
+fn fetch_host(mover: &Mover, stored: &Stored, urgency: Urgency) -> Result<Vec<u8>, MoverError> {
+    let target = Arc::new(Mutex::new(vec![0; stored.bytes() as usize]));
+    let start = target.lock().as_mut_ptr();
+    // SAFETY: it is looked at when the bytes are there.
+    let bytes = unsafe { Bytes::new(start, stored.bytes() as usize, None, Arc::clone(&target)) };
+    mover.fetch(stored, bytes, urgency)?.wait()?;
+    Ok(std::mem::take(&mut *target.lock()))
+}
+
+/// Other threads have something to do before.
+fn eventually(is_so: impl Fn() -> bool) {
+    let look = |_| {
+        thread::sleep(Duration::from_millis(1));
+        is_so()
+    };
+    assert!((0..10_000).any(look));
+}
+
+/// Nothing raced, and everything was given back but what movers keep.
+fn expect_peace(memory: Memory) {
+    memory.driver().synchronize().unwrap();
+    if let Executor::Sim(sim) = memory.driver().executor() {
+        // What nobody waited for arrives.
+        eventually(|| memory.allocator().statistics().all.allocated_bytes.current == 0);
+        assert_eq!(sim.fault(), None);
+    }
+}
+
+#[test]
+fn what_goes_out_comes_back_though_its_memory_is_used_again() {
+    for memory in memories() {
+        let (_folders, disk) = disk();
+        for (mover, to) in
+            [(mover(Some(memory), None), Destination::Host), (mover(Some(memory), Some(&disk)), Destination::Disk)]
+        {
+            for length in [0, 1, MIB / 4 - 1, MIB / 4, MIB / 4 + 1, MIB + 77] {
+                let stored = store(&mover, memory, length, 7, to).unwrap();
+                // On the same stream, at the same address.
+                drop(filled(memory, length, 99));
+                assert_eq!((stored.name(), stored.bytes()), ("layer.7/out#0", length as u64));
+                for urgency in [Urgency::Ahead, Urgency::Now] {
+                    assert!(
+                        fetch(&mover, memory, &stored, urgency).unwrap() == expected(length, 7),
+                        "{length}, {to:?}"
+                    );
+                }
+                stored.wait().unwrap();
+                assert_eq!(stored.host_bytes(), if to == Destination::Host { length as u64 } else { 0 });
+                assert!(
+                    fetch(&mover, memory, &stored, Urgency::Ahead).unwrap() == expected(length, 7),
+                    "{length}, {to:?}"
+                );
+            }
+        }
+        expect_peace(memory);
+    }
+}
+
+/// Nobody waits but at the end; what comes is used and freed on the stream at once.
+#[test]
+fn a_pass_forward_and_back_is_ordered_by_the_device_alone() {
+    for memory in memories() {
+        let mover = mover(Some(memory), None);
+        let stored: Vec<_> =
+            (0..6).map(|seed| store(&mover, memory, MIB / 2 + 3, seed, Destination::Host).unwrap()).collect();
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let fetched = stored.iter().rev().map(|stored| {
+            let target = filled(memory, stored.bytes() as usize, 0x55);
+            let arrival = mover.fetch(stored, on_device(memory, &target), Urgency::Ahead).unwrap();
+            (arrival, target)
+        });
+        let fetched: Vec<_> = fetched.collect();
+        drop(stored);
+        for (number, (arrival, target)) in fetched.into_iter().enumerate() {
+            arrival.lead_to(&side).unwrap();
+            let mut bytes = vec![0; target.bytes()];
+            let start = target.lock().as_ptr().addr() as u64;
+            memory.record_stream(start, side.id()).unwrap();
+            if number % 2 == 0 {
+                memory.driver().copy_from_device(&mut bytes, start, side.id()).unwrap();
+                assert!(bytes == expected(target.bytes(), 5 - number as u8));
+            } else {
+                memory.driver().memset(start, 1, 100, side.id()).unwrap();
+            }
+        }
+        expect_peace(memory);
+    }
+}
+
+#[test]
+fn a_source_is_written_to_behind_its_store_and_a_target_that_nobody_waits_for_is_kept() {
+    for memory in memories() {
+        let (_folders, disk) = disk();
+        for to in [Destination::Host, Destination::Disk] {
+            let mover = mover(Some(memory), Some(&disk));
+            let source = filled(memory, MIB / 2 + 1, 1);
+            let stored = mover.store("a", on_device(memory, &source), to).unwrap();
+            stored.lead_to(&memory.streams().current()).unwrap();
+            fill(memory, &source, 2);
+            for is_settled in [false, true] {
+                if is_settled {
+                    stored.wait().unwrap();
+                }
+                let target = filled(memory, MIB / 2 + 1, 3);
+                drop(mover.fetch(&stored, on_device(memory, &target), Urgency::Ahead).unwrap());
+                drop(target);
+                // At the same address, unless it is still to be written to.
+                let next = filled(memory, MIB / 2 + 1, 4);
+                assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB / 2 + 1, 1));
+                assert!(read(memory, &next) == expected(MIB / 2 + 1, 4));
+            }
+            assert!(read(memory, &source) == expected(MIB / 2 + 1, 2));
+        }
+        expect_peace(memory);
+    }
+}
+
+#[test]
+fn what_is_fetched_ahead_holds_back_no_memory() {
+    let (driver, memory) = simulated(2);
+    let mover = mover(Some(memory), None);
+    let stored = store(&mover, memory, MIB / 2, 1, Destination::Host).unwrap();
+    let target = || Storage::new(MIB / 2, Arc::new(memory)).unwrap();
+    let fetch = |target: &Storage| mover.fetch(&stored, on_device(memory, target), Urgency::Ahead).unwrap();
+    let (first, second) = (target(), target());
+    let arrivals = [fetch(&first), fetch(&second)];
+    arrivals[0].lead_to(&memory.streams().current()).unwrap();
+    let (address, waits) = (first.lock().as_ptr(), driver.calls(Some(Call::WaitEvent)));
+    drop(first);
+    // Its own stream has it back at once, though what was fetched behind it is still on the way.
+    let again = target();
+    fill(memory, &again, 3);
+    assert_eq!((again.lock().as_ptr(), driver.calls(Some(Call::WaitEvent))), (address, waits));
+    drop((again, second, arrivals, stored, mover));
+    expect_peace(memory);
+}
+
+/// As of another allocator: it is kept until the device has passed.
+#[test]
+fn memory_that_others_free_is_kept_until_it_is_not_used() {
+    static LIVE: AtomicUsize = AtomicUsize::new(0);
+    struct Foreign {
+        memory: Memory,
+        address: u64,
+    }
+    impl Drop for Foreign {
+        fn drop(&mut self) {
+            let driver = self.memory.driver();
+            // Anybody's from now on, without a wait.
+            driver.memset(self.address, 0xEE, MIB as u64, StreamId::NULL).unwrap();
+            LIVE.fetch_sub(1, Ordering::Release);
+        }
+    }
+    for memory in memories() {
+        let (_folders, disk) = disk();
+        let driver = memory.driver();
+        let [source, target] = [(); 2].map(|()| driver.malloc(MIB as u64).unwrap());
+        let bytes = |address: u64| {
+            LIVE.fetch_add(1, Ordering::Relaxed);
+            let (start, null) = (ptr::without_provenance_mut(address as usize), memory.streams().null());
+            // SAFETY: what follows is in the order of the null stream.
+            unsafe { Bytes::new(start, MIB, Some(&null), Foreign { memory, address }) }
+        };
+        let read = |address| {
+            let mut bytes = vec![0; MIB];
+            driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
+            bytes
+        };
+        for to in [Destination::Host, Destination::Disk] {
+            let mover = mover(Some(memory), (to == Destination::Disk).then_some(&disk));
+            driver.memset(source, 3, MIB as u64, StreamId::NULL).unwrap();
+            let stored = mover.store("foreign", bytes(source), to).unwrap();
+            stored.wait().unwrap();
+            let arrival = mover.fetch(&stored, bytes(target), Urgency::Now).unwrap();
+            arrival.wait().unwrap();
+            drop((arrival, stored, mover));
+            eventually(|| LIVE.load(Ordering::Acquire) == 0);
+            assert!(read(source) == [0xEE; MIB] && read(target) == [0xEE; MIB]);
+        }
+        for address in [source, target] {
+            driver.free(address).unwrap();
+        }
+        expect_peace(memory);
+    }
+}
+
+#[test]
+fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
+    for memory in memories().into_iter().take(2) {
+        let (_folders, disk) = disk();
+        let mover = mover(Some(memory), Some(&disk));
+        let stay = |seed| store(&mover, memory, MIB / 2, seed, Destination::Host);
+        let kept: Vec<_> = (0..).map_while(|seed| stay(seed).ok()).collect();
+        assert!((1..=4).contains(&kept.len()), "{}", kept.len());
+        let said = stay(9).unwrap_err().to_string();
+        assert!(said.starts_with("layer.9/out#0: ") && said.contains("find no room in the mover's 4194304"), "{said}");
+        // What stays is fetched all the same, and there is always room to read.
+        for (seed, stored) in kept.iter().enumerate() {
+            assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(MIB / 2, seed as u8));
+        }
+        drop(kept);
+        memory.driver().synchronize().unwrap();
+        // More than there is memory for at once, several times.
+        let through: Vec<_> =
+            (0..3).map(|seed| store(&mover, memory, 5 * MIB + 1, seed, Destination::Disk).unwrap()).collect();
+        for (seed, stored) in through.iter().enumerate() {
+            assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(5 * MIB + 1, seed as u8));
+        }
+        let links = mover.links();
+        assert!(!links.disk_write.stalled.is_zero() && !links.disk_read.stalled.is_zero(), "{links:?}");
+        assert!(mover.pinned().unwrap().peak_pinned_bytes <= SMALL as u64);
+        drop((through, mover));
+        expect_peace(memory);
+    }
+}
+
+#[test]
+fn links_say_what_went_over_them() {
+    for memory in memories().into_iter().take(1) {
+        let (_folders, disk) = disk();
+        let mover = mover(Some(memory), Some(&disk));
+        assert_eq!(mover.links(), Links::default());
+        mover.probe().unwrap();
+        let Links { device_to_host, host_to_device, disk_write, disk_read } = mover.links();
+        for link in [device_to_host, host_to_device, disk_write, disk_read] {
+            assert_eq!((link.bytes, link.transfers), (2 << 20, 8));
+        }
+        assert!(disk_write.bandwidth().unwrap() > 0.0 && disk_read.bandwidth().unwrap() > 0.0);
+        // Work of a simulated device takes no time.
+        let is_real = matches!(memory.driver().executor(), Executor::Cuda(_));
+        assert_eq!(device_to_host.bandwidth().is_some() && host_to_device.bandwidth().is_some(), is_real);
+        drop(mover);
+        expect_peace(memory);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let (_, memory) = simulated(0);
+    let (_folders, disk) = disk();
+    assert!(matches!(Mover::new(None, MoverOptions::new(5)), Err(MoverError::TooLittle { .. })));
+    let said = |result: Result<Stored, MoverError>| result.unwrap_err().to_string();
+    let (device, host) = (mover(Some(memory), None), mover(None, Some(&disk)));
+    assert_eq!(
+        said(device.store("a", vector(vec![1]), Destination::Host)),
+        "a: its bytes are on cpu, and the mover moves those on cuda:0"
+    );
+    assert!(said(store(&device, memory, 5, 1, Destination::Disk)).contains("no disk"));
+    assert!(said(host.store("a", vector(vec![1]), Destination::Host)).contains("no pinned memory"));
+    let stored = host.store("a", vector(vec![1; 10]), Destination::Disk).unwrap();
+    let fetched = host.fetch(&stored, vector(vec![1; 9]), Urgency::Now);
+    assert_eq!(fetched.unwrap_err().to_string(), "a: it has 10 bytes, and is fetched into 9");
+    expect_peace(memory);
+}
+
+#[test]
+fn a_capture_is_refused_and_goes_on() {
+    let (driver, memory) = simulated(0);
+    let mover = mover(Some(memory), None);
+    let storage = filled(memory, 100, 1);
+    let stream = memory.streams().pooled(Priority::Default).unwrap();
+    driver.begin_capture(stream.id()).unwrap();
+    // SAFETY: it is refused.
+    let bytes = unsafe { Bytes::of(&storage, Some(&stream)) };
+    assert!(matches!(mover.store("a", bytes, Destination::Host), Err(MoverError::Captured { .. })));
+    driver.destroy_graph(driver.end_capture(stream.id()).unwrap()).unwrap();
+}
+
+#[test]
+fn host_memory_goes_to_disk_and_is_freed_there() {
+    let (_folders, disk) = disk();
+    let mover = mover(None, Some(&disk));
+    let freed = Arc::new(AtomicBool::new(false));
+    struct Owner(Vec<u8>, Arc<AtomicBool>);
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::Release);
+        }
+    }
+    let bytes = some_bytes(1, 9 * MIB + 5);
+    let mut owner = Owner(bytes.clone(), Arc::clone(&freed));
+    // SAFETY: nobody writes to it.
+    let source = unsafe { Bytes::new(owner.0.as_mut_ptr(), bytes.len(), None, owner) };
+    let stored = mover.store("a", source, Destination::Disk).unwrap();
+    // At least half of it had to be out.
+    assert!(stored.host_bytes() <= SMALL as u64);
+    assert!(fetch_host(&mover, &stored, Urgency::Now).unwrap() == bytes, "while it is written");
+    stored.wait().unwrap();
+    assert_eq!(stored.host_bytes(), 0);
+    assert!(freed.load(Ordering::Acquire));
+    for urgency in [Urgency::Ahead, Urgency::Now] {
+        assert!(fetch_host(&mover, &stored, urgency).unwrap() == bytes);
+    }
+    drop(stored);
+    assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes());
+}
+
+#[test]
+fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
+    let (_folders, disk) = disk();
+    let mover = mover(None, Some(&disk));
+    let put = |name| mover.store(name, vector(vec![1; MIB / 2]), Destination::Disk).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(put);
+    [&a, &b, &c].iter().for_each(|stored| stored.wait().unwrap());
+    let order = || {
+        let reads = mover.shared.reads.lock();
+        reads.waiting.iter().flatten().map(|read| read.coming.name.clone()).collect::<String>()
+    };
+    // Nothing is read as long as there are no lanes.
+    let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);
+    let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB / 2]), urgency).unwrap();
+    let arrivals = [fetch(&a, Urgency::Ahead), fetch(&b, Urgency::Ahead), fetch(&c, Urgency::Now)];
+    assert_eq!(order(), "ccaabb");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| arrivals[1].wait());
+        eventually(|| order() == "ccbbaa");
+        mover.shared.reads.lock().lanes = lanes;
+        mover.shared.pump();
+        waiting.join().unwrap().unwrap();
+    });
+    arrivals.iter().for_each(|arrival| arrival.wait().unwrap());
+    assert!(!mover.links().disk_read.stalled.is_zero());
+}
+
+#[test]
+fn what_cannot_be_written_stays_in_memory_and_what_cannot_be_read_is_an_error() {
+    for memory in [None, Some(simulated(3).1)] {
+        for ends in [false, true] {
+            let (_folders, paths) = folders(1);
+            let out = mover(memory, Some(&faulty(&paths, Direction::Out, 2, ends)));
+            let bytes = expected(2 * MIB, 1);
+            let put = |mover: &Mover| match memory {
+                None => mover.store("layer.1/out#0", vector(bytes.clone()), Destination::Disk).unwrap(),
+                Some(memory) => store(mover, memory, 2 * MIB, 1, Destination::Disk).unwrap(),
+            };
+            let get = |mover: &Mover, stored: &Stored| match memory {
+                None => fetch_host(mover, stored, Urgency::Ahead),
+                Some(memory) => fetch(mover, memory, stored, Urgency::Ahead),
+            };
+            let stored = put(&out);
+            let said = stored.wait().unwrap_err().to_string();
+            assert!(said.starts_with("layer.1/out#0: ") && said.contains(paths[0].to_str().unwrap()), "{said}");
+            assert!(stored.host_bytes() > 0);
+            if !ends {
+                assert!(get(&out, &stored).unwrap() == bytes);
+            }
+            drop((stored, out));
+
+            let back = mover(memory, Some(&faulty(&paths, Direction::In, 2, ends)));
+            let stored = put(&back);
+            stored.wait().unwrap();
+            // What did arrive must not come over what has the memory now, which is freed with the error.
+            let said = get(&back, &stored).unwrap_err().to_string();
+            assert!(said.starts_with("layer.1/out#0: ") && said.contains(paths[0].to_str().unwrap()), "{said}");
+            memory.into_iter().for_each(|memory| drop(filled(memory, 2 * MIB, 9)));
+            if !ends {
+                assert!(get(&back, &stored).unwrap() == bytes, "it was one failure");
+            }
+            drop((stored, back));
+            memory.into_iter().for_each(expect_peace);
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_says_so_and_takes_more_later() {
+    let (_folders, paths) = folders(1);
+    let disk = Disk::open(&paths, DiskOptions::new(2 << 20)).unwrap();
+    let (_, memory) = simulated(1);
+    let mover = mover(Some(memory), Some(&disk));
+    let first = store(&mover, memory, 2 * MIB, 1, Destination::Disk).unwrap();
+    first.wait().unwrap();
+    let second = store(&mover, memory, MIB, 2, Destination::Disk).unwrap();
+    let said = second.wait().unwrap_err().to_string();
+    assert!(said.starts_with("layer.2/out#0: ") && said.contains("do not fit on disk"), "{said}");
+    assert!(fetch(&mover, memory, &second, Urgency::Now).unwrap() == expected(MIB, 2));
+    // The memory is full of what could not be written, and the error says why.
+    let more: Vec<_> = (0..2).map(|seed| store(&mover, memory, MIB, seed, Destination::Disk)).collect();
+    let said = more.into_iter().find_map(Result::err).unwrap().to_string();
+    assert!(said.contains("its disk failed: layer.") && said.contains("do not fit on disk"), "{said}");
+    drop((first, second));
+    let third = store(&mover, memory, MIB, 3, Destination::Disk).unwrap();
+    third.wait().unwrap();
+    assert!(fetch(&mover, memory, &third, Urgency::Now).unwrap() == expected(MIB, 3));
+    drop((third, mover));
+    expect_peace(memory);
+}
+
+/// Whichever call of the driver fails, no byte is wrong, and everything works afterwards.
+#[test]
+fn no_failing_call_loses_bytes_or_memory() {
+    /// Two pieces.
+    const LENGTH: usize = MIB / 4 + 777;
+    for to in [Destination::Host, Destination::Disk] {
+        let (_folders, disk) = disk();
+        let failed = AtomicUsize::new(0);
+        for call in 1.. {
+            let (driver, memory) = simulated(call);
+            let mover = mover(Some(memory), Some(&disk));
+            let targets = [filled(memory, LENGTH, 1), filled(memory, LENGTH, 2)];
+            driver.synchronize().unwrap();
+            let (calls, stream) = (driver.calls(None), memory.streams().current());
+            driver.inject(Failure::of_any(call));
+            let round = |seed: u8| -> Result<Vec<u8>, MoverError> {
+                let [source, target] = &targets;
+                let stored = mover.store("a", on_device(memory, source), to)?;
+                let waited = stored.wait();
+                let arrival = mover.fetch(&stored, on_device(memory, target), Urgency::Ahead)?;
+                arrival.lead_to(&stream)?;
+                arrival.wait()?;
+                assert!(waited.is_ok() || seed == 0);
+                drop(stored);
+                driver.clear_failures();
+                Ok(read(memory, target))
+            };
+            let result = round(0);
+            let is_past = driver.calls(None) - calls < call;
+            driver.clear_failures();
+            match result {
+                Ok(bytes) => assert!(bytes == expected(LENGTH, 1), "call {call}"),
+                Err(error) => {
+                    failed.fetch_add(1, Ordering::Relaxed);
+                    assert!(error.to_string().starts_with("a: "), "{error}");
+                }
+            }
+            driver.synchronize().unwrap();
+            fill(memory, &targets[1], 2);
+            assert!(round(1).unwrap() == expected(LENGTH, 1), "after call {call}");
+            drop((targets, mover));
+            expect_peace(memory);
+            if is_past {
+                assert!(call > 20, "{call}");
+                break;
+            }
+        }
+        assert!(failed.into_inner() > 10);
+    }
+}
+
+fn many_threads(memory: Option<Memory>, steps: &[(u8, usize, u8)], disk: &Disk) {
+    let mover = mover(memory, Some(disk));
+    let work = |number: usize| {
+        // A stream of its own, as threads of a program have.
+        let stream = memory.map(|memory| memory.streams().pooled(Priority::Default).unwrap());
+        let _guard = stream.as_ref().map(tenure_device::StreamGuard::new);
+        let mut kept: Vec<(Stored, u8)> = Vec::new();
+        for &(what, length, seed) in steps.iter().skip(number) {
+            let seed = seed.wrapping_add(number as u8);
+            let to = if what == 0 && memory.is_some() { Destination::Host } else { Destination::Disk };
+            match what {
+                0 | 1 => {
+                    let stored = match memory {
+                        Some(memory) => store(&mover, memory, length, seed, to),
+                        None => mover.store("a", vector(expected(length, seed)), to),
+                    };
+                    match stored {
+                        Ok(stored) => kept.push((stored, seed)),
+                        Err(MoverError::NoRoom { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                _ if kept.is_empty() => {}
+                2 | 3 => {
+                    let (stored, its) = &kept[usize::from(seed) % kept.len()];
+                    let urgency = if what == 2 { Urgency::Ahead } else { Urgency::Now };
+                    let back = match memory {
+                        Some(memory) => fetch(&mover, memory, stored, urgency),
+                        None => fetch_host(&mover, stored, urgency),
+                    };
+                    assert!(back.unwrap() == expected(stored.bytes() as usize, *its));
+                }
+                4 => {
+                    // Nobody waits for it.
+                    let (stored, _) = &kept[usize::from(seed) % kept.len()];
+                    if let Some(memory) = memory {
+                        let target = filled(memory, stored.bytes() as usize, 0);
+                        drop(mover.fetch(stored, on_device(memory, &target), Urgency::Ahead).unwrap());
+                    }
+                }
+                _ => drop(kept.swap_remove(usize::from(seed) % kept.len())),
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for number in 0..3 {
+            let work = &work;
+            scope.spawn(move || work(number));
+        }
+    });
+    if let Some(pinned) = mover.pinned() {
+        assert!(pinned.peak_pinned_bytes <= SMALL as u64);
+    }
+    drop(mover);
+    memory.into_iter().for_each(expect_peace);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Whatever several threads store, fetch and drop, in any order: exactly its bytes come back.
+    #[test]
+    fn everything_comes_back(
+        steps in prop::collection::vec((0_u8..6, 0_usize..3 * MIB / 2, any::<u8>()), 1..24), seed: u64, has_device: bool,
+    ) {
+        let (_folders, disk) = disk();
+        let is_real = env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda");
+        let memory = || if is_real { memories()[0] } else { simulated(seed).1 };
+        many_threads(has_device.then(memory), &steps, &disk);
+        // What nobody wanted any more is written, and then makes room.
+        eventually(|| disk.statistics().free_bytes == disk.capacity_bytes());
+    }
+}

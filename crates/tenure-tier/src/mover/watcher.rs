@@ -1,0 +1,47 @@
+use std::sync::{Arc, mpsc};
+use std::{io, thread};
+
+use tenure_device::{DriverError, Event};
+
+use crate::disk::end;
+
+type Then = Box<dyn FnOnce(Result<(), DriverError>) + Send>;
+
+/// A thread that waits for events, one after the other, and then does what is to be done. Dropped, it has done all.
+pub(super) struct Watcher {
+    events: Option<mpsc::Sender<(Arc<Event>, Then)>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Watcher {
+    pub(super) fn start(name: &str) -> io::Result<Self> {
+        let (events, queue) = mpsc::channel::<(Arc<Event>, Then)>();
+        let watch = move || {
+            for (event, then) in queue {
+                then(event.synchronize());
+            }
+        };
+        let thread = thread::Builder::new().name(name.into()).spawn(watch)?;
+        Ok(Self { events: Some(events), thread: Some(thread) })
+    }
+
+    /// Calls a function when the device has passed an event of the same stream as the others, or with the reason why it
+    /// never will.
+    pub(super) fn when_passed(&self, event: Arc<Event>, then: impl FnOnce(Result<(), DriverError>) + Send + 'static) {
+        let Some(events) = &self.events else { return };
+        if let Err(refused) = events.send((event, Box::new(then))) {
+            // The thread is gone: something that was to be done panicked.
+            let (event, then) = refused.0;
+            then(event.synchronize());
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.events = None;
+        if let Some(thread) = self.thread.take() {
+            end(thread);
+        }
+    }
+}
