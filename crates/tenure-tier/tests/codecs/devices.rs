@@ -143,12 +143,14 @@ proptest! {
         let mut stream = Vec::new();
         codec::encode(codec, dtype, &raw, &mut stream);
         let places = [at % stream.len(), at % stream.len().min(40)];
+        // A table has room even where a tensor of fewer bytes stays as it is.
+        let room = if raw.len() < 64 { codec::max_bytes(dtype, raw.len()) } else { stream.len() };
         for place in places {
             stream[place] ^= 1 << bit;
             let mut back = vec![0; raw.len()];
             let here = codec::decode(&stream, &mut back);
             for (driver, _alone) in drivers() {
-                let placed = Placed::new(&*driver, codec, dtype, &raw, stream.len());
+                let placed = Placed::new(&*driver, codec, dtype, &raw, room);
                 match (placed.decode(&stream), here) {
                     // A stream of another codec is another kernel's.
                     (Ok(there), Ok(_)) => prop_assert!(there == back),
