@@ -180,9 +180,8 @@ impl Engine {
 
     fn release_unused_pool(&mut self, owner: usize) -> Result<(), AllocError> {
         // Replays use the addresses on streams that nobody told us of. Segments are freed after all that is on the device;
-        // chunks are unmapped at once. (PyTorch waits for none, and so do we in a capture, which a wait would break.)
-        let is_unmapped = self.config.expandable_segments || self.pools.pair(owner).is_expandable;
-        if is_unmapped && !self.captures.any() {
+        // chunks are unmapped at once. (PyTorch waits for none; its own pools are as PyTorch has them.)
+        if self.pools.pair(owner).is_expandable && !self.captures.any() {
             self.backing.synchronize_all()?;
         }
         for kind in [PoolKind::Small, PoolKind::Large] {
