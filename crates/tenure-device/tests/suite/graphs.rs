@@ -13,7 +13,13 @@ use crate::common::{Tested, drivers, read, sim};
 
 /// The memory of a device for the rest of the process, as graphs want it.
 fn memory(driver: &Tested) -> &'static DeviceMemory {
-    Box::leak(Box::new(DeviceMemory::new(driver.shared(), MemoryConfig::default()).unwrap()))
+    memory_by("paged", driver)
+}
+
+/// The same with another policy.
+fn memory_by(policy: &str, driver: &Tested) -> &'static DeviceMemory {
+    let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
+    Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()))
 }
 
 #[test]
@@ -201,9 +207,7 @@ fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
 fn memory_of_a_graph_that_is_gone_is_given_back_after_its_launches() {
     for driver in drivers() {
         for policy in ["paged", "expandable", "native"] {
-            let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
-            let memory: &'static DeviceMemory =
-                Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()));
+            let memory = memory_by(policy, &driver);
             let side = memory.streams().pooled(Priority::Default).unwrap();
             let body = |stream: &Stream| {
                 let block = memory.allocate(Request::new(2 << 20, stream.id()))?;
@@ -228,9 +232,7 @@ fn memory_of_a_graph_that_is_gone_is_given_back_after_its_launches() {
 fn others_frees_wait_for_their_streams_while_a_thread_captures() {
     for driver in drivers() {
         for policy in ["paged", "expandable", "native"] {
-            let config = MemoryConfig { policy: policy.parse().unwrap(), ..MemoryConfig::default() };
-            let memory: &'static DeviceMemory =
-                Box::leak(Box::new(DeviceMemory::new(driver.shared(), config).unwrap()));
+            let memory = memory_by(policy, &driver);
             let [own, other] = [0, 1].map(|_| memory.streams().pooled(Priority::Default).unwrap());
             let target = memory.allocate(Request::new(2 << 20, other.id())).unwrap().address;
             let eagerly = || {
