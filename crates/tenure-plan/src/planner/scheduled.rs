@@ -44,19 +44,18 @@ impl Planner for Scheduled {
         // What others would do is where we begin: their very plans first, whatever time there is, so that none of them is
         // better.
         let capacity = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
+        let offloaded = FlashNeuron::decide(problem);
+        let mut population = vec![(evaluator.cost(&decoder.decode(&offloaded)), offloaded)];
         let plans = Rule::ALL.iter().map(|rule| rule.place(problem, capacity).plan());
-        let plans = std::iter::once_with(|| decoder.decode(&FlashNeuron::decide(problem))).chain(plans);
-        for plan in plans.take(options.evaluations.map_or(usize::MAX, |most| most.max(1) as usize)) {
+        for plan in plans.take(options.evaluations.map_or(usize::MAX, |most| most.saturating_sub(1) as usize)) {
             if evaluator.is_ideal() {
                 break;
             }
             evaluator.cost(&plan);
         }
-        let rules = Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem)));
-        let mut starts = std::iter::once(FlashNeuron::decide(problem)).chain(rules);
+        let mut starts = Rule::ALL.iter().map(|rule| Decisions::keep(tensors, &rule.order(problem)));
         let mut prices = Prices::new(problem, &decoder, options.objective);
-        let mut best = f64::INFINITY;
-        let mut population: Vec<(f64, Decisions)> = Vec::new();
+        let mut best = population[0].0;
         let rounds = match options.objective {
             Objective::Score => STATIC_ROUNDS,
             Objective::Makespan => ROUNDS,
@@ -78,9 +77,8 @@ impl Planner for Scheduled {
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
         evolve(&mut population, &mut genes, &decoder, &mut evaluator);
-        if let Some((cost, best)) = population.iter().min_by(|left, right| left.0.total_cmp(&right.0)) {
-            keep_more(best, *cost, &decoder, &mut evaluator);
-        }
+        let best = population.iter().min_by(|left, right| left.0.total_cmp(&right.0));
+        best.into_iter().for_each(|(cost, best)| keep_more(best, *cost, &decoder, &mut evaluator));
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
     }

@@ -1,0 +1,263 @@
+//! What a training step saves and needs, as the problem of what to do with it.
+
+use tenure_core::Tag;
+use tenure_plan::Problem;
+use tenure_plan::problem::{self, Access, Kernel, Parts, ProblemError, Recompute, Tensor, Tier};
+
+/// What a training step did with memory. Its *points* are the moments at which something was saved, or needed again; from
+/// each to the next is an interval, in which the device computes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Profile {
+    saved: Vec<Saved>,
+    intervals: Vec<Interval>,
+}
+
+/// Bytes that a forward pass saved.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Saved {
+    /// What they are called: the same in each step.
+    pub key: String,
+    /// How many.
+    pub bytes: u64,
+    /// How many times smaller the codec makes them, if it does.
+    pub compression: Option<f64>,
+    /// How they are computed again, if they can be.
+    pub recipe: Option<Recipe>,
+    /// The point at which they were saved.
+    at: usize,
+    /// The points at which they were needed.
+    needs: Vec<usize>,
+    /// The point after which nobody needs them; none as long as somebody may.
+    released: Option<usize>,
+}
+
+/// What it takes to compute bytes again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Recipe {
+    /// The numbers of what is computed with, all saved before.
+    pub inputs: Vec<usize>,
+    /// How long it takes, in nanoseconds.
+    pub time_ns: u64,
+}
+
+/// From a point to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Interval {
+    time_ns: u64,
+    /// The most that was allocated at once beside what is saved.
+    other_bytes: u64,
+}
+
+/// A tier to spill to, and the way there and back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Link {
+    /// The tier's name.
+    pub name: String,
+    /// Its bytes; none if there is no end.
+    pub capacity: Option<u64>,
+    /// Bytes per second on the way out.
+    pub out_bandwidth: u64,
+    /// Bytes per second on the way back.
+    pub back_bandwidth: u64,
+}
+
+/// Where a step runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Bytes of the memory that it computes in.
+    pub budget_bytes: u64,
+    /// Bytes a second that it reads and writes there.
+    pub bandwidth: u64,
+    /// What it can spill to, the fastest first.
+    pub links: Vec<Link>,
+}
+
+/// Why a step cannot be planned. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProfileError {
+    /// Whatever is spilled.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when}, of which {other_bytes} \
+         cannot be spilled (weights, gradients, what is being computed); take a smaller batch, or a budget of at least \
+         {least_bytes}"
+    )]
+    TooSmall {
+        /// What was asked for.
+        budget_bytes: u64,
+        /// What would do.
+        least_bytes: u64,
+        /// The interval that needs most, in words.
+        when: String,
+        /// What it needs beside what is saved.
+        other_bytes: u64,
+    },
+    /// Times, bytes or bandwidths that no problem can have.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+impl Profile {
+    /// An empty step.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Something is saved, after an interval of so many nanoseconds that needed so many bytes beside what is saved. Its number.
+    pub fn save(&mut self, time_ns: u64, other_bytes: u64, key: impl Into<String>, bytes: u64) -> usize {
+        let (at, key) = (self.end(time_ns, other_bytes), key.into());
+        self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), released: None });
+        self.saved.len() - 1
+    }
+
+    /// Something that was saved is needed, after such an interval.
+    ///
+    /// # Panics
+    /// There is no such number.
+    pub fn need(&mut self, time_ns: u64, other_bytes: u64, saved: usize) {
+        let point = self.end(time_ns, other_bytes);
+        self.saved[saved].needs.push(point);
+    }
+
+    /// Nobody needs something any more that was saved.
+    ///
+    /// # Panics
+    /// There is no such number.
+    pub fn release(&mut self, saved: usize) {
+        self.saved[saved].released = Some(self.intervals.len());
+    }
+
+    /// An interval ends, as the step does at last. The number of the point that it ends at.
+    pub fn end(&mut self, time_ns: u64, other_bytes: u64) -> usize {
+        self.intervals.push(Interval { time_ns, other_bytes });
+        self.intervals.len() - 1
+    }
+
+    /// How many intervals there are so far.
+    pub fn intervals(&self) -> usize {
+        self.intervals.len()
+    }
+
+    /// What was saved, by number.
+    pub fn saved(&self) -> &[Saved] {
+        &self.saved
+    }
+
+    /// The same, to say how it is made smaller or computed again.
+    ///
+    /// # Panics
+    /// There is no such number.
+    pub fn saved_mut(&mut self, number: usize) -> &mut Saved {
+        &mut self.saved[number]
+    }
+
+    /// The least budget that any plan keeps to, and the interval that needs it.
+    pub fn least_bytes(&self) -> (u64, usize) {
+        let mut least: Vec<u64> = self.intervals.iter().map(|interval| interval.other_bytes).collect();
+        for saved in &self.saved {
+            for used in saved.used_in() {
+                least.get_mut(used).into_iter().for_each(|least| *least += saved.bytes);
+            }
+        }
+        let most = least.iter().enumerate().max_by_key(|(_, bytes)| **bytes);
+        most.map_or((0, 0), |(interval, bytes)| (*bytes, interval))
+    }
+
+    /// The problem of what to do with what is saved: its tensors are what was saved, by number, and after them what
+    /// intervals need besides; its kernels are the intervals.
+    ///
+    /// # Errors
+    /// The budget is too small, whatever is spilled.
+    pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
+        let (least_bytes, interval) = self.least_bytes();
+        if least_bytes > machine.budget_bytes {
+            let (when, other_bytes) = (self.name_of(interval), self.intervals[interval].other_bytes);
+            return Err(ProfileError::TooSmall { budget_bytes: machine.budget_bytes, least_bytes, when, other_bytes });
+        }
+        let always = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
+        let mut kernels: Vec<Kernel> = (0..self.intervals.len())
+            .map(|interval| Kernel {
+                name: self.name_of(interval),
+                time_ns: self.intervals[interval].time_ns,
+                reads: Vec::new(),
+                writes: Vec::new(),
+            })
+            .collect();
+        let mut tensors = Vec::with_capacity(self.saved.len());
+        for (tensor, saved) in self.saved.iter().enumerate() {
+            let access = Access { tensor, bytes: saved.bytes };
+            kernels[saved.at].writes.push(access);
+            let reads = saved.used_in().skip(1).filter(|used| *used < kernels.len()).collect::<Vec<_>>();
+            reads.into_iter().for_each(|used| kernels[used].reads.push(access));
+            tensors.push(Tensor {
+                key: format!("{}@{tensor}", saved.key),
+                bytes: saved.bytes,
+                tag: Tag::Activation,
+                compression: saved.compression,
+                recompute: saved.recipe.clone().map(|Recipe { inputs, time_ns }| Recompute { time_ns, inputs }),
+            });
+        }
+        for (interval, kernel) in kernels.iter_mut().enumerate() {
+            let bytes = self.intervals[interval].other_bytes - always;
+            if bytes > 0 {
+                kernel.writes.push(Access { tensor: tensors.len(), bytes: 0 });
+                let key = format!("interval {interval}");
+                tensors.push(Tensor { key, bytes, tag: Tag::Workspace, compression: None, recompute: None });
+            }
+        }
+        let (tiers, links) = machine.tiers(machine.budget_bytes - always);
+        let backward = self.saved.iter().flat_map(|saved| saved.needs.first()).min().map(|point| point + 1);
+        let backward = backward.filter(|kernel| *kernel < kernels.len());
+        let source = "a profiled training step".into();
+        Ok(Problem::new(Parts { name: name.into(), source, tiers, links, tensors, kernels, backward })?)
+    }
+
+    /// An interval, in words.
+    fn name_of(&self, interval: usize) -> String {
+        let saves = self.saved.iter().find(|saved| saved.at == interval);
+        let needs = self.saved.iter().find(|saved| saved.needs.iter().any(|point| point + 1 == interval));
+        match (saves, needs) {
+            (Some(saved), _) => format!("until {} is saved", saved.key),
+            (None, Some(needed)) => format!("when {} is needed", needed.key),
+            (None, None) => "at the end".into(),
+        }
+    }
+}
+
+impl Saved {
+    /// The point at which it is saved.
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The intervals whose work reads or writes the bytes: the one that makes them first, then those after which they were
+    /// needed, and the last that somebody may read them in.
+    fn used_in(&self) -> impl Iterator<Item = usize> {
+        let reads = self.needs.iter().map(|point| point + 1);
+        let last = self.released.filter(|released| self.needs.last().is_some_and(|need| need + 1 < *released));
+        std::iter::once(self.at).chain(reads).chain(last)
+    }
+}
+
+impl Machine {
+    /// The first tier has so many bytes, and links lead from it to each other and back.
+    fn tiers(&self, bytes: u64) -> (Vec<Tier>, Vec<problem::Link>) {
+        let tier = |name: &str, capacity, is_reachable| Tier {
+            name: name.into(),
+            capacity,
+            is_reachable,
+            read_bandwidth: self.bandwidth,
+            write_bandwidth: self.bandwidth,
+            latency_ns: 0,
+            loaded: Vec::new(),
+        };
+        let mut tiers = vec![tier("budget", Some(bytes), true)];
+        let mut links = Vec::new();
+        for (number, link) in self.links.iter().enumerate() {
+            tiers.push(tier(&link.name, link.capacity, false));
+            let way = |from, to, bandwidth| problem::Link { from, to, bandwidth, shared_with: None };
+            links.extend([way(0, number + 1, link.out_bandwidth), way(number + 1, 0, link.back_bandwidth)]);
+        }
+        (tiers, links)
+    }
+}

@@ -1,0 +1,146 @@
+//! Profiles of steps are planned within their budgets.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure_offload::{Action, Link, Machine, Profile, ProfileError, Recipe, Schedule};
+use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_plan::{Plan, Planner, Problem, simulate};
+
+const MIB: u64 = 1 << 20;
+
+fn machine(budget_bytes: u64) -> Machine {
+    let host = Link { name: "host".into(), capacity: None, out_bandwidth: 10 << 30, back_bandwidth: 10 << 30 };
+    Machine { budget_bytes, bandwidth: 1 << 40, links: vec![host] }
+}
+
+/// So many layers, each of which saves two tensors, the second of which is computed again from the first for little.
+fn layers(layers: usize) -> Profile {
+    let mut profile = Profile::new();
+    for layer in 0..layers {
+        let x = profile.save(500_000, 100 * MIB, format!("layer {layer}/linear"), 8 * MIB);
+        let y = profile.save(500_000, 100 * MIB, format!("layer {layer}/gelu"), 16 * MIB);
+        profile.saved_mut(y).recipe = Some(Recipe { inputs: vec![x], time_ns: 50_000 });
+    }
+    for saved in (0..2 * layers).rev() {
+        profile.need(if saved % 2 == 1 { 1_000_000 } else { 1 }, 120 * MIB, saved);
+        profile.release(saved);
+    }
+    profile.end(1_000_000, 110 * MIB);
+    profile
+}
+
+fn plan(problem: &Problem) -> Plan {
+    let options = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(10),
+        evaluations: Some(40),
+        seed: 1,
+    };
+    Scheduled.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan
+}
+
+/// The most bytes of what is saved that are in memory at once if the schedule is followed and nothing takes time.
+fn most_bytes(profile: &Profile, schedule: &Schedule) -> u64 {
+    let mut here = vec![false; profile.saved().len()];
+    let mut most = 0;
+    for point in 0..profile.intervals() {
+        for (number, saved) in profile.saved().iter().enumerate() {
+            here[number] |= saved.at() == point;
+        }
+        for (number, action) in schedule.at(point) {
+            here[*number] = matches!(action, Action::Fetch);
+        }
+        most =
+            most.max(profile.saved().iter().zip(&here).filter(|(_, here)| **here).map(|(saved, _)| saved.bytes).sum());
+    }
+    most
+}
+
+#[test]
+fn what_fits_is_kept() {
+    let profile = layers(8);
+    let problem = profile.problem("layers", &machine(400 * MIB)).unwrap();
+    assert_eq!(problem.backward(), Some(17));
+    assert_eq!(
+        Schedule::of(&profile, &plan(&problem)),
+        Schedule::of(&profile, &Plan { places: vec![0; 16], steps: vec![] })
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_spilled_or_computed_again_and_costs_little() {
+    let profile = layers(8);
+    let problem = profile.problem("layers", &machine(200 * MIB)).unwrap();
+    let plan = plan(&problem);
+    let outcome = simulate(&problem, &plan).unwrap();
+    assert!(outcome.makespan_ns < 1.05 * problem.kernels_ns() as f64, "{}", outcome.makespan_ns);
+    assert!(outcome.peak_bytes[0] <= 100 * MIB);
+    let schedule = Schedule::of(&profile, &plan);
+    let actions = |is_it: fn(&Action) -> bool| {
+        (0..profile.intervals()).flat_map(|point| schedule.at(point)).filter(|(_, action)| is_it(action)).count()
+    };
+    let spilled = actions(|action| matches!(action, Action::Spill { link: 0 }));
+    assert_eq!(spilled, actions(|action| *action == Action::Fetch));
+    assert!(spilled + actions(|action| *action == Action::Drop) > 0);
+    assert!(most_bytes(&profile, &schedule) < 8 * 24 * MIB);
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_an_error_that_says_what_would_do() {
+    let profile = layers(8);
+    let error = profile.problem("layers", &machine(100 * MIB)).unwrap_err();
+    let ProfileError::TooSmall { least_bytes, .. } = error else { panic!("{error}") };
+    assert_eq!(least_bytes, 136 * MIB);
+    assert!(error.to_string().contains("when layer 0/gelu is needed"), "{error}");
+    assert!(profile.problem("layers", &machine(least_bytes)).is_ok());
+    assert!(profile.problem("layers", &machine(least_bytes - 1)).is_err());
+}
+
+/// Steps that save and need anything in any order, as long as it was saved before.
+fn steps() -> impl Strategy<Value = Profile> {
+    let saves = prop::collection::vec((1..64 * MIB, 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 1..20);
+    (saves, prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64, 0..64 * MIB), 0..40)).prop_map(
+        |(saves, needs)| {
+            let mut profile = Profile::new();
+            for (number, (bytes, time_ns, other, is_cheap)) in saves.into_iter().enumerate() {
+                let saved = profile.save(time_ns, other, format!("tensor {number}"), bytes);
+                if is_cheap && number > 0 {
+                    profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![number - 1], time_ns: 1000 });
+                }
+            }
+            let saved = profile.saved().len();
+            for (which, time_ns, other) in needs {
+                profile.need(time_ns, other, which.index(saved));
+            }
+            (0..saved).for_each(|saved| profile.release(saved));
+            profile.end(1, 0);
+            profile
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_step_is_planned_within_the_least_budget(profile in steps(), more in 0..256 * MIB) {
+        let (least, _) = profile.least_bytes();
+        let problem = profile.problem("any", &machine(least + more)).unwrap();
+        let plan = plan(&problem);
+        simulate(&problem, &plan).unwrap();
+        let schedule = Schedule::of(&profile, &plan);
+        // What is needed comes back, or is there, or is computed again.
+        for (number, saved) in profile.saved().iter().enumerate() {
+            let mut is_out = false;
+            for point in saved.at()..profile.intervals() {
+                for (_, action) in schedule.at(point).iter().filter(|(other, _)| *other == number) {
+                    prop_assert!(*action == Action::Drop || is_out == (*action == Action::Fetch));
+                    is_out = matches!(action, Action::Spill { .. });
+                }
+            }
+        }
+    }
+}
