@@ -5,8 +5,9 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use crate::hooks::Hooks;
 use crate::runs::Runs;
-use crate::{Address, AllocError, BackingError, Block, PoolKind, Request, Resource, Statistics};
+use crate::{Address, AllocError, BackingError, Block, FreeMemoryCallback, PoolKind, Request, Resource, Statistics};
 
 /// Blocks are multiples of this: the smallest page there is.
 const PAGE_BYTES: u64 = 4096;
@@ -52,6 +53,7 @@ pub struct PageHeap<P> {
     pages: P,
     config: Config,
     state: Mutex<State>,
+    hooks: Hooks,
 }
 
 #[derive(Default)]
@@ -63,24 +65,37 @@ struct State {
     live: FxHashMap<Address, (Request, u64)>,
     /// The most bytes of live blocks at once.
     peak: u64,
+    /// Bytes that may be held.
+    limit: u64,
     statistics: Statistics,
 }
 
 impl<P: Pages> PageHeap<P> {
     /// A heap that holds no page yet.
     pub fn new(pages: P, config: Config) -> Self {
-        let mut state = State::default();
+        let mut state = State { limit: config.limit_bytes, ..State::default() };
         let Range { start, end } = pages.addresses();
         let (start, end) = (start.next_multiple_of(HUGE_PAGE_BYTES), end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
         if start < end {
             state.bare.insert(start, end - start);
         }
-        Self { pages, config, state: Mutex::new(state) }
+        Self { pages, config, state: Mutex::new(state), hooks: Hooks::default() }
     }
 
     /// Where its blocks are.
     pub fn addresses(&self) -> Range<Address> {
         self.pages.addresses()
+    }
+
+    /// Limits what may be held at a time, instead of the limit there was. What is held beyond it is so until it is freed:
+    /// no more is allocated meanwhile.
+    pub fn set_limit(&self, bytes: u64) {
+        self.state.lock().limit = bytes;
+    }
+
+    /// Adds a callback to try when the limit leaves no room. It is called with nothing locked.
+    pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.hooks.add_callback(callback);
     }
 
     /// The counters: what is reserved are bytes whose pages are held.
@@ -133,11 +148,11 @@ impl<P: Pages> PageHeap<P> {
         let live = state.statistics.all.allocated_bytes.current;
         let peak = state.peak.max(live + bytes);
         let slack = ((peak as f64 * self.config.slack) as u64).max(self.config.slack_bytes);
-        let most = peak.saturating_add(slack).min(self.config.limit_bytes);
+        let most = peak.saturating_add(slack).min(state.limit);
         if state.reserved() + bytes > most {
             self.discard(state, most.saturating_sub(bytes))?;
         }
-        if state.reserved() + bytes > self.config.limit_bytes {
+        if state.reserved() + bytes > state.limit {
             return Ok(None);
         }
         let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
@@ -156,11 +171,20 @@ impl<P: Pages> Resource for PageHeap<P> {
         let Some(bytes) = request.bytes.checked_next_multiple_of(PAGE_BYTES) else {
             return Err(AllocError::TooLarge(request.bytes));
         };
-        let state = &mut *self.state.lock();
-        let Some(address) = self.place(state, bytes)? else {
-            state.statistics.num_ooms += 1;
-            return Err(self.out_of_memory(state, request));
+        let mut locked = self.state.lock();
+        let address = loop {
+            if let Some(address) = self.place(&mut locked, bytes)? {
+                break address;
+            }
+            drop(locked);
+            let may_go_on = self.hooks.free_memory();
+            locked = self.state.lock();
+            if !may_go_on {
+                locked.statistics.num_ooms += 1;
+                return Err(out_of_memory(&locked, request));
+            }
         };
+        let state = &mut *locked;
         state.live.insert(address, (request, bytes));
         state.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         state.peak = state.peak.max(state.statistics.all.allocated_bytes.current);
@@ -180,22 +204,20 @@ impl<P: Pages> Resource for PageHeap<P> {
     }
 }
 
-impl<P: Pages> PageHeap<P> {
-    #[cold]
-    fn out_of_memory(&self, state: &State, request: Request) -> AllocError {
-        let (allocated, reserved) = (state.statistics.all.allocated_bytes.current, state.reserved());
-        let limit = self.config.limit_bytes;
-        AllocError::OutOfMemory {
-            requested: request.bytes,
-            stream: request.stream,
-            allocated,
-            reserved,
-            inactive: reserved - allocated,
-            overhead: 0,
-            free: limit.saturating_sub(reserved),
-            total: limit,
-            allowed: limit,
-        }
+#[cold]
+fn out_of_memory(state: &State, request: Request) -> AllocError {
+    let (allocated, reserved) = (state.statistics.all.allocated_bytes.current, state.reserved());
+    let limit = state.limit;
+    AllocError::OutOfMemory {
+        requested: request.bytes,
+        stream: request.stream,
+        allocated,
+        reserved,
+        inactive: reserved - allocated,
+        overhead: 0,
+        free: limit.saturating_sub(reserved),
+        total: limit,
+        allowed: limit,
     }
 }
 
@@ -280,6 +302,25 @@ mod tests {
         fake.refuses.store(false, std::sync::atomic::Ordering::Relaxed);
         assert!(heap.allocate(request(8 * MIB)).is_ok());
         assert!(matches!(heap.free(block.address + 4096), Err(AllocError::UnknownAddress(_))));
+    }
+
+    #[test]
+    fn who_hears_that_the_limit_leaves_no_room_can_make_some() {
+        let fake: &'static Fake = Box::leak(Box::default());
+        let heap = std::sync::Arc::new(PageHeap::new(fake, Config::default()));
+        let blocks = Mutex::new(vec![heap.allocate(request(6 * MIB)).unwrap().address; 1]);
+        let weak = std::sync::Arc::downgrade(&heap);
+        heap.add_free_memory_callback(Box::new(move || {
+            let (Some(heap), Some(block)) = (weak.upgrade(), blocks.lock().pop()) else { return false };
+            heap.free(block).is_ok()
+        }));
+        heap.set_limit(8 * MIB);
+        let block = heap.allocate(request(4 * MIB)).unwrap();
+        assert!(
+            matches!(heap.allocate(request(6 * MIB)), Err(AllocError::OutOfMemory { allowed, .. }) if allowed == 8 * MIB)
+        );
+        heap.set_limit(u64::MAX);
+        assert_ne!(heap.allocate(request(6 * MIB)).unwrap().address, block.address);
     }
 
     proptest! {

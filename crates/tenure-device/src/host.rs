@@ -8,12 +8,13 @@ use std::alloc::{self, Layout};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use parking_lot::Mutex;
 use tenure_alloc::pages::{self, PageHeap, Pages};
-use tenure_alloc::{Address, AllocError, BackingError, PoolKind, Request, Resource, Statistics};
+use tenure_alloc::{Address, AllocError, BackingError, FreeMemoryCallback, PoolKind, Request, Resource, Statistics};
 use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
@@ -34,6 +35,8 @@ static FREE: Deleter = free;
 pub struct HostMemory {
     heap: PageHeap<Mapping>,
     small: Mutex<Statistics>,
+    /// Bytes that may be held.
+    limit: AtomicU64,
 }
 
 /// Stands before the bytes of a small block.
@@ -78,7 +81,7 @@ impl HostMemory {
 
     fn new() -> Result<Self, BackingError> {
         let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
-        Ok(Self { heap, small: Mutex::default() })
+        Ok(Self { heap, small: Mutex::default(), limit: AtomicU64::new(u64::MAX) })
     }
 
     /// The counters. A peak of all blocks may be too high by the peak of those below 256 KiB, since both were counted
@@ -93,6 +96,35 @@ impl HostMemory {
     pub fn reset_peak_statistics(&self) {
         self.heap.reset_peak_statistics();
         self.small.lock().reset_peak();
+    }
+
+    /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. Blocks of 256 KiB and
+    /// more are refused beyond it, if no [callback](Self::add_free_memory_callback) makes room; smaller ones count.
+    ///
+    /// # Errors
+    /// The system does not take back pages that no tensor uses. The limit is set.
+    pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), AllocError> {
+        self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.heap.set_limit(self.room());
+        if bytes.is_some() { self.release_cached() } else { Ok(()) }
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> Option<u64> {
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u64::MAX)
+    }
+
+    /// Adds a callback to try when the limit leaves no room: whether it made some.
+    pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
+        self.heap.add_free_memory_callback(callback);
+    }
+
+    /// What the limit leaves for large blocks.
+    fn room(&self) -> u64 {
+        match self.limit() {
+            Some(limit) => limit.saturating_sub(self.small.lock().all.allocated_bytes.current),
+            None => u64::MAX,
+        }
     }
 
     /// Gives back the pages that no tensor uses.
@@ -121,6 +153,9 @@ impl HostMemory {
 
     fn allocate_large(&self, bytes: usize) -> Result<*mut u8, AllocError> {
         let (tag, key) = Purpose::current();
+        if self.limit().is_some() {
+            self.heap.set_limit(self.room());
+        }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))

@@ -1,14 +1,26 @@
 //! Training inside a memory budget.
 //!
-//! What a forward pass saves for the backward pass is kept, spilled to slower memory, or given up and computed again. A
-//! [`Profile`] is what a step saved and needed, when, and beside what; the [`Problem`](tenure_plan::Problem) that it
-//! makes is planned by any planner, and a [`Schedule`] says what its plan does at each point of a step.
+//! What a forward pass saves for the backward pass is kept, spilled to slower memory, or given up and computed again. An
+//! [`Engine`] is told what is saved and needed. It measures a step, as a [`Profile`]; the
+//! [`Problem`](tenure_plan::Problem) that this makes is planned by any planner, and later steps follow the plan's
+//! [`Schedule`].
 //!
-//! Bytes and keys are all that is known here: whose tensors they are, a front end knows.
-#![forbid(unsafe_code)]
+//! Bytes, streams and names are all that is known here: whose tensors they are, a front end knows.
 
+mod clock;
+mod engine;
+mod error;
+mod held;
+mod memory;
 mod profile;
+mod reclaim;
 mod schedule;
+mod step;
 
-pub use profile::{Link, Machine, Profile, ProfileError, Recipe, Saved};
+pub use engine::{Engine, Options};
+pub use error::OffloadError;
+pub use held::Saved;
+pub use memory::Memory;
+pub use profile::{Link, Machine, Profile, ProfileError, Recipe, Saved as ProfiledTensor};
 pub use schedule::{Action, Schedule};
+pub use step::{Pass, Step, StepReport};

@@ -27,8 +27,8 @@ pub struct Saved {
     at: usize,
     /// The points at which they were needed.
     needs: Vec<usize>,
-    /// The point after which nobody needs them; none as long as somebody may.
-    released: Option<usize>,
+    /// The intervals in which others had them, in order.
+    held: Vec<usize>,
 }
 
 /// What it takes to compute bytes again.
@@ -103,10 +103,10 @@ impl Profile {
         Self::default()
     }
 
-    /// Something is saved, after an interval of so many nanoseconds that needed so many bytes beside what is saved. Its number.
-    pub fn save(&mut self, time_ns: u64, other_bytes: u64, key: impl Into<String>, bytes: u64) -> usize {
-        let (at, key) = (self.end(time_ns, other_bytes), key.into());
-        self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), released: None });
+    /// Something is saved, after an interval that needed so many bytes beside what is saved. Its number.
+    pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> usize {
+        let (at, key) = (self.end(other_bytes), key.into());
+        self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), held: Vec::new() });
         self.saved.len() - 1
     }
 
@@ -114,23 +114,32 @@ impl Profile {
     ///
     /// # Panics
     /// There is no such number.
-    pub fn need(&mut self, time_ns: u64, other_bytes: u64, saved: usize) {
-        let point = self.end(time_ns, other_bytes);
+    pub fn need(&mut self, other_bytes: u64, saved: usize) {
+        let point = self.end(other_bytes);
         self.saved[saved].needs.push(point);
     }
 
-    /// Nobody needs something any more that was saved.
+    /// Others have something in the interval that begins: it cannot go, or there is nothing gained by it.
     ///
     /// # Panics
     /// There is no such number.
-    pub fn release(&mut self, saved: usize) {
-        self.saved[saved].released = Some(self.intervals.len());
+    pub fn hold(&mut self, saved: usize) {
+        let interval = self.intervals.len();
+        let held = &mut self.saved[saved].held;
+        if held.last() != Some(&interval) {
+            held.push(interval);
+        }
     }
 
     /// An interval ends, as the step does at last. The number of the point that it ends at.
-    pub fn end(&mut self, time_ns: u64, other_bytes: u64) -> usize {
-        self.intervals.push(Interval { time_ns, other_bytes });
+    pub fn end(&mut self, other_bytes: u64) -> usize {
+        self.intervals.push(Interval { time_ns: 0, other_bytes });
         self.intervals.len() - 1
+    }
+
+    /// Says how long the intervals are, in nanoseconds, from the first on.
+    pub fn set_times(&mut self, times_ns: impl IntoIterator<Item = u64>) {
+        self.intervals.iter_mut().zip(times_ns).for_each(|(interval, time_ns)| interval.time_ns = time_ns);
     }
 
     /// How many intervals there are so far.
@@ -187,8 +196,8 @@ impl Profile {
         for (tensor, saved) in self.saved.iter().enumerate() {
             let access = Access { tensor, bytes: saved.bytes };
             kernels[saved.at].writes.push(access);
-            let reads = saved.used_in().skip(1).filter(|used| *used < kernels.len()).collect::<Vec<_>>();
-            reads.into_iter().for_each(|used| kernels[used].reads.push(access));
+            let later = saved.at + 1..kernels.len();
+            saved.used_in().filter(|used| later.contains(used)).for_each(|used| kernels[used].reads.push(access));
             tensors.push(Tensor {
                 key: format!("{}@{tensor}", saved.key),
                 bytes: saved.bytes,
@@ -230,12 +239,10 @@ impl Saved {
         self.at
     }
 
-    /// The intervals whose work reads or writes the bytes: the one that makes them first, then those after which they were
-    /// needed, and the last that somebody may read them in.
+    /// The intervals in which the bytes must be there: the one that makes them, and those in which they are needed or held.
     fn used_in(&self) -> impl Iterator<Item = usize> {
-        let reads = self.needs.iter().map(|point| point + 1);
-        let last = self.released.filter(|released| self.needs.last().is_some_and(|need| need + 1 < *released));
-        std::iter::once(self.at).chain(reads).chain(last)
+        let needed = self.needs.iter().map(|point| point + 1).filter(|needed| !self.held.contains(needed));
+        std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())
     }
 }
 

@@ -20,15 +20,16 @@ fn machine(budget_bytes: u64) -> Machine {
 fn layers(layers: usize) -> Profile {
     let mut profile = Profile::new();
     for layer in 0..layers {
-        let x = profile.save(500_000, 100 * MIB, format!("layer {layer}/linear"), 8 * MIB);
-        let y = profile.save(500_000, 100 * MIB, format!("layer {layer}/gelu"), 16 * MIB);
+        let x = profile.save(100 * MIB, format!("layer {layer}/linear"), 8 * MIB);
+        let y = profile.save(100 * MIB, format!("layer {layer}/gelu"), 16 * MIB);
         profile.saved_mut(y).recipe = Some(Recipe { inputs: vec![x], time_ns: 50_000 });
     }
     for saved in (0..2 * layers).rev() {
-        profile.need(if saved % 2 == 1 { 1_000_000 } else { 1 }, 120 * MIB, saved);
-        profile.release(saved);
+        profile.need(120 * MIB, saved);
     }
-    profile.end(1_000_000, 110 * MIB);
+    profile.end(110 * MIB);
+    profile
+        .set_times((0..2 * layers).map(|_| 500_000).chain((0..layers).flat_map(|_| [1_000_000, 1])).chain([1_000_000]));
     profile
 }
 
@@ -102,24 +103,28 @@ fn a_budget_that_is_too_small_is_an_error_that_says_what_would_do() {
 /// Steps that save and need anything in any order, as long as it was saved before.
 fn steps() -> impl Strategy<Value = Profile> {
     let saves = prop::collection::vec((1..64 * MIB, 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 1..20);
-    (saves, prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64, 0..64 * MIB), 0..40)).prop_map(
-        |(saves, needs)| {
-            let mut profile = Profile::new();
+    (saves, prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 0..40))
+        .prop_map(|(saves, needs)| {
+            let (mut profile, mut times) = (Profile::new(), Vec::new());
             for (number, (bytes, time_ns, other, is_cheap)) in saves.into_iter().enumerate() {
-                let saved = profile.save(time_ns, other, format!("tensor {number}"), bytes);
+                times.push(time_ns);
+                let saved = profile.save(other, format!("tensor {number}"), bytes);
                 if is_cheap && number > 0 {
                     profile.saved_mut(saved).recipe = Some(Recipe { inputs: vec![number - 1], time_ns: 1000 });
                 }
             }
             let saved = profile.saved().len();
-            for (which, time_ns, other) in needs {
-                profile.need(time_ns, other, which.index(saved));
+            for (which, time_ns, other, is_held) in needs {
+                times.push(time_ns);
+                profile.need(other, which.index(saved));
+                if is_held {
+                    profile.hold(which.index(saved));
+                }
             }
-            (0..saved).for_each(|saved| profile.release(saved));
-            profile.end(1, 0);
+            profile.end(0);
+            profile.set_times(times);
             profile
-        },
-    )
+        })
 }
 
 proptest! {

@@ -48,6 +48,22 @@ struct Version {
     writer: Mutex<&'static str>,
 }
 
+/// How often a tensor and its views were written to in place. It keeps none of their bytes.
+#[derive(Clone)]
+pub struct Writes(Arc<Version>);
+
+impl Writes {
+    /// How often: the version of the tensor.
+    pub fn count(&self) -> u64 {
+        self.0.count.load(Ordering::Acquire)
+    }
+
+    /// The operation that wrote last; nothing if none did.
+    pub fn last_writer(&self) -> &'static str {
+        *self.0.writer.lock()
+    }
+}
+
 impl Tensor {
     /// A tensor on a storage.
     ///
@@ -138,6 +154,11 @@ impl Tensor {
     /// How often it, or a view of its storage, was written to in place.
     pub fn version(&self) -> u64 {
         self.inner.version.count.load(Ordering::Acquire)
+    }
+
+    /// How often it is written to, to be looked at later.
+    pub fn writes(&self) -> Writes {
+        Writes(Arc::clone(&self.inner.version))
     }
 
     /// Notes a write in place by the operation `op`, so that a graph that saved this tensor refuses to use it. For

@@ -86,7 +86,7 @@ pub enum MoverError {
         /// The tensor.
         name: String,
         /// Its words.
-        source: MemoryError,
+        source: Box<MemoryError>,
     },
     /// No memory could be pinned.
     #[error("{name}: {source}")]

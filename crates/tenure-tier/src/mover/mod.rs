@@ -360,5 +360,5 @@ fn pinned(name: &str) -> impl Fn(PinnedError) -> MoverError + '_ {
 }
 
 fn memory_error(name: &str) -> impl Fn(MemoryError) -> MoverError + '_ {
-    move |source| MoverError::Memory { name: name.into(), source }
+    move |source| MoverError::Memory { name: name.into(), source: source.into() }
 }

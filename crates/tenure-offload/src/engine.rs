@@ -1,0 +1,399 @@
+//! What is told of saved bytes, and moves them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
+use tenure_core::{Generation, KeyId, Purpose, Storage, Tag};
+use tenure_device::{Stream, StreamGuard};
+use tenure_plan::Planner;
+use tenure_plan::planner::PlannerOptions;
+use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
+
+use crate::held::{Held, Saved};
+use crate::reclaim;
+use crate::step::{Course, Event, Measured, Pass, Planned, Step, StepReport};
+use crate::{Action, Link, Machine, Memory, OffloadError, Schedule};
+
+/// What an engine works with.
+pub struct Options {
+    /// Bytes of its memory that may be held at any time.
+    pub budget_bytes: u64,
+    /// What has fewer bytes is kept.
+    pub least_bytes: u64,
+    /// Where bytes go, the fastest first.
+    pub links: Vec<(Link, Destination)>,
+    /// Who makes plans.
+    pub planner: Box<dyn Planner + Send + Sync>,
+    /// How far it may go.
+    pub planning: PlannerOptions,
+}
+
+/// Keeps steps within a budget of memory: what they save leaves it and comes back in time.
+///
+/// A handle: clones are one engine. It limits the memory while it lives.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) memory: Memory,
+    pub(crate) mover: Mover,
+    options: Options,
+    pub(crate) state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// By a number that is never used again: what was saved first, first.
+    pub(crate) held: BTreeMap<u64, Held>,
+    known: HashMap<(Generation, u64), Weak<Saved>>,
+    next: u64,
+    /// The first of this step.
+    first: u64,
+    /// What is on its way out.
+    pub(crate) leaving: VecDeque<Stored>,
+    pub(crate) course: Course,
+    signature: u64,
+    plans: HashMap<u64, Arc<Planned>>,
+    pub(crate) report: StepReport,
+    /// What went wrong where nobody could be told.
+    pub(crate) failure: Option<OffloadError>,
+}
+
+impl Engine {
+    /// An engine for a memory whose bytes the mover moves.
+    ///
+    /// # Errors
+    /// The limit cannot be set.
+    pub fn new(memory: Memory, mover: Mover, options: Options) -> Result<Self, OffloadError> {
+        let shared = Arc::new(Shared { memory, mover, options, state: Mutex::default() });
+        let weak = Arc::downgrade(&shared);
+        shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
+        Ok(Self { shared })
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Memory {
+        &self.shared.memory
+    }
+
+    /// What moves bytes.
+    pub fn mover(&self) -> &Mover {
+        &self.shared.mover
+    }
+
+    /// A step begins. Steps of one `signature`, such as the sizes of a batch, do the same, and have a plan together.
+    ///
+    /// # Errors
+    /// The limit cannot be set; the device fails.
+    pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
+        let shared = &self.shared;
+        let limit = (pass == Pass::Budgeted).then_some(shared.options.budget_bytes);
+        shared.memory.set_limit(limit)?;
+        let mut state = shared.state.lock();
+        let plan = state.plans.get(&signature).filter(|_| pass == Pass::Budgeted);
+        state.course = match plan {
+            Some(plan) => Course::Planned { plan: Arc::clone(plan), events: 0 },
+            None => Course::Measured(Measured::new(pass)),
+        };
+        (state.signature, state.first, state.report, state.failure) =
+            (signature, state.next, StepReport::default(), None);
+        state.known.retain(|_, saved| saved.strong_count() > 0);
+        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        drop(state);
+        let step = Step { shared: Arc::clone(shared) };
+        shared.begin_interval(None)?;
+        Ok(step)
+    }
+
+    /// Bytes are saved: as they are when what was put on their stream so far is done. None if they stay where they are,
+    /// since there is nothing to gain.
+    ///
+    /// # Errors
+    /// What is to go now cannot, or what went before could not.
+    pub fn save(
+        &self,
+        storage: &Storage,
+        version: u64,
+        stream: Option<&Stream>,
+        name: impl FnOnce() -> String,
+    ) -> Result<Option<Arc<Saved>>, OffloadError> {
+        let shared = &self.shared;
+        let (bytes, id) = (storage.bytes() as u64, (storage.generation(), version));
+        let Some(allocator) = storage.allocator().filter(|_| bytes >= shared.options.least_bytes) else {
+            return Ok(None);
+        };
+        let mut state = shared.state.lock();
+        if let Some(known) = state.known.get(&id).and_then(Weak::upgrade) {
+            return Ok(Some(known));
+        }
+        if matches!(state.course, Course::None) {
+            return Ok(None);
+        }
+        let (name, event) = (name(), Event::Save { bytes });
+        state.end_interval(&shared.memory, stream, Some(event), &name)?;
+        let number = state.next;
+        state.next += 1;
+        let held = Held {
+            name,
+            bytes,
+            allocator: Arc::clone(allocator),
+            stream: stream.cloned(),
+            source: storage.downgrade(),
+            storage: Some(storage.clone()),
+            arrival: None,
+            stored: None,
+        };
+        state.held.insert(number, held);
+        let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
+        state.known.insert(id, Arc::downgrade(&saved));
+        let actions = state.course.next(event);
+        shared.act(state, actions, Some(number))?;
+        shared.begin_interval(stream)?;
+        Ok(Some(saved))
+    }
+
+    /// Bytes that were saved are needed by what is put on the stream next, or by the host.
+    ///
+    /// # Errors
+    /// They cannot come back.
+    pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+        let shared = &self.shared;
+        let mut state = shared.state.lock();
+        if let Some(number) = saved.id.checked_sub(state.first) {
+            let event = Event::Need { number: number as usize };
+            state.end_interval(&shared.memory, stream, Some(event), "")?;
+            let actions = state.course.next(event);
+            shared.act(state, actions, None)?;
+        } else {
+            drop(state);
+        }
+        let storage = shared.here(saved.id, stream)?;
+        shared.begin_interval(stream)?;
+        Ok(storage)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The allocator says so if it fails.
+        let _ = self.memory.set_limit(None);
+    }
+}
+
+impl Shared {
+    /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
+    /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
+    fn act<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        actions: Vec<(usize, Action)>,
+        fresh: Option<u64>,
+    ) -> Result<(), OffloadError> {
+        let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
+        if let Some(fresh) = fresh.filter(|_| is_measured) {
+            self.spill(&mut state, fresh, 0)?;
+            drop(state);
+            return reclaim::wait_for_all(self);
+        }
+        let first = state.first;
+        for (number, action) in actions {
+            let id = first + number as u64;
+            match action {
+                Action::Spill { link } => self.spill(&mut state, id, link)?,
+                Action::Fetch => {
+                    drop(state);
+                    // There may be no room yet: then it comes when it is needed.
+                    let fetched = self.fetch(id, Urgency::Ahead);
+                    if let Err(error) = fetched
+                        && !matches!(error, OffloadError::Back { .. })
+                    {
+                        return Err(error);
+                    }
+                    state = self.state.lock();
+                }
+                Action::Drop => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
+    /// at once: who moves them has them as long as it must.
+    pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
+        let State { held, report, leaving, .. } = state;
+        let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
+        let Some(storage) = held.storage.take() else { return Ok(()) };
+        if held.stored.is_some() {
+            return Ok(());
+        }
+        for (_, destination) in self.options.links.iter().skip(link) {
+            // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
+            // a write is not used then either. Bytes of a device are read in the order of its stream.
+            let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
+            match self.mover.store(&held.name, source, *destination) {
+                Ok(stored) => {
+                    report.spilled_bytes += held.bytes;
+                    leaving.push_back(stored.clone());
+                    held.stored = Some(stored);
+                    return Ok(());
+                }
+                Err(MoverError::NoRoom { .. }) => {}
+                Err(error) => {
+                    held.storage = Some(storage);
+                    return Err(error.into());
+                }
+            }
+        }
+        held.storage = Some(storage);
+        Ok(())
+    }
+
+    /// Bytes begin to come back, if they are not there.
+    fn fetch(&self, id: u64, urgency: Urgency) -> Result<(), OffloadError> {
+        let (name, bytes, allocator, stream) = {
+            let mut state = self.state.lock();
+            let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
+            if held.storage.is_some() || held.stored.is_none() {
+                return Ok(());
+            }
+            if let Some(source) = held.source.upgrade() {
+                held.storage = Some(source);
+                return Ok(());
+            }
+            (held.name.clone(), held.bytes, Arc::clone(&held.allocator), held.stream.clone())
+        };
+        // Nothing is locked: room may have to be made.
+        let storage = {
+            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+            let _stream = stream.as_ref().map(StreamGuard::new);
+            Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
+        };
+        let mut state = self.state.lock();
+        let State { held, report, .. } = &mut *state;
+        let Some(held) = held.get_mut(&id) else { return Ok(()) };
+        let (Some(stored), None) = (&held.stored, &held.storage) else { return Ok(()) };
+        // SAFETY: it is fresh, and given to nobody before it has arrived.
+        let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
+        held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
+        held.storage = Some(storage);
+        report.fetched_bytes += bytes;
+        Ok(())
+    }
+
+    /// Bytes, in memory, and there for what is put on a stream next.
+    fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+        loop {
+            let (storage, arrival, home) = {
+                let state = self.state.lock();
+                let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
+                (held.storage.clone(), held.arrival.clone(), held.stream.clone())
+            };
+            let Some(storage) = storage else {
+                self.fetch(id, Urgency::Now)?;
+                continue;
+            };
+            if let Some(arrival) = arrival {
+                self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
+                // For other streams it is still on its way.
+                let has_arrived = stream.is_none() || stream == home.as_ref();
+                if let Some(held) = self.state.lock().held.get_mut(&id).filter(|_| has_arrived) {
+                    held.arrival = None;
+                }
+            }
+            return Ok(storage);
+        }
+    }
+
+    /// Does something that the host may have to wait in.
+    pub(crate) fn stalled<T>(&self, wait: impl FnOnce() -> T) -> T {
+        let since = Instant::now();
+        let waited = wait();
+        self.state.lock().report.stalled += since.elapsed();
+        waited
+    }
+
+    /// Somebody computes from now on.
+    fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        let State { held, first, course, .. } = &mut *state;
+        let Course::Measured(measured) = course else { return Ok(()) };
+        measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
+        for (id, _) in held.range(*first..).filter(|(_, held)| held.is_elsewhere()) {
+            measured.profile.hold((id - *first) as usize);
+        }
+        measured.peak_bytes = measured.peak_bytes.max(self.memory.take_peak());
+        Ok(measured.clock.begin(stream)?)
+    }
+
+    /// See [`Step::finish`].
+    pub(crate) fn finish(&self) -> Result<StepReport, OffloadError> {
+        let mut state = self.state.lock();
+        state.end_interval(&self.memory, None, None, "")?;
+        let (course, signature) = (std::mem::take(&mut state.course), state.signature);
+        if let Some(error) = state.failure.take() {
+            return Err(error);
+        }
+        let mut report = state.report;
+        match course {
+            Course::Measured(measured) => {
+                report.peak_bytes = Some(measured.peak_bytes);
+                drop(state);
+                let planned = Arc::new(self.plan(measured)?);
+                self.state.lock().plans.insert(signature, planned);
+            }
+            Course::Planned { plan, events } => report.is_planned = plan.events.len() == events,
+            Course::None | Course::Free => {}
+        }
+        if !report.is_planned && report.peak_bytes.is_none() {
+            self.state.lock().plans.remove(&signature);
+        }
+        Ok(report)
+    }
+
+    /// How steps like the one that was measured are made.
+    fn plan(&self, measured: Measured) -> Result<Planned, OffloadError> {
+        let Measured { mut profile, clock, events, .. } = measured;
+        profile.set_times(clock.finish()?);
+        let Options { budget_bytes, links, planner, planning, .. } = &self.options;
+        let machine = Machine {
+            budget_bytes: *budget_bytes,
+            bandwidth: 1 << 40,
+            links: links.iter().map(|(link, _)| link.clone()).collect(),
+        };
+        let problem = profile.problem("a training step", &machine)?;
+        let planned = planner.plan(&problem, planning, &mut |_| std::ops::ControlFlow::Continue(()))?;
+        Ok(Planned { events, schedule: Schedule::of(&profile, &planned.plan) })
+    }
+}
+
+impl State {
+    /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
+    fn end_interval(
+        &mut self,
+        memory: &Memory,
+        stream: Option<&Stream>,
+        event: Option<Event>,
+        name: &str,
+    ) -> Result<(), OffloadError> {
+        if let Some(error) = self.failure.take() {
+            return Err(error);
+        }
+        let Course::Measured(measured) = &mut self.course else { return Ok(()) };
+        measured.clock.end(stream)?;
+        let peak = memory.take_peak();
+        measured.peak_bytes = measured.peak_bytes.max(peak);
+        let other = peak.saturating_sub(measured.here_bytes);
+        match event {
+            // It was made in this interval, or counted in it.
+            Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
+            Some(Event::Need { number }) => measured.profile.need(other, number),
+            None => drop(measured.profile.end(other)),
+        }
+        measured.events.extend(event);
+        Ok(())
+    }
+}

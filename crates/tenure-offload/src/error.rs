@@ -1,0 +1,41 @@
+use tenure_core::StorageError;
+use tenure_device::DriverError;
+use tenure_plan::planner::PlannerError;
+use tenure_tier::MoverError;
+
+use crate::ProfileError;
+
+/// Why a step does not keep to its budget. Always one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OffloadError {
+    /// What was saved could not be moved.
+    #[error(transparent)]
+    Mover(Box<MoverError>),
+    /// No plan keeps to the budget.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The planner found none.
+    #[error(transparent)]
+    Planner(#[from] PlannerError),
+    /// There is no memory for what comes back.
+    #[error("{name} cannot come back: {source}")]
+    Back {
+        /// What was saved.
+        name: String,
+        /// Why.
+        source: StorageError,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// The allocator refused.
+    #[error("the budget's memory: {0}")]
+    Memory(String),
+}
+
+impl From<MoverError> for OffloadError {
+    fn from(error: MoverError) -> Self {
+        Self::Mover(error.into())
+    }
+}

@@ -1,0 +1,53 @@
+//! What was saved, wherever it is.
+
+use std::sync::Arc;
+
+use tenure_core::{Allocator, Storage, WeakStorage};
+use tenure_device::Stream;
+use tenure_tier::{Arrival, Stored};
+
+use crate::engine::Shared;
+
+/// Something that was saved, for as long as anybody may need it.
+pub struct Saved {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) id: u64,
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        // What it was is freed when nothing is locked.
+        let held = self.shared.state.lock().held.remove(&self.id);
+        drop(held);
+    }
+}
+
+/// Bytes that were saved. In memory, stored, both, or on their way.
+pub(crate) struct Held {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) allocator: Arc<dyn Allocator>,
+    /// Of a device: in whose order they were written.
+    pub(crate) stream: Option<Stream>,
+    /// Where they were when they were saved: others may have them still.
+    pub(crate) source: WeakStorage,
+    pub(crate) storage: Option<Storage>,
+    /// Of what they are in, if they have not arrived there.
+    pub(crate) arrival: Option<Arc<Arrival>>,
+    pub(crate) stored: Option<Stored>,
+}
+
+impl Held {
+    /// Whether they are in memory, or about to.
+    pub(crate) fn is_here(&self) -> bool {
+        self.storage.is_some() || self.source.upgrade().is_some()
+    }
+
+    /// Whether others have them in memory.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        match &self.storage {
+            Some(storage) => storage.handles() > 1,
+            None => self.source.upgrade().is_some(),
+        }
+    }
+}

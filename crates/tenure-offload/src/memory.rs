@@ -1,0 +1,79 @@
+//! The memory that a budget is of.
+
+use std::sync::Arc;
+
+use tenure_alloc::{FreeMemoryCallback, Statistics};
+use tenure_core::Device;
+use tenure_device::host::HostMemory;
+use tenure_device::memory::{self, DeviceMemory};
+
+use crate::OffloadError;
+
+/// The memory that a budget is of.
+#[derive(Clone)]
+pub enum Memory {
+    /// Of tensors on the CPU.
+    Host(Arc<HostMemory>),
+    /// Of those on a device.
+    Device(&'static DeviceMemory),
+}
+
+impl Memory {
+    /// That of a device, if there is one and Tenure manages it.
+    pub fn of(device: Device) -> Option<Self> {
+        if device.is_cpu() {
+            HostMemory::install();
+            return HostMemory::installed().map(Self::Host);
+        }
+        memory::installed(device.index().into()).map(Self::Device)
+    }
+
+    /// The device whose memory it is, if it is not the host's.
+    pub fn device(&self) -> Option<&'static DeviceMemory> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(memory) => Some(memory),
+        }
+    }
+
+    /// The counters of its allocator.
+    pub fn statistics(&self) -> Statistics {
+        match self {
+            Self::Host(memory) => memory.statistics(),
+            Self::Device(memory) => memory.allocator().statistics(),
+        }
+    }
+
+    /// The most bytes that were allocated at once since it was asked the last time.
+    pub(crate) fn take_peak(&self) -> u64 {
+        let peak = self.statistics().all.allocated_bytes.peak;
+        match self {
+            Self::Host(memory) => memory.reset_peak_statistics(),
+            Self::Device(memory) => memory.allocator().reset_peak_statistics(),
+        }
+        peak
+    }
+
+    /// Limits what is held to so many bytes.
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let set = match self {
+            Self::Host(memory) => memory.set_limit(bytes),
+            Self::Device(memory) => {
+                let allocator = memory.allocator();
+                allocator.count_overhead(false);
+                let total =
+                    memory.driver().memory_info().map_err(|error| OffloadError::Memory(error.to_string()))?.total;
+                let fraction = bytes.map_or(1.0, |bytes| (bytes as f64 / total as f64).min(1.0));
+                allocator.set_memory_fraction(fraction).and_then(|()| allocator.release_cached())
+            }
+        };
+        set.map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
+    pub(crate) fn on_full(&self, callback: FreeMemoryCallback) {
+        match self {
+            Self::Host(memory) => memory.add_free_memory_callback(callback),
+            Self::Device(memory) => memory.allocator().add_free_memory_callback(callback),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Room, where an allocation finds none.
+
+use tenure_tier::Stored;
+
+use crate::OffloadError;
+use crate::engine::{Shared, State};
+use crate::step::{Course, Pass};
+
+/// Makes some, if there is a way: waits for what is on its way out; else lets go of what nobody uses, what was saved first
+/// before others, since it is needed last. Called with no lock held.
+pub(crate) fn make_room(shared: &Shared) -> bool {
+    loop {
+        match wait_for_one(shared) {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(error) => {
+                shared.state.lock().failure.get_or_insert(error);
+            }
+        }
+        let mut state = shared.state.lock();
+        match let_go(shared, &mut state) {
+            Some(Going::Gone) => return true,
+            Some(Going::Leaving) => continue,
+            None => {}
+        }
+        let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
+        drop(state);
+        // What is too much is measured, and told when the step is over.
+        return is_measured && shared.memory.set_limit(None).is_ok();
+    }
+}
+
+/// Waits until nothing is on its way out.
+pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
+    while wait_for_one(shared)? {}
+    Ok(())
+}
+
+/// Waits for what left first. Whether there was anything.
+fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
+    let next = |state: &mut State| {
+        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        state.leaving.pop_front()
+    };
+    let leaving: Option<Stored> = next(&mut shared.state.lock());
+    let Some(stored) = leaving else { return Ok(false) };
+    shared.stalled(|| stored.wait())?;
+    Ok(true)
+}
+
+/// What becomes of bytes that were let go of.
+enum Going {
+    Gone,
+    Leaving,
+}
+
+/// Lets go of something; none if there is nothing.
+fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
+    let is_idle = |storage: &tenure_core::Storage| storage.handles() == 1;
+    let mut held = state.held.iter().filter(|(_, held)| held.arrival.is_none());
+    let (id, held) = held.find(|(_, held)| held.storage.as_ref().is_some_and(is_idle))?;
+    let (id, going) = (*id, if held.stored.is_some() { Going::Gone } else { Going::Leaving });
+    state.report.unplanned += 1;
+    if let Err(error) = shared.spill(state, id, 0) {
+        state.failure.get_or_insert(error);
+        return None;
+    }
+    let has_gone = state.held.get(&id).is_some_and(|held| held.storage.is_none());
+    has_gone.then_some(going)
+}

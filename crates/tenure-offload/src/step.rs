@@ -1,0 +1,116 @@
+//! A step: measured, or made by a plan.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::engine::Shared;
+use crate::{Action, OffloadError, Profile, Schedule};
+
+/// What a pass over a batch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Nothing is moved, however much memory it takes: to find out how much that is, and how long it takes.
+    Plain,
+    /// It keeps to the budget. The first of a signature is measured meanwhile, and everything that may move moves.
+    Budgeted,
+}
+
+/// What became of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepReport {
+    /// The most that was allocated at once, if that was looked at: in steps that were measured.
+    pub peak_bytes: Option<u64>,
+    /// Bytes that went out.
+    pub spilled_bytes: u64,
+    /// Bytes that came back.
+    pub fetched_bytes: u64,
+    /// How long the host waited for bytes to go or come.
+    pub stalled: Duration,
+    /// Moves that no plan asked for: there was no room otherwise.
+    pub unplanned: u64,
+    /// Whether it was made by a plan, to the end.
+    pub is_planned: bool,
+}
+
+/// A step in the making. If it is dropped before it is [finished](Self::finish), nothing is learned from it.
+#[must_use = "it holds for as long as it lives"]
+pub struct Step {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Step {
+    /// The step is over. After one that was measured, the next of its signature have a plan.
+    ///
+    /// # Errors
+    /// What went wrong while bytes were moved, if nobody was told yet; no plan keeps to the budget.
+    pub fn finish(self) -> Result<StepReport, OffloadError> {
+        self.shared.finish()
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        self.shared.state.lock().course = Course::None;
+    }
+}
+
+/// Something that ends an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Save { bytes: u64 },
+    Need { number: usize },
+}
+
+/// What a step goes by.
+#[derive(Default)]
+pub(crate) enum Course {
+    /// There is no step.
+    #[default]
+    None,
+    Measured(Measured),
+    Planned {
+        plan: Arc<Planned>,
+        events: usize,
+    },
+    /// By no plan: it turned out to be another step than was planned.
+    Free,
+}
+
+/// What is learned of a step.
+pub(crate) struct Measured {
+    pub(crate) pass: Pass,
+    pub(crate) profile: Profile,
+    pub(crate) clock: Clock,
+    pub(crate) events: Vec<Event>,
+    /// Bytes in memory of what was saved, when the interval began.
+    pub(crate) here_bytes: u64,
+    pub(crate) peak_bytes: u64,
+}
+
+impl Measured {
+    pub(crate) fn new(pass: Pass) -> Self {
+        let (profile, clock, events) = (Profile::new(), Clock::default(), Vec::new());
+        Self { pass, profile, clock, events, here_bytes: 0, peak_bytes: 0 }
+    }
+}
+
+/// How steps of a signature are made.
+pub(crate) struct Planned {
+    pub(crate) events: Vec<Event>,
+    pub(crate) schedule: Schedule,
+}
+
+impl Course {
+    /// What is done where an event has happened.
+    pub(crate) fn next(&mut self, event: Event) -> Vec<(usize, Action)> {
+        let Self::Planned { plan, events } = self else { return Vec::new() };
+        let point = *events;
+        *events += 1;
+        if plan.events.get(point) == Some(&event) {
+            return plan.schedule.at(point).to_vec();
+        }
+        *self = Self::Free;
+        Vec::new()
+    }
+}
