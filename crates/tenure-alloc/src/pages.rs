@@ -1,6 +1,7 @@
 //! Blocks in memory whose pages come when they are touched and go when they are given back: a host's.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -53,6 +54,7 @@ pub struct PageHeap<P> {
     pages: P,
     config: Config,
     state: Mutex<State>,
+    live_bytes: AtomicU64,
     hooks: Hooks,
 }
 
@@ -79,7 +81,7 @@ impl<P: Pages> PageHeap<P> {
         if start < end {
             state.bare.insert(start, end - start);
         }
-        Self { pages, config, state: Mutex::new(state), hooks: Hooks::default() }
+        Self { pages, config, state: Mutex::new(state), live_bytes: AtomicU64::new(0), hooks: Hooks::default() }
     }
 
     /// Where its blocks are.
@@ -91,6 +93,29 @@ impl<P: Pages> PageHeap<P> {
     /// no more is allocated meanwhile.
     pub fn set_limit(&self, bytes: u64) {
         self.state.lock().limit = bytes;
+    }
+
+    /// Whether no more than `most` bytes are held, once free pages were given back.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn shrink(&self, most: u64) -> Result<bool, AllocError> {
+        let mut state = self.state.lock();
+        if state.reserved() > most {
+            // More than is needed: whoever asks in small steps asks rarely.
+            self.discard(&mut state, most.saturating_sub(HUGE_PAGE_BYTES / 2))?;
+        }
+        Ok(state.reserved() <= most)
+    }
+
+    /// Calls the callbacks: whether any may have freed a block.
+    pub fn free_memory(&self) -> bool {
+        self.hooks.free_memory()
+    }
+
+    /// Bytes of live blocks.
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes.load(Ordering::Relaxed)
     }
 
     /// Adds a callback to try when the limit leaves no room. It is called with nothing locked.
@@ -188,6 +213,7 @@ impl<P: Pages> Resource for PageHeap<P> {
         state.live.insert(address, (request, bytes));
         state.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         state.peak = state.peak.max(state.statistics.all.allocated_bytes.current);
+        self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(Block { address, bytes })
     }
 
@@ -198,6 +224,7 @@ impl<P: Pages> Resource for PageHeap<P> {
         let state = &mut *self.state.lock();
         let (request, bytes) = state.live.remove(&address).ok_or(AllocError::UnknownAddress(address))?;
         state.held.insert(address, bytes);
+        self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
         state.statistics.block_freed(PoolKind::Large, request.tag, bytes);
         state.statistics.block_completed(PoolKind::Large, request.tag, request.bytes, bytes);
         Ok(())

@@ -1,5 +1,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
@@ -112,6 +113,13 @@ pub struct SiteGuard {
     left: Option<Name>,
     /// It belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
+}
+
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after = if self.is_after { "after " } else { "" };
+        write!(f, "{after}{}/{}", self.module.as_str(), self.op.as_str())
+    }
 }
 
 impl Site {

@@ -35,6 +35,8 @@ static FREE: Deleter = free;
 pub struct HostMemory {
     heap: PageHeap<Mapping>,
     small: Mutex<Statistics>,
+    /// The most bytes of live blocks at once.
+    peak: AtomicU64,
     /// Bytes that may be held.
     limit: AtomicU64,
 }
@@ -81,25 +83,29 @@ impl HostMemory {
 
     fn new() -> Result<Self, BackingError> {
         let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
-        Ok(Self { heap, small: Mutex::default(), limit: AtomicU64::new(u64::MAX) })
+        Ok(Self { heap, small: Mutex::default(), peak: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) })
     }
 
-    /// The counters. A peak of all blocks may be too high by the peak of those below 256 KiB, since both were counted
-    /// apart.
+    /// The counters. Peaks other than that of all allocated bytes may be too high by the peak of blocks below 256 KiB, since
+    /// both were counted apart.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = self.heap.statistics();
         statistics.merge(&self.small.lock());
+        let allocated = &mut statistics.all.allocated_bytes;
+        allocated.peak = self.peak.load(Ordering::Relaxed).max(allocated.current);
         statistics
     }
 
     /// Sets every peak to the current value.
     pub fn reset_peak_statistics(&self) {
         self.heap.reset_peak_statistics();
-        self.small.lock().reset_peak();
+        let mut small = self.small.lock();
+        small.reset_peak();
+        self.peak.store(self.heap.live_bytes() + small.all.allocated_bytes.current, Ordering::Relaxed);
     }
 
-    /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. Blocks of 256 KiB and
-    /// more are refused beyond it, if no [callback](Self::add_free_memory_callback) makes room; smaller ones count.
+    /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. What is beyond it is
+    /// refused, if no [callback](Self::add_free_memory_callback) makes room.
     ///
     /// # Errors
     /// The system does not take back pages that no tensor uses. The limit is set.
@@ -136,6 +142,12 @@ impl HostMemory {
     }
 
     fn allocate_small(&self, bytes: usize) -> Option<*mut u8> {
+        // Whoever makes room may change the limit.
+        while self.limit().is_some() && !self.heap.shrink(self.room().saturating_sub(bytes as u64)).ok()? {
+            if !self.heap.free_memory() {
+                return None;
+            }
+        }
         let (tag, _) = Purpose::current();
         // SAFETY: the layout has bytes: the header's.
         let start = unsafe { alloc::alloc(small_layout(bytes)?) };
@@ -147,7 +159,12 @@ impl HostMemory {
             start.cast::<Header>().write(Header { bytes, tag });
             start.add(size_of::<Header>())
         };
-        self.small.lock().block_allocated(PoolKind::Small, tag, bytes as u64, bytes as u64);
+        let small = {
+            let mut small = self.small.lock();
+            small.block_allocated(PoolKind::Small, tag, bytes as u64, bytes as u64);
+            small.all.allocated_bytes.current
+        };
+        self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
         Some(data)
     }
 
@@ -157,6 +174,8 @@ impl HostMemory {
             self.heap.set_limit(self.room());
         }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
+        let small = self.small.lock().all.allocated_bytes.current;
+        self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
     }

@@ -1,6 +1,7 @@
 //! What is told of saved bytes, and moves them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -13,13 +14,11 @@ use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
-use crate::step::{Course, Event, Measured, Pass, Planned, Step, StepReport};
-use crate::{Action, Link, Machine, Memory, OffloadError, Schedule};
+use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
+use crate::{Action, Link, Machine, Memory, OffloadError, Profile, Schedule};
 
 /// What an engine works with.
 pub struct Options {
-    /// Bytes of its memory that may be held at any time.
-    pub budget_bytes: u64,
     /// What has fewer bytes is kept.
     pub least_bytes: u64,
     /// Where bytes go, the fastest first.
@@ -57,22 +56,39 @@ pub(crate) struct State {
     pub(crate) leaving: VecDeque<Stored>,
     pub(crate) course: Course,
     signature: u64,
-    plans: HashMap<u64, Arc<Planned>>,
+    budget_bytes: Option<u64>,
+    /// What steps of a signature do.
+    profiles: HashMap<u64, Arc<Profiled>>,
+    plans: HashMap<u64, Arc<Schedule>>,
     pub(crate) report: StepReport,
     /// What went wrong where nobody could be told.
     pub(crate) failure: Option<OffloadError>,
 }
 
 impl Engine {
-    /// An engine for a memory whose bytes the mover moves.
-    ///
-    /// # Errors
-    /// The limit cannot be set.
-    pub fn new(memory: Memory, mover: Mover, options: Options) -> Result<Self, OffloadError> {
+    /// An engine for a memory whose bytes the mover moves. It has no budget yet.
+    pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
         let shared = Arc::new(Shared { memory, mover, options, state: Mutex::default() });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
-        Ok(Self { shared })
+        Self { shared }
+    }
+
+    /// How many bytes of its memory may be held at any time, from the next step on.
+    pub fn set_budget(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        state.budget_bytes = Some(bytes);
+        state.plans.clear();
+    }
+
+    /// The budget, if it has one.
+    pub fn budget_bytes(&self) -> Option<u64> {
+        self.shared.state.lock().budget_bytes
+    }
+
+    /// What went wrong where nobody could be told, such as in an allocation that then found no room.
+    pub fn take_failure(&self) -> Option<OffloadError> {
+        self.shared.state.lock().failure.take()
     }
 
     /// The memory.
@@ -88,17 +104,17 @@ impl Engine {
     /// A step begins. Steps of one `signature`, such as the sizes of a batch, do the same, and have a plan together.
     ///
     /// # Errors
-    /// The limit cannot be set; the device fails.
+    /// No plan for what was measured keeps to the budget; the limit cannot be set; the device fails.
     pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
         let shared = &self.shared;
-        let limit = (pass == Pass::Budgeted).then_some(shared.options.budget_bytes);
+        let course = match pass {
+            Pass::Plain => Course::Measured(Measured::new(pass)),
+            Pass::Budgeted => shared.course(signature)?,
+        };
+        let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
         shared.memory.set_limit(limit)?;
         let mut state = shared.state.lock();
-        let plan = state.plans.get(&signature).filter(|_| pass == Pass::Budgeted);
-        state.course = match plan {
-            Some(plan) => Course::Planned { plan: Arc::clone(plan), events: 0 },
-            None => Course::Measured(Measured::new(pass)),
-        };
+        state.course = course;
         (state.signature, state.first, state.report, state.failure) =
             (signature, state.next, StepReport::default(), None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
@@ -299,12 +315,18 @@ impl Shared {
             if let Some(arrival) = arrival {
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
                 // For other streams it is still on its way.
-                let has_arrived = stream.is_none() || stream == home.as_ref();
-                if let Some(held) = self.state.lock().held.get_mut(&id).filter(|_| has_arrived) {
-                    held.arrival = None;
+                if stream.is_none() || stream == home.as_ref() {
+                    self.arrived(id);
                 }
             }
             return Ok(storage);
+        }
+    }
+
+    /// Bytes are there, for their own stream and the host.
+    pub(crate) fn arrived(&self, id: u64) {
+        if let Some(held) = self.state.lock().held.get_mut(&id) {
+            held.arrival = None;
         }
     }
 
@@ -341,32 +363,51 @@ impl Shared {
         match course {
             Course::Measured(measured) => {
                 report.peak_bytes = Some(measured.peak_bytes);
+                let pass = measured.pass;
+                state.profiles.insert(signature, Arc::new(measured.finish()?));
+                state.plans.remove(&signature);
                 drop(state);
-                let planned = Arc::new(self.plan(measured)?);
-                self.state.lock().plans.insert(signature, planned);
+                // That the budget is too small is said now.
+                if pass == Pass::Budgeted {
+                    self.course(signature)?;
+                }
             }
-            Course::Planned { plan, events } => report.is_planned = plan.events.len() == events,
-            Course::None | Course::Free => {}
-        }
-        if !report.is_planned && report.peak_bytes.is_none() {
-            self.state.lock().plans.remove(&signature);
+            Course::Planned { profiled, events, .. } if profiled.events.len() == events => report.is_planned = true,
+            // What was measured is not what is done.
+            Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature)),
+            Course::None => {}
         }
         Ok(report)
     }
 
-    /// How steps like the one that was measured are made.
-    fn plan(&self, measured: Measured) -> Result<Planned, OffloadError> {
-        let Measured { mut profile, clock, events, .. } = measured;
-        profile.set_times(clock.finish()?);
-        let Options { budget_bytes, links, planner, planning, .. } = &self.options;
-        let machine = Machine {
-            budget_bytes: *budget_bytes,
-            bandwidth: 1 << 40,
-            links: links.iter().map(|(link, _)| link.clone()).collect(),
+    /// What a step of a signature goes by, within the budget.
+    fn course(&self, signature: u64) -> Result<Course, OffloadError> {
+        let (profiled, plan, budget_bytes) = {
+            let state = self.state.lock();
+            (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
-        let problem = profile.problem("a training step", &machine)?;
-        let planned = planner.plan(&problem, planning, &mut |_| std::ops::ControlFlow::Continue(()))?;
-        Ok(Planned { events, schedule: Schedule::of(&profile, &planned.plan) })
+        let Some(profiled) = profiled else { return Ok(Course::Measured(Measured::new(Pass::Budgeted))) };
+        let schedule = match plan {
+            Some(plan) => plan,
+            None => {
+                let plan = Arc::new(self.plan(&profiled.profile, budget_bytes.unwrap_or(u64::MAX))?);
+                self.state.lock().plans.insert(signature, Arc::clone(&plan));
+                plan
+            }
+        };
+        Ok(Course::Planned { profiled, schedule, events: 0 })
+    }
+
+    /// What is done when, in a step that does what was measured.
+    fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
+        let Options { links, planner, planning, .. } = &self.options;
+        let links = links.iter().map(|(link, _)| link.clone()).collect();
+        let problem = profile.problem(
+            "a training step",
+            &Machine { budget_bytes, slack_bytes: self.memory.slack_bytes(), bandwidth: 1 << 40, links },
+        )?;
+        let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
+        Ok(Schedule::of(profile, &planned.plan))
     }
 }
 

@@ -70,6 +70,14 @@ impl Memory {
         set.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
+    /// Bytes of a limit that no plan counts on: parts of chunks, and what other threads have for a moment.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        match self {
+            Self::Host(_) => 1 << 20,
+            Self::Device(_) => 64 << 20,
+        }
+    }
+
     pub(crate) fn on_full(&self, callback: FreeMemoryCallback) {
         match self {
             Self::Host(memory) => memory.add_free_memory_callback(callback),

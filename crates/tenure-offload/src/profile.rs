@@ -2,7 +2,9 @@
 
 use tenure_core::Tag;
 use tenure_plan::Problem;
-use tenure_plan::problem::{self, Access, Kernel, Parts, ProblemError, Recompute, Tensor, Tier};
+use tenure_plan::problem::{Access, Kernel, Parts, ProblemError, Recompute, Tensor};
+
+use crate::Machine;
 
 /// What a training step did with memory. Its *points* are the moments at which something was saved, or needed again; from
 /// each to the next is an interval, in which the device computes.
@@ -46,30 +48,6 @@ struct Interval {
     time_ns: u64,
     /// The most that was allocated at once beside what is saved.
     other_bytes: u64,
-}
-
-/// A tier to spill to, and the way there and back.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Link {
-    /// The tier's name.
-    pub name: String,
-    /// Its bytes; none if there is no end.
-    pub capacity: Option<u64>,
-    /// Bytes per second on the way out.
-    pub out_bandwidth: u64,
-    /// Bytes per second on the way back.
-    pub back_bandwidth: u64,
-}
-
-/// Where a step runs.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Machine {
-    /// Bytes of the memory that it computes in.
-    pub budget_bytes: u64,
-    /// Bytes a second that it reads and writes there.
-    pub bandwidth: u64,
-    /// What it can spill to, the fastest first.
-    pub links: Vec<Link>,
 }
 
 /// Why a step cannot be planned. Always one line.
@@ -179,6 +157,7 @@ impl Profile {
     /// The budget is too small, whatever is spilled.
     pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
         let (least_bytes, interval) = self.least_bytes();
+        let least_bytes = least_bytes + machine.slack_bytes;
         if least_bytes > machine.budget_bytes {
             let (when, other_bytes) = (self.name_of(interval), self.intervals[interval].other_bytes);
             return Err(ProfileError::TooSmall { budget_bytes: machine.budget_bytes, least_bytes, when, other_bytes });
@@ -214,7 +193,7 @@ impl Profile {
                 tensors.push(Tensor { key, bytes, tag: Tag::Workspace, compression: None, recompute: None });
             }
         }
-        let (tiers, links) = machine.tiers(machine.budget_bytes - always);
+        let (tiers, links) = machine.tiers(machine.budget_bytes - machine.slack_bytes - always);
         let backward = self.saved.iter().flat_map(|saved| saved.needs.first()).min().map(|point| point + 1);
         let backward = backward.filter(|kernel| *kernel < kernels.len());
         let source = "a profiled training step".into();
@@ -243,28 +222,5 @@ impl Saved {
     fn used_in(&self) -> impl Iterator<Item = usize> {
         let needed = self.needs.iter().map(|point| point + 1).filter(|needed| !self.held.contains(needed));
         std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())
-    }
-}
-
-impl Machine {
-    /// The first tier has so many bytes, and links lead from it to each other and back.
-    fn tiers(&self, bytes: u64) -> (Vec<Tier>, Vec<problem::Link>) {
-        let tier = |name: &str, capacity, is_reachable| Tier {
-            name: name.into(),
-            capacity,
-            is_reachable,
-            read_bandwidth: self.bandwidth,
-            write_bandwidth: self.bandwidth,
-            latency_ns: 0,
-            loaded: Vec::new(),
-        };
-        let mut tiers = vec![tier("budget", Some(bytes), true)];
-        let mut links = Vec::new();
-        for (number, link) in self.links.iter().enumerate() {
-            tiers.push(tier(&link.name, link.capacity, false));
-            let way = |from, to, bandwidth| problem::Link { from, to, bandwidth, shared_with: None };
-            links.extend([way(0, number + 1, link.out_bandwidth), way(number + 1, 0, link.back_bandwidth)]);
-        }
-        (tiers, links)
     }
 }

@@ -1,9 +1,12 @@
 //! Room, where an allocation finds none.
 
-use tenure_tier::Stored;
+use std::sync::Arc;
+
+use tenure_tier::{Arrival, Stored};
 
 use crate::OffloadError;
 use crate::engine::{Shared, State};
+use crate::held::Held;
 use crate::step::{Course, Pass};
 
 /// Makes some, if there is a way: waits for what is on its way out; else lets go of what nobody uses, what was saved first
@@ -21,6 +24,14 @@ pub(crate) fn make_room(shared: &Shared) -> bool {
         match let_go(shared, &mut state) {
             Some(Going::Gone) => return true,
             Some(Going::Leaving) => continue,
+            Some(Going::Coming(id, arrival)) => {
+                drop(state);
+                // It goes in the next round. What went wrong is told to who needs it.
+                let _ = shared.stalled(|| arrival.wait());
+                drop(arrival);
+                shared.arrived(id);
+                continue;
+            }
             None => {}
         }
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
@@ -52,14 +63,25 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 enum Going {
     Gone,
     Leaving,
+    /// It was fetched too early.
+    Coming(u64, Arc<Arrival>),
 }
 
 /// Lets go of something; none if there is nothing.
 fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
-    let is_idle = |storage: &tenure_core::Storage| storage.handles() == 1;
-    let mut held = state.held.iter().filter(|(_, held)| held.arrival.is_none());
-    let (id, held) = held.find(|(_, held)| held.storage.as_ref().is_some_and(is_idle))?;
-    let (id, going) = (*id, if held.stored.is_some() { Going::Gone } else { Going::Leaving });
+    let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
+        // Who needs it has a handle.
+        (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
+        (Some(storage), None) => storage.handles() == 1,
+        (None, _) => false,
+    };
+    let (id, held) = state.held.iter().find(|(_, held)| is_idle(held))?;
+    let id = *id;
+    let going = match &held.arrival {
+        Some(arrival) => return Some(Going::Coming(id, Arc::clone(arrival))),
+        None if held.stored.is_some() => Going::Gone,
+        None => Going::Leaving,
+    };
     state.report.unplanned += 1;
     if let Err(error) = shared.spill(state, id, 0) {
         state.failure.get_or_insert(error);

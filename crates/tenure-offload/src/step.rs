@@ -70,7 +70,9 @@ pub(crate) enum Course {
     None,
     Measured(Measured),
     Planned {
-        plan: Arc<Planned>,
+        profiled: Arc<Profiled>,
+        schedule: Arc<Schedule>,
+        /// So many have happened.
         events: usize,
     },
     /// By no plan: it turned out to be another step than was planned.
@@ -93,22 +95,28 @@ impl Measured {
         let (profile, clock, events) = (Profile::new(), Clock::default(), Vec::new());
         Self { pass, profile, clock, events, here_bytes: 0, peak_bytes: 0 }
     }
+
+    pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
+        let Self { mut profile, clock, events, .. } = self;
+        profile.set_times(clock.finish()?);
+        Ok(Profiled { events, profile })
+    }
 }
 
-/// How steps of a signature are made.
-pub(crate) struct Planned {
+/// What steps of a signature do.
+pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
-    pub(crate) schedule: Schedule,
+    pub(crate) profile: Profile,
 }
 
 impl Course {
     /// What is done where an event has happened.
     pub(crate) fn next(&mut self, event: Event) -> Vec<(usize, Action)> {
-        let Self::Planned { plan, events } = self else { return Vec::new() };
+        let Self::Planned { profiled, schedule, events } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
-        if plan.events.get(point) == Some(&event) {
-            return plan.schedule.at(point).to_vec();
+        if profiled.events.get(point) == Some(&event) {
+            return schedule.at(point).to_vec();
         }
         *self = Self::Free;
         Vec::new()

@@ -27,8 +27,10 @@ fn engine(budget_bytes: u64, capacity: u64) -> Engine {
         seed: 0,
     };
     let links = vec![(link, Destination::Disk)];
-    let options = Options { budget_bytes, least_bytes: MIB, links, planner: Box::new(Scheduled), planning };
-    Engine::new(Memory::of(Device::CPU).unwrap(), mover, options).unwrap()
+    let options = Options { least_bytes: MIB, links, planner: Box::new(Scheduled), planning };
+    let engine = Engine::new(Memory::of(Device::CPU).unwrap(), mover, options);
+    engine.set_budget(budget_bytes);
+    engine
 }
 
 fn storage(bytes: u64) -> Result<Storage, OffloadError> {

@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 
 fn machine(budget_bytes: u64) -> Machine {
     let host = Link { name: "host".into(), capacity: None, out_bandwidth: 10 << 30, back_bandwidth: 10 << 30 };
-    Machine { budget_bytes, bandwidth: 1 << 40, links: vec![host] }
+    Machine { budget_bytes, slack_bytes: 0, bandwidth: 1 << 40, links: vec![host] }
 }
 
 /// So many layers, each of which saves two tensors, the second of which is computed again from the first for little.

@@ -163,6 +163,17 @@ impl Optimizer {
         Ok(())
     }
 
+    /// Makes what the rules keep, which the first step would make.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn prepare(&mut self) -> Result<()> {
+        for Group { members, rule, .. } in &mut self.groups {
+            members.iter_mut().try_for_each(|member| member.begin(&**rule))?;
+        }
+        Ok(())
+    }
+
     /// Forgets all gradients, and that a [`GradScaler`] has scaled them down.
     pub fn zero_grad(&mut self) {
         self.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
@@ -342,7 +353,9 @@ impl Member {
             let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
             return Err(TensorError::argument("Optimizer::step", reason));
         }
-        self.slots = self.make_slots(rule)?;
+        if self.slots.is_empty() {
+            self.slots = self.make_slots(rule)?;
+        }
         Ok(())
     }
 

@@ -38,7 +38,7 @@ fn names() -> Vec<String> {
 
 /// In the order of the names. A whole number is exact below 2^53.
 fn to_row(step: &Step) -> [f64; FIGURES] {
-    let Step { number: _, epoch, loss, elapsed_ms, examples, lr, memory } = *step;
+    let Step { number: _, epoch, loss, elapsed_ms, examples, lr, memory, offload: _ } = *step;
     let of_steps = [epoch as f64, loss.into(), elapsed_ms, examples as f64, lr, memory.peak_bytes as f64];
     let tags = [memory.tags, memory.tag_peaks].map(|bytes| Tag::ALL.map(|tag| bytes.of(tag) as f64));
     let mut figures = of_steps.into_iter().chain(tags.into_iter().flatten());
@@ -49,5 +49,6 @@ fn from_row(number: u64, row: [f64; FIGURES]) -> Step {
     let [epoch, loss, elapsed_ms, examples, lr, peak_bytes, tags @ ..] = row;
     let bytes = |from: usize| TagBytes(array::from_fn(|tag| tags[from + tag] as u64));
     let memory = StepMemory { peak_bytes: peak_bytes as u64, tags: bytes(0), tag_peaks: bytes(TAGS) };
-    Step { number, epoch: epoch as u64, loss: loss as f32, elapsed_ms, examples: examples as usize, lr, memory }
+    let (epoch, loss, examples, offload) = (epoch as u64, loss as f32, examples as usize, None);
+    Step { number, epoch, loss, elapsed_ms, examples, lr, memory, offload }
 }

@@ -17,8 +17,7 @@ pub struct TagBytes(pub(super) [u64; Tag::ALL.len()]);
 /// What tensors held in a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepMemory {
-    /// The most at any moment. On the CPU the sum of the peaks of small blocks, large ones, and each tier of memory, which may
-    /// be more.
+    /// The most at any moment. On the CPU the sum of that of the host's memory and of each tier of memory, which may be more.
     pub peak_bytes: u64,
     /// By tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
     pub tags: TagBytes,
@@ -123,6 +122,11 @@ impl Meter {
 }
 
 impl StepMemory {
+    /// The same, where so many bytes were held at once that the allocator does not tell of any more.
+    pub(super) fn with_peak(self, peak_bytes: Option<u64>) -> Self {
+        Self { peak_bytes: self.peak_bytes.max(peak_bytes.unwrap_or(0)), ..self }
+    }
+
     /// Of this moment and its allocator's peaks; zeros if nothing was ever on the device.
     fn of(device: Device) -> Self {
         let statistics = match device.is_cpu() {

@@ -1,5 +1,6 @@
 //! A training run: steps, what they cost, and checkpoints to go on from.
 
+mod budget;
 mod captured;
 mod history;
 mod memory;
@@ -8,13 +9,16 @@ mod task;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use tenure_tensor::autograd::no_grad;
+use tenure_offload::{Engine, OffloadError};
+use tenure_tensor::autograd::{no_grad, rehearse};
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::{Device, Tensor, TensorError, random};
 
+use budget::Saving;
 use captured::{CapturedStep, Kind};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
@@ -25,6 +29,8 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Progress};
 use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
 use crate::{Result, purpose};
+
+pub use tenure_offload::{Pass, StepReport};
 
 /// The name of the default generator in a checkpoint.
 const GENERATOR: &str = "default";
@@ -71,6 +77,8 @@ pub struct Trainer<T: Task, D: Dataset> {
     /// prepared for such.
     warm: Kind,
     captured: Option<CapturedStep<T::Batch>>,
+    /// Keeps steps within a budget of memory.
+    saving: Option<Saving>,
 }
 
 /// How far a run goes, and how.
@@ -114,6 +122,8 @@ pub struct Step {
     pub lr: f64,
     /// What tensors held.
     pub memory: StepMemory,
+    /// What it took to keep to a budget, if there is one.
+    pub offload: Option<StepReport>,
 }
 
 /// What a checkpoint says of a run beside its progress and history.
@@ -123,7 +133,7 @@ struct Notes {
 }
 
 /// Why a run does not go on.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// The parameters are of no use any more.
@@ -140,6 +150,9 @@ pub enum TrainError {
         /// In the data set.
         examples: usize,
     },
+    /// A budget of memory is not kept.
+    #[error(transparent)]
+    Budget(#[from] Arc<OffloadError>),
     /// A device of a run on several failed, or its thread panicked.
     #[error("{device}: {message}")]
     OnDevice {
@@ -180,8 +193,60 @@ where
     /// A run that has not begun. The optimizer has the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
         let (history, warm) = (Vec::new(), Kind::new());
-        let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
-        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured, rank }
+        let (step, epoch, batch, batches, captured, rank, saving) = (0, 0, 0, None, None, None, None);
+        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured, rank, saving }
+    }
+
+    /// Keeps steps within the engine's budget: what they save for backward leaves the memory that they compute in, and
+    /// comes back in time. The losses are the same, bit for bit.
+    ///
+    /// The engine's budget is set at once or after a [rehearsal](Self::rehearse).
+    ///
+    /// # Errors
+    /// Steps are to be captured, or made on several devices; the engine is not of the model's device.
+    pub fn within(mut self, engine: Engine) -> Result<Self> {
+        const OP: &str = "Trainer::within";
+        let (device, given) = (self.device(), engine.memory().device().map_or(Device::CPU, |memory| memory.device()));
+        if self.plan.is_captured || self.rank.is_some() {
+            return Err(
+                TensorError::argument(OP, "a budget is kept on one device, by steps that are not captured").into()
+            );
+        }
+        if device != given {
+            return Err(
+                TensorError::argument(OP, format!("the model is on {device}, and the budget is of {given}")).into()
+            );
+        }
+        self.saving = Some(Saving::new(engine, self.task.model()));
+        Ok(self)
+    }
+
+    /// What keeps it within a budget.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.saving.as_ref().map(Saving::engine)
+    }
+
+    /// Makes a pass over the next batch of which nothing comes but what is known of it: as [`Pass::Plain`], how much memory
+    /// a step takes without a budget, or, [within one](Self::within), whether it can be kept. Steps after it know how to.
+    ///
+    /// # Errors
+    /// As of [`step`](Self::step); there is no [engine](Self::within); no plan keeps to the budget.
+    pub fn rehearse(&mut self, pass: Pass) -> Result<StepReport> {
+        let mut batch = self.next_part()?.whole()?;
+        self.optimizer.prepare()?;
+        let Some(saving) = &self.saving else {
+            return Err(TensorError::argument("Trainer::rehearse", "there is no budget: call within() before").into());
+        };
+        let rehearsed = saving.step(&mut batch, pass, |batch| {
+            rehearse(|| {
+                let loss = purpose::forward(|| self.task.loss(batch))?;
+                Ok(purpose::backward(&loss)?)
+            })
+        });
+        self.optimizer.zero_grad();
+        // The batch is the next all the same. Until here those behind it were made ready, as in a step.
+        self.batches = None;
+        Ok(rehearsed?.1)
     }
 
     /// The task.
@@ -319,17 +384,17 @@ where
     fn make_step(&mut self) -> Result<Step> {
         let (began, meter) = (Instant::now(), Meter::begin(self.device()));
         let part = self.next_part();
-        let (loss, memory, examples) = match &self.rank {
+        let (loss, memory, examples, offload) = match &self.rank {
             Some(rank) => {
                 let part = rank.agree(part)?;
                 let (loss, memory) = self.learn_part(&part, meter)?;
-                (loss, memory, part.of)
+                (loss, memory, part.of, None)
             }
             None => {
                 let batch = part?.whole()?;
                 let examples = self.task.examples(&batch);
-                let (loss, memory) = self.learn(batch, meter)?;
-                (loss, memory, examples)
+                let (loss, memory, offload) = self.learn(batch, meter)?;
+                (loss, memory, examples, offload)
             }
         };
         self.step += 1;
@@ -343,6 +408,7 @@ where
             examples,
             lr: self.optimizer.groups().first().map_or(0.0, |group| group.lr()) * self.optimizer.lr_scale(),
             memory,
+            offload,
         };
         self.history.push(step);
         Ok(step)
@@ -362,9 +428,18 @@ where
         }
     }
 
-    /// Makes the step of a batch. The loss, and what tensors held.
-    fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory)> {
+    /// Makes the step of a batch. The loss, what tensors held, and what it took to keep to a budget.
+    fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory, Option<StepReport>)> {
         self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
+        if let Some(saving) = self.saving.take() {
+            let made = saving.step(&mut batch, Pass::Budgeted, |batch| {
+                let (loss, known) = self.work(batch, &mut meter)?;
+                known.map_or_else(|| self.value(&loss), Ok)
+            });
+            self.saving = Some(saving);
+            let (loss, report) = made?;
+            return Ok((loss, meter.finish().with_peak(report.peak_bytes), Some(report)));
+        }
         if !self.plan.is_captured || !self.is_warm(&mut batch)? {
             let (loss, known) = self.work(&batch, &mut meter)?;
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
@@ -373,7 +448,7 @@ where
                 // The step is made: what is not given back now is after the next.
                 let _ = captured::give_back(self.device());
             }
-            return Ok((value, memory));
+            return Ok((value, memory, None));
         }
         let step = match self.captured.take() {
             Some(mut step) => {
@@ -388,7 +463,7 @@ where
         let step = self.captured.insert(step);
         step.captured.replay()?;
         let (loss, memory) = (step.loss.clone(), step.memory);
-        Ok((self.value(&loss)?, memory))
+        Ok((self.value(&loss)?, memory, None))
     }
 
     /// Whether the step of a batch is captured, or can be: what is prepared when it is first used must be.

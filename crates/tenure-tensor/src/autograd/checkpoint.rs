@@ -58,9 +58,16 @@ pub fn checkpoint(
     (frame.function)(&given)
 }
 
-/// Whether this thread runs a checkpoint's function again.
+/// Whether this thread runs a checkpoint's function again, or [rehearses](rehearse) one.
 pub fn is_recomputing() -> bool {
     RECOMPUTING.get()
+}
+
+/// Runs `function` so that nothing comes of it but its result: as in a checkpoint that [runs again](is_recomputing), and
+/// the default generator is afterwards where it was.
+pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
+    let _replay = Replay::enter(random::default_generator().state());
+    function()
 }
 
 thread_local! {

@@ -26,7 +26,7 @@ mod views;
 
 pub(crate) use accumulate::{add_to, own};
 pub use attach::{Saved, Saver, attach, attach_all};
-pub use checkpoint::{checkpoint, is_recomputing};
+pub use checkpoint::{checkpoint, is_recomputing, rehearse};
 pub use engine::{Options, backward, grad};
 pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};

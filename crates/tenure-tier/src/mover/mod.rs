@@ -268,6 +268,11 @@ impl Mover {
         self.shared.device()
     }
 
+    /// Its disk, if it has one.
+    pub fn disk(&self) -> Option<&Disk> {
+        self.shared.disk.as_ref()
+    }
+
     /// What went over each link.
     pub fn links(&self) -> Links {
         let Shared { side, disk, stalls, .. } = &*self.shared;

@@ -1,0 +1,120 @@
+//! Steps within a budget of memory: the front end of the offload engine to our autograd.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use tenure_core::{Layout, Site};
+use tenure_device::{Stream, memory};
+use tenure_offload::{Engine, OffloadError, Pass, Saved, StepReport};
+use tenure_tensor::autograd::{SavedHooks, SavedId};
+use tenure_tensor::{AutogradError, DType, Device, Tensor, TensorError, Writes};
+
+use super::{TrainError, captured};
+use crate::data::Tensors;
+use crate::{Module, Result};
+
+/// Has an engine look after what a model saves.
+pub(super) struct Saving {
+    engine: Engine,
+    /// Storages of the model, by rank: they stay anyway.
+    stays: Arc<HashSet<usize>>,
+}
+
+/// A tensor that was saved.
+enum Packed {
+    /// Where it is.
+    Kept { tensor: Tensor, version: u64 },
+    /// By the engine.
+    Held { saved: Arc<Saved>, layout: Layout, dtype: DType, device: Device, writes: Writes, version: u64 },
+}
+
+impl Saving {
+    pub(super) fn new(engine: Engine, model: &dyn Module) -> Self {
+        let stays = model.state().into_iter().map(|(_, tensor)| tensor.storage().rank()).collect();
+        Self { engine, stays: Arc::new(stays) }
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Makes a step of a batch by `work`.
+    pub(super) fn step<B: Tensors, R>(
+        &self,
+        batch: &mut B,
+        pass: Pass,
+        work: impl FnOnce(&B) -> Result<R>,
+    ) -> Result<(R, StepReport)> {
+        let mut hasher = DefaultHasher::new();
+        for (sizes, dtype, _) in captured::kind(batch)? {
+            (sizes, dtype.name()).hash(&mut hasher);
+        }
+        let step = self.engine.begin(hasher.finish(), pass).map_err(failed)?;
+        let worked = {
+            let _hooks = self.hooks();
+            work(batch)
+        };
+        // What failed first says more than what failed since.
+        let worked = match (worked, self.engine.take_failure()) {
+            (Err(_), Some(failure)) => return Err(failed(failure)),
+            (worked, _) => worked?,
+        };
+        Ok((worked, step.finish().map_err(failed)?))
+    }
+
+    fn hooks(&self) -> SavedHooks {
+        let (engine, stays) = (self.engine.clone(), Arc::clone(&self.stays));
+        let pack = move |tensor: &Tensor, id: SavedId| {
+            let SavedId { version, .. } = id;
+            let kept = || Packed::Kept { tensor: tensor.clone(), version };
+            if stays.contains(&tensor.storage().rank()) {
+                return Ok(kept());
+            }
+            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
+            let saved = engine.save(tensor.storage(), version, stream(device).as_ref(), name).map_err(told)?;
+            let Some(saved) = saved else { return Ok(kept()) };
+            let (layout, writes) = (tensor.layout().clone(), tensor.writes());
+            Ok(Packed::Held { saved, layout, dtype, device, writes, version })
+        };
+        let engine = self.engine.clone();
+        let unpack = move |packed: &Packed| match packed {
+            Packed::Kept { tensor, version } => {
+                check(&tensor.writes(), *version, tensor.dtype(), tensor.sizes())?;
+                Ok(tensor.clone())
+            }
+            Packed::Held { saved, layout, dtype, device, writes, version } => {
+                check(writes, *version, *dtype, layout.sizes())?;
+                let storage = engine.need(saved, stream(*device).as_ref()).map_err(told)?;
+                Tensor::from_storage(storage, layout.clone(), *dtype)
+            }
+        };
+        SavedHooks::enter(pack, unpack)
+    }
+}
+
+/// In whose order a device computes for the calling thread.
+fn stream(device: Device) -> Option<Stream> {
+    let memory = memory::installed(device.index().into()).filter(|_| !device.is_cpu());
+    memory.map(|memory| memory.streams().current())
+}
+
+/// Refuses what was written to since it was saved.
+fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_tensor::Result<()> {
+    let found = writes.count();
+    if found == saved {
+        return Ok(());
+    }
+    let (node, origin, writer) = ("backward".to_owned(), String::new(), writes.last_writer());
+    Err(AutogradError::Modified { node, dtype, sizes: sizes.to_vec(), origin, writer, found, saved }.into())
+}
+
+/// To autograd.
+fn told(error: OffloadError) -> TensorError {
+    AutogradError::Other { node: "a tensor saved for backward".into(), reason: error.to_string() }.into()
+}
+
+fn failed(error: OffloadError) -> crate::Error {
+    TrainError::from(Arc::new(error)).into()
+}

@@ -1,0 +1,97 @@
+//! Steps within a budget of the host's memory, in a process of their own: its limit is the process's.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tenure_core::Device;
+use tenure_device::host::HostMemory;
+use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::optim::{Adam, Optimizer, Schedule};
+use tenure_nn::train::{Classification, Pass, Plan, Step, Trainer};
+use tenure_nn::{Module, Scope};
+use tenure_offload::{Engine, Link, Memory, Options};
+use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_tensor::random::{self, Generator};
+use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+
+static ONE: Mutex<()> = Mutex::new(());
+
+fn engine() -> Engine {
+    let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(256 << 20)).unwrap();
+    let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
+    mover.probe().unwrap();
+    let planning = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(5),
+        evaluations: Some(20),
+        seed: 0,
+    };
+    let options = Options { least_bytes: 64 << 10, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+    Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)
+}
+
+type Run = Trainer<Classification<Gpt2>, TextWindows>;
+
+/// A model that drops, so that random numbers are drawn.
+fn trainer(steps: u64) -> Run {
+    random::manual_seed(0);
+    let config = Gpt2Config {
+        vocab_size: 64,
+        n_positions: 64,
+        n_embd: 64,
+        n_layer: 3,
+        n_head: 2,
+        resid_pdrop: 0.1,
+        ..Gpt2Config::default()
+    };
+    let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config).unwrap();
+    let optimizer = Optimizer::new(model.parameters(), 1e-3, Adam::w());
+    let data = TextWindows::of_tokens((0..20_000).map(|index| index * 7 % 61).collect(), 64).unwrap();
+    let loader = DataLoader::new(data, LoaderOptions { batch_size: 16, shuffle: Some(0), ..LoaderOptions::default() });
+    let plan = Plan { steps, schedule: Schedule::Constant, clip_norm: Some(1.0), ..Plan::default() };
+    Trainer::new(Classification(model), loader, optimizer, plan)
+}
+
+fn losses(run: &mut Run) -> Vec<f32> {
+    let mut losses = Vec::new();
+    while let Some(Step { loss, .. }) = run.step().unwrap() {
+        losses.push(loss);
+    }
+    losses
+}
+
+#[test]
+fn losses_within_a_budget_are_those_without() {
+    let _one = ONE.lock();
+    let plain = losses(&mut trainer(3));
+    for percent in [75, 50] {
+        let mut run = trainer(3).within(engine()).unwrap();
+        let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
+        let budget = peak * percent / 100;
+        run.engine().unwrap().set_budget(budget);
+        assert_eq!(losses(&mut run), plain, "{percent}%");
+        for step in run.history() {
+            let report = step.offload.unwrap();
+            assert!(report.is_planned && report.spilled_bytes > 0, "{report:?}");
+            assert!(step.memory.peak_bytes <= budget, "{percent}%: {} of {budget}, {peak}", step.memory.peak_bytes);
+        }
+    }
+    assert_eq!(HostMemory::installed().unwrap().limit(), None);
+}
+
+#[test]
+fn a_budget_that_is_too_small_is_refused_before_the_first_step() {
+    let _one = ONE.lock();
+    let mut run = trainer(2).within(engine()).unwrap();
+    run.engine().unwrap().set_budget(4 << 20);
+    let error = run.rehearse(Pass::Budgeted).unwrap_err().to_string();
+    assert!(error.contains("a budget of 4194304 bytes is too small"), "{error}");
+    let words: Vec<&str> = error.split(' ').collect();
+    let least: u64 = words[words.iter().position(|word| *word == "small:").unwrap() + 1].parse().unwrap();
+    run.engine().unwrap().set_budget(least);
+    let within = losses(&mut run);
+    drop(run);
+    assert_eq!(within, losses(&mut trainer(2)));
+}
