@@ -106,7 +106,8 @@ pub trait CachingAllocator: Resource {
     /// it, on what this allocator reserves.
     fn count_overhead(&self, counts: bool);
 
-    /// Adds a callback to try when memory runs short.
+    /// Adds a callback to try when memory runs short. [`PagedAllocator`](crate::PagedAllocator) calls it when it finds none,
+    /// and again as long as it says that it may have freed some; `native` as PyTorch does, once, before it takes more.
     fn add_free_memory_callback(&self, callback: FreeMemoryCallback);
 
     /// Adds an observer of out-of-memory errors.

@@ -11,6 +11,7 @@ mod files;
 mod output;
 mod platform;
 mod progress;
+mod resident;
 mod table;
 
 use std::io;

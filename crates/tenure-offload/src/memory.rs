@@ -74,7 +74,7 @@ impl Memory {
     pub(crate) fn slack_bytes(&self) -> u64 {
         match self {
             Self::Host(_) => 1 << 20,
-            Self::Device(_) => 64 << 20,
+            Self::Device(_) => 8 << 20,
         }
     }
 

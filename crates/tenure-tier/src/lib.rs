@@ -30,4 +30,5 @@ pub use mover::{Arrival, Bytes, Destination, LinkStatistics, Links, Mover, Mover
 pub use placement::{Options, Placement, PlacementGuard, WhenFull};
 pub use recorder::{Event, Recorder, RecorderGuard};
 pub use report::{KeyReport, Report, TagReport, TierReport};
+pub use system::available_bytes;
 pub use tier::Tier;

@@ -19,7 +19,7 @@ pub(crate) fn memory_bytes() -> u64 {
 }
 
 /// Bytes of memory that are free, or would be if something was written to a disk.
-pub(crate) fn available_bytes() -> u64 {
+pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| number_after(&text, "MemAvailable:"));
     let machine = machine.map_or_else(memory_bytes, |kib| kib << 10);
     control_groups().map(|group| group.limit.saturating_sub(group.used)).fold(machine, u64::min)

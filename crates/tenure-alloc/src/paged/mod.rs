@@ -54,6 +54,9 @@ use parked::Loans;
 use private::Private;
 use state::{Effort, Refusal, State};
 
+/// How often callbacks are asked to make room for one request: one that always says that it has made some ends.
+const MOST_ROUNDS: usize = 1 << 12;
+
 /// Tenure's allocator of a device.
 ///
 /// A heap's lock is taken before the device lock, never after it. Callbacks, observers and the sources of pools run
@@ -210,7 +213,9 @@ impl PagedAllocator {
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
             return Ok(found);
         }
-        if self.hooks.has_callbacks() && self.hooks.free_memory() {
+        // Who makes room need not make all of it at once.
+        let mut rounds = 0..MOST_ROUNDS;
+        while rounds.next().is_some() && self.hooks.has_callbacks() && self.hooks.free_memory() {
             self.unpark();
             if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
                 return Ok(found);

@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fstatvfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, statvfs};
+use rustix::io::Errno;
 
 use super::staging::{BLOCK, Chunk};
 use crate::TierError;
@@ -24,8 +25,7 @@ impl ExtentFile {
     pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
         let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
         let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
-        let free = fstatvfs(&file).map_err(|error| failed("statvfs", error.into()))?;
-        let available = free.f_bavail.saturating_mul(free.f_frsize);
+        let available = free_bytes(folder)?;
         if bytes > available {
             return Err(TierError::NoRoom { path: folder.into(), capacity: bytes, available });
         }
@@ -48,4 +48,12 @@ fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
     }
     fcntl_setfl(file, flags)?;
     Ok(false)
+}
+
+/// Bytes that are free where a folder is.
+pub(super) fn free_bytes(folder: &Path) -> Result<u64, TierError> {
+    let failed =
+        |error: Errno| TierError::System { what: folder.display().to_string(), call: "statvfs", source: error.into() };
+    let free = statvfs(folder).map_err(failed)?;
+    Ok(free.f_bavail.saturating_mul(free.f_frsize))
 }

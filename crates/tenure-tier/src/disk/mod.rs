@@ -9,7 +9,7 @@ mod staging;
 pub(crate) mod tests;
 mod transfer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
@@ -173,6 +173,14 @@ pub struct DiskStatistics {
 }
 
 impl Disk {
+    /// Bytes that are free where a folder is.
+    ///
+    /// # Errors
+    /// There is no such folder.
+    pub fn free_bytes_in(folder: &Path) -> Result<u64, TierError> {
+        file::free_bytes(folder)
+    }
+
     /// Files in `folders` with as much room together as is said, equally in each.
     ///
     /// # Errors

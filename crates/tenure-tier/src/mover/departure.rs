@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use tenure_device::pinned::{PinnedBuffer, PinnedError};
+use tenure_device::pinned::{PinnedBuffer, PinnedError, PinnedStatistics};
 use tenure_device::{DriverError, Event};
 
 use super::bytes::{Bytes, Part};
 use super::link::Copy;
 use super::stored::{Held, Piece, Pinned, Place, Progress};
-use super::{DeviceSide, MoverError, Shared, memory_error, pinned};
+use super::{DeviceSide, LANES, MoverError, Shared, memory_error, pinned};
 use crate::DiskError;
 
 /// What is on its way to disk.
@@ -46,7 +46,9 @@ impl Shared {
     /// From a device to memory where it stays.
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
         let (ready, is_foreign) = side.leave(name, &source)?;
-        let with_room = |part: Part| Ok((self.room(side, name, part.count)?, part));
+        // What goes through to disk must find room when what stays has taken all that it may.
+        let left = if self.disk.is_some() { LANES * self.piece_bytes } else { 0 };
+        let with_room = |part: Part| Ok((self.room(side, name, part.count, left)?, part));
         let mut parts =
             Arc::new(source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
@@ -76,7 +78,7 @@ impl Shared {
         let parts = Arc::new(source).pieces(self.piece_bytes);
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
         for part in parts {
-            let mut buffer = self.room(side, name, part.count)?;
+            let mut buffer = self.room(side, name, part.count, 0)?;
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
@@ -113,12 +115,17 @@ impl Shared {
         (pieces, progress)
     }
 
-    /// Pinned memory for a piece: waits as long as what is on its way to disk makes room.
-    fn room(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
+    /// Pinned memory for a piece. Where so many bytes must be `left`, it is for what stays; else it waits as long as what is
+    /// on its way to disk makes room.
+    fn room(&self, side: &DeviceSide, name: &str, bytes: usize, left: usize) -> Result<PinnedBuffer, MoverError> {
         let mut leaving = self.leaving.lock();
         loop {
-            match side.pool.allocate(bytes) {
-                Err(PinnedError::LimitReached { .. }) if leaving.bytes > 0 => {
+            let PinnedStatistics { limit_bytes: limit, blocks, .. } = side.pool.statistics();
+            let is_left = blocks.all.allocated_bytes.current + (bytes + left) as u64 <= limit;
+            let refused = || PinnedError::LimitReached { requested: bytes as u64, used: limit - left as u64, limit };
+            let allocated = if left == 0 || is_left { side.pool.allocate(bytes) } else { Err(refused()) };
+            match allocated {
+                Err(PinnedError::LimitReached { .. }) if left == 0 && leaving.bytes > 0 => {
                     self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
                 }
                 Err(PinnedError::LimitReached { limit, .. }) => {

@@ -7,10 +7,12 @@ use std::str::FromStr;
 use tenure::tensor::Device;
 use tenure_device::memory;
 
+use super::budget::PlannerName;
 use super::data::DataSpec;
 use super::models::ModelKind;
 use super::placement::TierSpec;
 use crate::args::DriverKind;
+use crate::commands::plan::FastBytes;
 use crate::{output, platform};
 
 /// Train a model
@@ -104,6 +106,19 @@ pub(crate) struct TrainArgs {
     /// Write a page with loss, memory and step time
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
+    /// Keep to so many bytes of the device's memory, everything included, or to a share of what a step takes without
+    /// (P%), which is measured first. What is saved for backward is spilled; the losses are the same
+    #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "BYTES|P%")]
+    pub(super) budget: Option<FastBytes>,
+    /// A folder to spill to, on a disk; several share the load [default: that for temporary files]
+    #[arg(long, requires = "budget", value_name = "DIR")]
+    pub(super) spill: Vec<PathBuf>,
+    /// Bytes to take of those disks together, set aside at once [default: half of what is free, at most 64 GiB]
+    #[arg(long, requires = "budget", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "BYTES")]
+    pub(super) spill_bytes: Option<NonZeroU64>,
+    /// Who plans what is spilled, and when
+    #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
+    pub(super) planner: PlannerName,
     /// On the CPU, write what a step allocates as a problem, for `tenure plan`
     #[arg(long, value_name = "FILE.json")]
     pub(super) problem: Option<PathBuf>,

@@ -1,6 +1,7 @@
 //! Training runs.
 
 mod args;
+mod budget;
 mod data;
 mod models;
 mod outcome;
@@ -22,6 +23,7 @@ use tenure::tensor::{Device, TensorError, threads};
 pub(crate) use args::TrainArgs;
 
 use crate::{files, output};
+use budget::Budget;
 use data::{Data, Parts};
 use models::{AnyTask, Batch};
 use outcome::Outcome;
@@ -46,6 +48,11 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     }
     if args.captured && args.devices.is_some_and(|devices| devices.get() > 1) {
         anyhow::bail!("--captured: steps are captured on one device: leave out --devices");
+    }
+    if args.budget.is_some() && (args.captured || args.devices.is_some_and(|devices| devices.get() > 1)) {
+        anyhow::bail!(
+            "--budget: it is kept on one device, by steps that are not captured: leave out --captured and --devices"
+        );
     }
     if !args.device.is_cpu() && (args.problem.is_some() || args.mapping.is_some()) {
         anyhow::bail!("--problem and --mapping are of the CPU's memory: leave out --device {}", args.device);
@@ -73,6 +80,7 @@ fn train_on<D: Examples>(
     parts: Parts<D>,
 ) -> anyhow::Result<ExitCode> {
     let mut memory = Memory::enter(args)?;
+    let mut budget = Budget::open(args)?;
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
     let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
@@ -101,6 +109,9 @@ fn train_on<D: Examples>(
     if let Some(path) = &args.resume {
         resume(&mut run, path, args.lr)?;
     }
+    if let Some(budget) = &mut budget {
+        run = budget.enter(args, run)?;
+    }
 
     let (before, steps) = (run.history().len(), run.plan().steps);
     if before as u64 > steps {
@@ -110,7 +121,7 @@ fn train_on<D: Examples>(
     match make_steps(args, &mut run, &mut watch, &mut memory) {
         // Nothing came of it.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
-        made => Ok(finish(args, run, watch, memory, &held_out, made.err(), batch_size)),
+        made => Ok(finish(args, run, watch, (memory, budget), &held_out, made.err(), batch_size)),
     }
 }
 
@@ -142,7 +153,7 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
-    mut memory: Memory,
+    (mut memory, budget): (Memory, Option<Budget>),
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
@@ -165,7 +176,8 @@ fn finish<D: Examples>(
     }
 
     watch.clear();
-    let outcome = Outcome::new(args, &run, accuracy, memory.report());
+    let offloaded = budget.map(|budget| budget.offloaded(run.history()));
+    let outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {

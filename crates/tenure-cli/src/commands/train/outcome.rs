@@ -11,6 +11,7 @@ use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::Examples;
 use super::args::TrainArgs;
+use super::budget::Offloaded;
 use super::models::AnyTask;
 
 /// Steps whose losses are averaged where one figure is shown: those of single batches differ by chance.
@@ -28,6 +29,8 @@ pub(super) struct Outcome {
     pub(super) accuracy: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<Report>,
+    #[serde(flatten)]
+    offloaded: Option<Offloaded>,
     /// How the run was made, and what came of it, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
@@ -39,6 +42,7 @@ impl Outcome {
         run: &Trainer<AnyTask, D>,
         accuracy: Option<f64>,
         placement: Option<Report>,
+        offloaded: Option<Offloaded>,
     ) -> Self {
         let history = run.history();
         let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
@@ -84,6 +88,7 @@ impl Outcome {
             [] => ("Peak memory", Bytes(peak_bytes).to_string()),
             peaks => ("Peak memory", peaks.iter().map(peak).collect::<Vec<_>>().join(", ")),
         });
+        facts.extend(offloaded.iter().flat_map(Offloaded::facts));
         facts.extend(placement.iter().map(|report| ("Placement", placed(report))));
         let model = args.model.name();
         Self {
@@ -96,6 +101,7 @@ impl Outcome {
             peak_bytes,
             accuracy,
             placement,
+            offloaded,
             facts,
         }
     }
@@ -130,7 +136,7 @@ fn placed(report: &Report) -> String {
     format!("{} verified{tiers}{keys}", Percent(report.verified_share))
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

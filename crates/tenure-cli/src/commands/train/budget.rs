@@ -1,0 +1,201 @@
+//! Training within a budget of memory.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use serde::Serialize;
+use tenure::nn::train::{Pass, Step, Trainer};
+use tenure::offload::{Engine, Link, Memory, Options};
+use tenure::plan::Planner;
+#[cfg(feature = "milp")]
+use tenure::plan::planner::Milp;
+use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
+use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
+use tenure::units::{Bytes, Micros};
+
+use super::Examples;
+use super::args::TrainArgs;
+use super::models::AnyTask;
+use super::outcome::median;
+use crate::commands::plan::FastBytes;
+use crate::resident;
+
+/// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
+const STAGING_BYTES: usize = 16 << 20;
+/// What has fewer bytes is kept.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
+const MOST_SPILLED: u64 = 64 << 30;
+/// How long a planner may think.
+const PLANNING: Duration = Duration::from_secs(10);
+
+/// Who plans what is kept, and what is spilled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum PlannerName {
+    /// FlashNeuron's two phases
+    Flashneuron,
+    /// Ours: prices of room and links, then evolution
+    Scheduled,
+    /// Random plans, and what becomes of the best
+    Evolutionary,
+    /// A mixed-integer program, solved by HiGHS
+    #[cfg(feature = "milp")]
+    Milp,
+}
+
+impl PlannerName {
+    fn planner(self) -> Box<dyn Planner + Send + Sync> {
+        match self {
+            Self::Flashneuron => Box::new(FlashNeuron),
+            Self::Scheduled => Box::new(Scheduled),
+            Self::Evolutionary => Box::new(Evolutionary::default()),
+            #[cfg(feature = "milp")]
+            Self::Milp => Box::new(Milp),
+        }
+    }
+}
+
+/// A run's budget.
+pub(super) struct Budget {
+    engine: Engine,
+    bytes: u64,
+    staging_bytes: u64,
+    /// Of this process, before there was a model.
+    resident_bytes: u64,
+}
+
+/// What it took to keep to a budget: of a step, the median over steps; of disks, all steps.
+#[derive(Serialize)]
+pub(super) struct Offloaded {
+    budget_bytes: u64,
+    /// Of the process, beyond what it had before there was a model. None where the system does not say.
+    resident_bytes: Option<u64>,
+    spilled_bytes: u64,
+    recomputed_us: u64,
+    stall_us: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    /// Bytes that went out, for each that was stored.
+    compression: f64,
+    tiers: BTreeMap<String, TierUse>,
+}
+
+/// The use of a tier that bytes are spilled to.
+#[derive(Serialize)]
+struct TierUse {
+    /// Bytes per second on the way out, as measured.
+    out_bandwidth: u64,
+    /// Bytes per second on the way back.
+    back_bandwidth: u64,
+}
+
+impl Budget {
+    /// What the options ask for, before there is a model.
+    pub(super) fn open(args: &TrainArgs) -> anyhow::Result<Option<Self>> {
+        if args.budget.is_none() {
+            return Ok(None);
+        }
+        let resident_bytes = resident::now().unwrap_or(0);
+        let Some(memory) = Memory::of(args.device) else {
+            anyhow::bail!("--budget: Tenure does not manage the memory of {}", args.device)
+        };
+        let folders = if args.spill.is_empty() { vec![std::env::temp_dir()] } else { args.spill.clone() };
+        let capacity = match args.spill_bytes {
+            Some(bytes) => bytes.get(),
+            None => {
+                let free = folders.iter().map(|folder| Disk::free_bytes_in(folder)).sum::<Result<u64, _>>()?;
+                (free / 2).min(MOST_SPILLED)
+            }
+        };
+        let disk = Disk::open(&folders, DiskOptions { staging_bytes: STAGING_BYTES, ..DiskOptions::new(capacity) })?;
+        let mover =
+            Mover::new(memory.device(), MoverOptions { disk: Some(disk), ..MoverOptions::new(pinned_bytes(args)) })?;
+        mover.probe()?;
+        let planning =
+            PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: args.seed };
+        let (links, planner) = (Link::of(&mover), args.planner.planner());
+        let options = Options { least_bytes: LEAST_BYTES, links, planner, planning };
+        let staging_bytes = if args.device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
+        Ok(Some(Self { engine: Engine::new(memory, mover, options), bytes: 0, staging_bytes, resident_bytes }))
+    }
+
+    /// Has a run keep to it: a plain step is measured first, or one within the budget, so that one that is too small is
+    /// refused.
+    pub(super) fn enter<D: Examples>(
+        &mut self,
+        args: &TrainArgs,
+        run: Trainer<AnyTask, D>,
+    ) -> anyhow::Result<Trainer<AnyTask, D>> {
+        let mut run = run.within(self.engine.clone())?;
+        let Some(budget) = args.budget else { return Ok(run) };
+        match budget {
+            FastBytes::Bytes(bytes) => {
+                self.set(bytes);
+                run.rehearse(Pass::Budgeted)?;
+            }
+            FastBytes::Percent(percent) => {
+                let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
+                self.set((plain as f64 * percent / 100.0) as u64);
+                // Nobody is left to tell of a failure here.
+                let _ = writeln!(
+                    io::stderr(),
+                    "tenure: a plain step takes {}; {percent}% of it are {}",
+                    Bytes(plain),
+                    Bytes(self.bytes)
+                );
+            }
+        }
+        resident::forget_most();
+        Ok(run)
+    }
+
+    fn set(&mut self, bytes: u64) {
+        self.bytes = bytes;
+        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
+    }
+
+    /// What it took.
+    pub(super) fn offloaded(&self, history: &[Step]) -> Offloaded {
+        let reports: Vec<_> = history.iter().filter_map(|step| step.offload).collect();
+        let of =
+            |figure: fn(&tenure::nn::train::StepReport) -> f64| median(reports.iter().map(figure).collect()) as u64;
+        let links = self.engine.mover().links();
+        let tiers = Link::of(self.engine.mover()).into_iter().map(|(link, _)| {
+            let Link { name, out_bandwidth, back_bandwidth, .. } = link;
+            (name, TierUse { out_bandwidth, back_bandwidth })
+        });
+        Offloaded {
+            budget_bytes: self.bytes,
+            resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
+            spilled_bytes: of(|report| report.spilled_bytes as f64),
+            recomputed_us: 0,
+            stall_us: of(|report| report.stalled.as_micros() as f64),
+            read_bytes: links.disk_read.bytes,
+            written_bytes: links.disk_write.bytes,
+            compression: 1.0,
+            tiers: tiers.collect(),
+        }
+    }
+}
+
+impl Offloaded {
+    /// In words.
+    pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = vec![("Budget", Bytes(self.budget_bytes).to_string())];
+        facts
+            .extend(self.resident_bytes.map(|bytes| ("Resident memory", format!("{} more than before", Bytes(bytes)))));
+        let stalled = Micros(self.stall_us as f64);
+        facts.push(("Spilled", format!("{} a step, for which it waits {stalled}", Bytes(self.spilled_bytes))));
+        let tier = |(name, TierUse { out_bandwidth, back_bandwidth }): (&String, &TierUse)| {
+            format!("{name} {}/s out, {}/s back", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
+        };
+        facts.push(("Spilled to", self.tiers.iter().map(tier).collect::<Vec<_>>().join("; ")));
+        facts
+    }
+}
+
+/// Memory to move bytes of a device through, and to keep them in; of the host, those that are on their way.
+fn pinned_bytes(args: &TrainArgs) -> usize {
+    if args.device.is_cpu() { usize::MAX >> 1 } else { (tier::available_bytes() / 2) as usize }
+}

@@ -1,0 +1,143 @@
+//! Steps of any shape on simulated devices, whose work comes in any order that its events allow; on the first NVIDIA device
+//! with `TENURE_TEST_DRIVER=cuda`.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure_alloc::Request;
+use tenure_core::Storage;
+use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_offload::{Engine, Link, Memory, OffloadError, Options, Pass, Saved, StepReport};
+use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+
+const MIB: u64 = 1 << 20;
+
+type Device = &'static DeviceMemory;
+
+fn device(seed: u64) -> Device {
+    if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+        return memory::device(0).unwrap();
+    }
+    let driver = Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() }));
+    Box::leak(Box::new(DeviceMemory::new(driver, MemoryConfig::default()).unwrap()))
+}
+
+/// With so much pinned memory, and a disk for what finds no room there.
+fn engine(device: Device, pinned_bytes: u64) -> Engine {
+    let disk =
+        Disk::open(&[env::temp_dir()], DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(512 * MIB) }).unwrap();
+    let mover = Mover::new(Some(device), MoverOptions { disk: Some(disk), ..MoverOptions::new(pinned_bytes as usize) });
+    let mover = mover.unwrap();
+    mover.probe().unwrap();
+    let planning = PlannerOptions {
+        objective: Objective::Makespan,
+        time_limit: Duration::from_secs(5),
+        evaluations: Some(8),
+        seed: 0,
+    };
+    let options = Options { least_bytes: MIB, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+    Engine::new(Memory::Device(device), mover, options)
+}
+
+/// An operation: makes something of so many MiB, which the next `held` operations have too.
+#[derive(Clone, Debug)]
+struct Layer {
+    mib: u64,
+    held: usize,
+    is_needed_twice: bool,
+}
+
+fn layers() -> impl Strategy<Value = Vec<Layer>> {
+    let layer = (1..6_u64, 0..3_usize, any::<bool>());
+    let layer = layer.prop_map(|(mib, held, is_needed_twice)| Layer { mib, held, is_needed_twice });
+    prop::collection::vec(layer, 4..14)
+}
+
+fn made(device: Device, bytes: u64) -> Result<Storage, OffloadError> {
+    Storage::new(bytes as usize, Arc::new(device))
+        .map_err(|source| OffloadError::Back { name: "what a test makes".into(), source })
+}
+
+fn set(device: Device, storage: &Storage, value: u8) {
+    let (start, bytes) = (storage.lock().as_ptr().addr() as u64, storage.bytes() as u64);
+    device.driver().memset(start, value, bytes, device.streams().current_id()).unwrap();
+}
+
+fn check(device: Device, storage: &Storage, value: u8) {
+    let mut bytes = vec![0; storage.bytes()];
+    let start = storage.lock().as_ptr().addr() as u64;
+    device.driver().copy_from_device(&mut bytes, start, device.streams().current_id()).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == value), "{:?} instead of {value}", bytes.first());
+}
+
+fn step(engine: &Engine, device: Device, layers: &[Layer], pass: Pass) -> Result<StepReport, OffloadError> {
+    let stream = device.streams().current();
+    let step = engine.begin(1, pass)?;
+    let (mut saved, mut held): (Vec<Arc<Saved>>, Vec<(usize, Storage)>) = Default::default();
+    for (number, layer) in layers.iter().enumerate() {
+        let out = made(device, layer.mib * MIB)?;
+        set(device, &out, number as u8);
+        set(device, &made(device, MIB)?, 0xff);
+        saved.push(engine.save(&out, 0, Some(&stream), || format!("layer {number}"))?.unwrap());
+        held.push((number + layer.held, out));
+        held.retain(|(until, _)| *until > number);
+    }
+    held.clear();
+    for (number, layer) in layers.iter().enumerate().rev() {
+        let token = saved.pop().unwrap();
+        for _ in 0..=u8::from(layer.is_needed_twice) {
+            let out = engine.need(&token, Some(&stream))?;
+            set(device, &made(device, layer.mib * MIB)?, 0xee);
+            check(device, &out, number as u8);
+        }
+    }
+    step.finish()
+}
+
+fn peak(device: Device) -> u64 {
+    device.allocator().statistics().all.reserved_bytes.peak
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn any_step_keeps_to_a_budget_and_gets_back_what_it_saved(
+        layers in layers(), seed in 0..1000_u64, part in 0.0..1.0, pinned in 8..64_u64,
+    ) {
+        let device = device(seed);
+        let engine = engine(device, pinned * MIB);
+        let plain = step(&engine, device, &layers, Pass::Plain).unwrap().peak_bytes.unwrap();
+        // From what a step needs at least: what is made, and what is needed for it.
+        let least = layers.iter().map(|layer| 2 * layer.mib * MIB + MIB).max().unwrap() + 16 * MIB;
+        let budget = least + (plain.saturating_sub(least) as f64 * part) as u64;
+        engine.set_budget(budget);
+        device.allocator().release_cached().unwrap();
+        for number in 0..3 {
+            device.allocator().reset_peak_statistics();
+            let report = step(&engine, device, &layers, Pass::Budgeted).unwrap();
+            prop_assert!(report.is_planned, "step {}: {:?}", number, report);
+            prop_assert!(peak(device) <= budget);
+        }
+    }
+}
+
+#[test]
+fn memory_that_another_part_of_the_program_takes_is_made_room_for() {
+    let device = device(1);
+    let engine = engine(device, 64 * MIB);
+    let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];
+    step(&engine, device, &layers, Pass::Plain).unwrap();
+    engine.set_budget(96 * MIB);
+    step(&engine, device, &layers, Pass::Budgeted).unwrap();
+    // The plan knows nothing of it.
+    let taken = device.allocate(Request::new(64 * MIB, device.streams().current_id())).unwrap();
+    let report = step(&engine, device, &layers, Pass::Budgeted).unwrap();
+    assert!(report.unplanned > 0, "{report:?}");
+    device.free(taken.address).unwrap();
+}
