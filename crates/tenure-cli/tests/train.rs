@@ -185,6 +185,33 @@ fn a_run_is_recorded_planned_and_placed_and_learns_the_same() {
 }
 
 #[test]
+fn a_budget_is_kept_with_the_same_losses_and_one_that_is_too_small_refused() {
+    let folder = here();
+    let run = ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "8", "--steps", "3", "--json"];
+    let plain = json(&tenure(folder.path(), &run));
+    let spill = ["--spill", ".", "--spill-bytes", "67108864"];
+    let output = tenure(folder.path(), &[&run[..], &spill[..], &["--budget", "85%"]].concat());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a plain step takes "), "{output:?}");
+    let within: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(within["losses"], plain["losses"]);
+    let bytes = |field: &str| within[field].as_u64().unwrap();
+    assert!(
+        bytes("peak_bytes") <= bytes("budget_bytes") && bytes("budget_bytes") < plain["peak_bytes"].as_u64().unwrap()
+    );
+    assert!(bytes("spilled_bytes") > 0 && bytes("written_bytes") >= 3 * bytes("spilled_bytes"), "{within}");
+    assert!(within["tiers"]["disk"]["out_bandwidth"].as_u64() > Some(0), "{within}");
+    assert_eq!(files(folder.path()).len(), 1, "what was spilled has no name");
+
+    let said = complaint(
+        folder.path(),
+        &[TEXT, &["--steps", "3", "--budget", "12000000", "--spill-bytes", "67108864"]].concat(),
+    );
+    assert!(said.contains("too small") && said.contains("a budget of at least "), "{said}");
+    let said = complaint(folder.path(), &[TEXT, &["--budget", "50%", "--spill", "nowhere"]].concat());
+    assert!(said.contains("nowhere"), "{said}");
+}
+
+#[test]
 fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let folder = here();
     let steps = ["--steps", "5"];

@@ -44,7 +44,9 @@ from its checkpoint on any number of devices with as many steps of an epoch.
 
 The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\
 \"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
-accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
+accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --budget, there are also \
+\"budget_bytes\",\"resident_bytes\" (what the process grew by), \"spilled_bytes\",\"recomputed_us\",\"stall_us\" (medians over \
+steps), \"read_bytes\",\"written_bytes\" (of disks, in all), \"compression\",\"tiers\". With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
 
 On the CPU, --problem writes what the third step allocates as a problem, for which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
 
@@ -54,6 +56,7 @@ Examples:
   tenure train --model resnet50 --data images:photos --epochs 10 --checkpoint run.safetensors
   tenure train --model resnet50 --data images:photos --epochs 10 --resume run.safetensors
   tenure train --model resnet50 --data images:photos --device cuda --devices 2 --batch-size 256
+  tenure train --model resnet18 --data fashion-mnist --batch-size 256 --budget 80% --spill /mnt/ssd
   tenure train --model llama-mini --data text:README.md --steps 3 --problem llama.json
   tenure plan llama.json --fast-bytes 50% --objective score -o mapping.json
   tenure train --model llama-mini --data text:README.md --mapping mapping.json --tier device=dram --tier host=/mnt/pmem@8GiB")]

@@ -22,7 +22,7 @@ use crate::commands::plan::FastBytes;
 use crate::resident;
 
 /// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
-const STAGING_BYTES: usize = 16 << 20;
+const STAGING_BYTES: usize = 8 << 20;
 /// What has fewer bytes is kept.
 const LEAST_BYTES: u64 = 1 << 20;
 /// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
@@ -169,6 +169,7 @@ impl Budget {
             budget_bytes: self.bytes,
             resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
             spilled_bytes: of(|report| report.spilled_bytes as f64),
+            // Nothing is computed again yet.
             recomputed_us: 0,
             stall_us: of(|report| report.stalled.as_micros() as f64),
             read_bytes: links.disk_read.bytes,
