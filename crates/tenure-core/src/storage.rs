@@ -1,7 +1,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::{fmt, slice};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -33,6 +33,12 @@ use crate::{Allocator, DataPtr, Device, StorageError};
 #[derive(Clone)]
 pub struct Storage {
     shared: Arc<Shared>,
+}
+
+/// A handle that does not keep the bytes.
+#[derive(Clone)]
+pub struct WeakStorage {
+    shared: Weak<Shared>,
 }
 
 struct Shared {
@@ -128,9 +134,14 @@ impl Storage {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Whether there is no other handle: nobody else can read or write the bytes until this one is cloned.
+    /// Whether there is no other handle, nor a weak one: nobody else can read or write the bytes until this one is cloned.
     pub fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.shared) == 1
+        Arc::strong_count(&self.shared) == 1 && Arc::weak_count(&self.shared) == 0
+    }
+
+    /// A handle that does not keep the bytes.
+    pub fn downgrade(&self) -> WeakStorage {
+        WeakStorage { shared: Arc::downgrade(&self.shared) }
     }
 
     /// Allows or forbids [`resize`](Self::resize), such as while others have the address.
@@ -191,6 +202,13 @@ impl Storage {
     /// As for [`from_data_ptr`](Self::from_data_ptr).
     pub unsafe fn set_data_ptr(&self, data: DataPtr, bytes: usize) -> DataPtr {
         self.shared.state.write().replace(data, bytes)
+    }
+}
+
+impl WeakStorage {
+    /// The storage, while there is another handle that keeps it.
+    pub fn upgrade(&self) -> Option<Storage> {
+        self.shared.upgrade().map(|shared| Storage { shared })
     }
 }
 

@@ -58,7 +58,7 @@ pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
 pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
-pub use tensor::{Nested, Tensor};
+pub use tensor::{Nested, Tensor, Writes};
 pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};
 pub use upload::{Upload, Uploader};
 pub use vectors::vectorized;
