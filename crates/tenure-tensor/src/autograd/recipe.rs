@@ -28,8 +28,11 @@ use crate::{Result, Tensor, TensorError, Writes, precision, tuning};
 type Again = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
-/// While it lives, operations of this thread that are differentiated note how their output is computed again. The latest
-/// that is alive has the recipes; what is computed again by a [`checkpoint`](super::checkpoint) notes none.
+/// While it lives, operations of this thread outside of [`no_grad`] note how their output is computed again: those element
+/// by element, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling, sums, and what
+/// joins and picks. The latest that is alive has the recipes. What a [`checkpoint`](super::checkpoint) runs again notes none.
+///
+/// A view is found as what it is a view of. What was written to in place has none.
 ///
 /// ```
 /// use tenure_tensor::Tensor;
@@ -93,7 +96,7 @@ impl Recipes {
 
 impl Drop for Recipes {
     fn drop(&mut self) {
-        drop(Scopes::leave(&SCOPES, self.scope));
+        Scopes::leave(&SCOPES, self.scope);
     }
 }
 
