@@ -315,16 +315,33 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
 ) where
     F: Fn([&Tensor; N], [Option<&Tensor>; M]) -> Result<Tensor> + Send + Sync + 'static,
 {
-    let Some(scope) = scope() else { return };
-    let (is_there, again) = (optional.map(|tensor| tensor.is_some()), again());
-    let given: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(optional.into_iter().flatten()).collect();
-    scope.add(out, name, &given, move |given| {
-        let Some((inputs, rest)) = given.split_first_chunk() else {
-            return Err(TensorError::argument(name, "its recipe was given too few inputs"));
+    /// Apart, so that operations are as fast as without.
+    #[cold]
+    #[inline(never)]
+    fn add<const N: usize, const M: usize, F>(
+        scope: &Scope,
+        out: &Tensor,
+        name: &'static str,
+        inputs: [&Tensor; N],
+        optional: [Option<&Tensor>; M],
+        again: F,
+    ) where
+        F: Fn([&Tensor; N], [Option<&Tensor>; M]) -> Result<Tensor> + Send + Sync + 'static,
+    {
+        let is_there = optional.map(|tensor| tensor.is_some());
+        let given: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(optional.into_iter().flatten()).collect();
+        let again = move |given: &[&Tensor]| {
+            let Some((inputs, rest)) = given.split_first_chunk() else {
+                return Err(TensorError::argument(name, "its recipe was given too few inputs"));
+            };
+            let mut rest = rest.iter().copied();
+            again(*inputs, is_there.map(|is_there| if is_there { rest.next() } else { None }))
         };
-        let mut rest = rest.iter().copied();
-        again(*inputs, is_there.map(|is_there| if is_there { rest.next() } else { None }))
-    });
+        scope.add(out, name, &given, Box::new(again));
+    }
+    if let Some(scope) = scope() {
+        add(&scope, out, name, inputs, optional, again());
+    }
 }
 
 /// The same of any number of inputs.
@@ -333,7 +350,7 @@ where
     F: Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 {
     if let Some(scope) = scope() {
-        scope.add(out, name, inputs, again());
+        scope.add(out, name, inputs, Box::new(again()));
     }
 }
 
@@ -343,13 +360,8 @@ fn scope() -> Option<Arc<Scope>> {
 }
 
 impl Scope {
-    fn add(
-        &self,
-        out: &Tensor,
-        name: &'static str,
-        inputs: &[&Tensor],
-        again: impl Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    ) {
+    #[cold]
+    fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], again: Again) {
         let id = SavedId::of(out);
         let is_shared = |input: &&Tensor| input.storage().is_alias_of(out.storage());
         if out.layout().offset() > 0 || out.view_of().is_some() || inputs.iter().any(is_shared) {
@@ -359,7 +371,7 @@ impl Scope {
             name,
             id,
             inputs: inputs.iter().map(|input| Ingredient::of(input, &self.book)).collect(),
-            again: Box::new(again),
+            again,
             output: Output::of(out),
             settings: Settings::now(),
         });
