@@ -134,9 +134,9 @@ impl Storage {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Whether there is no other handle: nobody else can read or write the bytes until this one is cloned.
+    /// Whether there is no other handle, nor a weak one: nobody else can read or write the bytes until this one is cloned.
     pub fn is_unique(&self) -> bool {
-        self.handles() == 1
+        self.handles() == 1 && Arc::weak_count(&self.shared) == 0
     }
 
     /// How many handles there are.
@@ -211,7 +211,7 @@ impl Storage {
 }
 
 impl WeakStorage {
-    /// A handle, if there is still another.
+    /// The storage, while there is another handle that keeps it.
     pub fn upgrade(&self) -> Option<Storage> {
         self.shared.upgrade().map(|shared| Storage { shared })
     }

@@ -73,6 +73,19 @@ fn clones_share_bytes_and_the_last_frees_them() {
 }
 
 #[test]
+fn a_weak_handle_keeps_no_bytes_but_can_become_one_that_does() {
+    let allocator = cpu();
+    let storage = Storage::new(16, allocator.clone()).unwrap();
+    assert!(storage.is_unique());
+    let weak = storage.downgrade();
+    assert!(!storage.is_unique(), "somebody may become another reader");
+    assert!(weak.upgrade().unwrap().is_alias_of(&storage));
+    drop(storage);
+    assert!(weak.upgrade().is_none());
+    assert_eq!(allocator.allocated_bytes(), 0);
+}
+
+#[test]
 fn an_empty_storage_is_an_ordinary_one() {
     let storage = Storage::new(0, cpu()).unwrap();
     assert_eq!((storage.bytes(), storage.device()), (0, Device::CPU));

@@ -96,6 +96,13 @@ pub struct SavedId {
     pub version: u64,
 }
 
+impl SavedId {
+    /// Of a tensor as it is now.
+    pub fn of(tensor: &Tensor) -> Self {
+        Self { generation: tensor.storage().generation(), version: tensor.version() }
+    }
+}
+
 thread_local! {
     static SAVED_HOOKS: Scopes<(Pack, Unpack)> = const { Scopes::new() };
 }

@@ -21,6 +21,7 @@ mod lane;
 mod meta;
 mod mode;
 mod node;
+pub(crate) mod recipe;
 mod saved;
 mod views;
 
@@ -34,4 +35,5 @@ pub(crate) use meta::{Kind, Meta, View};
 pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
 pub(crate) use node::Edge;
 pub use node::{Context, Grads, Node};
+pub use recipe::{Ingredient, Recipe, RecipeBook, Recipes};
 pub(crate) use views::{attach_in_place, view_edge};

@@ -51,8 +51,7 @@ impl SavedTensor {
         let origin = output.map_or_else(|| Origin::Edge(tensor.gradient_edge()), Origin::Output);
         let content = match saved_hooks() {
             Some((pack, unpack)) => {
-                let id = SavedId { generation: tensor.storage().generation(), version };
-                let packed = autograd::no_grad(|| pack(&tensor.detach(), id))?;
+                let packed = autograd::no_grad(|| pack(&tensor.detach(), SavedId::of(tensor)))?;
                 check_kept(tensor, version)?;
                 Content::Packed { packed, unpack }
             }

@@ -69,6 +69,20 @@ pub(crate) enum Then<'a> {
     AddRelu(&'a Tensor),
 }
 
+impl<'a> Then<'a> {
+    pub(crate) fn of(is_above: bool, carried: Option<&'a Tensor>) -> Self {
+        match carried {
+            Some(carried) => Self::AddRelu(carried),
+            None if is_above => Self::Relu,
+            None => Self::Nothing,
+        }
+    }
+
+    pub(crate) fn carried(self) -> Option<&'a Tensor> {
+        if let Self::AddRelu(carried) = self { Some(carried) } else { None }
+    }
+}
+
 /// Of the elements of a channel, their count; momentum; what is added to variances.
 pub(crate) type Settle = fn(Settled<'_>, f64, f64, f64) -> Result<()>;
 /// Writes an input as it is normalised, and what follows.

@@ -7,7 +7,7 @@ use super::entered;
 use super::pointwise::{self, Binary, promoted};
 use super::unary::functions;
 use crate::autocast::raise;
-use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
+use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
 use crate::cuda::activation as cuda;
 use crate::{Elementwise, Kernel, Result, Tensor};
@@ -88,7 +88,7 @@ impl Tensor {
 
     /// x from `min` to `max`; beyond, the nearer of them, with no gradient.
     pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
-        let clamped = no_grad(|| self.clamp(min, max))?;
+        let clamped = self.detach().clamp(min, max)?;
         let band = Band { low: min, high: max, inclusive: false, inside: 1.0, outside: 0.0 };
         by_input(clamped, "hardtanh", self, move |grad, x| band_backward(grad, x, band))
     }
@@ -158,7 +158,8 @@ impl Tensor {
         numbers: [f64; N],
         formula: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let out = pointwise::run(kernel, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter, numbers))?;
+        let out =
+            pointwise::run(kernel, self.dtype(), self.dtype(), &[self], move |kernel, iter| kernel(iter, numbers))?;
         by_input(out, kernel.name(), self, formula)
     }
 }
@@ -226,7 +227,7 @@ fn hardswish_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 fn elu_backward(grad: &Tensor, x: &Tensor, numbers: [f64; 3]) -> Result<Tensor> {
     let dtype = grad.dtype();
-    let out = pointwise::run(&ELU_BACKWARD, dtype, dtype, &[grad, x], |kernel, iter| kernel(iter, numbers))?;
+    let out = pointwise::run(&ELU_BACKWARD, dtype, dtype, &[grad, x], move |kernel, iter| kernel(iter, numbers))?;
     let this = move |grad: &Tensor, x: &Tensor| elu_backward(grad, x, numbers);
     let [below, _, input] = numbers;
     sloped(out, grad, x, this, move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]))
@@ -240,7 +241,7 @@ pub(super) fn relu_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// `grad` times the slope that `band` has at `x`.
 pub(super) fn band_backward(grad: &Tensor, x: &Tensor, band: Band) -> Result<Tensor> {
     let dtype = grad.dtype();
-    let out = pointwise::run(&BAND_BACKWARD, dtype, dtype, &[grad, x], |kernel, iter| kernel(iter, band))?;
+    let out = pointwise::run(&BAND_BACKWARD, dtype, dtype, &[grad, x], move |kernel, iter| kernel(iter, band))?;
     // Its slope's slope is zero.
     attach(out, BAND_BACKWARD.name(), &[grad], |saver| {
         let x = saver.save(x)?;

@@ -48,7 +48,8 @@ impl Tensor {
         let pair = Pair::new("add_scaled", self, other.into(), |dtype| dtype)?;
         check_factor("add_scaled", alpha, pair.dtype)?;
         let inputs = [self, other];
-        let out = pointwise::run(&ADD_SCALED, pair.dtype, pair.dtype, &inputs, |kernel, iter| kernel(iter, alpha))?;
+        let out =
+            pointwise::run(&ADD_SCALED, pair.dtype, pair.dtype, &inputs, move |kernel, iter| kernel(iter, alpha))?;
         attach(out, "add_scaled", &inputs, |_| Ok(scaled_sum(alpha)))
     }
 
@@ -183,7 +184,7 @@ impl Tensor {
         let inputs = [self, a, b];
         let dtype = pointwise::promoted(&inputs.map(Value::from));
         check_factor("addcmul", factor, dtype)?;
-        let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
+        let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, move |kernel, iter| kernel(iter, factor))?;
         attach(out, "addcmul", &inputs, |saver| sum_with_product(saver, a, b, factor))
     }
 
@@ -192,7 +193,7 @@ impl Tensor {
         let factor = factor.into();
         let inputs = [self, a, b];
         let dtype = pointwise::promoted(&inputs.map(Value::from));
-        let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, |kernel, iter| kernel(iter, factor))?;
+        let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, move |kernel, iter| kernel(iter, factor))?;
         attach(out, "addcdiv", &inputs, |saver| sum_with_quotient(saver, a, b, factor))
     }
 }

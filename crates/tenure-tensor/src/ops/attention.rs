@@ -8,7 +8,7 @@ use super::pointwise::{self, wide};
 use super::random::{blocks, check_probability};
 use super::view::signed;
 use crate::autocast::lower;
-use crate::autograd::{Context, attach_all, is_grad_enabled};
+use crate::autograd::{Context, attach_all, is_grad_enabled, recipe};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
 use crate::random::{State, default_generator};
@@ -146,6 +146,9 @@ fn rows_dense(tensor: Tensor) -> Result<Tensor> {
 /// Attention whose weights are never held all at once.
 fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: Weighting) -> Result<Tensor> {
     let (out, sums) = attend(q, k, v, mask, weighting)?;
+    recipe::note(&out, "attention", [q, k, v], [mask], || {
+        move |[q, k, v], [mask]| Ok(attend(q, k, v, mask, weighting)?.0)
+    });
     attach_all(&[&out], "attention", &[q, k, v], |saver| {
         let inputs = [saver.save(q)?, saver.save(k)?, saver.save(v)?];
         let (out, sums) = (saver.save_output(&out, 0)?, saver.save(&sums)?);

@@ -7,7 +7,7 @@ use super::entered;
 use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect_sizes, shaped, weighted};
 use super::pointwise::output;
 use super::view::signed;
-use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
+use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
@@ -134,6 +134,14 @@ impl BatchNorm<'_> {
         )?;
 
         let (eps, weight, bias) = (self.eps, self.weight, self.bias);
+        recipe::note(&out, "batch_norm", [x], [weight, bias, then.carried()], || {
+            let is_above = !matches!(then, Then::Nothing);
+            move |[x], [weight, bias, carried]| {
+                // Without the running averages, which have moved.
+                let norm = BatchNorm { running: None, weight, bias, training: true, momentum: 0.0, eps };
+                norm.by_batch(x, channels, count, Then::of(is_above, carried))
+            }
+        });
         let (has_weight, has_bias, bias_dtype) = (weight.is_some(), bias.is_some(), bias.map(Tensor::dtype));
         attach(out.clone(), "batch_norm", &self.inputs(x, then), |saver| {
             let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
@@ -196,7 +204,7 @@ impl BatchNorm<'_> {
     }
 
     /// By averages, which do not depend on the input.
-    fn by_averages(&self, x: &Tensor, mean: &Tensor, variance: &Tensor, then: Then<'_>) -> Result<Tensor> {
+    fn by_averages(&self, x: &Tensor, average: &Tensor, variance: &Tensor, then: Then<'_>) -> Result<Tensor> {
         let inputs = self.inputs(x, then);
         if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
             let one;
@@ -208,18 +216,19 @@ impl BatchNorm<'_> {
                 }
             };
             let scale = Scale::Of { variance: &along_channels(variance, x)?, weight, eps: self.eps };
-            return self.normalize(x, &along_channels(mean, x)?, scale, then);
+            return self.normalize(x, &along_channels(average, x)?, scale, then);
         }
-        let compute = computed(x.dtype());
         let affine = affine(x);
-        let (mean, rstd, scale) = no_grad(|| {
-            let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
-            let scale = weighted(&rstd, self.weight)?;
-            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd, scale.reshape(&affine)?))
-        })?;
-        let out = self.normalize(x, &mean, Scale::Is(&scale), then)?;
+        let (out, mean, rstd) = self.by_scale(x, average, variance, then)?;
+        let (eps, weight, has_bias) = (self.eps, self.weight, self.bias.is_some());
+        recipe::note(&out, "batch_norm", [x, average, variance], [weight, self.bias, then.carried()], || {
+            let is_above = !matches!(then, Then::Nothing);
+            move |[x, mean, variance], [weight, bias, carried]| {
+                let norm = BatchNorm { running: None, weight, bias, training: false, momentum: 0.0, eps };
+                Ok(norm.by_scale(x, mean, variance, Then::of(is_above, carried))?.0)
+            }
+        });
         let dims = others(x);
-        let (weight, has_bias) = (self.weight, self.bias.is_some());
         attach(out.clone(), "batch_norm", &inputs, |saver| {
             let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(&mean)?, saver.save(&rstd)?);
             let weight = weight.map(|weight| saver.save(weight)).transpose()?;
@@ -248,10 +257,26 @@ impl BatchNorm<'_> {
         })
     }
 
+    /// By averages: the result, and what is kept for gradients, the mean as it is broadcast and one over the deviation.
+    fn by_scale(
+        &self,
+        x: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        then: Then<'_>,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let (compute, affine) = (computed(x.dtype()), affine(x));
+        let (mean, rstd, scale) = no_grad(|| {
+            let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
+            let scale = weighted(&rstd, self.weight)?;
+            Ok::<_, TensorError>((mean.to_dtype(compute)?.reshape(&affine)?, rstd, scale.reshape(&affine)?))
+        })?;
+        Ok((self.normalize(x, &mean, Scale::Is(&scale), then)?, mean, rstd))
+    }
+
     /// What has a gradient.
     fn inputs<'b>(&'b self, x: &'b Tensor, then: Then<'b>) -> Vec<&'b Tensor> {
-        let carried = if let Then::AddRelu(carried) = then { Some(carried) } else { None };
-        [x].into_iter().chain(self.weight).chain(self.bias).chain(carried).collect()
+        [x].into_iter().chain(self.weight).chain(self.bias).chain(then.carried()).collect()
     }
 
     fn normalize(&self, x: &Tensor, mean: &Tensor, scale: Scale<'_>, then: Then<'_>) -> Result<Tensor> {

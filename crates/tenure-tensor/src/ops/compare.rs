@@ -112,7 +112,7 @@ impl Tensor {
     pub fn isclose(&self, other: &Self, relative: f64, absolute: f64, equal_nan: bool) -> Result<Self> {
         let closeness = Closeness { relative, absolute, equal_nan };
         let pair = Pair::new("isclose", self, other.into(), |dtype| dtype)?;
-        pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[self, other], |kernel, iter| kernel(iter, closeness))
+        pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[self, other], move |kernel, iter| kernel(iter, closeness))
     }
 
     /// Whether all elements are [close](Self::isclose).

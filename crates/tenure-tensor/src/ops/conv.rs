@@ -4,7 +4,7 @@ use super::entered;
 use super::matmul::check_operands;
 use super::view::signed;
 use crate::autocast::lower;
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, recipe};
 use crate::cpu::conv::{Convolve, WeightGradient};
 use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
@@ -200,6 +200,10 @@ fn convolve(
     let out = output(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
     CONVOLVE.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
+    recipe::note(&out, "conv", [input, weight], [bias], || {
+        let sizes = sizes.to_vec();
+        move |[input, weight], [bias]| convolve(input, weight, bias, geometry, &sizes)
+    });
     let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
     let images = input.sizes()[2..].to_vec();
     let kernel = weight.sizes().to_vec();
@@ -230,6 +234,10 @@ fn transposed(
     let out = output(&[&[input.sizes()[0], channels], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
     TRANSPOSED.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
+    recipe::note(&out, "conv_transpose", [input, weight], [bias], || {
+        let sizes = sizes.to_vec();
+        move |[input, weight], [bias]| transposed(input, weight, bias, geometry, &sizes)
+    });
     let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
     let images = input.sizes()[2..].to_vec();
     let kernel = weight.sizes().to_vec();

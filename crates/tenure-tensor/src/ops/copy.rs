@@ -4,7 +4,7 @@ use tenure_core::{DType, Device, Layout, MemoryFormat};
 
 use super::entered;
 use super::pointwise::dense_like;
-use crate::autograd::{Context, attach, no_grad};
+use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::copy::Copy;
 use crate::transfer;
 use crate::{Elementwise, Kernel, Result, Tensor, cpu, cuda};
@@ -72,6 +72,10 @@ impl Tensor {
         let _op = entered(op);
         let out = Self::empty_strided(layout, dtype, self.device())?;
         out.copy_raw(self)?;
+        recipe::note(&out, op, [self], [], || {
+            let layout = out.layout().clone();
+            move |[x], []| x.copied(op, layout.clone(), dtype)
+        });
         attach(out, op, &[self], |_| Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect())))
     }
 

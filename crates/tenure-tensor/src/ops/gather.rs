@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::entered;
 use super::view::signed;
-use crate::autograd::{Context, attach, no_grad};
+use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu;
 use crate::cpu::flip::Flip;
 use crate::cpu::gather::Gather;
@@ -32,6 +32,7 @@ impl Tensor {
         strides[place] = 0;
         let base = Layout::strided(index.sizes(), &strides, self.layout().offset())?;
         let out = self.read("gather", &index, &base, &[place])?;
+        recipe::note(&out, "gather", [self, &index], [], || move |[x, index], []| x.gather(dim, index));
         attach(out, "gather", &[self], |saver| {
             let (index, from) = (saver.save(&index)?, self.sizes().to_vec());
             Ok(move |context: &Context<'_>| {
@@ -183,7 +184,12 @@ impl Tensor {
         index.insert_from_slice(at, positions.strides());
         let base = Layout::strided(&sizes, &base, self.layout().offset())?;
         let index = positions.alias(Layout::strided(&sizes, &index, positions.layout().offset())?);
-        self.read(op, &index, &base, dims)
+        let out = self.read(op, &index, &base, dims)?;
+        recipe::note(&out, op, [self, positions], [], || {
+            let dims = Dims::from_slice(dims);
+            move |[x, positions], []| x.pick(op, &dims, at, positions)
+        });
+        Ok(out)
     }
 
     /// A fresh tensor of what is at `index` along `dims`, `base` being where index 0 is.

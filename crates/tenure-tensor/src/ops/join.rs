@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::entered;
 use super::pointwise;
 use super::view::signed;
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, recipe};
 use crate::cpu::join::Join;
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
@@ -52,6 +52,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let parts: SmallVec<[&Tensor; 8]> =
         tensors.iter().zip(&starts).filter(|(_, start)| start.is_some()).map(|(tensor, _)| *tensor).collect();
     JOIN.find(out.device().kind(), dtype)?(&out, place, &parts)?;
+    recipe::note_list(&out, "cat", tensors, || move |tensors| cat(tensors, dim));
     attach(out, "cat", tensors, |_| {
         let parts: SmallVec<[(Option<usize>, usize); 4]> =
             tensors.iter().zip(starts).map(|(tensor, start)| (start, tensor.sizes()[place])).collect();

@@ -4,7 +4,7 @@ use super::entered;
 use super::pointwise::broadcast;
 use super::view::signed;
 use crate::autocast::{lower, widest};
-use crate::autograd::{Context, attach, no_grad};
+use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::gemm::Product;
 use crate::{Kernel, Layout, Result, Scalar, Tensor, TensorError, cpu, cuda};
 
@@ -152,6 +152,9 @@ impl Tensor {
             return Err(TensorError::shape(op, reason));
         }
         let out = multiply(op, Some(base), a, b, alpha, beta)?;
+        recipe::note(&out, op, [base, a, b], [], || {
+            move |[base, a, b], []| multiply(op, Some(base), a, b, alpha, beta)
+        });
         attach(out, op, &[base, a, b], |saver| {
             let (left, right) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
             Ok(move |context: &Context<'_>| {
@@ -201,7 +204,11 @@ impl Tensor {
         let leading = leading.to_vec();
         let out = multiply("linear", Some(bias), &input, &weight.detach().transpose(0, 1)?, 1.into(), 1.into())?;
         // No view: a part of it may be written to.
-        attach(with_leading(&out, &leading)?.detach(), "linear", &[self, weight, bias], |saver| {
+        let out = with_leading(&out, &leading)?.detach();
+        recipe::note(&out, "linear", [self, weight, bias], [], || {
+            move |[x, weight, bias], []| x.transformed(weight, Some(bias))
+        });
+        attach(out, "linear", &[self, weight, bias], |saver| {
             let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), weight)?);
             let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
@@ -221,7 +228,9 @@ fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let leading: Vec<usize> = a.sizes()[..a.rank() - 1].to_vec();
     check_inner(op, a, b)?;
     let out = multiply(op, None, &no_grad(|| rows_of(a))?, &b.detach(), 1.into(), 0.into())?;
-    attach(with_leading(&out, &leading)?.detach(), op, &[a, b], |saver| {
+    let out = with_leading(&out, &leading)?.detach();
+    recipe::note(&out, op, [a, b], [], || move |[a, b], []| product_of_rows(op, a, b));
+    attach(out, op, &[a, b], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
         let by_columns = is_by_columns(b);
         Ok(move |context: &Context<'_>| {
@@ -258,7 +267,9 @@ fn rows_of(tensor: &Tensor) -> Result<Tensor> {
 
 /// The product of batches that are broadcast.
 pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    attach(multiply(op, None, a, b, 1.into(), 0.into())?, op, &[a, b], |saver| {
+    let out = multiply(op, None, a, b, 1.into(), 0.into())?;
+    recipe::note(&out, op, [a, b], [], || move |[a, b], []| product(op, a, b));
+    attach(out, op, &[a, b], |saver| {
         let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
         let by_columns = [a, b].map(is_by_columns);
         Ok(move |context: &Context<'_>| {

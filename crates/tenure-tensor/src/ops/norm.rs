@@ -7,7 +7,7 @@ use super::pointwise::{output, wide};
 use super::reduce::floating;
 use super::view::signed;
 use crate::autocast::{raise, raises};
-use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad};
+use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu;
 use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
 use crate::element::computed;
@@ -113,6 +113,10 @@ impl Tensor {
             rstd: &rstd,
         };
         NORMALIZE_ROWS.find(self.device().kind(), self.dtype())?(&out, rows, eps)?;
+        recipe::note(&out, op, [&input], [weight.as_ref(), bias.as_ref()], || {
+            let normalized = normalized.to_vec();
+            move |[x], [weight, bias]| x.normalize_rows(op, &normalized, weight, bias, eps)
+        });
         let dims: Vec<isize> = (1..=normalized.len() as isize).map(|dim| -dim).collect();
         let inputs: Vec<&Self> = [&input].into_iter().chain(&weight).chain(&bias).collect();
         attach(out, op, &inputs, |saver| {
@@ -167,6 +171,9 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
         Ok::<_, TensorError>((mean, variance.add(eps)?.rsqrt()?))
     })?;
     let out = no_grad(|| normalized(x, weight, bias, &mean, &rstd))?;
+    recipe::note(&out, "group_norm", [x], [weight, bias], || {
+        move |[x], [weight, bias]| by_groups(x, weight, bias, eps)
+    });
     let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
     attach(out, "group_norm", &inputs, |saver| {
         let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);

@@ -1,6 +1,6 @@
 //! Elements around a tensor.
 
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, recipe};
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// What is put around.
@@ -67,6 +67,10 @@ impl Tensor {
             places.iter().enumerate().try_fold(whole.clone(), narrow)
         };
         inside(&out)?.copy_raw(self)?;
+        recipe::note(&out, "pad", [self], [], || {
+            let widths = widths.to_vec();
+            move |[x], []| x.padded(&widths, value)
+        });
         attach(out, "pad", &[self], |_| {
             Ok(move |context: &Context<'_>| Ok([Some(inside(&context.grad(0)?)?)].into_iter().collect()))
         })

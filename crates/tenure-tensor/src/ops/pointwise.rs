@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
 
 use super::entered;
+use crate::autograd::recipe;
 use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
@@ -112,12 +113,12 @@ pub(crate) fn wide(tensor: &Tensor) -> Result<Tensor> {
 }
 
 /// What `kernel` for `compute` makes of inputs that are broadcast, as a fresh tensor of dtype `result`. No gradient.
-pub(crate) fn run<F: Copy>(
+pub(crate) fn run<F: Copy + Send + Sync>(
     kernel: &'static Kernel<F>,
     compute: DType,
     result: DType,
     inputs: &[&Tensor],
-    call: impl FnOnce(F, &Elementwise<'_>) -> Result<()>,
+    call: impl Fn(F, &Elementwise<'_>) -> Result<()> + Copy + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let _op = entered(kernel.name());
     let sizes = common_sizes(kernel.name(), inputs)?;
@@ -127,6 +128,7 @@ pub(crate) fn run<F: Copy>(
     let iter = Elementwise::new(kernel.name(), &[&out], inputs)?;
     call(function, &iter)?;
     drop(iter);
+    recipe::note_list(&out, kernel.name(), inputs, || move |inputs| run(kernel, compute, result, inputs, call));
     Ok(out)
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::conv::for_each_dim;
 use super::entered;
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, recipe};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
@@ -48,10 +48,11 @@ impl Tensor {
         let _op = entered("max_pool");
         let (taps, sizes) = Taps::new("max_pool", self, how)?;
         let input = self.contiguous_in(taps.format)?;
-        let out = image(&sizes, taps.format, &input, input.dtype())?;
-        let dtype = if taps.numel() < usize::from(u8::MAX) { DType::U8 } else { DType::I32 };
-        let numbers = image(&sizes, taps.format, &input, dtype)?;
-        MAX_POOL.find(out.device().kind(), out.dtype())?(&out, &numbers, &input, &taps)?;
+        let (out, numbers) = largest(&input, &taps, &sizes)?;
+        recipe::note(&out, "max_pool", [&input], [], || {
+            let (taps, sizes) = (taps.clone(), sizes.clone());
+            move |[x], []| Ok(largest(x, &taps, &sizes)?.0)
+        });
         let sizes = input.sizes().to_vec();
         attach(out, "max_pool", &[&input], |saver| {
             let numbers = saver.save(&numbers)?;
@@ -94,6 +95,15 @@ impl Tensor {
     }
 }
 
+/// The image of `sizes` of the largest elements of windows, and their numbers in them.
+fn largest(input: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<(Tensor, Tensor)> {
+    let out = image(sizes, taps.format, input, input.dtype())?;
+    let dtype = if taps.numel() < usize::from(u8::MAX) { DType::U8 } else { DType::I32 };
+    let numbers = image(sizes, taps.format, input, dtype)?;
+    MAX_POOL.find(out.device().kind(), out.dtype())?(&out, &numbers, input, taps)?;
+    Ok((out, numbers))
+}
+
 /// The image of `sizes` that has the pixels of another at the chosen places.
 fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
     let from = from.contiguous_in(taps.format)?;
@@ -128,6 +138,10 @@ fn averaged(input: &Tensor, windows: Windows, sizes: &[usize]) -> Result<Tensor>
     let input = input.contiguous_in(windows.format)?;
     let out = image(sizes, windows.format, &input, input.dtype())?;
     AVG_POOL.find(out.device().kind(), out.dtype())?(&out, &input, &windows)?;
+    recipe::note(&out, "avg_pool", [&input], [], || {
+        let (windows, sizes) = (windows.clone(), sizes.to_vec());
+        move |[x], []| averaged(x, windows.clone(), &sizes)
+    });
     let sizes = input.sizes().to_vec();
     attach(out, "avg_pool", &[&input], |_| {
         Ok(move |context: &Context<'_>| {

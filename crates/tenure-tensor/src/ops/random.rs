@@ -2,7 +2,7 @@
 
 use super::entered;
 use super::reduce::floating;
-use crate::autograd::{Context, attach, attach_in_place};
+use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::random::{Generator, State, default_generator};
 use crate::scalar::integers;
@@ -150,6 +150,7 @@ impl Tensor {
         let dense = self.contiguous()?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
         DROPOUT.find(self.device().kind(), self.dtype())?(&out, &dense, state, probability)?;
+        recipe::note(&out, "dropout", [&dense], [], || move |[x], []| x.dropped(probability, state));
         attach(out, "dropout", &[&dense], |_| {
             Ok(move |context: &Context<'_>| {
                 Ok([Some(context.grad(0)?.dropped(probability, state)?)].into_iter().collect())

@@ -7,7 +7,7 @@ use super::entered;
 use super::pointwise::wide;
 use super::view::signed;
 use crate::autocast::{raise, raises};
-use crate::autograd::{Context, attach, attach_all, no_grad};
+use crate::autograd::{Context, attach, attach_all, no_grad, recipe};
 use crate::cpu;
 use crate::cpu::reduce::{Given, Moments, Reduce};
 use crate::element::computed;
@@ -301,6 +301,7 @@ fn others(x: &Tensor, dims: &Reduced) -> Result<Tensor> {
 }
 
 /// What dimensions are reduced.
+#[derive(Clone)]
 pub(super) struct Reduced {
     /// The tensor's, with 1 for each reduced dimension.
     pub(super) sizes: Vec<usize>,
@@ -349,8 +350,12 @@ impl Reduced {
     pub(super) fn run(&self, kernel: &'static Kernel<Reduce>, tensor: &Tensor, dtype: DType) -> Result<Tensor> {
         let _op = entered(kernel.name());
         let out = self.output(tensor, dtype)?;
-        let tensor = gathered(tensor)?;
-        kernel.find(tensor.device().kind(), tensor.dtype())?(&out, &tensor)?;
+        let gathered = gathered(tensor)?;
+        kernel.find(gathered.device().kind(), gathered.dtype())?(&out, &gathered)?;
+        recipe::note(&out, kernel.name(), [tensor], [], || {
+            let dims = self.clone();
+            move |[x], []| dims.run(kernel, x, dtype)
+        });
         Ok(out)
     }
 

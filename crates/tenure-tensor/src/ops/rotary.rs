@@ -3,7 +3,7 @@
 use super::entered;
 use super::pointwise::output;
 use super::reduce::floating;
-use crate::autograd::{Context, attach};
+use crate::autograd::{Context, attach, recipe};
 use crate::cpu::rotary::Rotate;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
@@ -37,6 +37,7 @@ impl Tensor {
         let kernel = ROTATE.find(self.device().kind(), self.dtype())?;
         let sign = if back { 1.0 } else { -1.0 };
         kernel(&Elementwise::new(op, &[&first, &second], &[&x, &y, cos, sin])?, sign)?;
+        recipe::note(&out, op, [self, cos, sin], [], || move |[x, cos, sin], []| x.rotated(cos, sin, back));
         attach(out, op, &[self, cos, sin], |saver| {
             let turns = saver.needs(1) || saver.needs(2);
             let (x, cos, sin) = (saver.save_if(turns, self)?, saver.save(cos)?, saver.save(sin)?);

@@ -5,7 +5,7 @@ use tenure_core::DType;
 
 use super::activation::band_backward;
 use super::pointwise;
-use crate::autograd::{Context, Grads, Saver, attach, no_grad};
+use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
@@ -89,7 +89,7 @@ impl Tensor {
         let limits: SmallVec<[Value<'_>; 3]> =
             std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
         let dtype = pointwise::promoted(&limits);
-        let out = pointwise::run(&CLAMP, dtype, dtype, &[self], |kernel, iter| kernel(iter, min, max))?;
+        let out = pointwise::run(&CLAMP, dtype, dtype, &[self], move |kernel, iter| kernel(iter, min, max))?;
         attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }
 
@@ -101,7 +101,7 @@ impl Tensor {
         which: impl Fn(&Self, &Self) -> Result<Self>,
         keeps: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
-        attach(no_grad(|| which(self, limit))?, op, &[self, limit], |saver| {
+        attach(which(&self.detach(), &limit.detach())?, op, &[self, limit], |saver| {
             let (x, limit) = (saver.save(self)?, saver.save(limit)?);
             Ok(move |context: &Context<'_>| {
                 let (grad, kept) = (context.grad(0)?, keeps(&context.unpack(x)?, &context.unpack(limit)?)?);
@@ -127,7 +127,7 @@ impl Tensor {
         };
         let values = [nan, above.unwrap_or(largest), below.unwrap_or(-largest)];
         let dtype = self.dtype();
-        let out = pointwise::run(&NAN_TO_NUM, dtype, dtype, &[self], |kernel, iter| kernel(iter, values))?;
+        let out = pointwise::run(&NAN_TO_NUM, dtype, dtype, &[self], move |kernel, iter| kernel(iter, values))?;
         attach(out, "nan_to_num", &[self], |saver| {
             let x = saver.save(self)?;
             Ok(move |context: &Context<'_>| {

@@ -4,7 +4,7 @@ use super::entered;
 use super::pointwise::wide;
 use super::reduce::floating;
 use crate::autocast::raise;
-use crate::autograd::{Context, attach, is_grad_enabled};
+use crate::autograd::{Context, attach, is_grad_enabled, recipe};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
 use crate::{Kernel, Result, Tensor, cuda};
@@ -37,6 +37,7 @@ impl Tensor {
         let input = crate::autograd::no_grad(|| self.contiguous())?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
         SOFTMAX.find(self.device().kind(), self.dtype())?(&out, &input, along, logarithmic)?;
+        recipe::note(&out, op, [self], [], || move |[x], []| x.exponentials(op, dim, logarithmic));
         attach(out.clone(), op, &[self], |saver| {
             let saved = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {

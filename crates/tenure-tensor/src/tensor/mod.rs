@@ -40,6 +40,12 @@ struct Inner {
     meta: Meta,
 }
 
+/// The writes in place to a storage, through whichever of its views: a handle that does not keep its bytes.
+#[derive(Clone)]
+pub struct Writes {
+    version: Arc<Version>,
+}
+
 /// Counts writes in place, for all views together.
 #[derive(Default)]
 struct Version {
@@ -48,19 +54,25 @@ struct Version {
     writer: Mutex<&'static str>,
 }
 
-/// How often a tensor and its views were written to in place. It keeps none of their bytes.
-#[derive(Clone)]
-pub struct Writes(Arc<Version>);
-
-impl Writes {
-    /// How often: the version of the tensor.
-    pub fn count(&self) -> u64 {
-        self.0.count.load(Ordering::Acquire)
+impl Version {
+    fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
     }
 
-    /// The operation that wrote last; nothing if none did.
+    fn last_writer(&self) -> &'static str {
+        *self.writer.lock()
+    }
+}
+
+impl Writes {
+    /// How many there were: [`Tensor::version`].
+    pub fn count(&self) -> u64 {
+        self.version.count()
+    }
+
+    /// The operation that wrote last; empty if none has.
     pub fn last_writer(&self) -> &'static str {
-        *self.0.writer.lock()
+        self.version.last_writer()
     }
 }
 
@@ -70,16 +82,21 @@ impl Tensor {
     /// # Errors
     /// The storage is too small for the layout.
     pub fn from_storage(storage: Storage, layout: Layout, dtype: DType) -> Result<Self> {
+        Self::with_writes(storage, layout, dtype, &Writes { version: Arc::default() })
+    }
+
+    fn new(storage: Storage, layout: Layout, dtype: DType, device: Device, version: Arc<Version>) -> Self {
+        Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
+    }
+
+    /// Elements of a storage with these writes, without a gradient.
+    pub(crate) fn with_writes(storage: Storage, layout: Layout, dtype: DType, writes: &Writes) -> Result<Self> {
         let (device, bytes) = {
             let guard = storage.lock();
             (guard.device(), guard.bytes())
         };
         layout.check_bounds(dtype, bytes)?;
-        Ok(Self::new(storage, layout, dtype, device, Arc::default()))
-    }
-
-    fn new(storage: Storage, layout: Layout, dtype: DType, device: Device, version: Arc<Version>) -> Self {
-        Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
+        Ok(Self::new(storage, layout, dtype, device, Arc::clone(&writes.version)))
     }
 
     /// Other elements of the same storage, without a gradient.
@@ -153,12 +170,12 @@ impl Tensor {
 
     /// How often it, or a view of its storage, was written to in place.
     pub fn version(&self) -> u64 {
-        self.inner.version.count.load(Ordering::Acquire)
+        self.inner.version.count()
     }
 
-    /// How often it is written to, to be looked at later.
+    /// The writes in place to it, and to all views of its storage, those to come too.
     pub fn writes(&self) -> Writes {
-        Writes(Arc::clone(&self.inner.version))
+        Writes { version: Arc::clone(&self.inner.version) }
     }
 
     /// Notes a write in place by the operation `op`, so that a graph that saved this tensor refuses to use it. For
@@ -178,7 +195,7 @@ impl Tensor {
 
     /// The operation that wrote to it last, or to a view of its storage.
     pub(crate) fn last_writer(&self) -> &'static str {
-        *self.inner.version.writer.lock()
+        self.inner.version.last_writer()
     }
 
     /// The dimension that `dim` means, for the operation `op`.

@@ -1,0 +1,123 @@
+//! Recipes give the same bits: of inputs that are there, of inputs that are made again themselves, in a backward pass. On
+//! the CPU, and on a CUDA device: a simulated one, unless the environment asks for a real one (`TENURE_TEST_DRIVER=cuda`).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod backward;
+mod chains;
+#[path = "../common/mod.rs"]
+mod common;
+mod noted;
+mod operations;
+mod programs;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tenure_tensor::autograd::{self, Recipe, RecipeBook, Recipes, SavedId};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Device, Layout, MemoryFormat, Result, Tensor};
+
+/// How inputs lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Lie {
+    Dense,
+    /// With the last two dimensions exchanged; channels last, if they are images.
+    Turned,
+    /// A part of something larger.
+    Part,
+}
+
+/// Makes inputs that require gradients, other numbers each time, and keeps them.
+struct Inputs {
+    device: Device,
+    dtype: DType,
+    lie: Lie,
+    generator: Generator,
+    kept: RefCell<Vec<Tensor>>,
+}
+
+impl Inputs {
+    fn new(device: Device, dtype: DType, lie: Lie) -> Self {
+        Self { device, dtype, lie, generator: Generator::new(3), kept: RefCell::default() }
+    }
+
+    fn of(&self, sizes: &[usize]) -> Tensor {
+        let made = self.fresh(sizes);
+        self.kept.borrow_mut().push(made.clone());
+        made
+    }
+
+    fn fresh(&self, sizes: &[usize]) -> Tensor {
+        let leaf = |sizes: &[usize]| {
+            let x = Tensor::randn(sizes, DType::F32, Device::CPU, &self.generator)?;
+            x.to_dtype(self.dtype)?.to_device(self.device)
+        };
+        let there = |x: Result<Tensor>| autograd::no_grad(|| x).unwrap().requires_grad_(true).unwrap();
+        match self.lie {
+            Lie::Turned if sizes.len() == 4 => {
+                there(leaf(sizes).and_then(|x| x.contiguous_in(MemoryFormat::ChannelsLast2d)))
+            }
+            Lie::Turned if sizes.len() > 1 => {
+                let mut turned = sizes.to_vec();
+                turned.swap(sizes.len() - 2, sizes.len() - 1);
+                there(leaf(&turned)).transpose(-2, -1).unwrap()
+            }
+            Lie::Part => {
+                let mut larger = sizes.to_vec();
+                larger[0] += 3;
+                there(leaf(&larger)).narrow(0, 2, sizes[0]).unwrap()
+            }
+            _ => there(leaf(sizes)),
+        }
+    }
+
+    fn integers(&self, end: i64, sizes: &[usize]) -> Tensor {
+        let drawn = Tensor::randint(0, end, sizes, DType::I64, Device::CPU, &self.generator);
+        drawn.and_then(|x| x.to_device(self.device)).unwrap()
+    }
+
+    fn mask(&self, sizes: &[usize]) -> Tensor {
+        self.integers(2, sizes).eq(0).unwrap()
+    }
+}
+
+fn silent() -> Recipes {
+    Recipes::enter(|_| {})
+}
+
+/// All bytes of a storage on another.
+fn twin(tensor: &Tensor) -> Tensor {
+    let (storage, bytes) = (tensor.storage(), Layout::contiguous(&[tensor.storage().bytes()]).unwrap());
+    let twin = Tensor::from_storage(storage.clone(), bytes, DType::U8).unwrap().copy().unwrap();
+    assert!(!twin.storage().is_alias_of(storage));
+    twin
+}
+
+/// Checks that what was computed again has the bytes of a tensor that lies there.
+fn assert_same(what: &str, made: &Tensor, tensor: &Tensor) {
+    assert_eq!((made.dtype(), made.device()), (tensor.dtype(), tensor.device()), "{what}");
+    assert_eq!((made.layout().offset(), made.storage().bytes()), (0, tensor.storage().bytes()), "{what}");
+    assert!(!made.requires_grad() && !made.storage().is_alias_of(tensor.storage()), "{what}");
+    let made = Tensor::from_storage(made.storage().clone(), tensor.layout().clone(), tensor.dtype()).unwrap();
+    assert_eq!(made.to_bytes().unwrap(), tensor.detach().to_bytes().unwrap(), "{what}");
+}
+
+/// Runs the recipe of a tensor with copies of its inputs, or what their recipes make where they are gone.
+fn check(what: &str, book: &RecipeBook, tensor: &Tensor) -> Arc<Recipe> {
+    let recipe = book.find(SavedId::of(tensor)).unwrap_or_else(|| panic!("{what} has no recipe"));
+    let inputs: Vec<Tensor> = recipe
+        .inputs
+        .iter()
+        .map(|input| {
+            let whole = match (input.alive(), &input.recipe) {
+                (Some(tensor), _) => twin(&tensor),
+                (None, Some(recipe)) => recipe.compute().unwrap(),
+                (None, None) => panic!("{what}: an input of {:?} is gone", input.layout.sizes()),
+            };
+            input.on(whole.storage()).unwrap()
+        })
+        .collect();
+    assert_same(what, &recipe.run(&inputs).unwrap(), tensor);
+    assert_same(what, &recipe.compute().unwrap(), tensor);
+    recipe
+}

@@ -1,0 +1,76 @@
+//! What is noted, and for what it is used.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_tensor::autograd::{self, Recipes, SavedHooks, SavedId};
+use tenure_tensor::{DType, Device, Tensor, precision};
+
+use super::common::{in_use, in_use_alone};
+use super::{Inputs, Lie, silent};
+
+#[test]
+fn other_inputs_and_other_precision_are_refused() {
+    let _alone = in_use_alone();
+    let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
+    let (x, recipes) = (of.of(&[4, 9]), silent());
+    let recipe = recipes.find(SavedId::of(&x.softmax(1).unwrap())).unwrap();
+    let turned = of.of(&[9, 4]).t().unwrap();
+    for inputs in
+        [vec![], vec![turned], vec![of.of(&[4, 8])], vec![x.clone(), x.clone()], vec![x.to_dtype(DType::F64).unwrap()]]
+    {
+        let error = recipe.run(&inputs).unwrap_err().to_string();
+        assert!(error.contains("other inputs"), "{error}");
+    }
+    let allowed = precision::tf32_in_products();
+    precision::allow_tf32_in_products(!allowed);
+    let error = recipe.run(std::slice::from_ref(&x)).unwrap_err().to_string();
+    precision::allow_tf32_in_products(allowed);
+    assert!(error.contains("was changed since"), "{error}");
+    assert!(recipe.run(&[x]).is_ok());
+}
+
+#[test]
+fn nothing_is_noted_where_nobody_wants_to_know() {
+    let _in_use = in_use();
+    let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
+    let (x, recipes) = (of.of(&[4, 9]), silent());
+    let count = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&count);
+    let inner = Recipes::enter(move |recipe| noted.lock().push(recipe.name));
+    let [a, b, c] = [x.exp().unwrap(), autograd::no_grad(|| x.exp()).unwrap(), x.t().unwrap()];
+    let written = x.mul(2.0).unwrap();
+    written.relu_().unwrap();
+    let same = x.contiguous().unwrap().to_dtype(DType::F32).unwrap().dropout(0.5, false).unwrap();
+    assert_eq!(*count.lock(), ["exp", "mul"]);
+    assert!(inner.find(SavedId::of(&a)).is_some() && recipes.find(SavedId::of(&a)).is_none());
+    for none in [&b, &c, &written, &same, &x] {
+        assert!(inner.find(SavedId::of(none)).is_none());
+    }
+    let book = inner.book();
+    drop(inner);
+    let d = x.exp().unwrap();
+    assert!(book.find(SavedId::of(&a)).is_some() && book.find(SavedId::of(&d)).is_none());
+    assert!(recipes.find(SavedId::of(&d)).is_some());
+    let elsewhere = std::thread::spawn(move || SavedId::of(&x.exp().unwrap())).join().unwrap();
+    assert!(recipes.find(elsewhere).is_none());
+    drop(recipes);
+    assert_eq!(*count.lock(), ["exp", "mul"]);
+}
+
+#[test]
+fn the_observer_hears_of_an_operation_before_it_saves() {
+    let _in_use = in_use();
+    let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
+    let (x, heard) = (of.of(&[4, 9]), Arc::new(Mutex::new(Vec::new())));
+    let (noting, packing) = (Arc::clone(&heard), Arc::clone(&heard));
+    let recipes = Recipes::enter(move |recipe| noting.lock().push(recipe.name));
+    let book = recipes.book();
+    let pack = move |tensor: &Tensor, id: SavedId| {
+        packing.lock().push(if book.find(id).is_some() { "saves what has one" } else { "saves" });
+        Ok(tensor.clone())
+    };
+    let _hooks = SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()));
+    x.exp().unwrap().gelu().unwrap();
+    assert_eq!(*heard.lock(), ["exp", "saves what has one", "gelu", "saves what has one"]);
+}
