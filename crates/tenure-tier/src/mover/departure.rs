@@ -8,7 +8,7 @@ use tenure_device::{DriverError, Event};
 use super::bytes::{Bytes, Part};
 use super::link::Copy;
 use super::stored::{Held, Piece, Pinned, Place, Progress};
-use super::{DeviceSide, LANES, MoverError, Shared, memory_error, pinned};
+use super::{DeviceSide, MoverError, Shared, memory_error, pinned};
 use crate::DiskError;
 
 /// What is on its way to disk.
@@ -47,7 +47,7 @@ impl Shared {
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
         let (ready, is_foreign) = side.leave(name, &source)?;
         // What goes through to disk must find room when what stays has taken all that it may.
-        let left = if self.disk.is_some() { LANES * self.piece_bytes } else { 0 };
+        let left = if self.disk.is_some() { 2 * self.piece_bytes } else { 0 };
         let with_room = |part: Part| Ok((self.room(side, name, part.count, left)?, part));
         let mut parts =
             Arc::new(source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
