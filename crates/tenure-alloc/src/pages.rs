@@ -181,8 +181,14 @@ impl<P: Pages> PageHeap<P> {
             return Ok(None);
         }
         let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
-        state.bare.remove(run.address, bytes);
-        state.count_held(|reserved| reserved.increase(bytes));
+        // A touch brings a huge page, all of it: what is left of the last is held too, where it may be.
+        let end = (run.address + bytes).next_multiple_of(HUGE_PAGE_BYTES).min(run.end());
+        let more = (end - run.address - bytes).min(most.saturating_sub(state.reserved() + bytes));
+        state.bare.remove(run.address, bytes + more);
+        if more > 0 {
+            state.held.insert(run.address + bytes, more);
+        }
+        state.count_held(|reserved| reserved.increase(bytes + more));
         state.statistics.num_device_alloc += 1;
         Ok(Some(run.address))
     }
@@ -297,9 +303,12 @@ mod tests {
         let fake = Fake::default();
         let heap = PageHeap::new(&fake, Config::default());
         let first = heap.allocate(request(5 * MIB)).unwrap();
+        // A huge page that is touched is there as a whole.
+        assert_eq!(heap.statistics().all.reserved_bytes.current, 6 * MIB);
         heap.free(first.address).unwrap();
         assert_eq!(heap.allocate(request(3 * MIB)).unwrap().address, first.address);
-        assert_eq!(heap.statistics().all.reserved_bytes.current, 5 * MIB);
+        assert_eq!(heap.allocate(request(3 * MIB)).unwrap().address, first.address + 3 * MIB);
+        assert_eq!(heap.statistics().all.reserved_bytes.current, 6 * MIB);
     }
 
     #[test]

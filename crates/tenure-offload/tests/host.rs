@@ -108,7 +108,8 @@ fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
     let engine = engine(2 * BYTES, 256 * MIB);
     let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err();
     let OffloadError::Profile(ProfileError::TooSmall { least_bytes, .. }) = error else { panic!("{error}") };
-    assert_eq!(least_bytes, 3 * BYTES);
+    // With a little for other threads.
+    assert_eq!(least_bytes, 3 * BYTES + MIB);
 }
 
 #[test]
