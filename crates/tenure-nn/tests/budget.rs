@@ -70,7 +70,7 @@ fn losses_within_a_budget_are_those_without() {
         let mut run = trainer(3).within(engine()).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         let budget = peak * percent / 100;
-        run.engine().unwrap().set_budget(budget);
+        run.engine().unwrap().set_budget(budget).unwrap();
         assert_eq!(losses(&mut run), plain, "{percent}%");
         for step in run.history() {
             let report = step.offload.unwrap();
@@ -85,12 +85,12 @@ fn losses_within_a_budget_are_those_without() {
 fn a_budget_that_is_too_small_is_refused_before_the_first_step() {
     let _one = ONE.lock();
     let mut run = trainer(2).within(engine()).unwrap();
-    run.engine().unwrap().set_budget(4 << 20);
+    run.engine().unwrap().set_budget(4 << 20).unwrap();
     let error = run.rehearse(Pass::Budgeted).unwrap_err().to_string();
     assert!(error.contains("a budget of 4194304 bytes is too small"), "{error}");
     let words: Vec<&str> = error.split(' ').collect();
     let least: u64 = words[words.iter().position(|word| *word == "small:").unwrap() + 1].parse().unwrap();
-    run.engine().unwrap().set_budget(least);
+    run.engine().unwrap().set_budget(least).unwrap();
     let within = losses(&mut run);
     drop(run);
     assert_eq!(within, losses(&mut trainer(2)));

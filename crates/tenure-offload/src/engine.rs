@@ -74,16 +74,28 @@ impl Engine {
         Self { shared }
     }
 
-    /// How many bytes of its memory may be held at any time, from the next step on.
-    pub fn set_budget(&self, bytes: u64) {
-        let mut state = self.shared.state.lock();
-        state.budget_bytes = Some(bytes);
-        state.plans.clear();
+    /// How many bytes of its memory may be held at any time.
+    ///
+    /// # Errors
+    /// The limit cannot be set.
+    pub fn set_budget(&self, bytes: u64) -> Result<(), OffloadError> {
+        {
+            let mut state = self.shared.state.lock();
+            state.budget_bytes = Some(bytes);
+            state.plans.clear();
+        }
+        self.shared.memory.set_limit(Some(bytes))
     }
 
     /// The budget, if it has one.
     pub fn budget_bytes(&self) -> Option<u64> {
         self.shared.state.lock().budget_bytes
+    }
+
+    /// Forgets what was measured, and the plans made of it.
+    pub fn forget(&self) {
+        let mut state = self.shared.state.lock();
+        (state.profiles, state.plans) = Default::default();
     }
 
     /// What went wrong where nobody could be told, such as in an allocation that then found no room.

@@ -131,12 +131,12 @@ impl Budget {
         let Some(budget) = args.budget else { return Ok(run) };
         match budget {
             FastBytes::Bytes(bytes) => {
-                self.set(bytes);
+                self.set(bytes)?;
                 run.rehearse(Pass::Budgeted)?;
             }
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
-                self.set((plain as f64 * percent / 100.0) as u64);
+                self.set((plain as f64 * percent / 100.0) as u64)?;
                 // Nobody is left to tell of a failure here.
                 let _ = writeln!(
                     io::stderr(),
@@ -150,9 +150,9 @@ impl Budget {
         Ok(run)
     }
 
-    fn set(&mut self, bytes: u64) {
+    fn set(&mut self, bytes: u64) -> anyhow::Result<()> {
         self.bytes = bytes;
-        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
+        Ok(self.engine.set_budget(bytes.saturating_sub(self.staging_bytes))?)
     }
 
     /// What it took.
