@@ -14,11 +14,15 @@ use tenure_nn::{Module, Scope};
 use tenure_offload::{Engine, Link, Memory, Options};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tensor::random::{self, Generator};
-use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 
 static ONE: Mutex<()> = Mutex::new(());
 
 fn engine() -> Engine {
+    engine_over(Link::of)
+}
+
+fn engine_over(links: impl Fn(&Mover) -> Vec<(Link, Destination)>) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(256 << 20)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
     mover.probe().unwrap();
@@ -28,7 +32,7 @@ fn engine() -> Engine {
         evaluations: Some(20),
         seed: 0,
     };
-    let options = Options { least_bytes: 64 << 10, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+    let options = Options { least_bytes: 64 << 10, links: links(&mover), planner: Box::new(Scheduled), planning };
     Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)
 }
 
@@ -79,6 +83,25 @@ fn losses_within_a_budget_are_those_without() {
         }
     }
     assert_eq!(HostMemory::installed().unwrap().limit(), None);
+}
+
+#[test]
+fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
+    let _one = ONE.lock();
+    let plain = losses(&mut trainer(3));
+    let slow = |_: &Mover| {
+        let (out_bandwidth, back_bandwidth) = (1 << 20, 1 << 20);
+        vec![(Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth }, Destination::Disk)]
+    };
+    let mut run = trainer(3).within(engine_over(slow)).unwrap();
+    let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
+    run.engine().unwrap().set_budget(peak * 60 / 100).unwrap();
+    assert_eq!(losses(&mut run), plain);
+    for step in run.history() {
+        let report = step.offload.unwrap();
+        assert!(report.is_planned && report.recomputed_bytes > 0 && !report.recomputed.is_zero(), "{report:?}");
+        assert!(step.memory.peak_bytes <= peak * 60 / 100);
+    }
 }
 
 #[test]

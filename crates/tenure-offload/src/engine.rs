@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{Generation, KeyId, Purpose, Storage, Tag};
+use tenure_core::{KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_plan::Planner;
 use tenure_plan::planner::PlannerOptions;
@@ -15,7 +15,7 @@ use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 use crate::held::{Held, Saved};
 use crate::reclaim;
 use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
-use crate::{Action, Link, Machine, Memory, OffloadError, Profile, Schedule};
+use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
 
 /// What an engine works with.
 pub struct Options {
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     /// By a number that is never used again: what was saved first, first.
     pub(crate) held: BTreeMap<u64, Held>,
-    known: HashMap<(Generation, u64), Weak<Saved>>,
+    known: HashMap<Id, Weak<Saved>>,
     next: u64,
     /// The first of this step.
     first: u64,
@@ -120,7 +120,7 @@ impl Engine {
     pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
         let shared = &self.shared;
         let course = match pass {
-            Pass::Plain => Course::Measured(Measured::new(pass)),
+            Pass::Plain => Course::Measured(Box::new(Measured::new(pass))),
             Pass::Budgeted => shared.course(signature)?,
         };
         let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
@@ -147,6 +147,7 @@ impl Engine {
         storage: &Storage,
         version: u64,
         stream: Option<&Stream>,
+        recompute: Option<Arc<dyn Recompute>>,
         name: impl FnOnce() -> String,
     ) -> Result<Option<Arc<Saved>>, OffloadError> {
         let shared = &self.shared;
@@ -163,6 +164,10 @@ impl Engine {
         }
         let (name, event) = (name(), Event::Save { bytes });
         state.end_interval(&shared.memory, stream, Some(event), &name)?;
+        if let Course::Measured(measured) = &mut state.course {
+            measured.saved.insert(id, measured.recomputes.len());
+            measured.recomputes.push(recompute.clone());
+        }
         let number = state.next;
         state.next += 1;
         let held = Held {
@@ -174,6 +179,7 @@ impl Engine {
             storage: Some(storage.clone()),
             arrival: None,
             stored: None,
+            recompute,
         };
         state.held.insert(number, held);
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
@@ -182,6 +188,14 @@ impl Engine {
         shared.act(state, actions, Some(number))?;
         shared.begin_interval(stream)?;
         Ok(Some(saved))
+    }
+
+    /// An operation has been asked for that makes these bytes, and can be computed again. What goes wrong is told by the next
+    /// call that can.
+    pub fn operation(&self, id: Id, stream: Option<&Stream>) {
+        if let Err(error) = self.shared.operation(id, stream) {
+            self.shared.state.lock().failure.get_or_insert(error);
+        }
     }
 
     /// Bytes that were saved are needed by what is put on the stream next, or by the host.
@@ -243,7 +257,7 @@ impl Shared {
                     }
                     state = self.state.lock();
                 }
-                Action::Drop => {}
+                Action::Drop => drop(state.held.get_mut(&id).and_then(Held::give_up)),
             }
         }
         Ok(())
@@ -285,11 +299,14 @@ impl Shared {
         let (name, bytes, allocator, stream) = {
             let mut state = self.state.lock();
             let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
-            if held.storage.is_some() || held.stored.is_none() {
+            if held.storage.is_some() {
                 return Ok(());
             }
             if let Some(source) = held.source.upgrade() {
                 held.storage = Some(source);
+                return Ok(());
+            }
+            if held.stored.is_none() {
                 return Ok(());
             }
             (held.name.clone(), held.bytes, Arc::clone(&held.allocator), held.stream.clone())
@@ -315,13 +332,18 @@ impl Shared {
     /// Bytes, in memory, and there for what is put on a stream next.
     fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
-            let (storage, arrival, home) = {
+            let (storage, arrival, home, is_given_up) = {
                 let state = self.state.lock();
                 let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
-                (held.storage.clone(), held.arrival.clone(), held.stream.clone())
+                let is_given_up = held.stored.is_none() && held.source.upgrade().is_none();
+                (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
             };
             let Some(storage) = storage else {
-                self.fetch(id, Urgency::Now)?;
+                if is_given_up {
+                    self.compute(id, stream)?;
+                } else {
+                    self.fetch(id, Urgency::Now)?;
+                }
                 continue;
             };
             if let Some(arrival) = arrival {
@@ -333,6 +355,54 @@ impl Shared {
             }
             return Ok(storage);
         }
+    }
+
+    /// See [`Engine::operation`].
+    fn operation(&self, id: Id, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        if matches!(state.course, Course::None | Course::Free) {
+            return Ok(());
+        }
+        state.end_interval(&self.memory, stream, Some(Event::Operation), "")?;
+        if let Course::Measured(measured) = &mut state.course {
+            measured.operations.add(id, measured.events.len() - 1);
+        }
+        let actions = state.course.next(Event::Operation);
+        self.act(state, actions, None)?;
+        self.begin_interval(stream)
+    }
+
+    /// Bytes that were given up are computed again.
+    fn compute(&self, id: u64, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let (name, bytes, home, recompute) = {
+            let state = self.state.lock();
+            let Some(held) = state.held.get(&id) else { return Ok(()) };
+            (held.name.clone(), held.bytes, held.stream.clone(), held.recompute.clone())
+        };
+        let again = |reason: String| OffloadError::Again { name, reason };
+        let Some(recompute) = recompute else { return Err(again("nobody knows how".into())) };
+        let find = |id: Id| {
+            let known = self.state.lock().known.get(&id).and_then(Weak::upgrade);
+            known.map(|known| self.here(known.id, home.as_ref())).transpose()
+        };
+        let storage = {
+            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+            let _stream = home.as_ref().map(StreamGuard::new);
+            recompute.run(&find).map_err(|error| again(error.to_string()))?
+        };
+        if let (Some(home), Some(stream)) = (&home, stream)
+            && home != stream
+        {
+            home.lead_to(stream)?;
+        }
+        let mut state = self.state.lock();
+        let time_ns = id.checked_sub(state.first).and_then(|number| state.course.recompute_ns(number as usize));
+        state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
+        state.report.recomputed_bytes += bytes;
+        if let Some(held) = state.held.get_mut(&id) {
+            held.storage.get_or_insert(storage);
+        }
+        Ok(())
     }
 
     /// Bytes are there, for their own stream and the host.
@@ -398,7 +468,7 @@ impl Shared {
             let state = self.state.lock();
             (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
-        let Some(profiled) = profiled else { return Ok(Course::Measured(Measured::new(Pass::Budgeted))) };
+        let Some(profiled) = profiled else { return Ok(Course::Measured(Box::new(Measured::new(Pass::Budgeted)))) };
         let schedule = match plan {
             Some(plan) => plan,
             None => {
@@ -444,7 +514,7 @@ impl State {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
             Some(Event::Need { number }) => measured.profile.need(other, number),
-            None => drop(measured.profile.end(other)),
+            Some(Event::Operation) | None => drop(measured.profile.end(other)),
         }
         measured.events.extend(event);
         Ok(())

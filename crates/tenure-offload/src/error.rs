@@ -26,6 +26,14 @@ pub enum OffloadError {
         /// Why.
         source: StorageError,
     },
+    /// What was given up cannot be computed again.
+    #[error("{name} cannot be computed again: {reason}")]
+    Again {
+        /// What was saved.
+        name: String,
+        /// Why.
+        reason: String,
+    },
     /// The device failed.
     #[error(transparent)]
     Driver(#[from] DriverError),

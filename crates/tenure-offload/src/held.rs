@@ -6,6 +6,7 @@ use tenure_core::{Allocator, Storage, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{Arrival, Stored};
 
+use crate::Recompute;
 use crate::engine::Shared;
 
 /// Something that was saved, for as long as anybody may need it.
@@ -35,12 +36,18 @@ pub(crate) struct Held {
     /// Of what they are in, if they have not arrived there.
     pub(crate) arrival: Option<Arc<Arrival>>,
     pub(crate) stored: Option<Stored>,
+    pub(crate) recompute: Option<Arc<dyn Recompute>>,
 }
 
 impl Held {
     /// Whether they are in memory, or about to.
     pub(crate) fn is_here(&self) -> bool {
         self.storage.is_some() || self.source.upgrade().is_some()
+    }
+
+    /// Lets go of them, to be computed again; they stay if nobody knows how.
+    pub(crate) fn give_up(&mut self) -> Option<Storage> {
+        self.storage.take_if(|_| self.recompute.is_some() && self.arrival.is_none())
     }
 
     /// Whether others have them in memory.

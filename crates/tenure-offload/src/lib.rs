@@ -15,6 +15,7 @@ mod machine;
 mod memory;
 mod profile;
 mod reclaim;
+mod recompute;
 mod schedule;
 mod step;
 
@@ -24,5 +25,6 @@ pub use held::Saved;
 pub use machine::{Link, Machine};
 pub use memory::Memory;
 pub use profile::{Profile, ProfileError, Recipe, Saved as ProfiledTensor};
+pub use recompute::{Find, Id, Input, Recompute};
 pub use schedule::{Action, Schedule};
 pub use step::{Pass, Step, StepReport};

@@ -1,11 +1,13 @@
 //! A step: measured, or made by a plan.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::engine::Shared;
-use crate::{Action, OffloadError, Profile, Schedule};
+use crate::recompute::Operations;
+use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule};
 
 /// What a pass over a batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,10 @@ pub struct StepReport {
     pub spilled_bytes: u64,
     /// Bytes that came back.
     pub fetched_bytes: u64,
+    /// Bytes that were computed again.
+    pub recomputed_bytes: u64,
+    /// How long that takes, as measured when they were computed first.
+    pub recomputed: Duration,
     /// How long the host waited for bytes to go or come.
     pub stalled: Duration,
     /// Moves that no plan asked for: there was no room otherwise.
@@ -58,8 +64,14 @@ impl Drop for Step {
 /// Something that ends an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    Save { bytes: u64 },
-    Need { number: usize },
+    Save {
+        bytes: u64,
+    },
+    Need {
+        number: usize,
+    },
+    /// An operation has been asked for.
+    Operation,
 }
 
 /// What a step goes by.
@@ -68,7 +80,7 @@ pub(crate) enum Course {
     /// There is no step.
     #[default]
     None,
-    Measured(Measured),
+    Measured(Box<Measured>),
     Planned {
         profiled: Arc<Profiled>,
         schedule: Arc<Schedule>,
@@ -85,6 +97,10 @@ pub(crate) struct Measured {
     pub(crate) profile: Profile,
     pub(crate) clock: Clock,
     pub(crate) events: Vec<Event>,
+    pub(crate) operations: Operations,
+    /// What was saved, by number, and how it is computed again.
+    pub(crate) saved: HashMap<Id, usize>,
+    pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
     pub(crate) peak_bytes: u64,
@@ -92,13 +108,21 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn new(pass: Pass) -> Self {
-        let (profile, clock, events) = (Profile::new(), Clock::default(), Vec::new());
-        Self { pass, profile, clock, events, here_bytes: 0, peak_bytes: 0 }
+        let (profile, clock, events, operations) =
+            (Profile::new(), Clock::default(), Vec::new(), Operations::default());
+        let (saved, recomputes) = (HashMap::new(), Vec::new());
+        Self { pass, profile, clock, events, operations, saved, recomputes, here_bytes: 0, peak_bytes: 0 }
     }
 
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
-        let Self { mut profile, clock, events, .. } = self;
-        profile.set_times(clock.finish()?);
+        let Self { mut profile, clock, events, operations, saved, recomputes, .. } = self;
+        let times = clock.finish()?;
+        for (number, recompute) in recomputes.iter().enumerate() {
+            let Some(recompute) = recompute else { continue };
+            profile.saved_mut(number).recipe =
+                operations.recipe(&**recompute, number, &saved, |interval| times[interval]);
+        }
+        profile.set_times(times);
         Ok(Profiled { events, profile })
     }
 }
@@ -110,6 +134,12 @@ pub(crate) struct Profiled {
 }
 
 impl Course {
+    /// How long it took to compute something that was saved, where that is known.
+    pub(crate) fn recompute_ns(&self, number: usize) -> Option<u64> {
+        let Self::Planned { profiled, .. } = self else { return None };
+        Some(profiled.profile.saved().get(number)?.recipe.as_ref()?.time_ns)
+    }
+
     /// What is done where an event has happened.
     pub(crate) fn next(&mut self, event: Event) -> Vec<(usize, Action)> {
         let Self::Planned { profiled, schedule, events } = self else { return Vec::new() };

@@ -83,7 +83,7 @@ fn step(engine: &Engine, device: Device, layers: &[Layer], pass: Pass) -> Result
         let out = made(device, layer.mib * MIB)?;
         set(device, &out, number as u8);
         set(device, &made(device, MIB)?, 0xff);
-        saved.push(engine.save(&out, 0, Some(&stream), || format!("layer {number}"))?.unwrap());
+        saved.push(engine.save(&out, 0, Some(&stream), None, || format!("layer {number}"))?.unwrap());
         held.push((number + layer.held, out));
         held.retain(|(until, _)| *until > number);
     }

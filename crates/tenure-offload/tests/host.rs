@@ -51,8 +51,8 @@ fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadE
         let out = storage(BYTES)?;
         fill(&out, layer as u8);
         drop(storage(2 * BYTES)?);
-        saved.push(engine.save(&out, 0, None, || format!("layer {layer}"))?.unwrap());
-        assert!(Arc::ptr_eq(&saved[layer as usize], &engine.save(&out, 0, None, String::new)?.unwrap()));
+        saved.push(engine.save(&out, 0, None, None, || format!("layer {layer}"))?.unwrap());
+        assert!(Arc::ptr_eq(&saved[layer as usize], &engine.save(&out, 0, None, None, String::new)?.unwrap()));
     }
     for layer in (0..layers).rev() {
         let token = saved.pop().unwrap();

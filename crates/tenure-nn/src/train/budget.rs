@@ -1,13 +1,14 @@
 //! Steps within a budget of memory: the front end of the offload engine to our autograd.
 
 use std::collections::HashSet;
+use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use tenure_core::{Layout, Site};
+use tenure_core::{Layout, Site, Storage};
 use tenure_device::{Stream, memory};
-use tenure_offload::{Engine, OffloadError, Pass, Saved, StepReport};
-use tenure_tensor::autograd::{SavedHooks, SavedId};
+use tenure_offload::{Engine, Find, Id, Input, OffloadError, Pass, Recompute, Saved, StepReport};
+use tenure_tensor::autograd::{Ingredient, Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure_tensor::{AutogradError, DType, Device, Tensor, TensorError, Writes};
 
 use super::{TrainError, captured};
@@ -52,7 +53,7 @@ impl Saving {
         }
         let step = self.engine.begin(hasher.finish(), pass).map_err(failed)?;
         let worked = {
-            let _hooks = self.hooks();
+            let _entered = self.enter();
             work(batch)
         };
         // What failed first says more than what failed since.
@@ -63,7 +64,18 @@ impl Saving {
         Ok((worked, step.finish().map_err(failed)?))
     }
 
-    fn hooks(&self) -> SavedHooks {
+    /// While they live, the engine is told of what the thread computes, saves and needs.
+    fn enter(&self) -> (Recipes, SavedHooks) {
+        let engine = self.engine.clone();
+        let device = engine.memory().device().map_or(Device::CPU, |memory| memory.device());
+        let recipes = Recipes::enter(move |recipe| {
+            engine.operation((recipe.id.generation, recipe.id.version), stream(device).as_ref());
+        });
+        let hooks = self.hooks(recipes.book());
+        (recipes, hooks)
+    }
+
+    fn hooks(&self, book: RecipeBook) -> SavedHooks {
         let (engine, stays) = (self.engine.clone(), Arc::clone(&self.stays));
         let pack = move |tensor: &Tensor, id: SavedId| {
             let SavedId { version, .. } = id;
@@ -73,7 +85,8 @@ impl Saving {
             }
             let (device, dtype) = (tensor.device(), tensor.dtype());
             let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
-            let saved = engine.save(tensor.storage(), version, stream(device).as_ref(), name).map_err(told)?;
+            let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
+            let saved = engine.save(tensor.storage(), version, stream(device).as_ref(), again, name).map_err(told)?;
             let Some(saved) = saved else { return Ok(kept()) };
             let (layout, writes) = (tensor.layout().clone(), tensor.writes());
             Ok(Packed::Held { saved, layout, dtype, device, writes, version })
@@ -91,6 +104,42 @@ impl Saving {
             }
         };
         SavedHooks::enter(pack, unpack)
+    }
+}
+
+/// How an operation's output is computed again.
+struct Again {
+    recipe: Arc<Recipe>,
+    stays: Arc<HashSet<usize>>,
+}
+
+impl Again {
+    fn by(recipe: Arc<Recipe>, stays: &Arc<HashSet<usize>>) -> Arc<dyn Recompute> {
+        Arc::new(Self { recipe, stays: Arc::clone(stays) })
+    }
+}
+
+impl Recompute for Again {
+    fn id(&self) -> Id {
+        (self.recipe.id.generation, self.recipe.id.version)
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let input = |ingredient: &Ingredient| {
+            let is_of_model =
+                || ingredient.storage.upgrade().is_some_and(|storage| self.stays.contains(&storage.rank()));
+            Input {
+                id: (ingredient.id.generation, ingredient.id.version),
+                stays: ingredient.is_kept() || is_of_model(),
+                recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
+            }
+        };
+        self.recipe.inputs.iter().map(input).collect()
+    }
+
+    fn run(&self, find: Find<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
+        let find = |id: SavedId| find((id.generation, id.version)).map_err(told);
+        Ok(self.recipe.compute_with(find)?.storage().clone())
     }
 }
 

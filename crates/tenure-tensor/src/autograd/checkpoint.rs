@@ -60,18 +60,35 @@ pub fn checkpoint(
 
 /// Whether this thread runs a checkpoint's function again, or [rehearses](rehearse) one.
 pub fn is_recomputing() -> bool {
-    RECOMPUTING.get()
+    RECOMPUTING.get() || REHEARSING.get()
 }
 
-/// Runs `function` so that nothing comes of it but its result: as in a checkpoint that [runs again](is_recomputing), and
+/// Runs `function` so that nothing comes of it but its result: modules leave out what they [change besides](is_recomputing), and
 /// the default generator is afterwards where it was.
 pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
-    let _replay = Replay::enter(random::default_generator().state());
+    struct Rehearsal {
+        random: random::State,
+        rehearsing: bool,
+    }
+    impl Drop for Rehearsal {
+        fn drop(&mut self) {
+            random::default_generator().set_state(self.random);
+            REHEARSING.set(self.rehearsing);
+        }
+    }
+    let random = random::default_generator().state();
+    let _rehearsal = Rehearsal { random, rehearsing: REHEARSING.replace(true) };
     function()
+}
+
+/// Whether this thread runs a checkpoint's function again.
+pub(super) fn is_running_again() -> bool {
+    RECOMPUTING.get()
 }
 
 thread_local! {
     static RECOMPUTING: Cell<bool> = const { Cell::new(false) };
+    static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A tensor that the function saved, once it has run again.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, Storage, WeakStorage};
 
-use super::checkpoint::is_recomputing;
+use super::checkpoint::is_running_again;
 use super::hooks::SavedId;
 use super::mode::{is_grad_enabled, no_grad};
 use crate::autocast::Autocast;
@@ -191,6 +191,14 @@ impl Recipe {
     /// # Errors
     /// An input is no longer in memory, or was modified in place, and has no recipe; those of [`run`](Self::run).
     pub fn compute(&self) -> Result<Tensor> {
+        self.compute_with(|_| Ok(None))
+    }
+
+    /// The same where `find` knows of inputs too, of which it tells the storage: those that somebody else keeps, or computes.
+    ///
+    /// # Errors
+    /// As of [`compute`](Self::compute); those of `find`.
+    pub fn compute_with(&self, find: impl Fn(SavedId) -> Result<Option<Storage>>) -> Result<Tensor> {
         // Not one inside the other: a chain may be deeper than the stack.
         let (mut next, mut waiting) = (self, Vec::new());
         let mut made: HashMap<SavedId, Tensor> = HashMap::new();
@@ -202,10 +210,13 @@ impl Recipe {
                     Some(whole) => inputs.push(input.on(whole.storage())?),
                     None => match input.alive() {
                         Some(tensor) => inputs.push(tensor),
-                        None => {
-                            lacking = Some(input);
-                            break;
-                        }
+                        None => match find(input.id)? {
+                            Some(storage) => inputs.push(input.on(&storage)?),
+                            None => {
+                                lacking = Some(input);
+                                break;
+                            }
+                        },
                     },
                 }
             }
@@ -265,6 +276,11 @@ impl Ingredient {
         }
         let tensor = Tensor::with_writes(storage, self.layout.clone(), self.dtype, &self.writes).ok()?;
         (SavedId::of(&tensor) == self.id).then_some(tensor)
+    }
+
+    /// Whether it is a number, which is kept.
+    pub fn is_kept(&self) -> bool {
+        self.kept.is_some()
     }
 
     /// The input on a storage of the same bytes, such as that of its [`recipe`](Self::recipe)'s output.
@@ -356,7 +372,7 @@ where
 
 /// What this thread notes recipes with. Where nothing is differentiated, nothing is saved.
 fn scope() -> Option<Arc<Scope>> {
-    Scopes::latest(&SCOPES).filter(|_| is_grad_enabled() && !is_recomputing())
+    Scopes::latest(&SCOPES).filter(|_| is_grad_enabled() && !is_running_again())
 }
 
 impl Scope {

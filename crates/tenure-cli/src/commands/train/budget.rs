@@ -170,7 +170,7 @@ impl Budget {
             resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
             spilled_bytes: of(|report| report.spilled_bytes as f64),
             // Nothing is computed again yet.
-            recomputed_us: 0,
+            recomputed_us: of(|report| report.recomputed.as_micros() as f64),
             stall_us: of(|report| report.stalled.as_micros() as f64),
             read_bytes: links.disk_read.bytes,
             written_bytes: links.disk_write.bytes,

@@ -1,0 +1,91 @@
+//! Computing again instead of keeping.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::Arc;
+
+use tenure_core::{Generation, Storage};
+
+use crate::{OffloadError, Recipe};
+
+/// Which bytes: those of a storage at a version.
+pub type Id = (Generation, u64);
+
+/// Looks for bytes that were saved: has them come back, or be computed again, and tells where they are. None if they were
+/// not saved, or nobody needs them any more.
+pub type Find<'a> = &'a dyn Fn(Id) -> Result<Option<Storage>, OffloadError>;
+
+/// How a front end computes bytes again.
+pub trait Recompute: Send + Sync {
+    /// Which.
+    fn id(&self) -> Id;
+
+    /// What it takes.
+    fn inputs(&self) -> Vec<Input>;
+
+    /// The bytes, in fresh memory, on the thread's current stream: the same as before.
+    ///
+    /// # Errors
+    /// What is found cannot come back; an input is gone, or was written to; the operation fails.
+    fn run(&self, find: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>>;
+}
+
+/// What bytes are computed again of.
+pub struct Input {
+    /// Which bytes.
+    pub id: Id,
+    /// Whether they are in memory at any time, such as parameters.
+    pub stays: bool,
+    /// How they are computed again themselves.
+    pub recompute: Option<Arc<dyn Recompute>>,
+}
+
+/// What was measured of operations.
+#[derive(Default)]
+pub(crate) struct Operations {
+    /// The interval of each: by what it made.
+    intervals: HashMap<Id, usize>,
+}
+
+impl Operations {
+    pub(crate) fn add(&mut self, id: Id, interval: usize) {
+        self.intervals.insert(id, interval);
+    }
+
+    /// What it takes to compute something again that is the `number`-th that was saved: through inputs that were not saved
+    /// themselves. None if something of it is nowhere.
+    pub(crate) fn recipe(
+        &self,
+        recompute: &dyn Recompute,
+        number: usize,
+        saved: &HashMap<Id, usize>,
+        time_ns: impl Fn(usize) -> u64,
+    ) -> Option<Recipe> {
+        /// Operations that are looked at: what takes more is not worth it.
+        const MOST: usize = 64;
+        let (mut recipe, mut known) = (Recipe { inputs: Vec::new(), time_ns: 0 }, Vec::new());
+        let interval = |id: Id| self.intervals.get(&id).copied();
+        recipe.time_ns += time_ns(interval(recompute.id())?);
+        let mut rest = recompute.inputs();
+        while let Some(Input { id, stays, recompute }) = rest.pop() {
+            if stays || known.contains(&id) {
+                continue;
+            }
+            known.push(id);
+            match saved.get(&id) {
+                Some(input) if *input != number => recipe.inputs.push(*input),
+                Some(_) => return None,
+                None => {
+                    recipe.time_ns += time_ns(interval(id)?);
+                    rest.extend(recompute?.inputs());
+                }
+            }
+            if known.len() > MOST {
+                return None;
+            }
+        }
+        recipe.inputs.sort_unstable();
+        recipe.inputs.dedup();
+        Some(recipe)
+    }
+}
