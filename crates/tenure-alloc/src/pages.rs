@@ -183,7 +183,8 @@ impl<P: Pages> PageHeap<P> {
         let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
         // A touch brings a huge page, all of it: what is left of the last is held too, where it may be.
         let end = (run.address + bytes).next_multiple_of(HUGE_PAGE_BYTES).min(run.end());
-        let more = (end - run.address - bytes).min(most.saturating_sub(state.reserved() + bytes));
+        let more =
+            (end - run.address - bytes).min(most.saturating_sub(state.reserved() + bytes) / PAGE_BYTES * PAGE_BYTES);
         state.bare.remove(run.address, bytes + more);
         if more > 0 {
             state.held.insert(run.address + bytes, more);
@@ -363,9 +364,11 @@ mod tests {
         #[test]
         fn blocks_are_apart_and_no_more_is_held_than_allowed(
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 1u64..40 * MIB), 1..200),
+            slack_bytes in 0..16 * MIB,
+            limit_bytes in prop_oneof![Just(u64::MAX), 64 * MIB..512 * MIB],
         ) {
             let fake = Fake::default();
-            let config = Config::default();
+            let config = Config { slack_bytes, limit_bytes, ..Config::default() };
             let heap = PageHeap::new(&fake, config.clone());
             let (mut live, mut peak): (Vec<Block>, u64) = (Vec::new(), 0);
             for (frees, which, bytes) in steps {
@@ -373,15 +376,20 @@ mod tests {
                     let block = live.swap_remove(which.index(live.len()));
                     heap.free(block.address).unwrap();
                 } else {
-                    let block = heap.allocate(request(bytes)).unwrap();
+                    let Ok(block) = heap.allocate(request(bytes)) else {
+                        let live: u64 = live.iter().map(|block| block.bytes).sum();
+                        prop_assert!(live + bytes.next_multiple_of(PAGE_BYTES) > limit_bytes);
+                        continue;
+                    };
                     let end = block.address + block.bytes;
-                    prop_assert!(block.bytes >= bytes && heap.addresses().contains(&block.address));
+                    prop_assert!(block.address % PAGE_BYTES == 0 && block.bytes >= bytes && heap.addresses().contains(&block.address));
                     prop_assert!(live.iter().all(|other| other.address >= end || other.address + other.bytes <= block.address));
                     live.push(block);
                     peak = peak.max(live.iter().map(|block| block.bytes).sum());
                 }
                 let held = heap.statistics().all.reserved_bytes.current;
-                prop_assert!(held <= peak + ((peak as f64 * config.slack) as u64).max(config.slack_bytes));
+                let most = peak + ((peak as f64 * config.slack) as u64).max(config.slack_bytes);
+                prop_assert!(held <= most.min(limit_bytes));
             }
             live.iter().for_each(|block| heap.free(block.address).unwrap());
             heap.release_cached().unwrap();

@@ -192,6 +192,7 @@ fn a_budget_is_kept_with_the_same_losses_and_one_that_is_too_small_refused() {
     let spill = ["--spill", ".", "--spill-bytes", "67108864"];
     let output = tenure(folder.path(), &[&run[..], &spill[..], &["--budget", "85%"]].concat());
     assert!(String::from_utf8_lossy(&output.stderr).contains("a plain step takes "), "{output:?}");
+    assert!(output.status.success(), "{output:?}");
     let within: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(within["losses"], plain["losses"]);
     let bytes = |field: &str| within[field].as_u64().unwrap();

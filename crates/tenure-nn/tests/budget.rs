@@ -74,7 +74,7 @@ fn losses_within_a_budget_are_those_without() {
         let mut run = trainer(3).within(engine()).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         let budget = peak * percent / 100;
-        run.engine().unwrap().set_budget(budget).unwrap();
+        run.engine().unwrap().set_budget(budget);
         assert_eq!(losses(&mut run), plain, "{percent}%");
         for step in run.history() {
             let report = step.offload.unwrap();
@@ -95,7 +95,7 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
     };
     let mut run = trainer(3).within(engine_over(slow)).unwrap();
     let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
-    run.engine().unwrap().set_budget(peak * 60 / 100).unwrap();
+    run.engine().unwrap().set_budget(peak * 60 / 100);
     assert_eq!(losses(&mut run), plain);
     for step in run.history() {
         let report = step.offload.unwrap();
@@ -108,12 +108,12 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
 fn a_budget_that_is_too_small_is_refused_before_the_first_step() {
     let _one = ONE.lock();
     let mut run = trainer(2).within(engine()).unwrap();
-    run.engine().unwrap().set_budget(4 << 20).unwrap();
+    run.engine().unwrap().set_budget(4 << 20);
     let error = run.rehearse(Pass::Budgeted).unwrap_err().to_string();
     assert!(error.contains("a budget of 4194304 bytes is too small"), "{error}");
     let words: Vec<&str> = error.split(' ').collect();
     let least: u64 = words[words.iter().position(|word| *word == "small:").unwrap() + 1].parse().unwrap();
-    run.engine().unwrap().set_budget(least).unwrap();
+    run.engine().unwrap().set_budget(least);
     let within = losses(&mut run);
     drop(run);
     assert_eq!(within, losses(&mut trainer(2)));

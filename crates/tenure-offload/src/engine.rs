@@ -74,17 +74,19 @@ impl Engine {
         Self { shared }
     }
 
-    /// How many bytes of its memory may be held at any time.
+    /// How many bytes of its memory may be held at any time, from the next step on.
+    pub fn set_budget(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        state.budget_bytes = Some(bytes);
+        state.plans.clear();
+    }
+
+    /// The budget holds from now on, before there is a step: what is kept for later allocations is given back.
     ///
     /// # Errors
     /// The limit cannot be set.
-    pub fn set_budget(&self, bytes: u64) -> Result<(), OffloadError> {
-        {
-            let mut state = self.shared.state.lock();
-            state.budget_bytes = Some(bytes);
-            state.plans.clear();
-        }
-        self.shared.memory.set_limit(Some(bytes))
+    pub fn enforce(&self) -> Result<(), OffloadError> {
+        self.shared.memory.set_limit(self.budget_bytes())
     }
 
     /// The budget, if it has one.

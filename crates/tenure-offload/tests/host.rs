@@ -29,7 +29,7 @@ fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let links = vec![(link, Destination::Disk)];
     let options = Options { least_bytes: MIB, links, planner: Box::new(Scheduled), planning };
     let engine = Engine::new(Memory::of(Device::CPU).unwrap(), mover, options);
-    engine.set_budget(budget_bytes).unwrap();
+    engine.set_budget(budget_bytes);
     engine
 }
 

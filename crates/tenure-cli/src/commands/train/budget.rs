@@ -131,12 +131,12 @@ impl Budget {
         let Some(budget) = args.budget else { return Ok(run) };
         match budget {
             FastBytes::Bytes(bytes) => {
-                self.set(bytes)?;
+                self.set(bytes);
                 run.rehearse(Pass::Budgeted)?;
             }
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
-                self.set((plain as f64 * percent / 100.0) as u64)?;
+                self.set((plain as f64 * percent / 100.0) as u64);
                 // Nobody is left to tell of a failure here.
                 let _ = writeln!(
                     io::stderr(),
@@ -146,13 +146,14 @@ impl Budget {
                 );
             }
         }
+        self.engine.enforce()?;
         resident::forget_most();
         Ok(run)
     }
 
-    fn set(&mut self, bytes: u64) -> anyhow::Result<()> {
+    fn set(&mut self, bytes: u64) {
         self.bytes = bytes;
-        Ok(self.engine.set_budget(bytes.saturating_sub(self.staging_bytes))?)
+        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
     }
 
     /// What it took.
