@@ -456,7 +456,7 @@ impl Shared {
                     self.course(signature)?;
                 }
             }
-            Course::Planned { profiled, events, .. } if profiled.events.len() == events => report.is_planned = true,
+            Course::Planned { profiled, events, .. } if profiled.events.len() <= events => report.is_planned = true,
             // What was measured is not what is done.
             Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature)),
             Course::None => {}

@@ -145,6 +145,10 @@ impl Course {
         let Self::Planned { profiled, schedule, events } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
+        if point >= profiled.events.len() {
+            // All that was measured is done: what follows, such as an update, is no part of it.
+            return Vec::new();
+        }
         if profiled.events.get(point) == Some(&event) {
             return schedule.at(point).to_vec();
         }
