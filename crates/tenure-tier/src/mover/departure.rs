@@ -119,6 +119,7 @@ impl Shared {
     /// on its way to disk makes room.
     fn room(&self, side: &DeviceSide, name: &str, bytes: usize, left: usize) -> Result<PinnedBuffer, MoverError> {
         let mut leaving = self.leaving.lock();
+        let mut is_settled = false;
         loop {
             let PinnedStatistics { limit_bytes: limit, blocks, .. } = side.pool.statistics();
             let is_left = blocks.all.allocated_bytes.current + (bytes + left) as u64 <= limit;
@@ -127,6 +128,11 @@ impl Shared {
             match allocated {
                 Err(PinnedError::LimitReached { .. }) if left == 0 && leaving.bytes > 0 => {
                     self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
+                }
+                // Buffers that were freed wait for their copies.
+                Err(PinnedError::LimitReached { .. }) if left == 0 && !is_settled => {
+                    side.settle().map_err(MoverError::driver(name))?;
+                    is_settled = true;
                 }
                 Err(PinnedError::LimitReached { limit, .. }) => {
                     let failed = leaving.failed.clone();
@@ -145,6 +151,13 @@ impl DeviceSide {
         let ready = self.mark(name, stream)?;
         let outward = self.outward.stream.id();
         Ok((ready, !self.memory.record_use(source.address(), outward).map_err(memory_error(name))?))
+    }
+}
+
+impl DeviceSide {
+    /// Waits until all copies that were asked for are done.
+    fn settle(&self) -> Result<(), DriverError> {
+        std::iter::once(&self.outward).chain(&self.inward).try_for_each(|copies| copies.stream.synchronize())
     }
 }
 
