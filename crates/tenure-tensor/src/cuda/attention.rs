@@ -1,5 +1,6 @@
-//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, whose gradients take such a matrix of some
-//! heads at a time to be the same every time, all else by kernels of its own. What is dropped is drawn by the numbers of a tensor of all weights, which are not cuDNN's.
+//! Attention without a matrix of all weights, and its gradients: of halves by cuDNN, whose gradients take such a matrix of
+//! some heads at a time to be the same every time, all else by kernels of its own. What is dropped is drawn by the numbers
+//! of a tensor of all weights, which are not cuDNN's.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};

@@ -30,7 +30,7 @@ pub(super) struct Request {
 }
 
 impl Request {
-    pub(crate) fn end(self, result: io::Result<()>) {
+    pub(super) fn end(self, result: io::Result<()>) {
         (self.done)(Some(self.chunk), result);
     }
 }

@@ -1,3 +1,5 @@
+//! Threads that wait for a device.
+
 use std::sync::{Arc, mpsc};
 use std::{io, thread};
 
