@@ -67,7 +67,7 @@ enum Going {
     Coming(u64, Arc<Arrival>),
 }
 
-/// Lets go of something; none if there is nothing.
+/// Lets go of something; none if nothing can.
 fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
     let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
         // Who needs it has a handle.
@@ -75,18 +75,22 @@ fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
         (Some(storage), None) => storage.handles() == 1,
         (None, _) => false,
     };
-    let (id, held) = state.held.iter().find(|(_, held)| is_idle(held))?;
-    let id = *id;
-    let going = match &held.arrival {
-        Some(arrival) => return Some(Going::Coming(id, Arc::clone(arrival))),
-        None if held.stored.is_some() => Going::Gone,
-        None => Going::Leaving,
-    };
-    state.report.unplanned += 1;
-    if let Err(error) = shared.spill(state, id, 0) {
-        state.failure.get_or_insert(error);
-        return None;
+    let idle: Vec<u64> = state.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
+    for id in idle {
+        let going = match &state.held[&id] {
+            Held { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),
+            Held { stored: Some(_), .. } => Going::Gone,
+            _ => Going::Leaving,
+        };
+        if let Err(error) = shared.spill(state, id, 0) {
+            state.failure.get_or_insert(error);
+            return None;
+        }
+        // It stays where there is no room for it; for a smaller one there may be.
+        if state.held[&id].storage.is_none() {
+            state.report.unplanned += 1;
+            return Some(going);
+        }
     }
-    let has_gone = state.held.get(&id).is_some_and(|held| held.storage.is_none());
-    has_gone.then_some(going)
+    None
 }

@@ -264,6 +264,11 @@ impl PinnedBuffer {
         Ok(self.shared.blocks.allocator.record_stream(self.address(), stream)?)
     }
 
+    /// Shows only the first `bytes` bytes from now on, at least one. It takes as much memory as before.
+    pub fn truncate(&mut self, bytes: usize) {
+        self.bytes = self.bytes.min(bytes.max(1));
+    }
+
     /// Where the buffer is; 0 for one of no bytes.
     fn address(&self) -> u64 {
         if self.bytes == 0 { 0 } else { self.data.addr().get() as u64 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use tenure_device::pinned::{PinnedBuffer, PinnedError, PinnedStatistics};
+use tenure_device::pinned::{PinnedBuffer, PinnedError};
 use tenure_device::{DriverError, Event};
 
 use super::bytes::{Bytes, Part};
@@ -46,9 +46,11 @@ impl Shared {
     /// From a device to memory where it stays.
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
         let (ready, is_foreign) = side.leave(name, &source)?;
-        // What goes through to disk must find room when what stays has taken all that it may.
-        let left = if self.disk.is_some() { 2 * self.piece_bytes } else { 0 };
-        let with_room = |part: Part| Ok((self.room(side, name, part.count, left)?, part));
+        let room = |bytes: usize| match side.pool.allocate(bytes) {
+            Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.leaving.lock())),
+            allocated => allocated.map_err(pinned(name)),
+        };
+        let with_room = |part: Part| Ok((room(part.count)?, part));
         let mut parts =
             Arc::new(source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
@@ -78,7 +80,7 @@ impl Shared {
         let parts = Arc::new(source).pieces(self.piece_bytes);
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
         for part in parts {
-            let mut buffer = self.room(side, name, part.count, 0)?;
+            let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
@@ -115,32 +117,32 @@ impl Shared {
         (pieces, progress)
     }
 
-    /// Pinned memory for a piece. Where so many bytes must be `left`, it is for what stays; else it waits as long as what is
-    /// on its way to disk makes room.
-    fn room(&self, side: &DeviceSide, name: &str, bytes: usize, left: usize) -> Result<PinnedBuffer, MoverError> {
-        let mut leaving = self.leaving.lock();
-        let mut is_settled = false;
+    /// Pinned memory for a piece to pass through: waits as long as what is on its way to disk makes room.
+    fn passage(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
+        let (mut leaving, mut is_settled) = (self.leaving.lock(), false);
         loop {
-            let PinnedStatistics { limit_bytes: limit, blocks, .. } = side.pool.statistics();
-            let is_left = blocks.all.allocated_bytes.current + (bytes + left) as u64 <= limit;
-            let refused = || PinnedError::LimitReached { requested: bytes as u64, used: limit - left as u64, limit };
-            let allocated = if left == 0 || is_left { side.pool.allocate(bytes) } else { Err(refused()) };
-            match allocated {
-                Err(PinnedError::LimitReached { .. }) if left == 0 && leaving.bytes > 0 => {
+            match side.passage.allocate(self.piece_bytes) {
+                Ok(mut buffer) => {
+                    buffer.truncate(bytes);
+                    return Ok(buffer);
+                }
+                Err(PinnedError::LimitReached { .. }) if leaving.bytes > 0 => {
                     self.stalls.disk_write.wait(|| self.left.wait(&mut leaving));
                 }
                 // Buffers that were freed wait for their copies.
-                Err(PinnedError::LimitReached { .. }) if left == 0 && !is_settled => {
+                Err(PinnedError::LimitReached { .. }) if !is_settled => {
                     side.settle().map_err(MoverError::driver(name))?;
                     is_settled = true;
                 }
-                Err(PinnedError::LimitReached { limit, .. }) => {
-                    let failed = leaving.failed.clone();
-                    return Err(MoverError::NoRoom { name: name.into(), bytes: bytes as u64, limit, failed });
-                }
-                allocated => return allocated.map_err(pinned(name)),
+                Err(PinnedError::LimitReached { .. }) => return Err(self.no_room(name, bytes, &leaving)),
+                Err(error) => return Err(pinned(name)(error)),
             }
         }
+    }
+
+    fn no_room(&self, name: &str, bytes: usize, leaving: &Departures) -> MoverError {
+        let failed = leaving.failed.clone();
+        MoverError::NoRoom { name: name.into(), bytes: bytes as u64, limit: self.memory_bytes as u64, failed }
     }
 }
 

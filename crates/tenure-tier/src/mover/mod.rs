@@ -37,10 +37,12 @@ use watcher::Watcher;
 const MAX_PIECE: usize = 4 << 20;
 /// Pieces that are read from disk at a time.
 const LANES: usize = 8;
-/// Pieces of the memory at least: half of it is for what is read.
+/// Pieces that are on their way to disk at a time.
+const PASSAGE: usize = 4;
+/// Pieces of the memory at least: three quarters of it are for what passes through.
 const PIECES: usize = 2 * LANES;
 /// The least memory of a mover.
-const LEAST_MEMORY: usize = 4 << 20;
+const LEAST_MEMORY: usize = 8 << 20;
 
 /// What a mover works with.
 #[derive(Clone, Debug)]
@@ -130,7 +132,10 @@ struct DeviceSide {
     departures: Watcher,
     arrivals: Watcher,
     memory: &'static DeviceMemory,
+    /// For what stays.
     pool: PinnedPool,
+    /// For what passes through, to disk or from there, in pieces of one size: each that is freed is room for any.
+    passage: PinnedPool,
     outward: CopyStream,
     /// By urgency: copies of one stream wait for each other.
     inward: [CopyStream; 2],
@@ -147,16 +152,19 @@ impl Mover {
     /// A mover for a device's memory, or for that of the host.
     ///
     /// # Errors
-    /// [`MoverError::TooLittle`]: less than 4 MiB of memory; failures of the driver and of the system.
+    /// [`MoverError::TooLittle`]: less than 8 MiB of memory; failures of the driver and of the system.
     pub fn new(memory: Option<&'static DeviceMemory>, options: MoverOptions) -> Result<Self, MoverError> {
         let MoverOptions { memory_bytes, numa_node, disk } = options;
         if memory_bytes < LEAST_MEMORY {
             return Err(MoverError::TooLittle { given: memory_bytes, least: LEAST_MEMORY });
         }
-        let piece_bytes = MAX_PIECE.min(memory_bytes / PIECES) & !4095;
-        let side = memory.map(|memory| DeviceSide::new(memory, memory_bytes, numa_node)).transpose()?;
+        // A power of two, of which a whole number fits in whatever memory is pinned at once.
+        let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / PIECES).ilog2();
+        let passage_bytes = if disk.is_some() { (LANES + PASSAGE) * piece_bytes } else { 0 };
+        let side = |memory| DeviceSide::new(memory, [memory_bytes - passage_bytes, passage_bytes], numa_node);
+        let side = memory.map(side).transpose()?;
         let lane = |_| match &side {
-            Some(side) => side.pool.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
+            Some(side) => side.passage.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
             None => Ok(None),
         };
         let lanes = if disk.is_some() { (0..LANES).map(lane).collect::<Result<_, _>>()? } else { Vec::new() };
@@ -292,7 +300,7 @@ impl Mover {
         }
     }
 
-    /// Its pinned memory, for a device.
+    /// Its pinned memory where bytes stay, for a device.
     pub fn pinned(&self) -> Option<PinnedStatistics> {
         self.shared.side.as_ref().map(|side| side.pool.statistics())
     }
@@ -306,9 +314,12 @@ impl fmt::Debug for Mover {
 }
 
 impl DeviceSide {
-    fn new(memory: &'static DeviceMemory, memory_bytes: usize, numa_node: Option<u32>) -> Result<Self, MoverError> {
-        let config = PinnedConfig { numa_node, ..PinnedConfig::new(memory_bytes as u64) };
-        let pool = PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))?;
+    fn new(memory: &'static DeviceMemory, bytes: [usize; 2], numa_node: Option<u32>) -> Result<Self, MoverError> {
+        let pool = |bytes: usize| {
+            let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
+            PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))
+        };
+        let [pool, passage] = [pool(bytes[0])?, pool(bytes[1])?];
         let copies = |priority, way| {
             let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;
             Ok::<_, MoverError>(CopyStream::new(stream, way))
@@ -319,6 +330,7 @@ impl DeviceSide {
             arrivals: watcher("tenure-in")?,
             memory,
             pool,
+            passage,
             outward: copies(Priority::Default, Way::Out)?,
             inward: [copies(Priority::High, Way::In)?, copies(Priority::Default, Way::In)?],
         })

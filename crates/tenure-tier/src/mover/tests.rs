@@ -22,7 +22,7 @@ type Memory = &'static DeviceMemory;
 
 const MIB: usize = 1 << 20;
 /// Pieces of 256 KiB.
-const SMALL: usize = 4 * MIB;
+const SMALL: usize = 8 * MIB;
 
 fn simulated(seed: u64) -> (Arc<SimDriver>, Memory) {
     let driver = Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() }));
@@ -300,7 +300,7 @@ fn full_memory_is_an_answer_and_a_store_through_it_waits_for_room() {
         let kept: Vec<_> = (0..).map_while(|seed| stay(seed).ok()).collect();
         assert!((1..=4).contains(&kept.len()), "{}", kept.len());
         let said = stay(9).unwrap_err().to_string();
-        assert!(said.starts_with("layer.9/out#0: ") && said.contains("find no room in the mover's 4194304"), "{said}");
+        assert!(said.starts_with("layer.9/out#0: ") && said.contains("find no room in the mover's 8388608"), "{said}");
         // What stays is fetched all the same, and there is always room to read.
         for (seed, stored) in kept.iter().enumerate() {
             assert!(fetch(&mover, memory, stored, Urgency::Ahead).unwrap() == expected(MIB / 2, seed as u8));
@@ -330,7 +330,7 @@ fn links_say_what_went_over_them() {
         mover.probe().unwrap();
         let Links { device_to_host, host_to_device, disk_write, disk_read } = mover.links();
         for link in [device_to_host, host_to_device, disk_write, disk_read] {
-            assert_eq!((link.bytes, link.transfers), (2 << 20, 8));
+            assert_eq!((link.bytes, link.transfers), (4 << 20, 8));
         }
         assert!(disk_write.bandwidth().unwrap() > 0.0 && disk_read.bandwidth().unwrap() > 0.0);
         // Work of a simulated device takes no time.
@@ -384,7 +384,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
             self.1.store(true, Ordering::Release);
         }
     }
-    let bytes = some_bytes(1, 9 * MIB + 5);
+    let bytes = some_bytes(1, 17 * MIB + 5);
     let mut owner = Owner(bytes.clone(), Arc::clone(&freed));
     // SAFETY: nobody writes to it.
     let source = unsafe { Bytes::new(owner.0.as_mut_ptr(), bytes.len(), None, owner) };
@@ -406,7 +406,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
 fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
     let (_folders, disk) = disk();
     let mover = mover(None, Some(&disk));
-    let put = |name| mover.store(name, vector(vec![1; MIB / 2]), Destination::Disk).unwrap();
+    let put = |name| mover.store(name, vector(vec![1; MIB]), Destination::Disk).unwrap();
     let [a, b, c] = ["a", "b", "c"].map(put);
     [&a, &b, &c].iter().for_each(|stored| stored.wait().unwrap());
     let order = || {
@@ -415,7 +415,7 @@ fn what_somebody_waits_for_is_read_before_what_is_fetched_ahead() {
     };
     // Nothing is read as long as there are no lanes.
     let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);
-    let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB / 2]), urgency).unwrap();
+    let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB]), urgency).unwrap();
     let arrivals = [fetch(&a, Urgency::Ahead), fetch(&b, Urgency::Ahead), fetch(&c, Urgency::Now)];
     assert_eq!(order(), "ccaabb");
     thread::scope(|scope| {
