@@ -34,7 +34,7 @@ pub struct Options {
 /// A handle: clones are one engine. It limits the memory while it lives.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 pub(crate) struct Shared {
@@ -50,6 +50,8 @@ pub(crate) struct State {
     pub(crate) held: BTreeMap<u64, Held>,
     known: HashMap<Id, Weak<Saved>>,
     next: u64,
+    /// What stays from step to step.
+    pub(crate) residents: Vec<u64>,
     /// The first of this step.
     first: u64,
     /// What is on its way out.
@@ -94,6 +96,11 @@ impl Engine {
         self.shared.state.lock().budget_bytes
     }
 
+    /// What has fewer bytes is kept.
+    pub fn least_bytes(&self) -> u64 {
+        self.shared.options.least_bytes
+    }
+
     /// Forgets what was measured, and the plans made of it.
     pub fn forget(&self) {
         let mut state = self.shared.state.lock();
@@ -122,7 +129,7 @@ impl Engine {
     pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
         let shared = &self.shared;
         let course = match pass {
-            Pass::Plain => Course::Measured(Box::new(Measured::new(pass))),
+            Pass::Plain => shared.measured(pass),
             Pass::Budgeted => shared.course(signature)?,
         };
         let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
@@ -135,6 +142,7 @@ impl Engine {
         state.leaving.retain(|stored| stored.host_bytes() > 0);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
+        shared.open()?;
         shared.begin_interval(None)?;
         Ok(step)
     }
@@ -170,23 +178,22 @@ impl Engine {
             measured.saved.insert(id, measured.recomputes.len());
             measured.recomputes.push(recompute.clone());
         }
-        let number = state.next;
-        state.next += 1;
-        let held = Held {
+        let number = state.add(Held {
             name,
             bytes,
+            tag: Tag::Activation,
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
-            source: storage.downgrade(),
+            source: Some(storage.downgrade()),
             storage: Some(storage.clone()),
             arrival: None,
             stored: None,
+            is_lent: false,
             recompute,
-        };
-        state.held.insert(number, held);
+        });
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
-        let actions = state.course.next(event);
+        let actions = state.next_actions(event);
         shared.act(state, actions, Some(number))?;
         shared.begin_interval(stream)?;
         Ok(Some(saved))
@@ -206,14 +213,9 @@ impl Engine {
     /// They cannot come back.
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let shared = &self.shared;
-        let mut state = shared.state.lock();
-        if let Some(number) = saved.id.checked_sub(state.first) {
-            let event = Event::Need { number: number as usize };
-            state.end_interval(&shared.memory, stream, Some(event), "")?;
-            let actions = state.course.next(event);
-            shared.act(state, actions, None)?;
-        } else {
-            drop(state);
+        let first = shared.state.lock().first;
+        if let Some(number) = saved.id.checked_sub(first) {
+            shared.pass(Event::Need { number: number as usize }, stream)?;
         }
         let storage = shared.here(saved.id, stream)?;
         shared.begin_interval(stream)?;
@@ -229,12 +231,43 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    /// Something happens: what is to be done then is done.
+    pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        state.end_interval(&self.memory, stream, Some(event), "")?;
+        let actions = state.next_actions(event);
+        let fresh = match event {
+            Event::GiveBack { id } => Some(id),
+            _ => None,
+        };
+        self.act(state, actions, fresh)
+    }
+
+    /// Residents are where a step begins with them.
+    fn open(&self) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        match &state.course {
+            Course::Measured(measured) if measured.pass == Pass::Budgeted => {
+                for id in state.residents.clone() {
+                    self.spill(&mut state, id, 0)?;
+                }
+                drop(state);
+                reclaim::wait_for_all(self)
+            }
+            Course::Planned { profiled, schedule, .. } => {
+                let actions = profiled.ids(schedule.at_begin(), state.first);
+                self.act(state, actions, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
     /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
     fn act<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        actions: Vec<(usize, Action)>,
+        actions: Vec<(u64, Action)>,
         fresh: Option<u64>,
     ) -> Result<(), OffloadError> {
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
@@ -243,9 +276,7 @@ impl Shared {
             drop(state);
             return reclaim::wait_for_all(self);
         }
-        let first = state.first;
-        for (number, action) in actions {
-            let id = first + number as u64;
+        for (id, action) in actions {
             match action {
                 Action::Spill { link } => self.spill(&mut state, id, link)?,
                 Action::Fetch => {
@@ -298,24 +329,24 @@ impl Shared {
 
     /// Bytes begin to come back, if they are not there.
     fn fetch(&self, id: u64, urgency: Urgency) -> Result<(), OffloadError> {
-        let (name, bytes, allocator, stream) = {
+        let (name, bytes, tag, allocator, stream) = {
             let mut state = self.state.lock();
             let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
             if held.storage.is_some() {
                 return Ok(());
             }
-            if let Some(source) = held.source.upgrade() {
+            if let Some(source) = held.of_others() {
                 held.storage = Some(source);
                 return Ok(());
             }
             if held.stored.is_none() {
                 return Ok(());
             }
-            (held.name.clone(), held.bytes, Arc::clone(&held.allocator), held.stream.clone())
+            (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
         // Nothing is locked: room may have to be made.
         let storage = {
-            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+            let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
             Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
         };
@@ -332,12 +363,12 @@ impl Shared {
     }
 
     /// Bytes, in memory, and there for what is put on a stream next.
-    fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    pub(crate) fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
             let (storage, arrival, home, is_given_up) = {
                 let state = self.state.lock();
                 let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_given_up = held.stored.is_none() && held.source.upgrade().is_none();
+                let is_given_up = held.stored.is_none() && held.of_others().is_none();
                 (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
             };
             let Some(storage) = storage else {
@@ -369,7 +400,7 @@ impl Shared {
         if let Course::Measured(measured) = &mut state.course {
             measured.operations.add(id, measured.events.len() - 1);
         }
-        let actions = state.course.next(Event::Operation);
+        let actions = state.next_actions(Event::Operation);
         self.act(state, actions, None)?;
         self.begin_interval(stream)
     }
@@ -423,7 +454,7 @@ impl Shared {
     }
 
     /// Somebody computes from now on.
-    fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
         let State { held, first, course, .. } = &mut *state;
         let Course::Measured(measured) = course else { return Ok(()) };
@@ -464,13 +495,19 @@ impl Shared {
         Ok(report)
     }
 
+    fn measured(&self, pass: Pass) -> Course {
+        let state = self.state.lock();
+        let residents = state.residents.iter().map(|id| (*id, &state.held[id]));
+        Course::Measured(Box::new(Measured::new(pass, residents)))
+    }
+
     /// What a step of a signature goes by, within the budget.
     fn course(&self, signature: u64) -> Result<Course, OffloadError> {
         let (profiled, plan, budget_bytes) = {
             let state = self.state.lock();
             (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
-        let Some(profiled) = profiled else { return Ok(Course::Measured(Box::new(Measured::new(Pass::Budgeted)))) };
+        let Some(profiled) = profiled else { return Ok(self.measured(Pass::Budgeted)) };
         let schedule = match plan {
             Some(plan) => plan,
             None => {
@@ -496,6 +533,19 @@ impl Shared {
 }
 
 impl State {
+    /// One more is held. Its number.
+    pub(crate) fn add(&mut self, held: Held) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.held.insert(id, held);
+        id
+    }
+
+    /// What is done where an event has happened.
+    fn next_actions(&mut self, event: Event) -> Vec<(u64, Action)> {
+        self.course.next(event, self.first)
+    }
+
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
     fn end_interval(
         &mut self,
@@ -516,6 +566,8 @@ impl State {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
             Some(Event::Need { number }) => measured.profile.need(other, number),
+            Some(Event::Lend { id }) => measured.lend(other, id),
+            Some(Event::GiveBack { id }) => measured.give_back(other, id),
             Some(Event::Operation) | None => drop(measured.profile.end(other)),
         }
         measured.events.extend(event);

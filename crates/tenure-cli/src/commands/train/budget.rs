@@ -132,7 +132,6 @@ impl Budget {
         match budget {
             FastBytes::Bytes(bytes) => {
                 self.set(bytes);
-                run.rehearse(Pass::Budgeted)?;
             }
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
@@ -146,6 +145,7 @@ impl Budget {
                 );
             }
         }
+        run.rehearse(Pass::Budgeted)?;
         self.engine.enforce()?;
         resident::forget_most();
         Ok(run)
