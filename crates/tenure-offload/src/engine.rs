@@ -139,7 +139,7 @@ impl Engine {
         (state.signature, state.first, state.report, state.failure) =
             (signature, state.next, StepReport::default(), None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        state.leaving.retain(Stored::keeps_source);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
         shared.open()?;
@@ -312,6 +312,8 @@ impl Shared {
             match self.mover.store(&held.name, source, *destination) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
+                    // Those that are out take room where they are.
+                    leaving.retain(Stored::keeps_source);
                     leaving.push_back(stored.clone());
                     held.stored = Some(stored);
                     return Ok(());
