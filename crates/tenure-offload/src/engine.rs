@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
     options: Options,
+    /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
+    limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
 }
 
@@ -70,7 +72,7 @@ pub(crate) struct State {
 impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
-        let shared = Arc::new(Shared { memory, mover, options, state: Mutex::default() });
+        let shared = Arc::new(Shared { memory, mover, options, limit: Mutex::default(), state: Mutex::default() });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
         Self { shared }
@@ -88,7 +90,9 @@ impl Engine {
     /// # Errors
     /// The limit cannot be set.
     pub fn enforce(&self) -> Result<(), OffloadError> {
-        self.shared.memory.set_limit(self.budget_bytes())
+        let bytes = self.budget_bytes();
+        *self.shared.limit.lock() = None;
+        self.shared.set_limit(bytes)
     }
 
     /// The budget, if it has one.
@@ -133,7 +137,7 @@ impl Engine {
             Pass::Budgeted => shared.course(signature)?,
         };
         let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
-        shared.memory.set_limit(limit)?;
+        shared.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
         (state.signature, state.first, state.report, state.failure) =
@@ -231,6 +235,15 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let mut limit = self.limit.lock();
+        if *limit != bytes {
+            self.memory.set_limit(bytes)?;
+            *limit = bytes;
+        }
+        Ok(())
+    }
+
     /// Something happens: what is to be done then is done.
     pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();

@@ -37,7 +37,7 @@ pub(crate) fn make_room(shared: &Shared) -> bool {
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
         drop(state);
         // What is too much is measured, and told when the step is over.
-        return is_measured && shared.memory.set_limit(None).is_ok();
+        return is_measured && shared.set_limit(None).is_ok();
     }
 }
 
