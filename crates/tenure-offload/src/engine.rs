@@ -6,10 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{KeyId, Purpose, Storage, Tag};
+use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_plan::Planner;
 use tenure_plan::planner::PlannerOptions;
+use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
@@ -57,6 +58,8 @@ pub(crate) struct State {
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
+    /// By what bytes are encoded on their way to a disk.
+    codec: Choice,
     /// What steps of a signature do.
     profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Schedule>>,
@@ -79,6 +82,19 @@ impl Engine {
         let mut state = self.shared.state.lock();
         state.budget_bytes = Some(bytes);
         state.plans.clear();
+    }
+
+    /// By what bytes are encoded on their way to a disk, from the next step on: at first by nothing. What measurements are
+    /// to choose is chosen in the step that is measured, for all that has the same place in later ones.
+    pub fn set_codec(&self, codec: Choice) {
+        let mut state = self.shared.state.lock();
+        state.codec = codec;
+        (state.profiles, state.plans) = Default::default();
+    }
+
+    /// By what bytes are encoded on their way to a disk.
+    pub fn codec(&self) -> Choice {
+        self.shared.state.lock().codec
     }
 
     /// The budget holds from now on, before there is a step: what is kept for later allocations is given back.
@@ -129,8 +145,8 @@ impl Engine {
         shared.memory.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
-        (state.signature, state.first, state.report, state.failure) =
-            (signature, state.next, StepReport::default(), None);
+        let report = StepReport { codec: state.codec, ..StepReport::default() };
+        (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
         state.leaving.retain(|stored| stored.host_bytes() > 0);
         drop(state);
@@ -139,8 +155,8 @@ impl Engine {
         Ok(step)
     }
 
-    /// Bytes are saved: as they are when what was put on their stream so far is done. None if they stay where they are,
-    /// since there is nothing to gain.
+    /// Bytes are saved, elements of a dtype: as they are when what was put on their stream so far is done. None if they stay
+    /// where they are, since there is nothing to gain.
     ///
     /// # Errors
     /// What is to go now cannot, or what went before could not.
@@ -148,6 +164,7 @@ impl Engine {
         &self,
         storage: &Storage,
         version: u64,
+        dtype: DType,
         stream: Option<&Stream>,
         recompute: Option<Arc<dyn Recompute>>,
         name: impl FnOnce() -> String,
@@ -166,15 +183,20 @@ impl Engine {
         }
         let (name, event) = (name(), Event::Save { bytes });
         state.end_interval(&shared.memory, stream, Some(event), &name)?;
+        let choice = state.codec;
         if let Course::Measured(measured) = &mut state.course {
+            let (codec, compression) = shared.codec(storage, dtype, choice);
+            measured.profile.saved_mut(measured.recomputes.len()).compression = compression;
             measured.saved.insert(id, measured.recomputes.len());
             measured.recomputes.push(recompute.clone());
+            measured.codecs.push(codec);
         }
         let number = state.next;
         state.next += 1;
         let held = Held {
             name,
             bytes,
+            dtype,
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
             source: storage.downgrade(),
@@ -265,9 +287,20 @@ impl Shared {
         Ok(())
     }
 
+    /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
+    /// now: in the host's memory, from which all links lead to disks.
+    fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
+        let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
+        let bytes = storage.lock();
+        // SAFETY: what is saved is not written to any more, but by a program that is wrong: then the sample is of no use.
+        let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
+        (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
+    }
+
     /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
     /// at once: who moves them has them as long as it must.
     pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
+        let choice = state.choice(id);
         let State { held, report, leaving, .. } = state;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
@@ -278,7 +311,8 @@ impl Shared {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.
             let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
-            match self.mover.store(&held.name, source, *destination) {
+            let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
+            match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
                     leaving.push_back(stored.clone());
@@ -496,6 +530,12 @@ impl Shared {
 }
 
 impl State {
+    /// By what something that was saved is encoded: by what was found best when it was measured.
+    fn choice(&self, id: u64) -> Choice {
+        let number = id.checked_sub(self.first).map(|number| number as usize);
+        number.and_then(|number| self.course.codec(number)).unwrap_or(self.codec)
+    }
+
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
     fn end_interval(
         &mut self,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_core::{Allocator, Storage, WeakStorage};
+use tenure_core::{Allocator, DType, Storage, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{Arrival, Stored};
 
@@ -27,6 +27,7 @@ impl Drop for Saved {
 pub(crate) struct Held {
     pub(crate) name: String,
     pub(crate) bytes: u64,
+    pub(crate) dtype: DType,
     pub(crate) allocator: Arc<dyn Allocator>,
     /// Of a device: in whose order they were written.
     pub(crate) stream: Option<Stream>,

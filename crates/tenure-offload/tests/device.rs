@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_alloc::Request;
-use tenure_core::Storage;
+use tenure_core::{DType, Storage};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_offload::{Engine, Link, Memory, OffloadError, Options, Pass, Saved, StepReport};
@@ -83,7 +83,7 @@ fn step(engine: &Engine, device: Device, layers: &[Layer], pass: Pass) -> Result
         let out = made(device, layer.mib * MIB)?;
         set(device, &out, number as u8);
         set(device, &made(device, MIB)?, 0xff);
-        saved.push(engine.save(&out, 0, Some(&stream), None, || format!("layer {number}"))?.unwrap());
+        saved.push(engine.save(&out, 0, DType::U8, Some(&stream), None, || format!("layer {number}"))?.unwrap());
         held.push((number + layer.held, out));
         held.retain(|(until, _)| *until > number);
     }

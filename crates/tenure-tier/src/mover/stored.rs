@@ -11,6 +11,7 @@ use tenure_device::{Event, Stream};
 use super::MoverError;
 use super::bytes::{Part, Raw};
 use crate::Spilled;
+use crate::codec::Encoded;
 
 /// Bytes that the mover has, under the name that errors tell. Clones are one; the last that is dropped makes room.
 #[derive(Clone)]
@@ -44,6 +45,14 @@ impl Stored {
             Place::Disk(_) | Place::Lost(_) => 0,
         };
         self.inner.pieces.iter().map(of).sum()
+    }
+
+    /// What became of those that are on a disk.
+    pub fn encoded(&self) -> Encoded {
+        Encoded::of_all(self.inner.pieces.iter().filter_map(|piece| match &*piece.place.lock() {
+            Place::Disk(spilled) => Some(spilled.encoded()),
+            Place::Memory(_) | Place::Lost(_) => None,
+        }))
     }
 
     /// Makes later work of a stream wait, on the device, until the bytes have been read: it may write to what they were
