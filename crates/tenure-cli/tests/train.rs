@@ -234,13 +234,14 @@ fn a_budget_is_kept_with_the_same_losses_and_one_that_is_too_small_refused() {
 #[test]
 fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
     let folder = here();
-    let run = ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "8", "--steps", "2"];
-    let plain = json(&tenure(folder.path(), &[&run[..], &["--json"]].concat()));
+    let run = ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "8"];
+    let two = ["--steps", "2", "--json"];
+    let plain = json(&tenure(folder.path(), &[&run[..], &two].concat()));
     let within = |codec| [&run[..], &["--spill-bytes", "67108864", "--budget", "85%", "--codec", codec]].concat();
     let losses = |run: &Value| run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
     let plain: Vec<f64> = losses(&plain);
     for (codec, is_lossy, least) in [("planes", false, 1.05), ("fp16", true, 1.8)] {
-        let output = tenure(folder.path(), &[&within(codec)[..], &["--json"]].concat());
+        let output = tenure(folder.path(), &[&within(codec)[..], &two].concat());
         let made = last_line(&output);
         assert_eq!((&made["codec"], &made["is_lossy"]), (&codec.into(), &is_lossy.into()));
         assert!(made["compression"].as_f64() > Some(least), "{made}");
@@ -251,8 +252,21 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
             "{codec}: {made:?} {plain:?}"
         );
     }
-    let said = String::from_utf8(tenure(folder.path(), &within("csr-fp16")).stdout).unwrap();
+    let output = tenure(folder.path(), &[&within("csr-fp16")[..], &["--steps", "3", "--report", "run.html"]].concat());
+    let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("csr-fp16, which is lossy"), "{said}");
+    let page = fs::read_to_string(folder.path().join("run.html")).unwrap();
+    for said in [
+        "csr-fp16, which is lossy",
+        "Memory by tier during step 3",
+        "Links during step 3",
+        "What was saved in step 3",
+        "spilled to disk",
+        "written to disk, peak ",
+        "budget, peak ",
+    ] {
+        assert!(page.contains(said), "{said}");
+    }
     let said = complaint(folder.path(), &[TEXT, &["--budget", "85%", "--codec", "zip"]].concat());
     assert!(said.contains("there is no codec \"zip\"") && said.contains("auto"), "{said}");
 }

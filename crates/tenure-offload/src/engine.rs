@@ -15,6 +15,7 @@ use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
+use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
 use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
 
@@ -64,6 +65,8 @@ pub(crate) struct State {
     profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Schedule>>,
     pub(crate) report: StepReport,
+    /// What becomes of what is saved, if somebody records it.
+    pub(crate) notes: Option<Notes>,
     /// What went wrong where nobody could be told.
     pub(crate) failure: Option<OffloadError>,
 }
@@ -119,6 +122,20 @@ impl Engine {
     /// What went wrong where nobody could be told, such as in an allocation that then found no room.
     pub fn take_failure(&self) -> Option<OffloadError> {
         self.shared.state.lock().failure.take()
+    }
+
+    /// What becomes of what is held, and saved from now on, is noted.
+    pub(crate) fn note_from(&self, began: Instant) {
+        let mut state = self.shared.state.lock();
+        state.notes = Some(Notes::new(began));
+        for id in state.held.keys().copied().collect::<Vec<_>>() {
+            state.note_saved(id);
+        }
+    }
+
+    /// What was noted.
+    pub(crate) fn take_notes(&self) -> Vec<SavedRecord> {
+        self.shared.state.lock().notes.take().map(Notes::finish).unwrap_or_default()
     }
 
     /// The memory.
@@ -206,6 +223,7 @@ impl Engine {
             recompute,
         };
         state.held.insert(number, held);
+        state.note_saved(number);
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
         let actions = state.course.next(event);
@@ -229,6 +247,7 @@ impl Engine {
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let shared = &self.shared;
         let mut state = shared.state.lock();
+        state.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
         if let Some(number) = saved.id.checked_sub(state.first) {
             let event = Event::Need { number: number as usize };
             state.end_interval(&shared.memory, stream, Some(event), "")?;
@@ -281,7 +300,12 @@ impl Shared {
                     }
                     state = self.state.lock();
                 }
-                Action::Drop => drop(state.held.get_mut(&id).and_then(Held::give_up)),
+                Action::Drop => {
+                    let given_up = state.held.get_mut(&id).and_then(Held::give_up);
+                    if given_up.is_some() {
+                        state.note(id, |record, now_us| record.dropped_us = Some(now_us));
+                    }
+                }
             }
         }
         Ok(())
@@ -317,6 +341,7 @@ impl Shared {
                     report.spilled_bytes += held.bytes;
                     leaving.push_back(stored.clone());
                     held.stored = Some(stored);
+                    state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
                 Err(MoverError::NoRoom { .. }) => {}
@@ -362,6 +387,7 @@ impl Shared {
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
         held.storage = Some(storage);
         report.fetched_bytes += bytes;
+        state.note(id, |record, now_us| record.fetched_us = Some(now_us));
         Ok(())
     }
 
@@ -383,7 +409,10 @@ impl Shared {
                 continue;
             };
             if let Some(arrival) = arrival {
+                let since = Instant::now();
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
+                let stalled_us = since.elapsed().as_micros() as u64;
+                self.state.lock().note(id, |record, _| record.stalled_us += stalled_us);
                 // For other streams it is still on its way.
                 if stream.is_none() || stream == home.as_ref() {
                     self.arrived(id);
@@ -435,6 +464,7 @@ impl Shared {
         let time_ns = id.checked_sub(state.first).and_then(|number| state.course.recompute_ns(number as usize));
         state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
         state.report.recomputed_bytes += bytes;
+        state.note(id, |record, now_us| record.recomputed_us = Some(now_us));
         if let Some(held) = state.held.get_mut(&id) {
             held.storage.get_or_insert(storage);
         }
@@ -532,8 +562,12 @@ impl Shared {
 impl State {
     /// By what something that was saved is encoded: by what was found best when it was measured.
     fn choice(&self, id: u64) -> Choice {
-        let number = id.checked_sub(self.first).map(|number| number as usize);
-        number.and_then(|number| self.course.codec(number)).unwrap_or(self.codec)
+        match id.checked_sub(self.first) {
+            Some(number) => self.course.codec(number as usize).unwrap_or(self.codec),
+            // What is not of this step stays as it is: only what is saved for backward may lose something.
+            None if self.codec.is_lossy() => Choice::default(),
+            None => self.codec,
+        }
     }
 
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.

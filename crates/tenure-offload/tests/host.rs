@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
-use tenure_offload::{Engine, Link, Memory, OffloadError, Options, Pass, ProfileError, Saved, StepReport};
+use tenure_offload::{
+    Engine, Fate, Link, Memory, OffloadError, Options, Pass, ProfileError, Saved, SavedRecord, StepRecorder,
+    StepReport, TierMoment,
+};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::codec::{Choice, Codec};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
@@ -124,6 +127,39 @@ fn a_full_disk_is_an_error_that_names_what_was_to_go() {
     let engine = engine(4 * BYTES, 5 * BYTES);
     let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err().to_string();
     assert!(error.contains("layer ") && error.contains("do not fit on disk"), "{error}");
+}
+
+#[test]
+fn a_record_says_what_became_of_what_was_saved_and_where_it_was() {
+    let _one = ONE.lock();
+    let budget = (LAYERS + 2) * BYTES / 2;
+    let engine = engine(budget, 256 * MIB);
+    step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let recorder = StepRecorder::begin(&engine, Duration::from_micros(200));
+    let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let record = recorder.finish();
+
+    assert_eq!((record.saved.len() as u64, record.budget_bytes), (LAYERS, Some(budget)));
+    let is_spilled = |saved: &&SavedRecord| saved.fate() == Fate::Spilled(Destination::Disk);
+    let spilled: Vec<&SavedRecord> = record.saved.iter().filter(is_spilled).collect();
+    assert_eq!(spilled.iter().map(|saved| saved.bytes).sum::<u64>(), report.spilled_bytes);
+    for (layer, saved) in record.saved.iter().enumerate() {
+        assert_eq!((saved.name.clone(), saved.bytes), (format!("layer {layer}"), BYTES));
+        assert!(
+            saved.saved_us <= saved.needed_us.unwrap() && saved.needed_us.unwrap() <= record.elapsed_us,
+            "{saved:?}"
+        );
+        let Some((left, _)) = saved.spilled else { continue };
+        assert!(saved.saved_us <= left && left <= saved.fetched_us.unwrap(), "{saved:?}");
+    }
+    let most = |bytes: fn(&TierMoment) -> u64| record.moments.iter().map(bytes).max().unwrap();
+    assert!(most(|moment| moment.memory_bytes) <= budget && most(|moment| moment.memory_bytes) > 0);
+    assert!(most(|moment| moment.disk_bytes) > 0);
+    let [first, last] = [record.moments.first().unwrap(), record.moments.last().unwrap()];
+    assert_eq!(last.disk_read - first.disk_read, report.fetched_bytes);
+    assert!(record.moments.is_sorted_by_key(|moment| (moment.at_us, moment.disk_write)));
+    // Nobody records any more.
+    step(&engine, Pass::Budgeted, LAYERS).unwrap();
 }
 
 /// Half of its elements are 0, the others of a narrow range, as what a ReLU makes.

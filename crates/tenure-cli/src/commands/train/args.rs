@@ -109,7 +109,8 @@ pub(crate) struct TrainArgs {
     /// one in the current directory]
     #[arg(long, value_name = "FILE")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Write a page with loss, memory and step time
+    /// Write a page with loss, memory and step time; with --budget, also where bytes were in a step, what links carried,
+    /// and what was kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
     /// Keep to so many bytes of the device's memory, everything included, or to a share of what a step takes without
