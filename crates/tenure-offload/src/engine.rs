@@ -165,7 +165,6 @@ impl Engine {
         let report = StepReport { codec: state.codec, ..StepReport::default() };
         (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
         shared.begin_interval(None)?;
@@ -331,6 +330,8 @@ impl Shared {
         if held.stored.is_some() {
             return Ok(());
         }
+        // What came back since takes no room any more.
+        leaving.retain(|stored| !stored.is_settled());
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.

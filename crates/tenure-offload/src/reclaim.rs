@@ -50,7 +50,7 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 /// Waits for what left first. Whether there was anything.
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
     let next = |state: &mut State| {
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        state.leaving.retain(|stored| !stored.is_settled());
         state.leaving.pop_front()
     };
     let leaving: Option<Stored> = next(&mut shared.state.lock());

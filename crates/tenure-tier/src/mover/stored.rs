@@ -65,6 +65,11 @@ impl Stored {
         event.map_or(Ok(()), |event| event.wait(stream)).map_err(MoverError::driver(self.name()))
     }
 
+    /// Whether it is where it was to go, and nothing went wrong on the way.
+    pub fn is_settled(&self) -> bool {
+        self.inner.progress.is_settled()
+    }
+
     /// Waits until it is where it was to go. It can be fetched before.
     ///
     /// # Errors
@@ -220,6 +225,12 @@ impl Progress {
 
     pub(super) fn is_over(&self) -> bool {
         self.state.lock().left == 0
+    }
+
+    fn is_settled(&self) -> bool {
+        let state = self.state.lock();
+        let is_passed = || state.event.as_ref().is_none_or(|event| matches!(event.query(), Ok(true)));
+        state.left == 0 && state.error.is_none() && is_passed()
     }
 
     /// Behind all copies that were put on the stream, if there is any, whatever else went wrong.
