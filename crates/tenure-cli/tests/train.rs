@@ -263,7 +263,7 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
         "What was saved in step 3",
         "spilled to disk",
         "written to disk, peak ",
-        "budget, peak ",
+        "limit, peak ",
     ] {
         assert!(page.contains(said), "{said}");
     }

@@ -386,9 +386,10 @@ impl Shared {
         // SAFETY: it is fresh, and given to nobody before it has arrived.
         let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
+        let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
         held.storage = Some(storage);
         report.fetched_bytes += bytes;
-        state.note(id, |record, now_us| record.fetched_us = Some(now_us));
+        state.note(id, |record, now_us| (record.fetched_us, record.encoded) = (Some(now_us), encoded));
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use tenure_tier::codec::Encoded;
 use tenure_tier::{Destination, Disk};
 
 use crate::Engine;
@@ -37,6 +38,8 @@ pub struct SavedRecord {
     pub spilled: Option<(u64, Destination)>,
     /// When it was asked for, to come back.
     pub fetched_us: Option<u64>,
+    /// What it was on a disk when it was asked for, if all of it was there.
+    pub encoded: Option<Encoded>,
     /// When it was given up.
     pub dropped_us: Option<u64>,
     /// When it had been computed again.

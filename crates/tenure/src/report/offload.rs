@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use tenure_offload::{Fate, SavedRecord, StepRecord, TierMoment};
 use tenure_tier::Destination;
+use tenure_tier::codec::{Codec, Encoded};
 
 use super::chart::{Chart, Draw, Series, Span, Unit};
 use super::history::BINS;
@@ -35,7 +36,8 @@ pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<Str
         section(
             &format!("Memory by tier during step {number}"),
             "Area: what was allocated of the memory that the budget is of. Lines: what had left it, where that was, and the \
-             budget. A disk holds room for a tensor as it was, whatever a codec made of it.",
+             limit, which is the budget without the memory that bytes pass through. A disk keeps room for a tensor as it \
+             was, whatever a codec made of it.",
             &figure(&tiers(title, number, span, record)),
         ),
         section(
@@ -64,7 +66,7 @@ fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
             series.push(Series::new(name, class, Draw::Line, values));
         }
     }
-    series.extend(record.budget_bytes.map(|bytes| Series::new("budget", "most", Draw::Line, vec![bytes; BINS])));
+    series.extend(record.budget_bytes.map(|bytes| Series::new("limit", "most", Draw::Line, vec![bytes; BINS])));
     Chart {
         title: format!("Memory by tier during step {number}: {title}"),
         description: "Bytes in each tier over one step.".into(),
@@ -135,33 +137,43 @@ fn each(record: &StepRecord) -> String {
     listed.sort_by_key(|saved| std::cmp::Reverse(saved.bytes));
     let others = listed.split_off(listed.len().min(LISTED));
     listed.sort_by_key(|saved| saved.saved_us);
-    let mut rows: Vec<String> = listed
-        .into_iter()
-        .map(|saved| {
-            let (_, fate, class) =
-                FATES.into_iter().find(|(fate, ..)| *fate == saved.fate()).unwrap_or(FATES[0]);
-            let time = |us: Option<u64>| us.map_or("–".to_owned(), |us| Micros(us as f64).to_string());
-            let left = saved.spilled.map(|(us, _)| us).or(saved.dropped_us);
-            format!(
-                "<tr><th scope=\"row\">{}</th><td>{}</td><td><span class=\"swatch {class}\"></span>{fate}</td><td>{}</td>\
-                 <td>{}</td><td>{}</td><td>{}</td><td>{}</td><td class=\"bar\">{}</td></tr>\n",
-                escape(&saved.name),
-                Bytes(saved.bytes),
-                time(Some(saved.saved_us)),
-                time(left),
-                time(saved.fetched_us.or(saved.recomputed_us)),
-                time(saved.needed_us),
-                time(Some(saved.stalled_us).filter(|us| *us > 0)),
-                life(saved, class, record.elapsed_us),
-            )
-        })
-        .collect();
+    let mut rows: Vec<String> = listed.into_iter().map(|saved| line(saved, record.elapsed_us)).collect();
     if !others.is_empty() {
         let bytes = others.iter().map(|saved| saved.bytes).sum();
         rows.push(row(format_args!("{} smaller ones", Count(others.len() as u64)), &[&Bytes(bytes)]));
     }
-    let heads = ["", "Bytes", "Fate", "Saved", "Left", "Called back", "Needed", "Waited for", "Over the step"];
+    let heads =
+        ["", "Bytes", "Fate", "On disk", "Over the step", "Saved", "Left", "Called back", "Needed", "Waited for"];
     format!("<div class=\"tall\">{}</div>\n", table(&heads, rows.into_iter()))
+}
+
+fn line(saved: &SavedRecord, elapsed_us: u64) -> String {
+    let (_, fate, class) = FATES.into_iter().find(|(fate, ..)| *fate == saved.fate()).unwrap_or(FATES[0]);
+    let time = |us: Option<u64>| us.map_or("–".to_owned(), |us| Micros(us as f64).to_string());
+    let cells = |cells: &[String]| cells.iter().map(|cell| format!("<td>{cell}</td>")).collect::<String>();
+    let fate = format!("<span class=\"swatch {class}\"></span>{fate}");
+    let times = [
+        time(Some(saved.saved_us)),
+        time(saved.spilled.map(|(us, _)| us).or(saved.dropped_us)),
+        time(saved.fetched_us.or(saved.recomputed_us)),
+        time(saved.needed_us),
+        time(Some(saved.stalled_us).filter(|us| *us > 0)),
+    ];
+    format!(
+        "<tr><th scope=\"row\">{}</th>{}<td class=\"bar\">{}</td>{}</tr>\n",
+        escape(&saved.name),
+        cells(&[Bytes(saved.bytes).to_string(), fate, on_disk(saved)]),
+        life(saved, class, elapsed_us),
+        cells(&times)
+    )
+}
+
+/// What something was on a disk, and by what it was encoded.
+fn on_disk(saved: &SavedRecord) -> String {
+    saved.encoded.map_or("–".to_owned(), |Encoded { codec, bytes, .. }| match codec {
+        Codec::None => Bytes(bytes as u64).to_string(),
+        codec => format!("{}, {codec}", Bytes(bytes as u64)),
+    })
 }
 
 /// Where something was, from when it was saved until it was needed.
@@ -200,6 +212,7 @@ mod tests {
                     fetched_us: Some(600),
                     needed_us: Some(800),
                     stalled_us: 40,
+                    encoded: Some(Encoded { codec: Codec::Zeros, raw_bytes: 3_000_000, bytes: 1_100_000 }),
                     ..saved("a<b f32 [3]", 3_000_000, 100)
                 },
                 SavedRecord { needed_us: Some(700), ..saved("kept", 1_000_000, 150) },
@@ -218,12 +231,13 @@ mod tests {
             "a&lt;b f32 [3]",
             "spilled to disk",
             "recomputed",
+            "1.10 MB, zeros",
             "3.00 MB",
             "40.0 µs",
             "800 µs",
             "<td>38%</td>",
             "<td>50%</td>",
-            "budget, peak 12.0 MB",
+            "limit, peak 12.0 MB",
             "disk, peak 3.00 MB",
             "in memory, peak 9.00 MB",
         ] {
