@@ -200,7 +200,8 @@ mod tests {
         let noise: Vec<u8> = (0_u32..BLOCK as u32).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
         let one: Vec<u8> = (0..BLOCK).flat_map(|i| f32::from(i == 7).to_le_bytes()).collect();
         let ones = 1_f32.to_le_bytes().repeat(BLOCK);
-        for (block, other) in [(&noise, &one), (&one, &noise), (&noise, &ones), (&one, &ones)] {
+        let several: Vec<u8> = (0..BLOCK as i32).flat_map(|i| 2_f32.powi(i % 8).to_le_bytes()).collect();
+        for (block, other) in [(&noise, &one), (&one, &noise), (&several, &ones), (&ones, &several)] {
             changed::<Planes<u32>>(block, other);
             changed::<Planes<u16>>(&block[..2 * BLOCK], &other[..2 * BLOCK]);
             changed::<Zeros<u32>>(block, other);
