@@ -551,13 +551,20 @@ impl Shared {
     /// What is done when, in a step that does what was measured.
     fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
         let Options { links, planner, planning, .. } = &self.options;
-        let links = links.iter().map(|(link, _)| link.clone()).collect();
+        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
+        // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
+        let saved_bytes = profile.saved().iter().map(|saved| saved.bytes).sum::<u64>();
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < saved_bytes));
+        let mut profile = profile.clone();
+        if is_scarce {
+            profile.forget_compression();
+        }
         let problem = profile.problem(
             "a training step",
             &Machine { budget_bytes, slack_bytes: self.memory.slack_bytes(), bandwidth: 1 << 40, links },
         )?;
         let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
-        Ok(Schedule::of(profile, &planned.plan))
+        Ok(Schedule::of(&profile, &planned.plan))
     }
 }
 

@@ -115,7 +115,7 @@ impl TierMoment {
 pub struct StepRecorder {
     engine: Engine,
     is_over: Arc<AtomicBool>,
-    looks: JoinHandle<Vec<TierMoment>>,
+    looks: Option<JoinHandle<Vec<TierMoment>>>,
     began: Instant,
 }
 
@@ -135,17 +135,24 @@ impl StepRecorder {
             }
             moments
         };
-        Self { engine, is_over, looks: thread::spawn(look), began }
+        Self { engine, is_over, looks: Some(thread::spawn(look)), began }
     }
 
     /// What it saw.
-    pub fn finish(self) -> StepRecord {
+    pub fn finish(mut self) -> StepRecord {
         let elapsed_us = since(self.began);
         self.is_over.store(true, Ordering::Relaxed);
         // It does not panic.
-        let moments = self.looks.join().unwrap_or_default();
+        let moments = self.looks.take().and_then(|looks| looks.join().ok()).unwrap_or_default();
         let (saved, budget_bytes) = (self.engine.take_notes(), self.engine.budget_bytes());
         StepRecord { saved, moments, budget_bytes, elapsed_us }
+    }
+}
+
+impl Drop for StepRecorder {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        drop(self.engine.take_notes());
     }
 }
 

@@ -25,7 +25,7 @@ static ONE: Mutex<()> = Mutex::new(());
 fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(capacity)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
-    let link = Link { name: "disk".into(), capacity: None, out_bandwidth: 1 << 30, back_bandwidth: 1 << 30 };
+    let link = Link { name: "disk".into(), capacity: Some(capacity), out_bandwidth: 1 << 30, back_bandwidth: 1 << 30 };
     let planning = PlannerOptions {
         objective: Objective::Makespan,
         time_limit: Duration::from_secs(5),
@@ -189,6 +189,17 @@ fn sparse_step(engine: &Engine, pass: Pass, check: impl Fn(f32, f32)) -> StepRep
         }
     }
     step.finish().unwrap()
+}
+
+#[test]
+fn a_disk_that_is_too_small_for_what_must_go_is_refused_by_the_plan_though_it_gets_smaller_there() {
+    let _one = ONE.lock();
+    let engine = engine(u64::MAX, 3 * BYTES);
+    engine.set_codec(Choice::Codec(Codec::Zeros));
+    sparse_step(&engine, Pass::Plain, |_, _| ());
+    engine.set_budget(3 * BYTES);
+    let error = engine.begin(SPARSE, Pass::Budgeted).err().unwrap();
+    assert!(matches!(error, OffloadError::Planner(_)), "{error}");
 }
 
 #[test]
