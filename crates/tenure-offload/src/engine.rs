@@ -6,14 +6,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{KeyId, Purpose, Storage, Tag};
+use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_plan::Planner;
 use tenure_plan::planner::PlannerOptions;
+use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
+use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
 use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
 
@@ -61,10 +63,14 @@ pub(crate) struct State {
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
+    /// By what bytes are encoded on their way to a disk.
+    codec: Choice,
     /// What steps of a signature do.
     profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Schedule>>,
     pub(crate) report: StepReport,
+    /// What becomes of what is saved, if somebody records it.
+    pub(crate) notes: Option<Notes>,
     /// What went wrong where nobody could be told.
     pub(crate) failure: Option<OffloadError>,
 }
@@ -83,6 +89,19 @@ impl Engine {
         let mut state = self.shared.state.lock();
         state.budget_bytes = Some(bytes);
         state.plans.clear();
+    }
+
+    /// By what bytes are encoded on their way to a disk, from the next step on: at first by nothing. What measurements are
+    /// to choose is chosen in the step that is measured, for all that has the same place in later ones.
+    pub fn set_codec(&self, codec: Choice) {
+        let mut state = self.shared.state.lock();
+        state.codec = codec;
+        (state.profiles, state.plans) = Default::default();
+    }
+
+    /// By what bytes are encoded on their way to a disk.
+    pub fn codec(&self) -> Choice {
+        self.shared.state.lock().codec
     }
 
     /// The budget holds from now on, before there is a step: what is kept for later allocations is given back.
@@ -116,6 +135,20 @@ impl Engine {
         self.shared.state.lock().failure.take()
     }
 
+    /// What becomes of what is held, and saved from now on, is noted.
+    pub(crate) fn note_from(&self, began: Instant) {
+        let mut state = self.shared.state.lock();
+        state.notes = Some(Notes::new(began));
+        for id in state.held.keys().copied().collect::<Vec<_>>() {
+            state.note_saved(id);
+        }
+    }
+
+    /// What was noted.
+    pub(crate) fn take_notes(&self) -> Vec<SavedRecord> {
+        self.shared.state.lock().notes.take().map(Notes::finish).unwrap_or_default()
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Memory {
         &self.shared.memory
@@ -140,10 +173,9 @@ impl Engine {
         shared.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
-        (state.signature, state.first, state.report, state.failure) =
-            (signature, state.next, StepReport::default(), None);
+        let report = StepReport { codec: state.codec, ..StepReport::default() };
+        (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
-        state.leaving.retain(Stored::keeps_source);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
         shared.open()?;
@@ -151,8 +183,8 @@ impl Engine {
         Ok(step)
     }
 
-    /// Bytes are saved: as they are when what was put on their stream so far is done. None if they stay where they are,
-    /// since there is nothing to gain.
+    /// Bytes are saved, elements of a dtype: as they are when what was put on their stream so far is done. None if they stay
+    /// where they are, since there is nothing to gain.
     ///
     /// # Errors
     /// What is to go now cannot, or what went before could not.
@@ -160,6 +192,7 @@ impl Engine {
         &self,
         storage: &Storage,
         version: u64,
+        dtype: DType,
         stream: Option<&Stream>,
         recompute: Option<Arc<dyn Recompute>>,
         name: impl FnOnce() -> String,
@@ -177,15 +210,21 @@ impl Engine {
             return Ok(None);
         }
         let (name, event) = (name(), Event::Save { bytes });
+        let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         state.end_interval(&shared.memory, stream, Some(event), &name)?;
+        let choice = state.codec;
         if let Course::Measured(measured) = &mut state.course {
+            let (codec, compression) = shared.codec(storage, dtype, choice);
+            measured.profile.saved_mut(measured.recomputes.len()).compression = compression;
             measured.saved.insert(id, measured.recomputes.len());
             measured.recomputes.push(recompute.clone());
+            measured.codecs.push(codec);
         }
         let number = state.add(Held {
             name,
             bytes,
-            tag: Tag::Activation,
+            tag,
+            dtype,
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
             source: Some(storage.downgrade()),
@@ -195,6 +234,7 @@ impl Engine {
             is_lent: false,
             recompute,
         });
+        state.note_saved(number);
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
         let actions = state.next_actions(event);
@@ -217,7 +257,11 @@ impl Engine {
     /// They cannot come back.
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let shared = &self.shared;
-        let first = shared.state.lock().first;
+        let first = {
+            let mut state = shared.state.lock();
+            state.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
+            state.first
+        };
         if let Some(number) = saved.id.checked_sub(first) {
             shared.pass(Event::Need { number: number as usize }, stream)?;
         }
@@ -303,32 +347,50 @@ impl Shared {
                     }
                     state = self.state.lock();
                 }
-                Action::Drop => drop(state.held.get_mut(&id).and_then(Held::give_up)),
+                Action::Drop => {
+                    let given_up = state.held.get_mut(&id).and_then(Held::give_up);
+                    if given_up.is_some() {
+                        state.note(id, |record, now_us| record.dropped_us = Some(now_us));
+                    }
+                }
             }
         }
         Ok(())
     }
 
+    /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
+    /// now: in the host's memory, from which all links lead to disks.
+    fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
+        let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
+        let bytes = storage.lock();
+        // SAFETY: what is saved is not written to any more, but by a program that is wrong: then the sample is of no use.
+        let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
+        (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
+    }
+
     /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
     /// at once: who moves them has them as long as it must.
     pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
+        let choice = state.choice(id);
         let State { held, report, leaving, .. } = state;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
         if held.stored.is_some() {
             return Ok(());
         }
+        // What came back since takes no room any more.
+        leaving.retain(|stored| !stored.is_settled());
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.
             let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
-            match self.mover.store(&held.name, source, *destination) {
+            let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
+            match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
-                    // Those that are out take room where they are.
-                    leaving.retain(Stored::keeps_source);
                     leaving.push_back(stored.clone());
                     held.stored = Some(stored);
+                    state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
                 Err(MoverError::NoRoom { .. }) => {}
@@ -372,8 +434,10 @@ impl Shared {
         // SAFETY: it is fresh, and given to nobody before it has arrived.
         let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
+        let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
         held.storage = Some(storage);
         report.fetched_bytes += bytes;
+        state.note(id, |record, now_us| (record.fetched_us, record.encoded) = (Some(now_us), encoded));
         Ok(())
     }
 
@@ -395,7 +459,10 @@ impl Shared {
                 continue;
             };
             if let Some(arrival) = arrival {
+                let since = Instant::now();
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
+                let stalled_us = since.elapsed().as_micros() as u64;
+                self.state.lock().note(id, |record, _| record.stalled_us += stalled_us);
                 // For other streams it is still on its way.
                 if stream.is_none() || stream == home.as_ref() {
                     self.arrived(id);
@@ -447,6 +514,7 @@ impl Shared {
         let time_ns = id.checked_sub(state.first).and_then(|number| state.course.recompute_ns(number as usize));
         state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
         state.report.recomputed_bytes += bytes;
+        state.note(id, |record, now_us| record.recomputed_us = Some(now_us));
         if let Some(held) = state.held.get_mut(&id) {
             held.storage.get_or_insert(storage);
         }
@@ -537,13 +605,20 @@ impl Shared {
     /// What is done when, in a step that does what was measured.
     fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
         let Options { links, planner, planning, .. } = &self.options;
-        let links = links.iter().map(|(link, _)| link.clone()).collect();
+        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
+        // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
+        let saved_bytes = profile.saved().iter().map(|saved| saved.bytes).sum::<u64>();
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < saved_bytes));
+        let mut profile = profile.clone();
+        if is_scarce {
+            profile.forget_compression();
+        }
         let problem = profile.problem(
             "a training step",
             &Machine { budget_bytes, slack_bytes: self.memory.slack_bytes(), bandwidth: 1 << 40, links },
         )?;
         let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
-        Ok(Schedule::of(profile, &planned.plan))
+        Ok(Schedule::of(&profile, &planned.plan))
     }
 }
 
@@ -559,6 +634,15 @@ impl State {
     /// What is done where an event has happened.
     fn next_actions(&mut self, event: Event) -> Vec<(u64, Action)> {
         self.course.next(event, self.first)
+    }
+
+    /// By what something is encoded: by what was found best when it was measured. Only what is saved for backward may lose
+    /// something.
+    fn choice(&self, id: u64) -> Choice {
+        let number = id.checked_sub(self.first);
+        let choice = number.and_then(|number| self.course.codec(number as usize)).unwrap_or(self.codec);
+        let may_lose = number.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);
+        if choice.is_lossy() && !may_lose { Choice::default() } else { choice }
     }
 
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.

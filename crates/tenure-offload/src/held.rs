@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_core::{Allocator, Storage, Tag, WeakStorage};
+use tenure_core::{Allocator, DType, Storage, Tag, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{Arrival, Stored};
 
@@ -31,6 +31,7 @@ pub(crate) struct Held {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) tag: Tag,
+    pub(crate) dtype: DType,
     pub(crate) allocator: Arc<dyn Allocator>,
     /// Of a device: in whose order they were written.
     pub(crate) stream: Option<Stream>,

@@ -185,6 +185,11 @@ impl Profile {
         &mut self.saved[number]
     }
 
+    /// Nothing gets smaller.
+    pub(crate) fn forget_compression(&mut self) {
+        self.saved.iter_mut().for_each(|saved| saved.compression = None);
+    }
+
     /// The least budget that any plan keeps to, and the interval that needs it.
     pub fn least_bytes(&self) -> (u64, usize) {
         let mut least: Vec<u64> = self.intervals.iter().map(|interval| interval.other_bytes).collect();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_tier::{Arrival, Stored};
+use tenure_tier::Arrival;
 
 use crate::OffloadError;
 use crate::engine::{Shared, State};
@@ -49,7 +49,12 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 
 /// Waits for what left first. Whether there was anything.
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
-    let Some(stored) = first_to_leave(&mut shared.state.lock()) else { return Ok(false) };
+    let leaving = {
+        let mut state = shared.state.lock();
+        state.leaving.retain(|stored| !stored.is_settled());
+        state.leaving.pop_front()
+    };
+    let Some(stored) = leaving else { return Ok(false) };
     shared.stalled(|| stored.wait())?;
     Ok(true)
 }
@@ -57,7 +62,12 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 /// Lets go of what left first: of a device in the order of the thread's stream, which waits in place of the host. Whether
 /// there was anything.
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
-    let Some(stored) = first_to_leave(&mut shared.state.lock()) else { return Ok(false) };
+    let stored = {
+        let mut state = shared.state.lock();
+        state.leaving.retain(|stored| !stored.is_settled());
+        state.leaving.iter().find(|stored| stored.keeps_source()).cloned()
+    };
+    let Some(stored) = stored else { return Ok(false) };
     if let Some(device) = shared.memory.device() {
         stored.lead_to(&device.streams().current())?;
     }
@@ -65,11 +75,6 @@ fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
         shared.stalled(|| stored.wait())?;
     }
     Ok(true)
-}
-
-fn first_to_leave(state: &mut State) -> Option<Stored> {
-    state.leaving.retain(Stored::keeps_source);
-    state.leaving.pop_front()
 }
 
 /// What becomes of bytes that were let go of.

@@ -1,6 +1,6 @@
 //! Bytes that stay from step to step, such as an optimizer's state, and need not be in memory between their uses.
 
-use tenure_core::{Storage, Tag};
+use tenure_core::{DType, Storage, Tag};
 use tenure_device::Stream;
 
 use crate::held::{Held, Saved};
@@ -13,19 +13,20 @@ pub struct Resident {
 }
 
 impl Engine {
-    /// Bytes are given into the engine's hands, as they are when what was put on their stream so far is done. Nobody else
+    /// Bytes, elements of a dtype, are given into the engine's hands, as they are when what was put on their stream so far is done. Nobody else
     /// may have them from now on, but who [borrows](Self::lend) them.
     ///
     /// What was measured is forgotten: steps that have more to move are others.
     ///
     /// # Panics
     /// The storage is of no allocator.
-    pub fn keep(&self, storage: Storage, stream: Option<&Stream>, name: impl Into<String>) -> Resident {
+    pub fn keep(&self, storage: Storage, dtype: DType, stream: Option<&Stream>, name: impl Into<String>) -> Resident {
         let Some(allocator) = storage.allocator().cloned() else { panic!("a resident's storage has an allocator") };
         let held = Held {
             name: name.into(),
             bytes: storage.bytes() as u64,
             tag: Tag::OptimizerState,
+            dtype,
             allocator,
             stream: stream.cloned(),
             source: None,

@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_tier::codec::Choice;
+
 use crate::clock::Clock;
 use crate::engine::Shared;
 use crate::held::Held;
@@ -38,6 +40,8 @@ pub struct StepReport {
     pub unplanned: u64,
     /// Whether it was made by a plan, to the end.
     pub is_planned: bool,
+    /// By what bytes were encoded on their way to a disk; a lossy one changes what is computed.
+    pub codec: Choice,
 }
 
 /// A step in the making. If it is dropped before it is [finished](Self::finish), nothing is learned from it.
@@ -112,6 +116,8 @@ pub(crate) struct Measured {
     /// By number.
     pub(crate) residents: Vec<u64>,
     pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
+    /// By what it is encoded, by number.
+    pub(crate) codecs: Vec<Choice>,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
     pub(crate) peak_bytes: u64,
@@ -125,8 +131,20 @@ impl Measured {
             residents.push(id);
         }
         let (clock, events, operations) = (Clock::default(), Vec::new(), Operations::default());
-        let (saved, recomputes) = (HashMap::new(), Vec::new());
-        Self { pass, profile, clock, events, operations, saved, residents, recomputes, here_bytes: 0, peak_bytes: 0 }
+        let (saved, recomputes, codecs) = (HashMap::new(), Vec::new(), Vec::new());
+        Self {
+            pass,
+            profile,
+            clock,
+            events,
+            operations,
+            saved,
+            residents,
+            recomputes,
+            codecs,
+            here_bytes: 0,
+            peak_bytes: 0,
+        }
     }
 
     /// A resident is about to be used, after an interval that needed so many bytes beside what is saved.
@@ -146,7 +164,7 @@ impl Measured {
     }
 
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
-        let Self { mut profile, clock, events, operations, saved, residents, recomputes, .. } = self;
+        let Self { mut profile, clock, events, operations, saved, residents, recomputes, codecs, .. } = self;
         let times = clock.finish()?;
         for (number, recompute) in recomputes.iter().enumerate() {
             let Some(recompute) = recompute else { continue };
@@ -154,7 +172,7 @@ impl Measured {
                 operations.recipe(&**recompute, number, &saved, |interval| times[interval]);
         }
         profile.set_times(times);
-        Ok(Profiled { events, profile, residents })
+        Ok(Profiled { events, profile, residents, codecs })
     }
 }
 
@@ -164,6 +182,7 @@ pub(crate) struct Profiled {
     pub(crate) profile: Profile,
     /// By number.
     residents: Vec<u64>,
+    pub(crate) codecs: Vec<Choice>,
 }
 
 impl Profiled {
@@ -179,6 +198,16 @@ impl Profiled {
 }
 
 impl Course {
+    /// By what something that was saved is encoded.
+    pub(crate) fn codec(&self, number: usize) -> Option<Choice> {
+        let codecs = match self {
+            Self::Measured(measured) => &measured.codecs,
+            Self::Planned { profiled, .. } => &profiled.codecs,
+            Self::None | Self::Free => return None,
+        };
+        codecs.get(number).copied()
+    }
+
     /// How long it took to compute something that was saved, where that is known.
     pub(crate) fn recompute_ns(&self, number: usize) -> Option<u64> {
         let Self::Planned { profiled, .. } = self else { return None };

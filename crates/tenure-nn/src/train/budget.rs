@@ -108,7 +108,8 @@ impl Saving {
             let (device, dtype) = (tensor.device(), tensor.dtype());
             let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
             let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
-            let saved = engine.save(tensor.storage(), version, stream(device).as_ref(), again, name).map_err(told)?;
+            let saved =
+                engine.save(tensor.storage(), version, dtype, stream(device).as_ref(), again, name).map_err(told)?;
             let Some(saved) = saved else { return Ok(kept()) };
             let (layout, writes) = (tensor.layout().clone(), tensor.writes());
             Ok(Packed::Held { saved, layout, dtype, device, writes, version })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tenure_core::Layout;
+use tenure_core::{Layout, Tag};
 use tenure_offload::{Engine, OffloadError, Saved};
 use tenure_tensor::autograd::{HookHandle, no_grad};
 use tenure_tensor::{DType, Device, Tensor, TensorError};
@@ -79,7 +79,9 @@ impl Gone {
         drop(dense);
         let (kind, device, dtype, layout) = (optim::kind(&grad), grad.device(), grad.dtype(), grad.layout().clone());
         let name = || format!("the gradient of {}", parameter.name());
-        let saved = engine.save(grad.storage(), grad.version(), stream(device).as_ref(), None, name).map_err(told)?;
+        let _purpose = purpose::enter(Tag::Gradient, parameter.name(), "");
+        let saved =
+            engine.save(grad.storage(), grad.version(), dtype, stream(device).as_ref(), None, name).map_err(told)?;
         let saved = saved.map(|saved| (saved, layout, dtype, device));
         if saved.is_some() {
             parameter.set_grad(None)?;

@@ -11,6 +11,7 @@ use super::link::Copy;
 use super::stored::{Held, Piece, Pinned, Place, Progress};
 use super::{DeviceSide, MoverError, Shared, pinned};
 use crate::DiskError;
+use crate::codec::Coding;
 
 /// What is on its way to disk.
 #[derive(Default)]
@@ -24,12 +25,13 @@ pub(super) struct Departures {
 struct Departure {
     shared: Arc<Shared>,
     bytes: u64,
+    coding: Coding,
 }
 
 impl Departure {
-    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
+    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize, coding: Coding) -> Self {
         leaving.bytes += bytes as u64;
-        Self { shared: Arc::clone(shared), bytes: bytes as u64 }
+        Self { shared: Arc::clone(shared), bytes: bytes as u64, coding }
     }
 }
 
@@ -79,6 +81,7 @@ impl Shared {
         side: &DeviceSide,
         name: &str,
         source: Bytes,
+        coding: Coding,
     ) -> Result<Departing, MoverError> {
         let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
         let parts = Arc::clone(&source).pieces(self.piece_bytes);
@@ -89,7 +92,7 @@ impl Shared {
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
             progress.mark(&event);
-            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
+            let departure = Departure::new(self, &mut self.leaving.lock(), part.count, coding);
             let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
             let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());
             pieces.push(piece);
@@ -103,7 +106,7 @@ impl Shared {
     }
 
     /// From the host's memory to a disk.
-    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes) -> Departing {
+    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes, coding: Coding) -> Departing {
         let parts = Arc::new(source).pieces(self.piece_bytes);
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
         for part in parts {
@@ -112,7 +115,7 @@ impl Shared {
             if is_full(&mut leaving) {
                 self.stalls.disk_write.wait(|| self.left.wait_while(&mut leaving, is_full));
             }
-            let departure = Departure::new(self, &mut leaving, part.count);
+            let departure = Departure::new(self, &mut leaving, part.count, coding);
             drop(leaving);
             let piece = Piece::new(Held::Host(part));
             pieces.push(Arc::clone(&piece));
@@ -198,6 +201,7 @@ impl Departure {
             unreachable!("only what is in memory goes to a disk, if there is one")
         };
         shared.stalls.disk_write.add_transfer();
+        let coding = self.coding;
         let written = move |result: Result<_, DiskError>| {
             let result = match result {
                 Ok(spilled) => {
@@ -214,7 +218,7 @@ impl Departure {
             drop((piece, self));
             progress.step(|| result);
         };
-        match disk.write(name, held.raw()) {
+        match disk.write_encoded(name, held.raw(), coding) {
             Ok(ticket) => {
                 drop(held);
                 ticket.then(written);
