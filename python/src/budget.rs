@@ -242,7 +242,8 @@ impl Budget {
         let mut state = self.state();
         let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
         let kind = kinds.entry(signature).or_default();
-        let tolerance = LEAST_BYTES + (kind.held_bytes >> 8);
+        // Where ever more is held, it is measured ever more seldom.
+        let tolerance = (LEAST_BYTES + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_measured = *passes < PASSES || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
         if is_measured {
             kind.passes += 1;

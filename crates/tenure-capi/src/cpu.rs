@@ -70,7 +70,7 @@ pub(crate) fn is_forked() -> bool {
 fn chosen() -> Option<Arc<dyn Allocator>> {
     AllocatorScope::current(Device::CPU).or_else(|| {
         let host = || HostMemory::installed().map(|host| host as Arc<dyn Allocator>);
-        (ON_HOST_MEMORY.load(Ordering::Relaxed) > 0).then(host).flatten()
+        (ON_HOST_MEMORY.load(Ordering::Relaxed) > 0 || shared::is_lending()).then(host).flatten()
     })
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn take(address: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
 }
 
 extern "C" fn is_chosen() -> bool {
-    chosen().is_some() || shared::is_lending()
+    chosen().is_some()
 }
 
 pub(crate) unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {

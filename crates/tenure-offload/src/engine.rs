@@ -135,6 +135,8 @@ impl Engine {
         state.leaving.retain(|stored| stored.host_bytes() > 0);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
+        // What was held at a time before is not the step's.
+        shared.memory.take_peak();
         shared.begin_interval(None)?;
         Ok(step)
     }

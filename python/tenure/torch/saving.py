@@ -151,7 +151,7 @@ def _modified(tensor: Tensor, sizes: torch.Size, expected: int) -> RuntimeError:
         if torch.is_anomaly_enabled()
         else (
             " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-            "torch.autograd.set_detect_anomaly(True)."
+            "torch.autograd.set_detect_anomaly(True, check_nan=False)."
         )
     )
     return RuntimeError(
