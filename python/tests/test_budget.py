@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -202,6 +204,94 @@ def test_checkpoints_and_mixed_precision_are_as_without(tmp_path: Path) -> None:
     run = train(make(), "90%", spill=tmp_path)
     assert run == train(make())
     assert all(report.is_planned and moved(report) for report in run.reports[2:])
+
+
+@pytest.mark.parametrize("what", ["model", "layers", "inside"])
+def test_compiled_models_have_budgets(what: str, tmp_path: Path) -> None:
+    def run(memory: int | None) -> Run:
+        torch._dynamo.reset()
+        model, loss_of = convolutions()
+        if what == "layers":
+            for layer in model:
+                layer.compile(backend="aot_eager")
+        elif what == "model":
+            model.compile(backend="aot_eager")
+        else:
+            compiled = torch.compile(model, backend="aot_eager")
+            images = torch.linspace(-1, 1, 32 * 3 * 64 * 64).view(32, 3, 64, 64)
+            return train((model, lambda number: compiled(images + number).square().mean()), memory, 4, spill=tmp_path)
+        return train((model, loss_of), memory, 4, spill=tmp_path)
+
+    # Of one graph all comes back at once.
+    within = run(64 * MIB if what == "model" else 48 * MIB)
+    assert within == run(None)
+    assert all(moved(report) for report in within.reports[:2])
+    assert all(report.is_planned for report in within.reports[2:])
+
+
+def test_a_compiled_graph_that_must_be_whole_says_where_the_budget_belongs(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = linear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with budgeted(model, tmp_path), pytest.raises(Exception, match=r"give tenure.torch.budget\(\) what torch.compile"):
+        compiled(torch.ones(16, 512))
+    with budgeted(compiled, tmp_path) as budget:
+        compiled(torch.ones(512, 512)).exp().sum().backward()
+        report = budget.report()
+        assert report is not None and moved(report)
+
+
+def test_batches_of_forked_workers_are_trained_on(tmp_path: Path) -> None:
+    model, plain = linear(), linear()
+    batches = torch.utils.data.DataLoader(torch.arange(2048 * 512.0).sin().view(-1, 512), 512, num_workers=2)
+    for batch in batches:
+        plain(batch).exp().sin().sum().backward()
+    with budgeted(model, tmp_path) as budget:
+        for batch in batches:
+            model(batch).exp().sin().sum().backward()
+        assert budget.report() is not None
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+DISTRIBUTED = """
+import sys
+import torch, tenure.torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=int(sys.argv[2]), world_size=2)
+def gradients(is_budgeted):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    budget = tenure.torch.budget(model, 40 << 20, spill=sys.argv[1]) if is_budgeted else None
+    def steps():
+        for step in range(5):
+            model.zero_grad()
+            model(torch.arange(1024 * 512.0).add(dist.get_rank() + step).sin().view(-1, 512)).square().mean().backward()
+            if budget is not None:
+                report = budget.report()
+                assert report.fetched_bytes > 0 or report.is_planned, report
+        # In the second, buckets are made anew.
+        assert budget is None or report.is_planned, report
+    if budget is None:
+        steps()
+    else:
+        with budget:
+            steps()
+    return [parameter.grad for parameter in model.parameters()]
+assert all(map(torch.equal, gradients(True), gradients(False)))
+dist.destroy_process_group()
+"""
+
+
+def test_processes_train_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DISTRIBUTED, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
 
 
 def many_saved(model: Any, size: int = 512) -> Any:

@@ -15,7 +15,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 
 from tenure import Error, _native
 from tenure.torch.dynamo import runs_beside_compiled_code
@@ -192,6 +191,14 @@ class Budget:
         return hash((sizes, self._module.training, precision)) & (1 << 64) - 1
 
 
+# As torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is called, not
+# where it is compiled.
+Budget._begin._torchdynamo_disable = True  # type: ignore[attr-defined]
+Budget._begin._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a budget's step begins here: give tenure.torch.budget() what torch.compile() returned"
+)
+
+
 class _BeforeModel(Hook):
     """Is called before each call of the model."""
 
@@ -200,8 +207,7 @@ class _BeforeModel(Hook):
 
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if not is_compiling():
-            self._budget._begin(args, kwargs)
+        self._budget._begin(args, kwargs)
 
 
 def budget(
@@ -256,7 +262,10 @@ def budget(
 
     Saved tensors smaller than 1 MiB, parameters and buffers stay, and so do tensor subclasses and what was not
     allocated by Tenure. What is written to by ways that autograd does not see (``.data``, NumPy) after it was saved may
-    come back as it was then. ``torch.compile`` works, but for CUDA graphs: what they save stays.
+    come back as it was then.
+
+    ``torch.compile`` works. What one compiled graph saves is needed all at once by its backward pass: compile layers
+    rather than the whole model, and give this the model that the program calls. CUDA graphs' memory stays.
 
     On the CPU, all memory of PyTorch's counts that is allocated while there is a budget, and the model, which moves.
 
