@@ -1,3 +1,4 @@
+# mypy: disallow-subclassing-any=False
 """Steps of PyTorch's models within a budget of the CPU's memory."""
 
 from __future__ import annotations
