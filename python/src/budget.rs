@@ -1,13 +1,16 @@
 //! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use tenure::offload::{self, Engine, Link, Memory, OffloadError, Options, Pass, ProfileError};
+use tenure::offload::{
+    self, Engine, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute,
+};
 use tenure::plan::Planner;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
 use tenure::prelude::*;
@@ -30,7 +33,12 @@ const PASSES: u64 = 2;
 
 /// What was saved: kept, or somewhere else.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Saved(Arc<offload::Saved>);
+pub(crate) struct Saved {
+    saved: Arc<offload::Saved>,
+    id: Id,
+    /// The interval in which the operation computes that saved it, in a step that is measured.
+    point: Option<usize>,
+}
 
 /// A budget of one device's memory, or of the host's.
 #[pyclass(frozen, module = "tenure._native")]
@@ -51,6 +59,8 @@ struct State {
     /// Steps, by signature.
     kinds: HashMap<u64, Kind>,
     passes: u64,
+    /// What was saved in this step.
+    saved: HashSet<Id>,
     on_host: Option<OnHostMemory>,
 }
 
@@ -190,7 +200,7 @@ impl Budget {
         .map_err(|error| self.told(error))
     }
 
-    /// PyTorch's storage at an address is saved. None if it stays.
+    /// PyTorch's storage at an address is saved. None if it stays. With a recipe it can be computed again.
     fn save(
         &self,
         py: Python<'_>,
@@ -199,13 +209,29 @@ impl Budget {
         version: u64,
         stream: usize,
         name: String,
+        recipe: Option<(Vec<PyRef<'_, Saved>>, Py<PyAny>, Py<PyAny>)>,
     ) -> PyResult<Option<Saved>> {
+        let recipe = recipe.map(|(inputs, make, compute)| {
+            let made_in = inputs.iter().filter_map(|input| input.point).max();
+            (inputs.iter().map(|input| input.id).collect(), made_in, make, compute)
+        });
         py.detach(|| {
             // SAFETY: who calls has the storage.
             let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
-            self.engine.save(&storage, version, self.stream(stream).as_ref(), None, || name)
+            let (id, device) = ((storage.generation(), version), self.device);
+            let recipe = recipe.map(|(inputs, made_in, make, compute)| -> Arc<dyn Recompute> {
+                Arc::new(Recipe { id, inputs, made_in, bytes, device, stream, make, compute })
+            });
+            let stream = self.stream(stream);
+            let Some(saved) = self.engine.save(&storage, version, stream.as_ref(), recipe, || name)? else {
+                return Ok(None);
+            };
+            if !self.state().saved.insert(id) {
+                // That was no point, and the operation has one.
+                self.engine.point(stream.as_ref());
+            }
+            Ok(Some(Saved { saved, id, point: self.engine.interval() }))
         })
-        .map(|saved| saved.map(Saved))
         .map_err(|error| self.told(error))
     }
 
@@ -217,16 +243,8 @@ impl Budget {
         stream: usize,
         make: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let need = || self.engine.need(&saved.0, self.stream(stream).as_ref());
-        let storage = py.detach(need).map_err(|error| self.told(error))?;
-        let bytes = storage.bytes();
-        let lent = shared::lend(storage);
-        let made = make.call1((bytes,))?;
-        if lent.is_taken() {
-            Ok(made)
-        } else {
-            Err(complaint("PyTorch did not ask Tenure for memory: another allocator took its place".into()))
-        }
+        let need = || self.engine.need(&saved.saved, self.stream(stream).as_ref());
+        given(py.detach(need).map_err(|error| self.told(error))?, make)
     }
 }
 
@@ -240,7 +258,8 @@ impl Budget {
     fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         let mut state = self.state();
-        let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
+        let State { percent, plain_bytes, step, kinds, passes, saved, .. } = &mut *state;
+        saved.clear();
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (LEAST_BYTES + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
@@ -299,6 +318,62 @@ impl Budget {
             other_bytes: other_bytes + more,
         }
         .to_string()
+    }
+}
+
+/// A storage, as one of PyTorch's that `make` makes of so many bytes.
+fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = storage.bytes();
+    let lent = shared::lend(storage);
+    let made = make.call1((bytes,))?;
+    if lent.is_taken() {
+        Ok(made)
+    } else {
+        Err(complaint("PyTorch did not ask Tenure for memory: another allocator took its place".into()))
+    }
+}
+
+/// How an operation of PyTorch's makes its result again, of other things that were saved.
+struct Recipe {
+    id: Id,
+    inputs: Vec<Id>,
+    made_in: Option<usize>,
+    bytes: usize,
+    device: Device,
+    stream: usize,
+    /// As of [`given`].
+    make: Py<PyAny>,
+    /// Called with storages of the inputs and the stream; returns the result, its address and its bytes.
+    compute: Py<PyAny>,
+}
+
+impl Recompute for Recipe {
+    fn id(&self) -> Id {
+        self.id
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        self.inputs.iter().map(|id| Input { id: *id, stays: false, recompute: None }).collect()
+    }
+
+    fn made_in(&self) -> Option<usize> {
+        self.made_in
+    }
+
+    fn run(&self, find: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+        let inputs = self.inputs.iter().map(|id| find(*id)?.ok_or_else(|| "what it is made of is gone".into()));
+        let inputs = inputs.collect::<Result<Vec<Storage>, Box<dyn Error + Send + Sync>>>()?;
+        // Also when the budget is over.
+        let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
+        Python::attach(|py| {
+            let inputs = inputs.into_iter().map(|input| given(input, self.make.bind(py)));
+            let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
+            let made = self.compute.call1(py, (inputs, self.stream))?;
+            let (_result, address, bytes) = made.extract::<(Py<PyAny>, usize, usize)>(py)?;
+            // SAFETY: the result has the storage.
+            let storage = unsafe { shared::share(self.device, address, bytes) };
+            storage.filter(|_| bytes == self.bytes).ok_or_else(|| "its operation makes something else now".into())
+        })
     }
 }
 

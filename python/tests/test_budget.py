@@ -85,6 +85,33 @@ def convolutions() -> tuple[Any, Callable[[int], Any]]:
     return model, loss
 
 
+class Gated(nn.Module):
+    """Half of a layer of a Llama, with what is cheap to compute again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 2 * width)
+        self.gate, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x)
+        y = nn.functional.silu(self.gate(y)) * self.up(y)
+        # Through views, too.
+        y = nn.functional.gelu(y.unflatten(-1, (2, -1)).transpose(1, 2), approximate="tanh")
+        return x + self.down(y.transpose(1, 2).flatten(-2))
+
+
+def gated() -> tuple[Any, Callable[[int], Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Gated(128) for _ in range(4)))
+
+    def loss(number: int) -> Any:
+        x = torch.linspace(-1, 1, 64 * 128 * 128).view(64, 128, 128) * (number + 1)
+        return model(x).square().mean()
+
+    return model, loss
+
+
 @dataclass
 class Run:
     """What a run computed, to the bit."""
@@ -139,6 +166,27 @@ def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: in
     for report in planned:
         assert report.is_planned and moved(report) and report.budget_bytes == most * share // 100, report
     assert list(tmp_path.iterdir()) == [], "the file has no name"
+
+
+@pytest.mark.parametrize(
+    ("make", "share", "is_mixed"), [(gated, 60, False), (gated, 70, True), (convolutions, 70, False)]
+)
+def test_what_there_is_no_room_for_is_computed_again(
+    make: Callable[[], Any], share: int, is_mixed: bool, tmp_path: Path
+) -> None:
+    def made() -> Any:
+        model, loss_of = make()
+
+        def loss(number: int) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed):
+                return loss_of(number)
+
+        return model, loss
+
+    run = train(made(), f"{share}%", spill=tmp_path, spill_bytes=32 * MIB)
+    assert run == train(made())
+    for report in run.reports[2:]:
+        assert report.is_planned and report.recomputed_bytes > 0, report
 
 
 def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:

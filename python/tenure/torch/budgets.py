@@ -221,9 +221,9 @@ def budget(
 ) -> Budget:
     """Keeps training steps of a model within a budget of memory, with the same losses and gradients, bit for bit.
 
-    What the forward pass saves for the backward pass is kept, or leaves the device's memory and comes back in time, by
-    a plan made of steps that were measured: the first two, and the first of each other kind, by the sizes of what the
-    model is called with. Neither the model nor the loop that trains it changes. The budget holds inside of a ``with``
+    What the forward pass saves for the backward pass is kept, leaves the device's memory and comes back in time, or is
+    given up and computed again, by a plan made of steps that were measured: the first two, and the first of each other
+    kind, by the sizes of what the model is called with. Neither the model nor the loop that trains it changes. The budget holds inside of a ``with``
     block, for the threads that enter it.
 
     Parameters

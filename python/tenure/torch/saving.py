@@ -11,7 +11,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from tenure import _native
 from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.held import Held
 from tenure.torch.purpose import address_of
+from tenure.torch.recipes import recipe_of
 
 __all__ = ["Saving"]
 
@@ -19,24 +21,8 @@ __all__ = ["Saving"]
 _LEAST_BYTES = 1 << 20
 
 
-class _Held:
-    """A tensor that was saved: where its bytes are, the engine knows."""
-
-    __slots__ = ("__weakref__", "dtype", "offset", "saved", "sizes", "strides", "version", "writes")
-
-    def __init__(self, saved: _native.Saved, tensor: Tensor, writes: Tensor) -> None:
-        self.saved = saved
-        self.sizes = tensor.shape
-        self.strides = tensor.stride()
-        self.offset = tensor.storage_offset()
-        self.dtype = tensor.dtype
-        self.version = tensor._version
-        #: An empty tensor that counts writes together with the one that was saved.
-        self.writes = writes
-
-
 #: As it is, with its version then; or held.
-_Packed = tuple[Tensor, int | None] | _Held
+_Packed = tuple[Tensor, int | None] | Held
 
 
 class Saving:
@@ -49,7 +35,7 @@ class Saving:
         #: Nothing, by its type.
         self._nothing: dict[torch.dtype, Tensor] = {}
         #: What was given to backward, by its storage: autograd saves it again where backward itself is differentiated.
-        self._given: dict[int, tuple[StorageWeakRef, weakref.ref[_Held]]] = {}
+        self._given: dict[int, tuple[StorageWeakRef, weakref.ref[Held]]] = {}
         #: Whether something was needed since this was set to false.
         self.is_needed = False
 
@@ -68,7 +54,7 @@ class Saving:
         # Not the tensor itself: what an operation returns has the operation, which would have it.
         return self._hold(tensor) or (tensor.detach(), _version_of(tensor))
 
-    def _hold(self, tensor: Tensor) -> _Held | None:
+    def _hold(self, tensor: Tensor) -> Held | None:
         """It is held, if there is something to gain."""
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
             return None
@@ -82,16 +68,18 @@ class Saving:
             if held is None or tensor._version > 0:
                 # Nobody needs it any more, or it was written to: it is something else.
                 return None
-            return _Held(held.saved, tensor, self._writes_of(tensor))
+            return Held(held.saved, tensor, self._writes_of(tensor))
         stream = 0
         if tensor.is_cuda:
             # A graph's memory is always where it was captured; what is foreign has another deleter.
             if torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata):
                 return None
             stream = torch._C._cuda_getCurrentRawStream(self._device.index)
-        name = _name_of(tensor)
-        saved = self._native.save(storage.data_ptr(), storage.nbytes(), tensor._version, stream, name)
-        return None if saved is None else _Held(saved, tensor, self._writes_of(tensor))
+        recipe = recipe_of(tensor, self._stays_here)
+        told = recipe and (recipe[0], self._storage_of, recipe[1])
+        name, version = _name_of(tensor), tensor._version
+        saved = self._native.save(storage.data_ptr(), storage.nbytes(), version, stream, name, told)
+        return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
 
     @runs_beside_compiled_code
     def _unpack(self, packed: _Packed) -> Tensor:
@@ -102,14 +90,16 @@ class Saving:
                 raise _modified(tensor, tensor.shape, version)
             return tensor
         if packed.writes._version != packed.version:
-            raise _modified(packed.writes, packed.sizes, packed.version)
+            raise _modified(packed.writes, packed.layout.sizes, packed.version)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index) if self._device.type == "cuda" else 0
         storage = self._native.need(packed.saved, stream, self._storage_of)
-        tensor = torch.empty(0, dtype=packed.dtype, device=self._device)
-        tensor.set_(storage, packed.offset, packed.sizes, packed.strides)
-        torch._C._autograd._unsafe_set_version_counter((tensor,), (0,))
+        tensor = packed.layout.of(storage)
         self._given[storage._cdata] = StorageWeakRef(storage), weakref.ref(packed)
         return tensor
+
+    def _stays_here(self, tensor: Tensor) -> bool:
+        """Whether it takes no memory to keep a tensor."""
+        return tensor.untyped_storage().nbytes() < _LEAST_BYTES or address_of(tensor) in self._stays
 
     def _storage_of(self, number_of_bytes: int) -> torch.UntypedStorage:
         """A storage of PyTorch's, of whatever its allocator gives: filled by nobody, and by no other allocator."""
