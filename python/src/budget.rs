@@ -47,6 +47,8 @@ pub(crate) struct Budget {
     device: Device,
     /// Bytes of the budget that the engine has none of.
     staging_bytes: u64,
+    /// Makes a storage of PyTorch's of so many bytes.
+    make: Arc<Py<PyAny>>,
     state: Mutex<State>,
 }
 
@@ -89,7 +91,8 @@ pub(crate) struct StepReport {
 
 #[pymethods]
 impl Budget {
-    /// Of CUDA device number `device`, or of the host's memory.
+    /// Of CUDA device number `device`, or of the host's memory. `make` makes a storage there of so many bytes, by PyTorch's
+    /// allocator.
     #[new]
     fn new(
         py: Python<'_>,
@@ -98,6 +101,7 @@ impl Budget {
         spill_bytes: Option<u64>,
         host_bytes: Option<u64>,
         planner: &str,
+        make: Py<PyAny>,
     ) -> PyResult<Self> {
         let device = device.map_or(Device::CPU, |index| Device::cuda(index as _));
         let planner = planner_of(planner)?;
@@ -133,7 +137,8 @@ impl Budget {
         let engine = py.detach(open).map_err(complaint)?;
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
         let staging_bytes = if device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
-        Ok(Self { engine, device, staging_bytes, state: Mutex::new(State { on_host, ..State::default() }) })
+        let state = Mutex::new(State { on_host, ..State::default() });
+        Ok(Self { engine, device, staging_bytes, make: Arc::new(make), state })
     }
 
     /// Sets the budget.
@@ -200,26 +205,27 @@ impl Budget {
         .map_err(|error| self.told(error))
     }
 
-    /// PyTorch's storage at an address is saved. None if it stays. With a recipe it can be computed again.
+    /// PyTorch's storage at an address, of so many bytes, is saved at a version. None if it stays. What computes it again is
+    /// called with storages of what was saved and the stream, and returns the result, its address and its bytes.
     fn save(
         &self,
         py: Python<'_>,
-        address: usize,
-        bytes: usize,
-        version: u64,
+        storage: (usize, usize, u64),
         stream: usize,
         name: String,
-        recipe: Option<(Vec<PyRef<'_, Saved>>, Py<PyAny>, Py<PyAny>)>,
+        recipe: Option<Ingredients<'_>>,
     ) -> PyResult<Option<Saved>> {
-        let recipe = recipe.map(|(inputs, make, compute)| {
+        let (address, bytes, version) = storage;
+        let recipe = recipe.map(|(inputs, compute)| {
             let made_in = inputs.iter().filter_map(|input| input.point).max();
-            (inputs.iter().map(|input| input.id).collect(), made_in, make, compute)
+            (inputs.iter().map(|input| input.id).collect(), made_in, compute)
         });
         py.detach(|| {
             // SAFETY: who calls has the storage.
             let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
             let (id, device) = ((storage.generation(), version), self.device);
-            let recipe = recipe.map(|(inputs, made_in, make, compute)| -> Arc<dyn Recompute> {
+            let recipe = recipe.map(|(inputs, made_in, compute)| -> Arc<dyn Recompute> {
+                let make = Arc::clone(&self.make);
                 Arc::new(Recipe { id, inputs, made_in, bytes, device, stream, make, compute })
             });
             let stream = self.stream(stream);
@@ -235,16 +241,10 @@ impl Budget {
         .map_err(|error| self.told(error))
     }
 
-    /// What was saved, as a storage of PyTorch's that `make` makes of so many bytes.
-    fn need<'py>(
-        &self,
-        py: Python<'py>,
-        saved: &Saved,
-        stream: usize,
-        make: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    /// What was saved, as a storage of PyTorch's.
+    fn need<'py>(&self, py: Python<'py>, saved: &Saved, stream: usize) -> PyResult<Bound<'py, PyAny>> {
         let need = || self.engine.need(&saved.saved, self.stream(stream).as_ref());
-        given(py.detach(need).map_err(|error| self.told(error))?, make)
+        given(py.detach(need).map_err(|error| self.told(error))?, self.make.bind(py))
     }
 }
 
@@ -321,7 +321,10 @@ impl Budget {
     }
 }
 
-/// A storage, as one of PyTorch's that `make` makes of so many bytes.
+/// What something is computed again of, and what does.
+type Ingredients<'py> = (Vec<PyRef<'py, Saved>>, Py<PyAny>);
+
+/// A storage, as one of PyTorch's.
 fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let bytes = storage.bytes();
     let lent = shared::lend(storage);
@@ -341,9 +344,8 @@ struct Recipe {
     bytes: usize,
     device: Device,
     stream: usize,
-    /// As of [`given`].
-    make: Py<PyAny>,
-    /// Called with storages of the inputs and the stream; returns the result, its address and its bytes.
+    make: Arc<Py<PyAny>>,
+    /// See [`Budget::save`].
     compute: Py<PyAny>,
 }
 

@@ -41,16 +41,18 @@ def one_thread() -> Iterator[None]:
 class Block(nn.Module):
     """A layer of a transformer."""
 
-    def __init__(self, width: int, is_checkpointed: bool = False) -> None:
+    def __init__(self, width: int, checkpoints: str | None = None) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
         self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
         self.dropout = nn.Dropout(0.1)
-        self.is_checkpointed = is_checkpointed
+        self.checkpoints = checkpoints
 
     def forward(self, x: Any) -> Any:
-        return checkpoint(self.layer, x, use_reentrant=False) if self.is_checkpointed else self.layer(x)
+        if self.checkpoints is None:
+            return self.layer(x)
+        return checkpoint(self.layer, x, use_reentrant=self.checkpoints == "reentrant")
 
     def layer(self, x: Any) -> Any:
         q, k, v = self.mix(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
@@ -59,9 +61,9 @@ class Block(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
 
 
-def transformer(is_checkpointed: bool = False) -> tuple[Any, Callable[[int], Any]]:
+def transformer(checkpoints: str | None = None) -> tuple[Any, Callable[[int], Any]]:
     torch.manual_seed(0)
-    blocks = [Block(128, is_checkpointed and number % 2 == 0) for number in range(4)]
+    blocks = [Block(128, None if number % 2 else checkpoints) for number in range(4)]
     model = nn.Sequential(nn.Embedding(64, 128), *blocks, nn.Linear(128, 64))
 
     def loss(number: int) -> Any:
@@ -240,9 +242,10 @@ def test_a_budget_that_is_too_small_is_refused_with_what_would_do() -> None:
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
 
 
-def test_checkpoints_and_mixed_precision_are_as_without(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoints", ["reentrant", "not reentrant"])
+def test_checkpoints_and_mixed_precision_are_as_without(checkpoints: str, tmp_path: Path) -> None:
     def make() -> Any:
-        model, loss_of = transformer(is_checkpointed=True)
+        model, loss_of = transformer(checkpoints)
 
         def loss(number: int) -> Any:
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -521,6 +524,12 @@ def test_a_full_disk_is_an_error_that_names_what_was_to_go(tmp_path: Path) -> No
             model(torch.ones(4096, 512)).exp().sin().exp().cos().exp().sigmoid().tanh().sum().backward()
 
 
+def test_a_budget_that_nobody_has_any_more_is_over(tmp_path: Path) -> None:
+    budgeted(linear(), tmp_path)
+    gc.collect()
+    budgeted(linear(), tmp_path).close()
+
+
 def test_memory_is_given_back(tmp_path: Path) -> None:
     model = linear()
     with budgeted(model, tmp_path):
@@ -569,4 +578,4 @@ def test_mistakes_with_models_and_blocks_are_told(tmp_path: Path) -> None:
 
 def test_a_native_budget_refuses_what_it_cannot_manage() -> None:
     with pytest.raises(tenure.Error, match="does not manage the memory of cuda:63"):
-        _native.Budget(63, [], None, None, "scheduled")
+        _native.Budget(63, [], None, None, "scheduled", bytes)

@@ -6,9 +6,11 @@ import os
 import re
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from tenure import Error, _native
 from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.held import make_storage
 from tenure.torch.holdings import tensors_in
 from tenure.torch.placement import is_alone, put_under
 from tenure.torch.saving import Saving
@@ -28,8 +31,8 @@ __all__ = ["Budget", "StepReport", "budget"]
 #: Who plans what is kept and what is spilled.
 Planner = Literal["scheduled", "flashneuron", "evolutionary"]
 
-#: The devices that have a budget now; None is the CPU.
-_open: set[int | None] = set()
+#: By device, which None is for the CPU.
+_open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
 
 
@@ -128,7 +131,7 @@ class Budget:
             self._is_over = True
             self._hook.remove()
             self._native.close()
-            _open.discard(self._device.index)
+            _open.pop(self._device.index, None)
 
     def __enter__(self) -> Self:
         if self._is_over:
@@ -223,8 +226,8 @@ def budget(
 
     What the forward pass saves for the backward pass is kept, leaves the device's memory and comes back in time, or is
     given up and computed again, by a plan made of steps that were measured: the first two, and the first of each other
-    kind, by the sizes of what the model is called with. Neither the model nor the loop that trains it changes. The budget holds inside of a ``with``
-    block, for the threads that enter it.
+    kind, by the sizes of what the model is called with. Neither the model nor the loop that trains it changes. The
+    budget holds inside of a ``with`` block, for the threads that enter it.
 
     Parameters
     ----------
@@ -293,17 +296,17 @@ def budget(
     with _opening:
         if device.index in _open:
             raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
-        native = _native.Budget(
-            device.index, [os.fspath(folder) for folder in folders], spill_bytes, host_bytes, planner
-        )
-        _open.add(device.index)
-    if isinstance(wanted, int):
-        native.set_bytes(wanted)
-    else:
-        native.set_percent(wanted)
-    if device.type == "cpu":
-        _move_in(module)
-    return Budget(module, native, device)
+        paths = [os.fspath(folder) for folder in folders]
+        make = partial(make_storage, device)
+        native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, make)
+        if isinstance(wanted, int):
+            native.set_bytes(wanted)
+        else:
+            native.set_percent(wanted)
+        if device.type == "cpu":
+            _move_in(module)
+        made = _open[device.index] = Budget(module, native, device)
+        return made
 
 
 def _wanted(memory: int | str) -> int | float:

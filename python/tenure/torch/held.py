@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tenure import _native
 
-__all__ = ["Held", "Layout"]
+__all__ = ["Held", "Layout", "make_storage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +45,10 @@ class Held:
         self.version = tensor._version
         #: An empty tensor that counts writes together with the one that was saved.
         self.writes = writes
+
+
+def make_storage(device: torch.device, number_of_bytes: int) -> torch.UntypedStorage:
+    """A storage of PyTorch's, of whatever its allocator gives: filled by nobody, and of no other allocator."""
+    storage = torch.empty(0, dtype=torch.uint8, device=device).untyped_storage()
+    storage.resize_(number_of_bytes)
+    return storage

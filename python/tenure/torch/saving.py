@@ -75,10 +75,8 @@ class Saving:
             if torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata):
                 return None
             stream = torch._C._cuda_getCurrentRawStream(self._device.index)
-        recipe = recipe_of(tensor, self._stays_here)
-        told = recipe and (recipe[0], self._storage_of, recipe[1])
-        name, version = _name_of(tensor), tensor._version
-        saved = self._native.save(storage.data_ptr(), storage.nbytes(), version, stream, name, told)
+        there = storage.data_ptr(), storage.nbytes(), tensor._version
+        saved = self._native.save(there, stream, _name_of(tensor), recipe_of(tensor, self._stays_here))
         return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
 
     @runs_beside_compiled_code
@@ -92,7 +90,7 @@ class Saving:
         if packed.writes._version != packed.version:
             raise _modified(packed.writes, packed.layout.sizes, packed.version)
         stream = torch._C._cuda_getCurrentRawStream(self._device.index) if self._device.type == "cuda" else 0
-        storage = self._native.need(packed.saved, stream, self._storage_of)
+        storage = self._native.need(packed.saved, stream)
         tensor = packed.layout.of(storage)
         self._given[storage._cdata] = StorageWeakRef(storage), weakref.ref(packed)
         return tensor
@@ -100,12 +98,6 @@ class Saving:
     def _stays_here(self, tensor: Tensor) -> bool:
         """Whether it takes no memory to keep a tensor."""
         return tensor.untyped_storage().nbytes() < _LEAST_BYTES or address_of(tensor) in self._stays
-
-    def _storage_of(self, number_of_bytes: int) -> torch.UntypedStorage:
-        """A storage of PyTorch's, of whatever its allocator gives: filled by nobody, and by no other allocator."""
-        storage = torch.empty(0, dtype=torch.uint8, device=self._device).untyped_storage()
-        storage.resize_(number_of_bytes)
-        return storage
 
     def _writes_of(self, tensor: Tensor) -> Tensor:
         """An empty tensor that has the version of another, and none of its memory."""
