@@ -3,6 +3,7 @@
 //!
 //! Whatever waits or computes lets other Python threads run meanwhile.
 
+mod budget;
 mod devices;
 mod errors;
 mod interrupt;
@@ -23,6 +24,8 @@ mod _native {
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+    #[pymodule_export]
+    use crate::budget::{Budget, Saved};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]

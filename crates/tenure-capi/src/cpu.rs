@@ -3,12 +3,16 @@
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::LazyLock;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Once};
 
 use rustc_hash::FxHashMap;
-use tenure_core::{AllocatorScope, DataPtr, Device, Unforked};
+use tenure_core::{Allocator, AllocatorScope, AtFork, DataPtr, Device, Unforked};
+use tenure_device::host::HostMemory;
 
 use crate::failure::{Failure, Status, guarded};
+use crate::shared;
 
 /// `tenure_cpu_api` of `tenure_cpu.h`.
 #[repr(C)]
@@ -27,19 +31,67 @@ static TABLE: Table =
 /// Blocks by their addresses: PyTorch frees some by nothing else.
 static LIVE: LazyLock<Unforked<FxHashMap<usize, DataPtr>>> = LazyLock::new(Unforked::default);
 
+/// How many want host memory for threads that chose nothing.
+static ON_HOST_MEMORY: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether this process is a child of one that had host memory: there its locks may be held for ever.
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
+
 /// The table.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_cpu_table() -> *const Table {
     &TABLE
 }
 
-extern "C" fn is_chosen() -> bool {
-    AllocatorScope::current(Device::CPU).is_some()
+/// Threads that chose nothing have host memory from now on.
+pub(crate) fn enter_host_memory() {
+    static LISTENING: Once = Once::new();
+    LISTENING.call_once(|| {
+        let in_child = || {
+            ON_HOST_MEMORY.store(0, Ordering::Relaxed);
+            IS_FORKED.store(true, Ordering::Relaxed);
+        };
+        AtFork { before: || (), in_parent: || (), in_child }.register();
+    });
+    ON_HOST_MEMORY.fetch_add(1, Ordering::Relaxed);
 }
 
-unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
+/// Ends what [`enter_host_memory`] began, but in a child, where it has ended.
+pub(crate) fn leave_host_memory() {
+    let _ = ON_HOST_MEMORY.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |wanted| wanted.checked_sub(1));
+}
+
+/// See [`IS_FORKED`].
+pub(crate) fn is_forked() -> bool {
+    IS_FORKED.load(Ordering::Relaxed)
+}
+
+/// Whose memory the calling thread has.
+fn chosen() -> Option<Arc<dyn Allocator>> {
+    AllocatorScope::current(Device::CPU).or_else(|| {
+        let host = || HostMemory::installed().map(|host| host as Arc<dyn Allocator>);
+        (ON_HOST_MEMORY.load(Ordering::Relaxed) > 0 || shared::is_lending()).then(host).flatten()
+    })
+}
+
+/// The owner of a live block, which PyTorch must be told to have elsewhere, and who gives more of its kind.
+pub(crate) fn take(address: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
+    let allocator = HostMemory::installed()?;
+    Some((LIVE.lock().remove(&address)?, allocator))
+}
+
+extern "C" fn is_chosen() -> bool {
+    chosen().is_some()
+}
+
+pub(crate) unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
     guarded(|| {
-        let chosen = AllocatorScope::current(Device::CPU);
+        if let Some(lent) = shared::take_lent(Device::CPU, bytes) {
+            // SAFETY: by the header, a place to write to.
+            unsafe { data.write(lent.cast()) };
+            return Ok(());
+        }
+        let chosen = chosen();
         let chosen = chosen.ok_or_else(|| Failure::Invalid("this thread has chosen no allocator of the CPU".into()))?;
         let memory = chosen.allocate(bytes)?;
         let first = memory.as_ptr();
@@ -52,24 +104,39 @@ unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
     })
 }
 
-extern "C" fn free(data: *mut c_void) -> bool {
-    let Some(memory) = LIVE.lock().remove(&data.addr()) else { return false };
+pub(crate) extern "C" fn free(data: *mut c_void) -> bool {
+    if shared::free(data.addr()) {
+        return true;
+    }
+    let Some(mut memory) = LIVE.lock().remove(&data.addr()) else { return false };
+    if is_forked() && is_of_host_memory(&memory) {
+        let _ = memory.release_context();
+        return true;
+    }
     // With no lock held. A deleter that panics leaks its block; nothing can be told of it here.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(memory)));
     true
 }
 
+fn is_of_host_memory(memory: &DataPtr) -> bool {
+    let of_host = HostMemory::installed().and_then(|host| host.raw_deleter());
+    memory.deleter().zip(of_host).is_some_and(|(own, of_host)| ptr::fn_addr_eq(own, of_host))
+}
+
 #[cfg(test)]
-mod tests {
-    use std::ptr;
-    use std::sync::Arc;
+pub(crate) mod tests {
+    use std::sync::{Mutex, PoisonError};
 
     use tenure_core::CpuAllocator;
 
     use super::*;
 
+    /// Held by tests of what threads get that chose nothing.
+    pub(crate) static ONE: Mutex<()> = Mutex::new(());
+
     #[test]
     fn a_thread_gets_memory_where_it_has_chosen_and_an_error_where_it_has_not() {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut data = ptr::null_mut();
         assert!(!is_chosen());
         // SAFETY: a place to write to.

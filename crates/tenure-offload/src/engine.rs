@@ -179,6 +179,8 @@ impl Engine {
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
         shared.open()?;
+        // What was held at a time before is not the step's.
+        shared.memory.take_peak();
         shared.begin_interval(None)?;
         Ok(step)
     }
@@ -246,8 +248,24 @@ impl Engine {
     /// An operation has been asked for that makes these bytes, and can be computed again. What goes wrong is told by the next
     /// call that can.
     pub fn operation(&self, id: Id, stream: Option<&Stream>) {
-        if let Err(error) = self.shared.operation(id, stream) {
+        if let Err(error) = self.shared.operation(Some(id), stream) {
             self.shared.state.lock().failure.get_or_insert(error);
+        }
+    }
+
+    /// An operation is about to be asked for: an interval ends, and another begins. For front ends that learn of what one
+    /// makes later, and tell by [`Recompute::made_in`]. What goes wrong is told by the next call that can.
+    pub fn point(&self, stream: Option<&Stream>) {
+        if let Err(error) = self.shared.operation(None, stream) {
+            self.shared.state.lock().failure.get_or_insert(error);
+        }
+    }
+
+    /// The number of the interval that is now, in a step that is measured.
+    pub fn interval(&self) -> Option<usize> {
+        match &self.shared.state.lock().course {
+            Course::Measured(measured) => Some(measured.events.len()),
+            _ => None,
         }
     }
 
@@ -472,14 +490,14 @@ impl Shared {
         }
     }
 
-    /// See [`Engine::operation`].
-    fn operation(&self, id: Id, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    /// See [`Engine::operation`] and [`Engine::point`].
+    fn operation(&self, id: Option<Id>, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
         if matches!(state.course, Course::None | Course::Free) {
             return Ok(());
         }
         state.end_interval(&self.memory, stream, Some(Event::Operation), "")?;
-        if let Course::Measured(measured) = &mut state.course {
+        if let (Course::Measured(measured), Some(id)) = (&mut state.course, id) {
             measured.operations.add(id, measured.events.len() - 1);
         }
         let actions = state.next_actions(Event::Operation);

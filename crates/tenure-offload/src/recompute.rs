@@ -23,6 +23,11 @@ pub trait Recompute: Send + Sync {
     /// What it takes.
     fn inputs(&self) -> Vec<Input>;
 
+    /// The [interval](crate::Engine::interval) in which they were made, if the engine was not told of the operation.
+    fn made_in(&self) -> Option<usize> {
+        None
+    }
+
     /// The bytes, in fresh memory, on the thread's current stream: the same as before.
     ///
     /// # Errors
@@ -65,7 +70,7 @@ impl Operations {
         const MOST: usize = 64;
         let (mut recipe, mut known) = (Recipe { inputs: Vec::new(), time_ns: 0 }, Vec::new());
         let interval = |id: Id| self.intervals.get(&id).copied();
-        recipe.time_ns += time_ns(interval(recompute.id())?);
+        recipe.time_ns += time_ns(recompute.made_in().or_else(|| interval(recompute.id()))?);
         let mut rest = recompute.inputs();
         while let Some(Input { id, stays, recompute }) = rest.pop() {
             if stays || known.contains(&id) {

@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tenure.torch.budgets import Budget, StepReport, budget
     from tenure.torch.cache import (
         SharedCacheSettings,
         allocate_shared_cache,
@@ -39,14 +40,17 @@ if TYPE_CHECKING:
     from tenure.torch.tags import Tagging, tag
 
 __all__ = [
+    "Budget",
     "InstallError",
     "Placement",
     "Recording",
     "SharedCacheSettings",
     "Status",
+    "StepReport",
     "Tagging",
     "allocate_shared_cache",
     "attach_module",
+    "budget",
     "check_shared_parameters",
     "clear_shared_cache",
     "configure_shared_cache",
@@ -68,14 +72,17 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Budget": "budgets",
     "InstallError": "installation",
     "Placement": "placement",
     "Recording": "placement",
     "SharedCacheSettings": "cache",
     "Status": "state",
+    "StepReport": "budgets",
     "Tagging": "tags",
     "allocate_shared_cache": "cache",
     "attach_module": "cache",
+    "budget": "budgets",
     "check_shared_parameters": "cache",
     "clear_shared_cache": "cache",
     "configure_shared_cache": "cache",

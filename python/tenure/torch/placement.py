@@ -17,7 +17,7 @@ from tenure import Error, _native
 from tenure.torch import build
 from tenure.torch.purpose import address_of, new_token
 
-__all__ = ["Placement", "Recording", "WhenFull", "install", "record", "settle"]
+__all__ = ["Placement", "Recording", "WhenFull", "install", "is_alone", "put_under", "record", "settle"]
 
 #: What happens to an allocation whose tier is full.
 WhenFull = Literal["refuse", "miss"]
@@ -127,7 +127,7 @@ def install(
         raise Error(f"when_full={when_full!r}: expected 'refuse' or 'miss'")
     native = _native.Placement(mapping, list(tiers.items()), strict, when_full == "miss")
     try:
-        _put_under()
+        put_under()
     except BaseException:
         native.discard()
         raise
@@ -153,7 +153,7 @@ def record() -> Recording:
     ...     step(model, optimizer)
     >>> recording.write("problem.json")  # doctest: +SKIP
     """
-    _put_under()
+    put_under()
     return Recording(_native.Recorder())
 
 
@@ -168,10 +168,7 @@ def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int
     address = address_of(tensor)
     if not placed_in or not address or tensor.device.type != "cpu" or settled.get(id(tensor)) == (address, placed_in):
         return True
-    storage = tensor.untyped_storage()
-    # Two have it: the tensor, and the object that asks.
-    is_own = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
-    if not is_own or not storage.resizable() or storage.is_shared():
+    if not is_alone(tensor):
         return False
     token = new_token()
     _native.enter_purpose(token, tag, key)
@@ -183,7 +180,15 @@ def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int
     return True
 
 
-def _put_under() -> None:
+def is_alone(tensor: Tensor) -> bool:
+    """Whether nobody else has the memory of a tensor of the CPU, so that it may move."""
+    storage = tensor.untyped_storage()
+    # Two have it: the tensor, and the object that asks.
+    is_own = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
+    return is_own and storage.resizable() and not storage.is_shared()
+
+
+def put_under() -> None:
     """Installs the shim, once."""
     global _shim
     from tenure.torch.installation import InstallError

@@ -44,7 +44,7 @@ from tenure.torch.placement import is_installed
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.state import status
 
-__all__ = ["Tagging", "tag"]
+__all__ = ["Hook", "Tagging", "tag"]
 
 _LOG = logging.getLogger("tenure")
 
@@ -159,7 +159,7 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
     return tagging
 
 
-class _Hook:
+class Hook:
     """A hook of a module. In copies of the module, and in files that it is saved to, there is one that does nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class _Hook:
         return getattr, (nullcontext(), "__exit__")
 
 
-class _Before(_Hook):
+class _Before(Hook):
     """Is called before each call of a module."""
 
     def __init__(self, token: int, path: str, span: Span) -> None:
@@ -198,7 +198,7 @@ class _BeforeProgram(_Before):
         super().__call__(module, args)
 
 
-class _After(_Hook):
+class _After(Hook):
     """Is called after each call of a module, also if it failed."""
 
     def __init__(self, token: int, path: str) -> None:

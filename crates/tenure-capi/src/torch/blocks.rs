@@ -11,7 +11,7 @@ use super::devices::device;
 use super::object::Object;
 use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
-use crate::stream_id;
+use crate::{shared, stream_id};
 
 pub(super) unsafe extern "C" fn allocate(
     number: c_int,
@@ -22,6 +22,11 @@ pub(super) unsafe extern "C" fn allocate(
 ) -> Status {
     guarded(|| {
         let (device, stream) = (device(number)?, stream_id(stream));
+        if let Some(lent) = shared::take_lent(device.memory.device(), bytes) {
+            // SAFETY: by the header, a place to write to.
+            unsafe { address.write(lent.cast()) };
+            return Ok(());
+        }
         // SAFETY: by the header, a stream of the device.
         unsafe { device.adopt(stream) };
         let (tag, key) = Purpose::current();
@@ -36,8 +41,11 @@ pub(super) unsafe extern "C" fn allocate(
 
 pub(super) extern "C" fn free(address: *mut c_void, context: Object) -> Status {
     guarded(|| {
-        let address = address.addr() as Address;
         let _context = context.enter();
+        if shared::free(address.addr()) {
+            return Ok(());
+        }
+        let address = address.addr() as Address;
         on_owner(address, |device| device.memory.free(address))
     })
 }

@@ -1,0 +1,216 @@
+"""Training steps of stock PyTorch, as they are and with less memory: in turn, each in a process of its own.
+
+Beside the plain step: `save_on_cpu` with pinned memory, every block checkpointed, activations offloaded on streams of
+their own, and `tenure.torch.budget` at shares of what the plain step reserved. Prints a row of JSON for each.
+
+    budgets.py                                 # both models: some ten minutes on an H200
+    budgets.py --workload llama --percent 50   # one of them, at one share
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+WORKLOADS = ["llama", "resnet152"]
+METHODS = ["plain", "save_on_cpu", "checkpoint", "streams"]
+PERCENTS = [75, 50, 35, 25]
+GIB = 1 << 30
+#: As in `tenure.torch.budget`.
+LEAST_BYTES = 1 << 20
+
+
+def llama() -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+    """1.1 billion parameters, 16 texts of 2048 tokens."""
+    from pytorch import DEVICE, Llama, ids
+
+    model = Llama().to(DEVICE, torch.bfloat16)
+    inputs, targets = (ids(first, 16, 2048, 32000) for first in (0, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return model, list(model.blocks), optimizer, inputs, targets.flatten()
+
+
+def resnet152() -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+    """256 images."""
+    import torchvision
+    from pytorch import DEVICE
+
+    model = torchvision.models.resnet152().to(DEVICE, torch.bfloat16, memory_format=torch.channels_last)
+    blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
+    images = torch.randn(256, 3, 224, 224, device=DEVICE, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    images = images.contiguous(memory_format=torch.channels_last)
+    return model, blocks, optimizer, images, torch.arange(256, device=DEVICE)
+
+
+class Streams:
+    """Activations go to pinned memory on one stream and come back on another, as torchtune has them do.
+
+    The newest stay until as many newer ones have begun to go: their copies have time, and backward begins with them.
+    """
+
+    NEWEST = 5
+
+    def __init__(self, model: nn.Module) -> None:
+        self.out, self.back = torch.cuda.Stream(), torch.cuda.Stream()
+        self.stays = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self.newest: deque[tuple[list[Any], torch.cuda.Event]] = deque()
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        if not tensor.is_cuda or tensor.nbytes < LEAST_BYTES or tensor.untyped_storage().data_ptr() in self.stays:
+            return tensor
+        copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        self.out.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.out):
+            copy.copy_(tensor, non_blocking=True)
+        # Let go of when the copy is made, on the stream that computes: it needs no record.
+        saved = [tensor, copy]
+        self.newest.append((saved, self.out.record_event()))
+        if len(self.newest) > self.NEWEST:
+            oldest, copied = self.newest.popleft()
+            torch.cuda.current_stream().wait_event(copied)
+            oldest[0] = None
+        return saved
+
+    def unpack(self, saved: Any) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        tensor, copy = saved
+        if tensor is not None:
+            return tensor
+        computing = torch.cuda.current_stream()
+        with torch.cuda.stream(self.back):
+            self.back.wait_stream(self.out)
+            tensor = copy.to("cuda", non_blocking=True)
+        computing.wait_stream(self.back)
+        tensor.record_stream(computing)
+        return tensor
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with saved_tensors_hooks(self.pack, self.unpack):
+            yield
+        self.newest.clear()
+
+
+def checkpointed(block: nn.Module) -> None:
+    forward = block.forward
+    block.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one method, in this process."""
+    if args.budget:
+        import tenure.torch
+
+        tenure.torch.install()
+    torch.manual_seed(0)
+    model, blocks, optimizer, inputs, targets = {"llama": llama, "resnet152": resnet152}[args.workload]()
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if args.method == "save_on_cpu":
+        around = lambda: save_on_cpu(pin_memory=True)  # noqa: E731
+    elif args.method == "checkpoint":
+        for block in blocks:
+            checkpointed(block)
+    elif args.method == "streams":
+        around = Streams(model).step
+
+    def step() -> torch.Tensor:
+        with around():
+            loss = F.cross_entropy(model(inputs).flatten(0, -2), targets)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    figures: dict[str, Any] = {}
+    if not args.budget:
+        run(step, args, figures)
+        return figures
+    options = {"host_bytes": args.host_gib * GIB, "spill": args.spill}
+    with tenure.torch.budget(model, args.budget, **options) as budget:
+        run(step, args, figures)
+        figures["report"] = asdict(budget.report())
+    return figures
+
+
+def run(step: Callable[[], torch.Tensor], args: argparse.Namespace, figures: dict[str, Any]) -> None:
+    """Takes steps: first those that compile, measure and plan; then those that count."""
+    figures["losses"] = [step().item().hex() for _ in range(args.warm)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    figures["ms"] = []
+    for _ in range(args.repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(args.steps):
+            loss = step()
+        torch.cuda.synchronize()
+        figures["ms"].append((time.perf_counter() - start) * 1e3 / args.steps)
+    figures["losses"].append(loss.item().hex())
+    free, total = torch.cuda.mem_get_info()
+    figures["allocated_bytes"] = torch.cuda.max_memory_allocated()
+    figures["reserved_bytes"] = torch.cuda.max_memory_reserved()
+    # With the context and what libraries take for themselves.
+    figures["device_bytes"] = total - free
+
+
+def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> dict[str, Any]:
+    """The row of one method: its figures, or why there are none."""
+    options = ["steps", "repeats", "warm", "seconds", "host_gib"] + ["spill"] * bool(args.spill)
+    command = [sys.executable, __file__, "--child", "--workload", workload, "--method", method]
+    command += ["--budget", str(budget)]
+    command += [text for name in options for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds)
+    except subprocess.TimeoutExpired:
+        return {"error": f"more than {args.seconds} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:2000]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one; may be given twice")
+    parser.add_argument("--method", choices=METHODS, action="append", help="beside plain only these, and budgets")
+    parser.add_argument("--percent", type=int, action="append", help=f"of the plain peak (default: {PERCENTS})")
+    parser.add_argument("--steps", type=int, default=4, help="in a row, without a wait between (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="of those (default: %(default)s)")
+    parser.add_argument("--warm", type=int, default=4, help="steps before: at least 3 (default: %(default)s)")
+    parser.add_argument("--host-gib", type=int, default=90, help="pinned memory of a budget (default: %(default)s)")
+    parser.add_argument("--spill", help="a folder for a budget to spill to, too")
+    parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default: %(default)s)")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        (args.workload,), (args.method,) = args.workload, args.method
+        print(json.dumps(measure(args)))
+        return
+    for workload in args.workload or WORKLOADS:
+        plain = 0
+        for method in ["plain", *(method for method in args.method or METHODS if method != "plain")]:
+            row = child(workload, method, 0, args)
+            plain = row.get("reserved_bytes", 0) if method == "plain" else plain
+            print(json.dumps({"workload": workload, "method": method, **row}), flush=True)
+        for percent in (args.percent or PERCENTS) if plain else ():
+            row = child(workload, "plain", plain * percent // 100, args)
+            row = {"method": "tenure", "percent": percent, "budget_bytes": plain * percent // 100, **row}
+            print(json.dumps({"workload": workload, **row}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+//! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine.
+
+use std::collections::{HashMap, HashSet};
+use std::error::Error;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use tenure::offload::{
+    self, Engine, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute,
+};
+use tenure::plan::Planner;
+use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
+use tenure::prelude::*;
+use tenure::tier::codec::Choice;
+use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
+use tenure_capi::shared::{self, OnHostMemory};
+use tenure_device::Stream;
+
+use crate::errors::complaint;
+
+/// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
+const STAGING_BYTES: usize = 8 << 20;
+/// What has fewer bytes is kept.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
+const MOST_SPILLED: u64 = 64 << 30;
+/// How long a planner may think.
+const PLANNING: Duration = Duration::from_secs(10);
+/// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
+const PASSES: u64 = 2;
+
+/// What was saved: kept, or somewhere else.
+#[pyclass(frozen, module = "tenure._native")]
+pub(crate) struct Saved {
+    saved: Arc<offload::Saved>,
+    id: Id,
+    /// The interval in which the operation computes that saved it, in a step that is measured.
+    point: Option<usize>,
+}
+
+/// A budget of one device's memory, or of the host's.
+#[pyclass(frozen, module = "tenure._native")]
+pub(crate) struct Budget {
+    engine: Engine,
+    device: Device,
+    /// Bytes of the budget that the engine has none of.
+    staging_bytes: u64,
+    /// Makes a storage of PyTorch's of so many bytes.
+    make: Arc<Py<PyAny>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Of the plain peak, which is not known yet.
+    percent: Option<f64>,
+    plain_bytes: u64,
+    step: Option<(offload::Step, Pass)>,
+    /// Steps, by signature.
+    kinds: HashMap<u64, Kind>,
+    passes: u64,
+    /// What was saved in this step.
+    saved: HashSet<Id>,
+    on_host: Option<OnHostMemory>,
+}
+
+/// Steps of one signature.
+#[derive(Default)]
+struct Kind {
+    /// How often they were measured: what came of each time is known by another name.
+    passes: u64,
+    /// What was allocated when the step began that was measured.
+    held_bytes: u64,
+}
+
+/// What became of a step, as a dictionary.
+#[derive(IntoPyObject)]
+pub(crate) struct StepReport {
+    budget_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
+    spilled_bytes: u64,
+    fetched_bytes: u64,
+    recomputed_bytes: u64,
+    recomputed_us: u64,
+    stalled_us: u64,
+    unplanned: u64,
+    is_planned: bool,
+}
+
+#[pymethods]
+impl Budget {
+    /// Of CUDA device number `device`, or of the host's memory. `make` makes a storage there of so many bytes, by PyTorch's
+    /// allocator.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        device: Option<u16>,
+        spill: Vec<PathBuf>,
+        spill_bytes: Option<u64>,
+        host_bytes: Option<u64>,
+        planner: &str,
+        make: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let device = device.map_or(Device::CPU, |index| Device::cuda(index as _));
+        let planner = planner_of(planner)?;
+        let open = || -> Result<Engine, String> {
+            let told = |error: &dyn std::fmt::Display| error.to_string();
+            let memory = Memory::of(device).ok_or_else(|| format!("Tenure does not manage the memory of {device}"))?;
+            let disk = if spill.is_empty() {
+                None
+            } else {
+                let capacity = match spill_bytes {
+                    Some(bytes) => bytes,
+                    None => {
+                        let free = spill.iter().map(|folder| Disk::free_bytes_in(folder));
+                        (free.sum::<Result<u64, _>>().map_err(|error| told(&error))? / 2).min(MOST_SPILLED)
+                    }
+                };
+                let options = DiskOptions { staging_bytes: STAGING_BYTES, ..DiskOptions::new(capacity) };
+                Some(Disk::open(&spill, options).map_err(|error| told(&error))?)
+            };
+            let memory_bytes = match host_bytes {
+                _ if device.is_cpu() => usize::MAX >> 1,
+                Some(bytes) => bytes as usize,
+                None => (tier::available_bytes() / 2) as usize,
+            };
+            let mover = Mover::new(memory.device(), MoverOptions { disk, ..MoverOptions::new(memory_bytes) })
+                .map_err(|error| told(&error))?;
+            mover.probe().map_err(|error| told(&error))?;
+            let planning =
+                PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
+            let options = Options { least_bytes: LEAST_BYTES, links: Link::of(&mover), planner, planning };
+            let engine = Engine::new(memory, mover, options);
+            engine.set_codec(Choice::Auto);
+            Ok(engine)
+        };
+        let engine = py.detach(open).map_err(complaint)?;
+        let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
+        let staging_bytes = if device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
+        let state = Mutex::new(State { on_host, ..State::default() });
+        Ok(Self { engine, device, staging_bytes, make: Arc::new(make), state })
+    }
+
+    /// Sets the budget.
+    fn set_bytes(&self, bytes: u64) {
+        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
+    }
+
+    /// Sets the budget, when it is known what a step takes without.
+    fn set_percent(&self, percent: f64) {
+        self.state().percent = Some(percent);
+    }
+
+    /// The budget, if it is known.
+    #[getter]
+    fn bytes(&self) -> Option<u64> {
+        self.engine.budget_bytes().map(|bytes| bytes.saturating_add(self.staging_bytes))
+    }
+
+    /// The most that a step took without a budget, if one was measured.
+    #[getter]
+    fn plain_bytes(&self) -> Option<u64> {
+        Some(self.state().plain_bytes).filter(|bytes| *bytes > 0)
+    }
+
+    /// Whether there is a step.
+    #[getter]
+    fn is_in_step(&self) -> bool {
+        self.state().step.is_some()
+    }
+
+    /// A step begins.
+    fn begin(&self, py: Python<'_>, signature: u64) -> PyResult<()> {
+        py.detach(|| self.begin_step(signature)).map_err(|error| self.told(error))
+    }
+
+    /// The step ends, if there is one.
+    fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
+        let Some((step, pass)) = self.state().step.take() else { return Ok(None) };
+        let report = py.detach(|| step.finish()).map_err(|error| self.told(error))?;
+        if pass == Pass::Plain {
+            let mut state = self.state();
+            state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
+        }
+        Ok(Some(self.report(&report, pass)))
+    }
+
+    /// The step ends, and nothing is learned of it. What went wrong that nobody was told of.
+    fn abandon(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| {
+            drop(self.state().step.take());
+            self.engine.take_failure().map(|error| self.words(error))
+        })
+    }
+
+    /// Nothing is limited any more. What was saved can still come back.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let mut state = self.state();
+            drop((state.step.take(), state.on_host.take()));
+            drop(state);
+            self.engine.set_budget(u64::MAX);
+            self.engine.enforce()
+        })
+        .map_err(|error| self.told(error))
+    }
+
+    /// PyTorch's storage at an address, of so many bytes and elements of a dtype, is saved at a version. None if it stays. What computes it again is
+    /// called with storages of what was saved and the stream, and returns the result, its address and its bytes.
+    fn save(
+        &self,
+        py: Python<'_>,
+        storage: (usize, usize, u64, &str),
+        stream: usize,
+        name: String,
+        recipe: Option<Ingredients<'_>>,
+    ) -> PyResult<Option<Saved>> {
+        let (address, bytes, version, dtype) = storage;
+        // Of those that Tenure does not have, nothing is known.
+        let dtype = dtype.parse().unwrap_or(DType::U8);
+        let recipe = recipe.map(|(inputs, compute)| {
+            let made_in = inputs.iter().filter_map(|input| input.point).max();
+            (inputs.iter().map(|input| input.id).collect(), made_in, compute)
+        });
+        py.detach(|| {
+            // SAFETY: who calls has the storage.
+            let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
+            let (id, device) = ((storage.generation(), version), self.device);
+            let recipe = recipe.map(|(inputs, made_in, compute)| -> Arc<dyn Recompute> {
+                let make = Arc::clone(&self.make);
+                Arc::new(Recipe { id, inputs, made_in, bytes, device, stream, make, compute })
+            });
+            let stream = self.stream(stream);
+            let Some(saved) = self.engine.save(&storage, version, dtype, stream.as_ref(), recipe, || name)? else {
+                return Ok(None);
+            };
+            if !self.state().saved.insert(id) {
+                // That was no point, and the operation has one.
+                self.engine.point(stream.as_ref());
+            }
+            Ok(Some(Saved { saved, id, point: self.engine.interval() }))
+        })
+        .map_err(|error| self.told(error))
+    }
+
+    /// What was saved, as a storage of PyTorch's.
+    fn need<'py>(&self, py: Python<'py>, saved: &Saved, stream: usize) -> PyResult<Bound<'py, PyAny>> {
+        let need = || self.engine.need(&saved.saved, self.stream(stream).as_ref());
+        given(py.detach(need).map_err(|error| self.told(error))?, self.make.bind(py))
+    }
+}
+
+impl Budget {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A step begins: one that is measured, if none of its kind was, or more is held now than there was then, such as an
+    /// optimizer's state.
+    fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
+        let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
+        let mut state = self.state();
+        let State { percent, plain_bytes, step, kinds, passes, saved, .. } = &mut *state;
+        saved.clear();
+        let kind = kinds.entry(signature).or_default();
+        // Where ever more is held, it is measured ever more seldom.
+        let tolerance = (LEAST_BYTES + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
+        let is_measured = *passes < PASSES || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
+        if is_measured {
+            kind.passes += 1;
+            *passes += 1;
+            kind.held_bytes = kind.held_bytes.max(held_bytes);
+        } else if let Some(percent) = percent.take() {
+            self.set_bytes((*plain_bytes as f64 * percent / 100.0) as u64);
+        }
+        let mut hasher = DefaultHasher::new();
+        (signature, kind.passes).hash(&mut hasher);
+        let pass = if percent.is_some() { Pass::Plain } else { Pass::Budgeted };
+        *step = None;
+        *step = Some((self.engine.begin(hasher.finish(), pass)?, pass));
+        Ok(())
+    }
+
+    fn stream(&self, handle: usize) -> Option<Stream> {
+        // SAFETY: one of PyTorch's, which it never ends, or the null stream.
+        if self.device.is_cpu() { None } else { unsafe { shared::stream(self.device, handle) } }
+    }
+
+    fn report(&self, report: &offload::StepReport, pass: Pass) -> StepReport {
+        let is_budgeted = pass == Pass::Budgeted;
+        let staging_bytes = if is_budgeted { self.staging_bytes } else { 0 };
+        StepReport {
+            budget_bytes: self.bytes().filter(|_| is_budgeted),
+            peak_bytes: report.peak_bytes.map(|bytes| bytes + staging_bytes),
+            spilled_bytes: report.spilled_bytes,
+            fetched_bytes: report.fetched_bytes,
+            recomputed_bytes: report.recomputed_bytes,
+            recomputed_us: report.recomputed.as_micros() as u64,
+            stalled_us: report.stalled.as_micros() as u64,
+            unplanned: report.unplanned,
+            is_planned: report.is_planned,
+        }
+    }
+
+    fn told(&self, error: OffloadError) -> PyErr {
+        complaint(self.words(error))
+    }
+
+    /// An error in words, which count all of the budget.
+    fn words(&self, error: OffloadError) -> String {
+        let OffloadError::Profile(ProfileError::TooSmall { budget_bytes, least_bytes, when, other_bytes }) = error
+        else {
+            return error.to_string();
+        };
+        let more = self.staging_bytes;
+        ProfileError::TooSmall {
+            budget_bytes: budget_bytes + more,
+            least_bytes: least_bytes + more,
+            when,
+            other_bytes: other_bytes + more,
+        }
+        .to_string()
+    }
+}
+
+/// What something is computed again of, and what does.
+type Ingredients<'py> = (Vec<PyRef<'py, Saved>>, Py<PyAny>);
+
+/// A storage, as one of PyTorch's.
+fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let bytes = storage.bytes();
+    let lent = shared::lend(storage);
+    let made = make.call1((bytes,))?;
+    if lent.is_taken() {
+        Ok(made)
+    } else {
+        Err(complaint("PyTorch did not ask Tenure for memory: another allocator took its place".into()))
+    }
+}
+
+/// How an operation of PyTorch's makes its result again, of other things that were saved.
+struct Recipe {
+    id: Id,
+    inputs: Vec<Id>,
+    made_in: Option<usize>,
+    bytes: usize,
+    device: Device,
+    stream: usize,
+    make: Arc<Py<PyAny>>,
+    /// See [`Budget::save`].
+    compute: Py<PyAny>,
+}
+
+impl Recompute for Recipe {
+    fn id(&self) -> Id {
+        self.id
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        self.inputs.iter().map(|id| Input { id: *id, stays: false, recompute: None }).collect()
+    }
+
+    fn made_in(&self) -> Option<usize> {
+        self.made_in
+    }
+
+    fn run(&self, find: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+        let inputs = self.inputs.iter().map(|id| find(*id)?.ok_or_else(|| "what it is made of is gone".into()));
+        let inputs = inputs.collect::<Result<Vec<Storage>, Box<dyn Error + Send + Sync>>>()?;
+        // Also when the budget is over.
+        let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
+        Python::attach(|py| {
+            let inputs = inputs.into_iter().map(|input| given(input, self.make.bind(py)));
+            let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
+            let made = self.compute.call1(py, (inputs, self.stream))?;
+            let (_result, address, bytes) = made.extract::<(Py<PyAny>, usize, usize)>(py)?;
+            // SAFETY: the result has the storage.
+            let storage = unsafe { shared::share(self.device, address, bytes) };
+            storage.filter(|_| bytes == self.bytes).ok_or_else(|| "its operation makes something else now".into())
+        })
+    }
+}
+
+fn planner_of(name: &str) -> PyResult<Box<dyn Planner + Send + Sync>> {
+    Ok(match name {
+        "scheduled" => Box::new(Scheduled),
+        "flashneuron" => Box::new(FlashNeuron),
+        "evolutionary" => Box::new(Evolutionary::default()),
+        _ => {
+            let names = "'scheduled', 'flashneuron' or 'evolutionary'";
+            return Err(complaint(format!("planner={name:?}: expected {names}")));
+        }
+    })
+}

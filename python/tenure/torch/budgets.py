@@ -1,0 +1,339 @@
+"""Training steps of any model within a budget of memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from tenure import Error, _native
+from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.held import make_storage
+from tenure.torch.holdings import tensors_in
+from tenure.torch.placement import is_alone, put_under
+from tenure.torch.saving import Saving
+from tenure.torch.tags import Hook
+
+__all__ = ["Budget", "StepReport", "budget"]
+
+#: Who plans what is kept and what is spilled.
+Planner = Literal["scheduled", "flashneuron", "evolutionary"]
+
+#: By device, which None is for the CPU.
+_open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
+_opening = threading.Lock()
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What became of a step."""
+
+    #: None if it was measured without one.
+    budget_bytes: int | None
+    #: The most that was allocated at once, if that was looked at: in steps that were measured.
+    peak_bytes: int | None
+    #: Bytes that went out.
+    spilled_bytes: int
+    #: Bytes that came back.
+    fetched_bytes: int
+    #: Bytes that were computed again.
+    recomputed_bytes: int
+    #: How long that takes, as measured when they were computed first.
+    recomputed_us: int
+    #: How long the host waited for bytes to go or come.
+    stalled_us: int
+    #: Moves that no plan asked for: there was no room otherwise.
+    unplanned: int
+    #: Whether it was made by a plan, to the end.
+    is_planned: bool
+
+
+class _Threads(threading.local):
+    """What a thread entered."""
+
+    def __init__(self) -> None:
+        self.hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
+
+
+class Budget:
+    """A model's budget of memory, for what threads compute inside of a ``with`` block. Made by `budget`."""
+
+    def __init__(self, module: nn.Module, native: _native.Budget, device: torch.device) -> None:
+        self._module = module
+        self._native = native
+        self._device = device
+        self._saving = Saving(native, device)
+        self._threads = _Threads()
+        self._entering = threading.Lock()
+        self._entered = 0
+        self._is_over = False
+        self._is_told = False
+        self._report: StepReport | None = None
+        self._hook = module.register_forward_pre_hook(_BeforeModel(self), prepend=True, with_kwargs=True)
+
+    @property
+    def bytes(self) -> int | None:
+        """The budget; None until it is known what a step takes without one."""
+        return self._native.bytes
+
+    @property
+    def plain_bytes(self) -> int | None:
+        """The most that a step took without a budget; None if none was measured."""
+        return self._native.plain_bytes
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Says where a step begins and ends, for those that call the model again after a backward pass.
+
+        Elsewhere borders are found without: a step begins where the model is called, and ends where it is called again
+        after something was needed for backward.
+        """
+        self._end()
+        self._is_told = True
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            self._is_told = False
+        self._end()
+
+    def report(self) -> StepReport | None:
+        """What became of the last step whose backward pass is over; the step ends by this.
+
+        Returns
+        -------
+        StepReport or None
+            None if there was none.
+        """
+        if self._saving.is_needed and not self._is_told:
+            self._end()
+        return self._report
+
+    def close(self) -> None:
+        """Ends the budget: nothing is limited any more. What was saved can still be used."""
+        with _opening:
+            if self._is_over:
+                return
+            self._is_over = True
+            self._hook.remove()
+            self._native.close()
+            _open.pop(self._device.index, None)
+
+    def __enter__(self) -> Self:
+        if self._is_over:
+            raise Error("this budget is over: make another by tenure.torch.budget()")
+        hooks = self._saving.hooks()
+        hooks.__enter__()
+        self._threads.hooks.append(hooks)
+        with self._entering:
+            self._entered += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._threads.hooks:
+            raise Error("this thread has not entered it: what a thread enters, it leaves itself")
+        self._threads.hooks.pop().__exit__(kind, error, traceback)
+        with self._entering:
+            self._entered -= 1
+            is_last = self._entered == 0
+        if not is_last:
+            return
+        try:
+            if error is None:
+                self._end()
+            else:
+                self._fail(error)
+        finally:
+            self.close()
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        """The model is called."""
+        is_here = bool(self._threads.hooks) and torch.is_grad_enabled()
+        # Not where a checkpoint computes again.
+        if not is_here or torch._C._current_graph_task_id() != -1:
+            return
+        if self._native.is_in_step and (self._is_told or not self._saving.is_needed):
+            return
+        self._end()
+        self._saving.begin(self._module)
+        self._native.begin(self._signature(args, kwargs))
+
+    def _end(self) -> None:
+        report = self._native.finish()
+        self._saving.is_needed = False
+        if report is not None:
+            self._report = StepReport(**report)
+
+    def _fail(self, error: BaseException) -> None:
+        """The step was interrupted. If that was for want of what the engine could not do, says so."""
+        failure = self._native.abandon()
+        if failure is not None and isinstance(error, Exception):
+            raise Error(failure) from error
+
+    def _signature(self, args: Any, kwargs: Any) -> int:
+        """A number for what the model does: the same for the same sizes and modes."""
+        sizes = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for tensor in tensors_in((args, kwargs)))
+        kind = self._device.type
+        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return hash((sizes, self._module.training, precision)) & (1 << 64) - 1
+
+
+# As torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is called, not
+# where it is compiled.
+Budget._begin._torchdynamo_disable = True  # type: ignore[attr-defined]
+Budget._begin._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "a budget's step begins here: give tenure.torch.budget() what torch.compile() returned"
+)
+
+
+class _BeforeModel(Hook):
+    """Is called before each call of the model."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    @runs_beside_compiled_code
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._budget._begin(args, kwargs)
+
+
+def budget(
+    module: nn.Module,
+    memory: int | str,
+    *,
+    spill: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
+    spill_bytes: int | None = None,
+    host_bytes: int | None = None,
+    planner: Planner = "scheduled",
+) -> Budget:
+    """Keeps training steps of a model within a budget of memory, with the same losses and gradients, bit for bit.
+
+    What the forward pass saves for the backward pass is kept, leaves the device's memory and comes back in time, or is
+    given up and computed again, by a plan made of steps that were measured: the first two, and the first of each other
+    kind, by the sizes of what the model is called with. Neither the model nor the loop that trains it changes. The
+    budget holds inside of a ``with`` block, for the threads that enter it.
+
+    Parameters
+    ----------
+    module
+        The model, all of it on one device: a GPU with Tenure's allocator (`install`), or the CPU.
+    memory
+        Bytes of the device's memory that this process may hold, weights and all. Or a share of what a step takes
+        without a budget, such as ``"50%"``, for which the first two steps have none.
+    spill
+        A folder to spill to, or several that share the load. On the CPU the folder for temporary files, if none is
+        given; on a GPU none.
+    spill_bytes
+        Bytes to take of these disks together, set aside at once: half of what is free and at most 64 GiB, if it is not
+        given.
+    host_bytes
+        Pinned memory of the host to spill a GPU's bytes to: half of what is available, if it is not given.
+    planner
+        Who plans what is spilled, and when.
+
+    Returns
+    -------
+    Budget
+        For the ``with`` block. `Budget.report` says what became of a step.
+
+    Raises
+    ------
+    tenure.Error
+        The budget, a folder or the model's device cannot be used; the message says why. In the block: it is too small,
+        before the first step that would have kept to it, with the least that would do; bytes could not go or come back.
+
+    Notes
+    -----
+    Steps that do something else than others of their kind are made without a plan, and measured again. So are those
+    that begin with more memory held than there was, such as an optimizer's state.
+
+    Saved tensors smaller than 1 MiB, parameters and buffers stay, and so do tensor subclasses and what was not
+    allocated by Tenure. What is written to by ways that autograd does not see (``.data``, NumPy) after it was saved may
+    come back as it was then.
+
+    ``torch.compile`` works. What one compiled graph saves is needed all at once by its backward pass: compile layers
+    rather than the whole model, and give this the model that the program calls. CUDA graphs' memory stays.
+
+    On the CPU, all memory of PyTorch's counts that is allocated while there is a budget, and the model, which moves.
+
+    Examples
+    --------
+    >>> with tenure.torch.budget(model, "50%", spill="/mnt/ssd") as budget:  # doctest: +SKIP
+    ...     for images, labels in loader:
+    ...         loss = criterion(model(images), labels)
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         optimizer.zero_grad()
+    ...         print(budget.report())
+    """
+    wanted = _wanted(memory)
+    device = _device_of(module)
+    folders = [spill] if isinstance(spill, str | PathLike) else list(spill or ())
+    if device.type == "cpu":
+        put_under()
+        folders = folders or [tempfile.gettempdir()]
+    elif device.index not in _native.installed():
+        raise Error(
+            f"Tenure does not manage the memory of {device}: call tenure.torch.install() before the program first uses "
+            "CUDA"
+        )
+    with _opening:
+        if device.index in _open:
+            raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
+        paths = [os.fspath(folder) for folder in folders]
+        make = partial(make_storage, device)
+        native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, make)
+        if isinstance(wanted, int):
+            native.set_bytes(wanted)
+        else:
+            native.set_percent(wanted)
+        if device.type == "cpu":
+            _move_in(module)
+        made = _open[device.index] = Budget(module, native, device)
+        return made
+
+
+def _wanted(memory: int | str) -> int | float:
+    """Bytes, or a percentage."""
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    if isinstance(memory, str) and re.fullmatch(r"\d+(\.\d+)?%", memory) and 0 < (share := float(memory[:-1])) <= 100:
+        return share
+    raise Error(f"memory={memory!r}: expected a number of bytes above 0, or a share of a plain step's such as '50%'")
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    """Where all of the model is."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    if len(devices) != 1:
+        names = ", ".join(sorted(map(str, devices))) or "nowhere, as it has no parameters"
+        raise Error(f"a budget is of one device's memory, and the model is on {names}: budget a part that is on one")
+    (device,) = devices
+    if device.type not in ("cuda", "cpu"):
+        raise Error(f"a budget is of the memory of a GPU or of the CPU, and the model is on {device}")
+    return device
+
+
+def _move_in(module: nn.Module) -> None:
+    """Has what a model on the CPU holds count, where nobody else has it."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers(), *gradients]
+    for tensor in tensors:
+        if type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided and is_alone(tensor):
+            tensor.data = tensor.data.clone()

@@ -1,0 +1,143 @@
+"""What autograd saves for backward, in the hands of a budget's engine."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tenure import _native
+from tenure.torch.dynamo import runs_beside_compiled_code
+from tenure.torch.held import Held
+from tenure.torch.purpose import address_of
+from tenure.torch.recipes import recipe_of
+
+__all__ = ["Saving"]
+
+#: What has fewer bytes is kept, as the engine does with what it is told of.
+_LEAST_BYTES = 1 << 20
+
+
+#: As it is, with its version then; or held.
+_Packed = tuple[Tensor, int | None] | Held
+
+
+class Saving:
+    """The hooks of saved tensors of one device."""
+
+    def __init__(self, native: _native.Budget, device: torch.device) -> None:
+        self._native = native
+        self._device = device
+        self._stays: set[int] = set()
+        #: Nothing, by its type.
+        self._nothing: dict[torch.dtype, Tensor] = {}
+        #: What was given to backward, by its storage: autograd saves it again where backward itself is differentiated.
+        self._given: dict[int, tuple[StorageWeakRef, weakref.ref[Held]]] = {}
+        #: Whether something was needed since this was set to false.
+        self.is_needed = False
+
+    def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
+        """The hooks, for a thread to enter."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+
+    def begin(self, module: nn.Module) -> None:
+        """A step begins: what the model itself has stays where it is."""
+        self.is_needed = False
+        self._stays = {address_of(tensor) for tensors in _tensors_of(module) for tensor in tensors}
+        self._given = {storage: given for storage, given in self._given.items() if not given[0].expired()}
+
+    @runs_beside_compiled_code
+    def _pack(self, tensor: Tensor) -> _Packed:
+        # Not the tensor itself: what an operation returns has the operation, which would have it.
+        return self._hold(tensor) or (tensor.detach(), _version_of(tensor))
+
+    def _hold(self, tensor: Tensor) -> Held | None:
+        """It is held, if there is something to gain."""
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+            return None
+        if tensor.device != self._device or tensor.is_conj() or tensor.is_neg():
+            return None
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < _LEAST_BYTES or storage.data_ptr() in self._stays:
+            return None
+        if given := self._given.get(storage._cdata):
+            held = given[1]()
+            if held is None or tensor._version > 0:
+                # Nobody needs it any more, or it was written to: it is something else.
+                return None
+            return Held(held.saved, tensor, self._writes_of(tensor))
+        stream = 0
+        if tensor.is_cuda:
+            # A graph's memory is always where it was captured; what is foreign has another deleter.
+            if torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata):
+                return None
+            stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        there = storage.data_ptr(), storage.nbytes(), tensor._version, dtype
+        saved = self._native.save(there, stream, _name_of(tensor), recipe_of(tensor, self._stays_here))
+        return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
+
+    @runs_beside_compiled_code
+    def _unpack(self, packed: _Packed) -> Tensor:
+        self.is_needed = True
+        if isinstance(packed, tuple):
+            tensor, version = packed
+            if version is not None and tensor._version != version:
+                raise _modified(tensor, tensor.shape, version)
+            return tensor
+        if packed.writes._version != packed.version:
+            raise _modified(packed.writes, packed.layout.sizes, packed.version)
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index) if self._device.type == "cuda" else 0
+        storage = self._native.need(packed.saved, stream)
+        tensor = packed.layout.of(storage)
+        self._given[storage._cdata] = StorageWeakRef(storage), weakref.ref(packed)
+        return tensor
+
+    def _stays_here(self, tensor: Tensor) -> bool:
+        """Whether it takes no memory to keep a tensor."""
+        return tensor.untyped_storage().nbytes() < _LEAST_BYTES or address_of(tensor) in self._stays
+
+    def _writes_of(self, tensor: Tensor) -> Tensor:
+        """An empty tensor that has the version of another, and none of its memory."""
+        nothing = self._nothing.get(tensor.dtype)
+        if nothing is None:
+            nothing = self._nothing[tensor.dtype] = torch.empty(0, dtype=tensor.dtype, device=self._device)
+        writes = tensor.detach()
+        writes.data = nothing
+        return writes
+
+
+def _tensors_of(module: nn.Module) -> Iterable[Iterable[Tensor]]:
+    all_tensors: tuple[Callable[[], Iterable[Tensor]], ...] = (module.parameters, module.buffers)
+    return (tensors() for tensors in all_tensors)
+
+
+def _version_of(tensor: Tensor) -> int | None:
+    """How often it was written to; none if nobody counts."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _name_of(tensor: Tensor) -> str:
+    """What to call it in an error."""
+    path = _native.module_of_key(_native.current_purpose()[1])
+    made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+    return " ".join(part for part in (path, made_by, str(tensor.dtype), str(list(tensor.shape))) if part)
+
+
+def _modified(tensor: Tensor, sizes: torch.Size, expected: int) -> RuntimeError:
+    """PyTorch's own error, which it leaves to hooks where there are some."""
+    hint = (
+        ""
+        if torch.is_anomaly_enabled()
+        else (
+            " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+            "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+        )
+    )
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.type()} {list(sizes)}] is at version {tensor._version}; expected version {expected} instead.{hint}"
+    )

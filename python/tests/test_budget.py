@@ -1,0 +1,581 @@
+# mypy: disallow-subclassing-any=False
+"""Steps of PyTorch's models within a budget of the CPU's memory."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tenure  # noqa: E402
+import tenure.torch  # noqa: E402
+from tenure import _native  # noqa: E402
+
+from torch import nn  # noqa: E402  isort: skip
+from torch.utils.checkpoint import checkpoint  # noqa: E402  isort: skip
+
+MIB = 1 << 20
+STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two runs add the same numbers in the same order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, width: int, checkpoints: str | None = None) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.checkpoints = checkpoints
+
+    def forward(self, x: Any) -> Any:
+        if self.checkpoints is None:
+            return self.layer(x)
+        return checkpoint(self.layer, x, use_reentrant=self.checkpoints == "reentrant")
+
+    def layer(self, x: Any) -> Any:
+        q, k, v = self.mix(self.norms[0](x)).unflatten(-1, (3, 4, -1)).transpose(1, 3).unbind(2)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return x + self.narrow(nn.functional.gelu(self.wide(self.norms[1](x))))
+
+
+def transformer(checkpoints: str | None = None) -> tuple[Any, Callable[[int], Any]]:
+    torch.manual_seed(0)
+    blocks = [Block(128, None if number % 2 else checkpoints) for number in range(4)]
+    model = nn.Sequential(nn.Embedding(64, 128), *blocks, nn.Linear(128, 64))
+
+    def loss(number: int) -> Any:
+        tokens = torch.arange(32 * 128).mul(number + 7).remainder(61).view(32, 128)
+        return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(-1, 1).flatten())
+
+    return model, loss
+
+
+def convolutions() -> tuple[Any, Callable[[int], Any]]:
+    torch.manual_seed(0)
+    layers = [
+        layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    ]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    def loss(number: int) -> Any:
+        images = torch.arange(32 * 3 * 64 * 64, dtype=torch.float32).add(number).sin().view(32, 3, 64, 64)
+        return nn.functional.cross_entropy(model(images), torch.arange(32).remainder(8))
+
+    return model, loss
+
+
+class Gated(nn.Module):
+    """Half of a layer of a Llama, with what is cheap to compute again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 2 * width)
+        self.gate, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(x)
+        y = nn.functional.silu(self.gate(y)) * self.up(y)
+        # Through views, too.
+        y = nn.functional.gelu(y.unflatten(-1, (2, -1)).transpose(1, 2), approximate="tanh")
+        return x + self.down(y.transpose(1, 2).flatten(-2))
+
+
+def gated() -> tuple[Any, Callable[[int], Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Gated(128) for _ in range(4)))
+
+    def loss(number: int) -> Any:
+        x = torch.linspace(-1, 1, 64 * 128 * 128).view(64, 128, 128) * (number + 1)
+        return model(x).square().mean()
+
+    return model, loss
+
+
+@dataclass
+class Run:
+    """What a run computed, to the bit."""
+
+    losses: list[str] = field(default_factory=list)
+    gradients: list[bytes] = field(default_factory=list)
+    state: list[bytes] = field(default_factory=list)
+    reports: list[tenure.torch.StepReport] = field(default_factory=list, compare=False)
+
+
+def train(
+    made: tuple[Any, Callable[[int], Any]], memory: int | str | None = None, steps: int = STEPS, **options: Any
+) -> Run:
+    model, loss_of = made
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    run = Run()
+
+    def step(number: int) -> None:
+        torch.manual_seed(number)
+        loss = loss_of(number)
+        loss.backward()
+        run.losses.append(loss.item().hex())
+        run.gradients += [parameter.grad.numpy().tobytes() for parameter in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if memory is None:
+        for number in range(steps):
+            step(number)
+    else:
+        with tenure.torch.budget(model, memory, **options) as budget:
+            for number in range(steps):
+                step(number)
+                report = budget.report()
+                assert report is not None
+                run.reports.append(report)
+    run.state = [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
+    return run
+
+
+def moved(report: tenure.torch.StepReport) -> bool:
+    return report.spilled_bytes > 0 and report.fetched_bytes > 0
+
+
+@pytest.mark.parametrize(("make", "share"), [(transformer, 60), (convolutions, 75)])
+def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: int, tmp_path: Path) -> None:
+    run = train(make(), f"{share}%", spill=tmp_path)
+    assert run == train(make())
+    plain, planned = run.reports[:2], run.reports[2:]
+    assert all(report.peak_bytes and not moved(report) and report.budget_bytes is None for report in plain)
+    most = max(report.peak_bytes or 0 for report in plain)
+    for report in planned:
+        assert report.is_planned and moved(report) and report.budget_bytes == most * share // 100, report
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+
+
+@pytest.mark.parametrize(
+    ("make", "share", "is_mixed"), [(gated, 60, False), (gated, 70, True), (convolutions, 70, False)]
+)
+def test_what_there_is_no_room_for_is_computed_again(
+    make: Callable[[], Any], share: int, is_mixed: bool, tmp_path: Path
+) -> None:
+    def made() -> Any:
+        model, loss_of = make()
+
+        def loss(number: int) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed):
+                return loss_of(number)
+
+        return model, loss
+
+    run = train(made(), f"{share}%", spill=tmp_path, spill_bytes=32 * MIB)
+    assert run == train(made())
+    for report in run.reports[2:]:
+        assert report.is_planned and report.recomputed_bytes > 0, report
+
+
+def test_a_budget_in_bytes_holds_from_the_first_step(tmp_path: Path) -> None:
+    plain = train(transformer(), "100%").reports[1].peak_bytes
+    assert plain is not None
+    budget = plain * 7 // 10
+    run = train(transformer(), budget, spill=[tmp_path])
+    assert run == train(transformer())
+    first, second, *planned = run.reports
+    for report in (first, second):
+        assert report.peak_bytes is not None and report.peak_bytes <= budget and moved(report), report
+    assert all(report.is_planned and moved(report) for report in planned)
+    assert all(report.spilled_bytes < second.spilled_bytes for report in planned), "what there is room for stays"
+
+
+def least(error: tenure.Error) -> int:
+    """What would do, by an error."""
+    found = re.search(r"a budget of at least (\d+)", str(error))
+    assert found
+    return int(found[1])
+
+
+def test_a_budget_that_is_too_small_is_refused_with_what_would_do() -> None:
+    model, loss_of = transformer()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(tenure.Error, match="too small") as told, tenure.torch.budget(model, 20 * MIB) as budget:
+        loss_of(0).backward()
+        budget.report()
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+    assert "20971520 bytes is too small" in str(told.value)
+    needed, error = 20 * MIB, told.value
+    # Later steps have gradients and the optimizer's state to hold, too.
+    run = None
+    while run is None:
+        assert least(error) > needed
+        needed = least(error)
+        try:
+            run = train(transformer(), needed)
+        except tenure.Error as told_next:
+            error = told_next
+    assert run == train(transformer()) and all(report.is_planned for report in run.reports[2:])
+    # Of a share of a plain step it is known before the first step that would keep to it.
+    model, loss_of = transformer()
+    with pytest.raises(tenure.Error, match="too small"), tenure.torch.budget(model, "20%"):
+        for number in range(2):
+            loss_of(number).backward()
+            model.zero_grad()
+        before = copy.deepcopy(model.state_dict())
+        loss_of(2)
+        pytest.fail("the third step began")
+    assert all(map(torch.equal, before.values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize("checkpoints", ["reentrant", "not reentrant"])
+def test_checkpoints_and_mixed_precision_are_as_without(checkpoints: str, tmp_path: Path) -> None:
+    def make() -> Any:
+        model, loss_of = transformer(checkpoints)
+
+        def loss(number: int) -> Any:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return loss_of(number)
+
+        return model, loss
+
+    run = train(make(), "90%", spill=tmp_path)
+    assert run == train(make())
+    assert all(report.is_planned and moved(report) for report in run.reports[2:])
+
+
+@pytest.mark.parametrize("what", ["model", "layers", "inside"])
+def test_compiled_models_have_budgets(what: str, tmp_path: Path) -> None:
+    def run(memory: int | None) -> Run:
+        torch._dynamo.reset()
+        model, loss_of = convolutions()
+        if what == "layers":
+            for layer in model:
+                layer.compile(backend="aot_eager")
+        elif what == "model":
+            model.compile(backend="aot_eager")
+        else:
+            compiled = torch.compile(model, backend="aot_eager")
+            images = torch.linspace(-1, 1, 32 * 3 * 64 * 64).view(32, 3, 64, 64)
+            return train((model, lambda number: compiled(images + number).square().mean()), memory, 4, spill=tmp_path)
+        return train((model, loss_of), memory, 4, spill=tmp_path)
+
+    # Of one graph all comes back at once.
+    within = run(64 * MIB if what == "model" else 48 * MIB)
+    assert within == run(None)
+    assert all(moved(report) for report in within.reports[:2])
+    assert all(report.is_planned for report in within.reports[2:])
+
+
+def test_a_compiled_graph_that_must_be_whole_says_where_the_budget_belongs(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    model = linear()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with budgeted(model, tmp_path), pytest.raises(Exception, match=r"give tenure.torch.budget\(\) what torch.compile"):
+        compiled(torch.ones(16, 512))
+    with budgeted(compiled, tmp_path) as budget:
+        compiled(torch.ones(512, 512)).exp().sum().backward()
+        report = budget.report()
+        assert report is not None and moved(report)
+
+
+def test_batches_of_forked_workers_are_trained_on(tmp_path: Path) -> None:
+    model, plain = linear(), linear()
+    batches = torch.utils.data.DataLoader(torch.arange(2048 * 512.0).sin().view(-1, 512), 512, num_workers=2)
+    for batch in batches:
+        plain(batch).exp().sin().sum().backward()
+    with budgeted(model, tmp_path) as budget:
+        for batch in batches:
+            model(batch).exp().sin().sum().backward()
+        assert budget.report() is not None
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+DISTRIBUTED = """
+import sys
+import torch, tenure.torch
+import torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}/store", rank=int(sys.argv[2]), world_size=2)
+def gradients(is_budgeted):
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.GELU())]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    budget = tenure.torch.budget(model, 40 << 20, spill=sys.argv[1]) if is_budgeted else None
+    def steps():
+        for step in range(5):
+            model.zero_grad()
+            model(torch.arange(1024 * 512.0).add(dist.get_rank() + step).sin().view(-1, 512)).square().mean().backward()
+            if budget is not None:
+                report = budget.report()
+                assert report.fetched_bytes > 0 or report.is_planned, report
+        # In the second, buckets are made anew.
+        assert budget is None or report.is_planned, report
+    if budget is None:
+        steps()
+    else:
+        with budget:
+            steps()
+    return [parameter.grad for parameter in model.parameters()]
+assert all(map(torch.equal, gradients(True), gradients(False)))
+dist.destroy_process_group()
+"""
+
+
+def test_processes_train_together(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DISTRIBUTED, str(tmp_path)]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+
+
+def many_saved(model: Any, size: int = 512) -> Any:
+    """A loss of things that are saved as views, twice, with others' storages, and written to before."""
+    x = torch.linspace(-1, 1, size * size).view(size, size)
+    y = model(x)
+    y = y.tanh()
+    twice = (y * y.t()).sin() * y[1:, :].exp().sum()
+    z = twice.clone()
+    z.mul_(2).sigmoid_()
+    halves = z.chunk(2, dim=1)
+    return (halves[0] * halves[1].flip(0)).sum() + (y.expand(2, -1, -1).cos() * z).mean() + (x * y).sum().square()
+
+
+def linear() -> Any:
+    torch.manual_seed(0)
+    return nn.Linear(512, 512)
+
+
+def budgeted(model: Any, folder: Path, memory: int = 48 * MIB) -> Any:
+    return tenure.torch.budget(model, memory, spill=folder)
+
+
+def test_aliases_and_views_are_saved_once_and_weights_never(tmp_path: Path) -> None:
+    model, plain = linear(), linear()
+    many_saved(plain).backward()
+    with budgeted(model, tmp_path) as budget:
+        x = torch.linspace(-1, 1, 512 * 512).view(512, 512)
+        y = model(x)
+        (y * y.t()).sum().backward()
+        report = budget.report()
+        assert report is not None and report.spilled_bytes == 2 * MIB, "x and y"
+        model.zero_grad()
+        many_saved(model).backward()
+        report = budget.report()
+        assert report is not None and moved(report)
+    assert torch.equal(model.weight.grad, plain.weight.grad) and torch.equal(model.bias.grad, plain.bias.grad)
+
+
+def test_backward_can_be_repeated_and_differentiated(tmp_path: Path) -> None:
+    def work(model: Any) -> list[Any]:
+        results = []
+        for _ in range(4):
+            loss = many_saved(model)
+            (first,) = torch.autograd.grad(loss, model.weight, retain_graph=True)
+            (again,) = torch.autograd.grad(loss, model.weight, create_graph=True)
+            (second,) = torch.autograd.grad(again.square().sum(), model.weight)
+            assert torch.equal(first, again)
+            results += [again.detach(), second]
+        return results
+
+    plain = work(linear())
+    model = linear()
+    with budgeted(model, tmp_path, 96 * MIB) as budget:
+        assert all(map(torch.equal, work(model), plain))
+        report = budget.report()
+        assert report is not None and moved(report)
+
+
+def test_what_was_saved_can_be_used_when_the_budget_is_over(tmp_path: Path) -> None:
+    model, plain = linear(), linear()
+    many_saved(plain).backward()
+    with budgeted(model, tmp_path):
+        loss = many_saved(model)
+    loss.backward()
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+@pytest.mark.parametrize("size", [16, 512])
+def test_what_was_written_to_since_is_pytorchs_error(size: int, tmp_path: Path) -> None:
+    def work(model: Any) -> None:
+        y = model(torch.ones(size, 512)).exp()
+        loss = y.sin().sum()
+        with torch.no_grad():
+            y.add_(1)
+        loss.backward()
+
+    model = linear()
+    with pytest.raises(RuntimeError) as expected:
+        work(linear())
+    with pytest.raises(RuntimeError) as told, budgeted(model, tmp_path):
+        work(model)
+    # But for the operation, of which hooks are not told.
+    words = re.sub(r", which is output 0 of \w+,", "", str(expected.value))
+    assert str(told.value) == words and "modified by an inplace operation" in words
+
+
+def test_weights_that_were_written_to_are_pytorchs_error(tmp_path: Path) -> None:
+    model = linear()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"), budgeted(model, tmp_path):
+        x = torch.ones(512, 512, requires_grad=True)
+        loss = model(x).sum()
+        with torch.no_grad():
+            model.weight.add_(1)
+        loss.backward()
+
+
+def test_threads_compute_and_go_back_at_once(tmp_path: Path) -> None:
+    plain = linear()
+    many_saved(plain).backward()
+    models = [linear() for _ in range(3)]
+    everything = nn.ModuleList(models)
+    failed: list[BaseException] = []
+
+    def work(model: Any, losses: list[Any] | None = None) -> None:
+        try:
+            with budget:
+                for _ in range(4):
+                    model.zero_grad()
+                    many_saved(model).backward()
+        except BaseException as error:
+            failed.append(error)
+
+    with tenure.torch.budget(everything, 256 * MIB, spill=tmp_path) as budget:
+        with budget.step():
+            threads = [threading.Thread(target=work, args=(model,)) for model in models]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert not failed
+    for model in models:
+        assert torch.equal(model.weight.grad, plain.weight.grad)
+
+
+def test_other_sizes_have_plans_of_their_own(tmp_path: Path) -> None:
+    model, plain = linear(), linear()
+    sizes = [512, 768, 512, 768, 512, 768, 640, 640]
+    planned = []
+    with budgeted(model, tmp_path, 64 * MIB) as budget:
+        for size in sizes:
+            x, y = torch.ones(size, 512), torch.ones(size, 512)
+            model(x).exp().sin().exp().sum().backward()
+            plain(y).exp().sin().exp().sum().backward()
+            report = budget.report()
+            assert report is not None
+            planned.append(report.is_planned)
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+    # The third begins with gradients, which the first had not.
+    assert planned == [False, False, False, True, True, True, False, True]
+
+
+def test_borders_can_be_told(tmp_path: Path) -> None:
+    """Where a step goes back more than once, as with a penalty for gradients."""
+
+    def work(model: Any) -> None:
+        x = torch.linspace(-1, 1, 512 * 512).view(512, 512).requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).exp().sum(), x, create_graph=True)
+        (gradient.square().mean() + model(x.detach()).sin().sum()).backward()
+
+    model, plain = linear(), linear()
+    reports = []
+    with budgeted(model, tmp_path) as budget:
+        for _ in range(4):
+            with budget.step():
+                work(model)
+            work(plain)
+            reports.append(budget.report())
+    assert torch.equal(model.weight.grad, plain.weight.grad)
+    assert [report is not None and report.is_planned for report in reports] == [False, False, True, True]
+
+
+def test_a_model_that_has_a_budget_can_be_copied_and_evaluated(tmp_path: Path) -> None:
+    model = linear()
+    x = torch.ones(512, 512)
+    with budgeted(model, tmp_path) as budget:
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            assert torch.equal(copied(x), model(x))
+        assert budget.report() is None
+    assert not model._forward_pre_hooks
+
+
+def test_a_full_disk_is_an_error_that_names_what_was_to_go(tmp_path: Path) -> None:
+    model = linear()
+    with pytest.raises(tenure.Error, match=r"torch.float32 \[4096, 512\].* do not fit on disk"):
+        with tenure.torch.budget(model, 80 * MIB, spill=tmp_path, spill_bytes=36 * MIB):
+            model(torch.ones(4096, 512)).exp().sin().exp().cos().exp().sigmoid().tanh().sum().backward()
+
+
+def test_a_budget_that_nobody_has_any_more_is_over(tmp_path: Path) -> None:
+    budgeted(linear(), tmp_path)
+    gc.collect()
+    budgeted(linear(), tmp_path).close()
+
+
+def test_memory_is_given_back(tmp_path: Path) -> None:
+    model = linear()
+    with budgeted(model, tmp_path):
+        many_saved(model).backward()
+    gc.collect()
+    model = linear()
+    # A second budget, of what the first had.
+    with budgeted(model, tmp_path) as budget:
+        many_saved(model).backward()
+        report = budget.report()
+        assert report is not None and report.peak_bytes is not None and report.peak_bytes < 40 * MIB
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "words"),
+    [
+        (0, {}, "expected a number of bytes above 0"),
+        (True, {}, "expected a number of bytes"),
+        ("half", {}, "such as '50%'"),
+        ("0%", {}, "such as '50%'"),
+        ("101%", {}, "such as '50%'"),
+        (MIB, {"spill": "/does/not/exist"}, "/does/not/exist"),
+        (MIB, {"spill_bytes": 1 << 60}, "free"),
+        (MIB, {"planner": "best"}, "expected 'scheduled'"),
+    ],
+)
+def test_mistakes_are_told(memory: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(tenure.Error, match=words) as told:
+        tenure.torch.budget(linear(), memory, **options)
+    assert len(str(told.value).splitlines()) == 1
+
+
+def test_mistakes_with_models_and_blocks_are_told(tmp_path: Path) -> None:
+    with pytest.raises(tenure.Error, match="nowhere, as it has no parameters"):
+        tenure.torch.budget(nn.ReLU(), MIB)
+    with pytest.raises(tenure.Error, match="the model is on meta"):
+        tenure.torch.budget(nn.Linear(1, 1, device="meta"), MIB)
+    with pytest.raises(tenure.Error, match="the model is on cpu, meta"):
+        tenure.torch.budget(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta")), MIB)
+    model = linear()
+    with budgeted(model, tmp_path) as budget, pytest.raises(tenure.Error, match="cpu has a budget already"):
+        budgeted(model, tmp_path)
+    with pytest.raises(tenure.Error, match="this budget is over"), budget:
+        pass
+
+
+def test_a_native_budget_refuses_what_it_cannot_manage() -> None:
+    with pytest.raises(tenure.Error, match="does not manage the memory of cuda:63"):
+        _native.Budget(63, [], None, None, "scheduled", bytes)
