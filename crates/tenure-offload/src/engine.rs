@@ -36,13 +36,15 @@ pub struct Options {
 /// A handle: clones are one engine. It limits the memory while it lives.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
     options: Options,
+    /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
+    limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
 }
 
@@ -52,6 +54,8 @@ pub(crate) struct State {
     pub(crate) held: BTreeMap<u64, Held>,
     known: HashMap<Id, Weak<Saved>>,
     next: u64,
+    /// What stays from step to step.
+    pub(crate) residents: Vec<u64>,
     /// The first of this step.
     first: u64,
     /// What is on its way out.
@@ -74,7 +78,7 @@ pub(crate) struct State {
 impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
-        let shared = Arc::new(Shared { memory, mover, options, state: Mutex::default() });
+        let shared = Arc::new(Shared { memory, mover, options, limit: Mutex::default(), state: Mutex::default() });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
         Self { shared }
@@ -105,12 +109,19 @@ impl Engine {
     /// # Errors
     /// The limit cannot be set.
     pub fn enforce(&self) -> Result<(), OffloadError> {
-        self.shared.memory.set_limit(self.budget_bytes())
+        let bytes = self.budget_bytes();
+        *self.shared.limit.lock() = None;
+        self.shared.set_limit(bytes)
     }
 
     /// The budget, if it has one.
     pub fn budget_bytes(&self) -> Option<u64> {
         self.shared.state.lock().budget_bytes
+    }
+
+    /// What has fewer bytes is kept.
+    pub fn least_bytes(&self) -> u64 {
+        self.shared.options.least_bytes
     }
 
     /// Forgets what was measured, and the plans made of it.
@@ -155,18 +166,20 @@ impl Engine {
     pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
         let shared = &self.shared;
         let course = match pass {
-            Pass::Plain => Course::Measured(Box::new(Measured::new(pass))),
+            Pass::Plain => shared.measured(pass),
             Pass::Budgeted => shared.course(signature)?,
         };
         let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
-        shared.memory.set_limit(limit)?;
+        shared.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
         let report = StepReport { codec: state.codec, ..StepReport::default() };
         (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
+        state.leaving.retain(Stored::keeps_source);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
+        shared.open()?;
         shared.begin_interval(None)?;
         Ok(step)
     }
@@ -207,25 +220,23 @@ impl Engine {
             measured.recomputes.push(recompute.clone());
             measured.codecs.push(codec);
         }
-        let number = state.next;
-        state.next += 1;
-        let held = Held {
+        let number = state.add(Held {
             name,
             bytes,
             dtype,
+            tag: Tag::Activation,
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
-            source: storage.downgrade(),
+            source: Some(storage.downgrade()),
             storage: Some(storage.clone()),
             arrival: None,
             stored: None,
+            is_lent: false,
             recompute,
-        };
-        state.held.insert(number, held);
-        state.note_saved(number);
+        });
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
-        let actions = state.course.next(event);
+        let actions = state.next_actions(event);
         shared.act(state, actions, Some(number))?;
         shared.begin_interval(stream)?;
         Ok(Some(saved))
@@ -245,15 +256,13 @@ impl Engine {
     /// They cannot come back.
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let shared = &self.shared;
-        let mut state = shared.state.lock();
-        state.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
-        if let Some(number) = saved.id.checked_sub(state.first) {
-            let event = Event::Need { number: number as usize };
-            state.end_interval(&shared.memory, stream, Some(event), "")?;
-            let actions = state.course.next(event);
-            shared.act(state, actions, None)?;
-        } else {
-            drop(state);
+        let first = {
+            let mut state = shared.state.lock();
+            state.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
+            state.first
+        };
+        if let Some(number) = saved.id.checked_sub(first) {
+            shared.pass(Event::Need { number: number as usize }, stream)?;
         }
         let storage = shared.here(saved.id, stream)?;
         shared.begin_interval(stream)?;
@@ -269,12 +278,52 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let mut limit = self.limit.lock();
+        if *limit != bytes {
+            self.memory.set_limit(bytes)?;
+            *limit = bytes;
+        }
+        Ok(())
+    }
+
+    /// Something happens: what is to be done then is done.
+    pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        state.end_interval(&self.memory, stream, Some(event), "")?;
+        let actions = state.next_actions(event);
+        let fresh = match event {
+            Event::GiveBack { id } => Some(id),
+            _ => None,
+        };
+        self.act(state, actions, fresh)
+    }
+
+    /// Residents are where a step begins with them.
+    fn open(&self) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        match &state.course {
+            Course::Measured(measured) if measured.pass == Pass::Budgeted => {
+                for id in state.residents.clone() {
+                    self.spill(&mut state, id, 0)?;
+                }
+                drop(state);
+                reclaim::wait_for_all(self)
+            }
+            Course::Planned { profiled, schedule, .. } => {
+                let actions = profiled.ids(schedule.at_begin(), state.first);
+                self.act(state, actions, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
     /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
     fn act<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        actions: Vec<(usize, Action)>,
+        actions: Vec<(u64, Action)>,
         fresh: Option<u64>,
     ) -> Result<(), OffloadError> {
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
@@ -283,9 +332,7 @@ impl Shared {
             drop(state);
             return reclaim::wait_for_all(self);
         }
-        let first = state.first;
-        for (number, action) in actions {
-            let id = first + number as u64;
+        for (id, action) in actions {
             match action {
                 Action::Spill { link } => self.spill(&mut state, id, link)?,
                 Action::Fetch => {
@@ -330,8 +377,6 @@ impl Shared {
         if held.stored.is_some() {
             return Ok(());
         }
-        // What came back since takes no room any more.
-        leaving.retain(|stored| !stored.is_settled());
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.
@@ -340,6 +385,8 @@ impl Shared {
             match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
+                    // Those that are out take room where they are.
+                    leaving.retain(Stored::keeps_source);
                     leaving.push_back(stored.clone());
                     held.stored = Some(stored);
                     state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
@@ -358,24 +405,24 @@ impl Shared {
 
     /// Bytes begin to come back, if they are not there.
     fn fetch(&self, id: u64, urgency: Urgency) -> Result<(), OffloadError> {
-        let (name, bytes, allocator, stream) = {
+        let (name, bytes, tag, allocator, stream) = {
             let mut state = self.state.lock();
             let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
             if held.storage.is_some() {
                 return Ok(());
             }
-            if let Some(source) = held.source.upgrade() {
+            if let Some(source) = held.of_others() {
                 held.storage = Some(source);
                 return Ok(());
             }
             if held.stored.is_none() {
                 return Ok(());
             }
-            (held.name.clone(), held.bytes, Arc::clone(&held.allocator), held.stream.clone())
+            (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
         // Nothing is locked: room may have to be made.
         let storage = {
-            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+            let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
             Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
         };
@@ -394,12 +441,12 @@ impl Shared {
     }
 
     /// Bytes, in memory, and there for what is put on a stream next.
-    fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    pub(crate) fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
             let (storage, arrival, home, is_given_up) = {
                 let state = self.state.lock();
                 let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_given_up = held.stored.is_none() && held.source.upgrade().is_none();
+                let is_given_up = held.stored.is_none() && held.of_others().is_none();
                 (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
             };
             let Some(storage) = storage else {
@@ -434,7 +481,7 @@ impl Shared {
         if let Course::Measured(measured) = &mut state.course {
             measured.operations.add(id, measured.events.len() - 1);
         }
-        let actions = state.course.next(Event::Operation);
+        let actions = state.next_actions(Event::Operation);
         self.act(state, actions, None)?;
         self.begin_interval(stream)
     }
@@ -489,7 +536,7 @@ impl Shared {
     }
 
     /// Somebody computes from now on.
-    fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
         let State { held, first, course, .. } = &mut *state;
         let Course::Measured(measured) = course else { return Ok(()) };
@@ -530,13 +577,19 @@ impl Shared {
         Ok(report)
     }
 
+    fn measured(&self, pass: Pass) -> Course {
+        let state = self.state.lock();
+        let residents = state.residents.iter().map(|id| (*id, &state.held[id]));
+        Course::Measured(Box::new(Measured::new(pass, residents)))
+    }
+
     /// What a step of a signature goes by, within the budget.
     fn course(&self, signature: u64) -> Result<Course, OffloadError> {
         let (profiled, plan, budget_bytes) = {
             let state = self.state.lock();
             (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
-        let Some(profiled) = profiled else { return Ok(Course::Measured(Box::new(Measured::new(Pass::Budgeted)))) };
+        let Some(profiled) = profiled else { return Ok(self.measured(Pass::Budgeted)) };
         let schedule = match plan {
             Some(plan) => plan,
             None => {
@@ -553,8 +606,8 @@ impl Shared {
         let Options { links, planner, planning, .. } = &self.options;
         let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
         // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
-        let saved_bytes = profile.saved().iter().map(|saved| saved.bytes).sum::<u64>();
-        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < saved_bytes));
+        let all_bytes = profile.bytes();
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
         let mut profile = profile.clone();
         if is_scarce {
             profile.forget_compression();
@@ -569,14 +622,24 @@ impl Shared {
 }
 
 impl State {
-    /// By what something that was saved is encoded: by what was found best when it was measured.
+    /// One more is held. Its number.
+    pub(crate) fn add(&mut self, held: Held) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.held.insert(id, held);
+        self.note_saved(id);
+        id
+    }
+
+    /// By what bytes are encoded: of what was saved in this step, by what was found best when it was measured.
     fn choice(&self, id: u64) -> Choice {
-        match id.checked_sub(self.first) {
-            Some(number) => self.course.codec(number as usize).unwrap_or(self.codec),
-            // What is not of this step stays as it is: only what is saved for backward may lose something.
-            None if self.codec.is_lossy() => Choice::default(),
-            None => self.codec,
-        }
+        let number = id.checked_sub(self.first).map(|number| number as usize);
+        number.and_then(|number| self.course.codec(number)).unwrap_or(self.codec)
+    }
+
+    /// What is done where an event has happened.
+    fn next_actions(&mut self, event: Event) -> Vec<(u64, Action)> {
+        self.course.next(event, self.first)
     }
 
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
@@ -599,6 +662,8 @@ impl State {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
             Some(Event::Need { number }) => measured.profile.need(other, number),
+            Some(Event::Lend { id }) => measured.lend(other, id),
+            Some(Event::GiveBack { id }) => measured.give_back(other, id),
             Some(Event::Operation) | None => drop(measured.profile.end(other)),
         }
         measured.events.extend(event);

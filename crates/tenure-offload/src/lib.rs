@@ -17,6 +17,7 @@ mod profile;
 mod reclaim;
 mod recompute;
 mod record;
+mod resident;
 mod schedule;
 mod step;
 
@@ -28,5 +29,6 @@ pub use memory::Memory;
 pub use profile::{Profile, ProfileError, Recipe, Saved as ProfiledTensor};
 pub use recompute::{Find, Id, Input, Recompute};
 pub use record::{Fate, SavedRecord, StepRecord, StepRecorder, TierMoment};
+pub use resident::Resident;
 pub use schedule::{Action, Schedule};
 pub use step::{Pass, Step, StepReport};

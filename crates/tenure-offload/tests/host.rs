@@ -1,13 +1,14 @@
 //! Steps on the host's memory, in a process of their own: its limit is the process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
 use tenure_offload::{
-    Engine, Fate, Link, Memory, OffloadError, Options, Pass, ProfileError, Saved, SavedRecord, StepRecorder,
+    Engine, Fate, Link, Memory, OffloadError, Options, Pass, ProfileError, Resident, Saved, SavedRecord, StepRecorder,
     StepReport, TierMoment,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
@@ -109,6 +110,48 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
     let other = step(&engine, Pass::Budgeted, LAYERS + 3).unwrap();
     assert!(!other.is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS + 3).unwrap().is_planned);
+}
+
+#[test]
+fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
+    let _one = ONE.lock();
+    // Half of all residents, and what a layer takes.
+    let budget = LAYERS * BYTES / 2 + 4 * BYTES;
+    let engine = engine(budget, 512 * MIB);
+    engine.enforce().unwrap();
+    let resident = |layer: u64| {
+        let bytes = storage(BYTES).unwrap();
+        fill(&bytes, layer as u8);
+        engine.keep(bytes, None, format!("state {layer}"))
+    };
+    // More than there is room for, from the first on.
+    let residents: Vec<Resident> = (0..LAYERS).map(resident).collect();
+    for number in 0..5 {
+        reset(&engine);
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        for layer in (0..LAYERS).rev() {
+            let bytes = engine.lend(&residents[layer as usize], None).unwrap();
+            {
+                let bytes = bytes.lock();
+                // SAFETY: nobody else has them.
+                let bytes = unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), bytes.bytes()) };
+                assert!(bytes.iter().all(|byte| u64::from(*byte) == layer + number), "{number}: {layer}");
+                bytes.iter_mut().for_each(|byte| *byte += 1);
+            }
+            drop(storage(BYTES).unwrap());
+            engine.give_back(&residents[layer as usize], bytes, None).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let report = step.finish().unwrap();
+        assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
+        assert_eq!((report.is_planned, report.unplanned), (number > 0, 0), "{number}: {report:?}");
+        // From the third on, what stays stays.
+        assert!(number < 2 || (1..LAYERS * BYTES).contains(&report.spilled_bytes), "{report:?}");
+    }
+    let bytes = engine.look_at(&residents[3], None).unwrap();
+    let bytes = bytes.lock();
+    // SAFETY: nobody writes to it.
+    assert_eq!(unsafe { bytes.as_slice() }[0], 8);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub use stored::Stored;
 use crate::Disk;
 use crate::codec::Coding;
 use arrival::{Coming, Read, Reads};
-use departure::Departures;
+use departure::{Departing, Departures};
 use link::{CopyStream, Tally, Way};
 use stored::{Inner, Place, Progress};
 use watcher::Watcher;
@@ -210,14 +210,16 @@ impl Mover {
         if destination == Destination::Disk && shared.disk.is_none() {
             return Err(MoverError::NoPlace { name, place: "disk" });
         }
-        let (pieces, progress) = match (&shared.side, destination) {
-            _ if bytes == 0 => (Vec::new(), Progress::new(0, None)),
+        let Departing { pieces, progress, source } = match (&shared.side, destination) {
+            _ if bytes == 0 => {
+                Departing { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() }
+            }
             (Some(side), Destination::Host) => shared.store_pinned(side, &name, source)?,
             (Some(side), Destination::Disk) => shared.store_through(side, &name, source, coding)?,
             (None, Destination::Disk) => shared.store_host(&name, source, coding),
             (None, Destination::Host) => return Err(MoverError::NoPlace { name, place: "pinned memory" }),
         };
-        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress }) })
+        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress, source }) })
     }
 
     /// Begins to fetch what was stored, any number of times, into as many bytes: those on a device are written to behind

@@ -143,7 +143,6 @@ impl Budget {
         match budget {
             FastBytes::Bytes(bytes) => {
                 self.set(bytes);
-                run.rehearse(Pass::Budgeted)?;
             }
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
@@ -157,6 +156,7 @@ impl Budget {
                 );
             }
         }
+        run.rehearse(Pass::Budgeted)?;
         self.engine.enforce()?;
         self.disk = self.disk_now();
         resident::forget_most();
