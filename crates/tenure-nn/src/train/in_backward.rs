@@ -79,7 +79,9 @@ impl Gone {
         drop(dense);
         let (kind, device, dtype, layout) = (optim::kind(&grad), grad.device(), grad.dtype(), grad.layout().clone());
         let name = || format!("the gradient of {}", parameter.name());
-        let saved = engine.save(grad.storage(), grad.version(), stream(device).as_ref(), None, name).map_err(told)?;
+        // As bytes: a lossy codec is for what the forward pass saved.
+        let (version, stream) = (grad.version(), stream(device));
+        let saved = engine.save(grad.storage(), version, DType::U8, stream.as_ref(), None, name).map_err(told)?;
         let saved = saved.map(|saved| (saved, layout, dtype, device));
         if saved.is_some() {
             parameter.set_grad(None)?;
