@@ -236,7 +236,6 @@ impl Engine {
             is_lent: false,
             recompute,
         });
-        state.note_saved(number);
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
         let actions = state.next_actions(event);
@@ -396,8 +395,6 @@ impl Shared {
         if held.stored.is_some() {
             return Ok(());
         }
-        // What came back since takes no room any more.
-        leaving.retain(|stored| !stored.is_settled());
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.
@@ -625,8 +622,8 @@ impl Shared {
         let Options { links, planner, planning, .. } = &self.options;
         let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
         // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
-        let saved_bytes = profile.saved().iter().map(|saved| saved.bytes).sum::<u64>();
-        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < saved_bytes));
+        let all_bytes = profile.bytes();
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
         let mut profile = profile.clone();
         if is_scarce {
             profile.forget_compression();
@@ -646,6 +643,7 @@ impl State {
         let id = self.next;
         self.next += 1;
         self.held.insert(id, held);
+        self.note_saved(id);
         id
     }
 

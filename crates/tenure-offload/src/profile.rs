@@ -185,6 +185,12 @@ impl Profile {
         &mut self.saved[number]
     }
 
+    /// Bytes of all that is saved or stays.
+    pub(crate) fn bytes(&self) -> u64 {
+        let saved: u64 = self.saved.iter().map(|saved| saved.bytes).sum();
+        saved + self.residents.iter().map(|resident| resident.bytes).sum::<u64>()
+    }
+
     /// Nothing gets smaller.
     pub(crate) fn forget_compression(&mut self) {
         self.saved.iter_mut().for_each(|saved| saved.compression = None);

@@ -28,6 +28,8 @@ const MEMORY: &str = "tag-activation";
 const HOST: &str = "stream1";
 const DISK: &str = "stream4";
 
+type Figure = fn(&TierMoment) -> u64;
+
 /// The sections of a report on a step.
 pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<String> {
     let Some(last) = record.moments.last() else { return Vec::new() };
@@ -56,9 +58,9 @@ pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<Str
 }
 
 fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
-    let of = |bytes: fn(&TierMoment) -> u64| binned(&record.moments, bytes);
+    let of = |bytes: Figure| binned(&record.moments, bytes);
     let mut series = vec![Series::new("in memory", MEMORY, Draw::Area, of(|moment| moment.memory_bytes))];
-    let tiers: [(_, _, fn(&TierMoment) -> u64); 2] =
+    let tiers: [(_, _, Figure); 2] =
         [("pinned memory", HOST, |moment| moment.host_bytes), ("disk", DISK, |moment| moment.disk_bytes)];
     for (name, class, bytes) in tiers {
         let values = of(bytes);
@@ -78,7 +80,7 @@ fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
 }
 
 fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart {
-    let links: [(_, _, fn(&TierMoment) -> u64); 4] = [
+    let links: [(_, _, Figure); 4] = [
         ("device to host", HOST, |moment| moment.device_to_host),
         ("host to device", "stream0", |moment| moment.host_to_device),
         ("written to disk", DISK, |moment| moment.disk_write),
