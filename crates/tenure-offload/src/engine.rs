@@ -52,8 +52,8 @@ pub(crate) struct State {
     next: u64,
     /// The first of this step.
     first: u64,
-    /// What is on its way out.
-    pub(crate) leaving: VecDeque<Stored>,
+    /// What is on its way out, by the numbers of what it is of.
+    pub(crate) leaving: VecDeque<(u64, Stored)>,
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
@@ -132,7 +132,7 @@ impl Engine {
         (state.signature, state.first, state.report, state.failure) =
             (signature, state.next, StepReport::default(), None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        state.leaving.retain(|(_, stored)| stored.host_bytes() > 0);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
         shared.begin_interval(None)?;
@@ -281,7 +281,7 @@ impl Shared {
             match self.mover.store(&held.name, source, *destination) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
-                    leaving.push_back(stored.clone());
+                    leaving.push_back((id, stored.clone()));
                     held.stored = Some(stored);
                     return Ok(());
                 }

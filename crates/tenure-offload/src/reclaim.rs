@@ -50,13 +50,16 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 /// Waits for what left first. Whether there was anything.
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
     let next = |state: &mut State| {
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
+        state.leaving.retain(|(_, stored)| stored.host_bytes() > 0);
         state.leaving.pop_front()
     };
-    let leaving: Option<Stored> = next(&mut shared.state.lock());
-    let Some(stored) = leaving else { return Ok(false) };
-    shared.stalled(|| stored.wait())?;
-    Ok(true)
+    let leaving: Option<(u64, Stored)> = next(&mut shared.state.lock());
+    let Some((id, stored)) = leaving else { return Ok(false) };
+    match shared.stalled(|| stored.wait()) {
+        // What nobody needs any more, such as that of a step that failed, makes room all the same.
+        Err(error) if shared.state.lock().held.contains_key(&id) => Err(error.into()),
+        _ => Ok(true),
+    }
 }
 
 /// What becomes of bytes that were let go of.
