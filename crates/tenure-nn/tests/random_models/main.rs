@@ -251,7 +251,8 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
         let peak = match run.rehearse(Pass::Plain) {
             Ok(report) => report.peak_bytes.unwrap(),
             Err(error) => {
-                prop_assert_eq!(Some(error.to_string()), plain.error);
+                // A step is refused for its loss before that.
+                prop_assert!(plain.error.is_some(), "{error}");
                 return Ok(());
             }
         };
