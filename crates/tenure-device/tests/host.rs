@@ -102,7 +102,7 @@ fn a_large_block_finds_the_room_that_small_ones_leave_while_it_waits() {
     let waiting = Arc::clone(&small);
     memory.add_free_memory_callback(Box::new(move || waiting.lock().unwrap().pop().is_some()));
     memory.release_cached().unwrap();
-    let others = memory.statistics().all.allocated_bytes.current - (9 * 200 << 10);
+    let others = memory.statistics().all.allocated_bytes.current - 9 * (200 << 10);
     memory.set_limit(Some(others + 2 * MIB as u64)).unwrap();
     let large = memory.allocate(MIB);
     memory.set_limit(None).unwrap();
