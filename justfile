@@ -97,6 +97,10 @@ bench-pytorch *args:
     cargo build --release --package tenure-capi
     python3 bench/pytorch/bench.py --library target/release/libtenure_capi.so {{ args }}
 
+# A disk as Tenure uses it beside fio, which must be installed: `just bench-disk FOLDER`
+bench-disk *args:
+    python3 bench/disk/run.py {{ args }}
+
 # Ten training steps of whole models beside PyTorch's, in target/steps; `just steps resnet50` makes them with one alone
 steps *models: venv
     {{ venv }}/bin/pip install --quiet 'torch==2.11.*' torchvision transformers safetensors

@@ -272,6 +272,29 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
 }
 
 #[test]
+fn a_killed_run_leaves_nothing_where_it_spilled() {
+    let folder = here();
+    let spill = folder.path().join("spill");
+    fs::create_dir(&spill).unwrap();
+    let budget = ["--budget", "85%", "--spill", "spill", "--spill-bytes", "67108864", "--tensorboard", "events"];
+    let run = ["train", "--model", "gpt2-mini", "--data", "text:text", "--batch-size", "8", "--steps", "100"];
+    let mut child = program(folder.path(), &[&run[..], &budget[..]].concat()).spawn().unwrap();
+    wait_for_first_step(folder.path());
+    let opened = files(Path::new(&format!("/proc/{}/fd", child.id())));
+    let is_spilled_to = |link: &PathBuf| fs::read_link(link).is_ok_and(|file| file.starts_with(&spill));
+    assert_eq!(opened.iter().filter(|link| is_spilled_to(link)).count(), 1);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(files(&spill), Vec::<PathBuf>::new());
+
+    // Nor does one that asks for more than there is.
+    let too_many = ["--budget", "85%", "--spill", "spill", "--spill-bytes", "1152921504606846976"];
+    let said = complaint(folder.path(), &[TEXT, &too_many].concat());
+    assert!(said.contains("spill") && said.contains("are asked for"), "{said}");
+    assert_eq!(files(&spill), Vec::<PathBuf>::new());
+}
+
+#[test]
 fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
     let folder = here();
     let steps = ["--steps", "5"];

@@ -111,7 +111,7 @@ impl HostMemory {
     /// The system does not take back pages that no tensor uses. The limit is set.
     pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), AllocError> {
         self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
-        self.heap.set_limit(self.room());
+        self.limit_heap();
         if bytes.is_some() { self.release_cached() } else { Ok(()) }
     }
 
@@ -125,12 +125,15 @@ impl HostMemory {
         self.heap.add_free_memory_callback(callback);
     }
 
-    /// What the limit leaves for large blocks.
-    fn room(&self) -> u64 {
-        match self.limit() {
-            Some(limit) => limit.saturating_sub(self.small.lock().all.allocated_bytes.current),
-            None => u64::MAX,
-        }
+    /// What the limit leaves for large blocks, with so many bytes of small ones.
+    fn room(&self, small: &Statistics) -> u64 {
+        self.limit().map_or(u64::MAX, |limit| limit.saturating_sub(small.all.allocated_bytes.current))
+    }
+
+    /// Tells the heap what is left for it. Of several threads, the last to do so knows what the others did.
+    fn limit_heap(&self) {
+        let small = self.small.lock();
+        self.heap.set_limit(self.room(&small));
     }
 
     /// Gives back the pages that no tensor uses.
@@ -143,7 +146,7 @@ impl HostMemory {
 
     fn allocate_small(&self, bytes: usize) -> Option<*mut u8> {
         // Whoever makes room may change the limit.
-        while self.limit().is_some() && !self.heap.shrink(self.room().saturating_sub(bytes as u64)).ok()? {
+        while self.limit().is_some() && !self.shrink_for(bytes)? {
             if !self.heap.free_memory() {
                 return None;
             }
@@ -168,10 +171,16 @@ impl HostMemory {
         Some(data)
     }
 
+    /// Whether the heap leaves room for so many bytes of a small block.
+    fn shrink_for(&self, bytes: usize) -> Option<bool> {
+        let room = self.room(&self.small.lock());
+        self.heap.shrink(room.saturating_sub(bytes as u64)).ok()
+    }
+
     fn allocate_large(&self, bytes: usize) -> Result<*mut u8, AllocError> {
         let (tag, key) = Purpose::current();
         if self.limit().is_some() {
-            self.heap.set_limit(self.room());
+            self.limit_heap();
         }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
         let small = self.small.lock().all.allocated_bytes.current;
@@ -242,6 +251,10 @@ unsafe fn free(context: *mut c_void) {
             let mut small = memory.small.lock();
             small.block_freed(PoolKind::Small, tag, bytes as u64);
             small.block_completed(PoolKind::Small, tag, bytes as u64, bytes as u64);
+        }
+        // A large block may wait for what this leaves.
+        if memory.limit().is_some() {
+            memory.limit_heap();
         }
         if let Some(layout) = small_layout(bytes) {
             alloc::dealloc(start, layout);

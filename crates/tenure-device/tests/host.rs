@@ -1,7 +1,7 @@
 //! Memory of tensors on the CPU.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use tenure_core::{Allocator, AllocatorError, KeyId, Purpose, Tag};
 use tenure_device::host::HostMemory;
@@ -91,4 +91,21 @@ fn threads_may_free_what_others_allocated() {
         scope.spawn(move || receiver.iter().for_each(drop));
     });
     assert_eq!(memory.statistics().all.allocated_bytes.current, live);
+}
+
+#[test]
+fn a_large_block_finds_the_room_that_small_ones_leave_while_it_waits() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    let small = |_| memory.allocate(200 << 10).unwrap();
+    let small: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new((0..9).map(small).collect()));
+    let waiting = Arc::clone(&small);
+    memory.add_free_memory_callback(Box::new(move || waiting.lock().unwrap().pop().is_some()));
+    memory.release_cached().unwrap();
+    let others = memory.statistics().all.allocated_bytes.current - 9 * (200 << 10);
+    memory.set_limit(Some(others + 2 * MIB as u64)).unwrap();
+    let large = memory.allocate(MIB);
+    memory.set_limit(None).unwrap();
+    large.unwrap();
+    assert!(small.lock().unwrap().len() >= 4, "no more goes than must");
 }

@@ -58,8 +58,8 @@ pub(crate) struct State {
     pub(crate) residents: Vec<u64>,
     /// The first of this step.
     first: u64,
-    /// What is on its way out.
-    pub(crate) leaving: VecDeque<Stored>,
+    /// What is on its way out, by the numbers of what it is of.
+    pub(crate) leaving: VecDeque<(u64, Stored)>,
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
@@ -403,7 +403,7 @@ impl Shared {
             match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
-                    leaving.push_back(stored.clone());
+                    leaving.push_back((id, stored.clone()));
                     held.stored = Some(stored);
                     state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());

@@ -10,6 +10,7 @@
 mod clock;
 mod engine;
 mod error;
+mod flashneuron;
 mod held;
 mod machine;
 mod memory;
@@ -23,6 +24,7 @@ mod step;
 
 pub use engine::{Engine, Options};
 pub use error::OffloadError;
+pub use flashneuron::{FnMemory, FnMemoryError};
 pub use held::Saved;
 pub use machine::{Link, Machine};
 pub use memory::Memory;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_tier::Arrival;
+use tenure_tier::{Arrival, Stored};
 
 use crate::OffloadError;
 use crate::engine::{Shared, State};
@@ -51,30 +51,39 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
     let leaving = {
         let mut state = shared.state.lock();
-        state.leaving.retain(|stored| !stored.is_settled());
+        state.leaving.retain(|(_, stored)| !stored.is_settled());
         state.leaving.pop_front()
     };
-    let Some(stored) = leaving else { return Ok(false) };
-    shared.stalled(|| stored.wait())?;
-    Ok(true)
+    let Some((id, stored)) = leaving else { return Ok(false) };
+    wait_for(shared, id, &stored)
 }
 
 /// Lets go of what left first: of a device in the order of the thread's stream, which waits in place of the host. Whether
 /// there was anything.
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
-    let stored = {
+    let first = {
         let mut state = shared.state.lock();
-        state.leaving.retain(|stored| !stored.is_settled());
-        state.leaving.iter().find(|stored| stored.keeps_source()).cloned()
+        state.leaving.retain(|(_, stored)| !stored.is_settled());
+        state.leaving.iter().find(|(_, stored)| stored.keeps_source()).cloned()
     };
-    let Some(stored) = stored else { return Ok(false) };
+    let Some((id, stored)) = first else { return Ok(false) };
     if let Some(device) = shared.memory.device() {
         stored.lead_to(&device.streams().current())?;
     }
-    if stored.keeps_source() {
-        shared.stalled(|| stored.wait())?;
+    if !stored.keeps_source() {
+        return Ok(true);
     }
-    Ok(true)
+    // What cannot leave is told once.
+    shared.state.lock().leaving.retain(|(other, _)| *other != id);
+    wait_for(shared, id, &stored)
+}
+
+fn wait_for(shared: &Shared, id: u64, stored: &Stored) -> Result<bool, OffloadError> {
+    match shared.stalled(|| stored.wait()) {
+        // What nobody needs any more, such as that of a step that failed, makes room all the same.
+        Err(error) if shared.state.lock().held.contains_key(&id) => Err(error.into()),
+        _ => Ok(true),
+    }
 }
 
 /// What becomes of bytes that were let go of.

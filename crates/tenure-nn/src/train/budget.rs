@@ -123,7 +123,7 @@ impl Saving {
             Packed::Held { saved, layout, dtype, device, writes, version } => {
                 check(writes, *version, *dtype, layout.sizes())?;
                 let storage = engine.need(saved, stream(*device).as_ref()).map_err(told)?;
-                Tensor::from_storage(storage, layout.clone(), *dtype)
+                Tensor::with_writes(storage, layout.clone(), *dtype, writes)
             }
         };
         SavedHooks::enter(pack, unpack)
@@ -172,7 +172,8 @@ fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_t
     if found == saved {
         return Ok(());
     }
-    let (node, origin, writer) = ("backward".to_owned(), String::new(), writes.last_writer());
+    // Autograd knows which node needs it, and what made it.
+    let (node, origin, writer) = (String::new(), String::new(), writes.last_writer());
     Err(AutogradError::Modified { node, dtype, sizes: sizes.to_vec(), origin, writer, found, saved }.into())
 }
 

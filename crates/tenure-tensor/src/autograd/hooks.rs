@@ -113,7 +113,8 @@ thread_local! {
 /// `pack` may not modify the tensor that it is given, which the program goes on to use: that is an error.
 ///
 /// Parameters, and views of them, come too: whoever moves bytes leaves those that stay anyway where they are, told by
-/// their storage. `unpack` may be called several times for one `pack`, if the graph is retained.
+/// their storage. `unpack` may be called several times for one `pack`, if the graph is retained. Where what it would give was
+/// [modified](AutogradError::Modified) since, it can say so with no node: the error then tells of the one that needs it.
 #[must_use = "it holds for as long as it lives"]
 pub struct SavedHooks {
     scope: u64,

@@ -7,7 +7,7 @@ use super::hooks::{SavedId, Unpack, saved_hooks};
 use super::meta::Kind;
 use super::node::{Edge, Node};
 use crate::error::AutogradError;
-use crate::{Result, Tensor, autograd};
+use crate::{Result, Tensor, TensorError, autograd};
 
 /// A tensor as it was when it was saved. PyTorch's `SavedVariable`.
 pub(crate) struct SavedTensor {
@@ -68,7 +68,8 @@ impl SavedTensor {
                 tensor.detach()
             }
             Content::Packed { packed, unpack } => {
-                let tensor = autograd::no_grad(|| unpack(&**packed))?.detach();
+                let tensor =
+                    autograd::no_grad(|| unpack(&**packed)).map_err(|error| self.of_node(node, error))?.detach();
                 if tensor.sizes() != &self.kind.sizes[..] || tensor.dtype() != self.kind.dtype {
                     let reason = format!(
                         "a saved tensor was unpacked as {} {:?}, but packed as {} {:?}",
@@ -97,14 +98,32 @@ impl SavedTensor {
         if found == self.version {
             return Ok(());
         }
-        let origin = match &self.origin {
+        let Kind { sizes, dtype, .. } = &self.kind;
+        let (sizes, writer) = (sizes.to_vec(), tensor.last_writer());
+        let (node, origin) = (node.to_owned(), self.origin(node));
+        Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
+    }
+
+    /// What made it, if anything did.
+    fn origin(&self, node: &str) -> String {
+        match &self.origin {
             Origin::Output(output) => format!(", output {output} of {node},"),
             Origin::Edge(Some(edge)) if edge.node.leaf().is_none() => format!(", which {} made,", edge.node.name()),
             Origin::Edge(_) => String::new(),
-        };
-        let Kind { sizes, dtype, .. } = &self.kind;
-        let (node, sizes, writer) = (node.to_owned(), sizes.to_vec(), tensor.last_writer());
-        Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
+        }
+    }
+
+    /// A hook that finds its tensor modified does not know whose it is.
+    fn of_node(&self, of: &str, error: TensorError) -> TensorError {
+        match error {
+            TensorError::Autograd(AutogradError::Modified { node, dtype, sizes, writer, found, saved, .. })
+                if node.is_empty() =>
+            {
+                let (node, origin) = (of.to_owned(), self.origin(of));
+                AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved }.into()
+            }
+            error => error,
+        }
     }
 }
 

@@ -89,8 +89,12 @@ impl Tensor {
         Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
     }
 
-    /// Elements of a storage with these writes, without a gradient.
-    pub(crate) fn with_writes(storage: Storage, layout: Layout, dtype: DType, writes: &Writes) -> Result<Self> {
+    /// The same of elements whose writes were counted before, such as those of a tensor that was moved away and came back: who
+    /// saves it is told of all writes, and takes it for no other version.
+    ///
+    /// # Errors
+    /// Those of [`from_storage`](Self::from_storage).
+    pub fn with_writes(storage: Storage, layout: Layout, dtype: DType, writes: &Writes) -> Result<Self> {
         let (device, bytes) = {
             let guard = storage.lock();
             (guard.device(), guard.bytes())

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum DiskError {
     /// There is no room.
-    #[error("{name}: {bytes} bytes do not fit on disk: {free} of {capacity} are free; give the tier more")]
+    #[error("{name}: {bytes} bytes do not fit on disk in {folders}: {free} of {capacity} are free; give the tier more")]
     Full {
         /// The tensor.
         name: String,
+        /// Where the files are.
+        folders: String,
         /// Its bytes, in whole blocks.
         bytes: u64,
         /// Bytes that are free.

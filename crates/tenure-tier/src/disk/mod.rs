@@ -341,8 +341,7 @@ impl Disk {
         let Shared { files, engine, .. } = &*self.running.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
-        let folders: Vec<_> = files.iter().map(|file| file.folder.display().to_string()).collect();
-        format!("files in {}, {direct}, by {}", folders.join(", "), engine.name())
+        format!("files in {}, {direct}, by {}", self.running.shared.folders(), engine.name())
     }
 
     /// Bytes that it can hold.
@@ -382,6 +381,11 @@ impl Drop for Running {
 }
 
 impl Shared {
+    /// Where the files are.
+    fn folders(&self) -> String {
+        self.files.iter().map(|file| file.folder.display().to_string()).collect::<Vec<_>>().join(", ")
+    }
+
     /// Room for so many bytes, in pieces, in the folders in turn.
     fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<Piece>, DiskError> {
         let whole = bytes.next_multiple_of(BLOCK) as u64;
@@ -401,7 +405,13 @@ impl Shared {
                     extents.give_back(&pieces);
                     let free = extents.free.iter().map(Arena::free_bytes).sum();
                     let capacity = extents.free.iter().map(Arena::bytes).sum();
-                    return Err(DiskError::Full { name: name.into(), bytes: whole, free, capacity });
+                    return Err(DiskError::Full {
+                        name: name.into(),
+                        folders: self.folders(),
+                        bytes: whole,
+                        free,
+                        capacity,
+                    });
                 }
             }
         }

@@ -240,7 +240,9 @@ fn a_full_tier_says_how_full_and_has_room_again() {
     let disk = Disk::open(&paths, options(4 << 20)).unwrap();
     let spilled = write(&disk, "a", &[1; 3 * CHUNK]).unwrap();
     let said = disk.write("b", vec![1; CHUNK + 1]).unwrap_err().to_string();
-    assert_eq!(said, "b: 1052672 bytes do not fit on disk: 1048576 of 4194304 are free; give the tier more");
+    let folders = format!("{}, {}", paths[0].display(), paths[1].display());
+    let free = "1048576 of 4194304 are free; give the tier more";
+    assert_eq!(said, format!("b: 1052672 bytes do not fit on disk in {folders}: {free}"));
     assert_eq!(disk.statistics().free_bytes, 1 << 20, "a refusal takes nothing");
     drop(spilled);
     write(&disk, "b", &[1; 4 * CHUNK]).unwrap();

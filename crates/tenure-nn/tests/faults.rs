@@ -1,0 +1,288 @@
+//! Disks that fail under training within a budget: a step is refused with the reason, or learns what it would have learned,
+//! and the next goes on as if nothing had been.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::{self, File};
+use std::mem::ManuallyDrop;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::io::dup2;
+use tempfile::TempDir;
+use tenure_core::Device;
+use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::layers::{Layer, Linear};
+use tenure_nn::optim::{Optimizer, Sgd};
+use tenure_nn::train::{Pass, Plan, Score, Task, Trainer};
+use tenure_nn::{Module, Result, Scope, module};
+use tenure_offload::{Engine, Link, Memory, Options};
+use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_tensor::random::Generator;
+use tenure_tensor::{DType, Tensor};
+use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+
+const ROWS: usize = 512;
+const WIDTH: usize = 64;
+const LAYERS: usize = 24;
+const STEPS: u64 = 2;
+
+/// A budget is the process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+type Trouble = Box<dyn FnOnce() + Send>;
+
+/// Layers that save 128 KiB each.
+struct Deep {
+    layers: Vec<Linear>,
+    /// What happens in the next forward pass, before the layer of that number, or at the end.
+    trouble: Mutex<Option<(usize, Trouble)>>,
+}
+
+impl Deep {
+    fn expect_trouble(&self, layer: usize) {
+        let trouble = self.trouble.lock().take_if(|(at, _)| *at == layer);
+        trouble.into_iter().for_each(|(_, trouble)| trouble());
+    }
+}
+
+module!(Deep { layers });
+
+impl Task for Deep {
+    type Batch = (Tensor, Tensor);
+
+    fn examples(&self, (input, _): &Self::Batch) -> usize {
+        input.sizes()[0]
+    }
+
+    fn model(&self) -> &dyn Module {
+        self
+    }
+
+    fn model_mut(&mut self) -> &mut dyn Module {
+        self
+    }
+
+    fn loss(&self, (input, _): &Self::Batch) -> Result<Tensor> {
+        let mut hidden = input.to_dtype(DType::F32)?.mul(0.02)?;
+        for (number, layer) in self.layers.iter().enumerate() {
+            self.expect_trouble(number);
+            hidden = layer.forward(&hidden)?.tanh()?;
+        }
+        let loss = hidden.square()?.mean_all()?;
+        self.expect_trouble(LAYERS);
+        Ok(loss)
+    }
+
+    fn score(&self, _: &Self::Batch) -> Result<Score> {
+        Ok(Score::default())
+    }
+}
+
+type Run = Trainer<Deep, TextWindows>;
+
+fn trainer() -> Run {
+    let scope = Scope::new(&Generator::new(1));
+    let layers = (0..LAYERS).map(|number| Linear::new(&scope.at(number), WIDTH, WIDTH).unwrap()).collect();
+    let task = Deep { layers, trouble: Mutex::default() };
+    let optimizer = Optimizer::new(task.model().parameters(), 0.1, Sgd::default());
+    let tokens = (0..=ROWS * WIDTH).map(|index| (index * index % 61) as u32).collect();
+    let options = LoaderOptions { batch_size: ROWS, workers: 0, ..LoaderOptions::default() };
+    let loader = DataLoader::new(TextWindows::of_tokens(tokens, WIDTH).unwrap(), options);
+    Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
+}
+
+/// Losses of the rest of a run, and what it has learned at last, in bits.
+fn learned(run: &mut Run) -> Vec<u32> {
+    while run.step().unwrap().is_some() {}
+    let losses = run.history().iter().map(|step| step.loss);
+    let weights = run.task().model().parameters();
+    let weights = weights.iter().flat_map(|parameter| parameter.to_vec::<f32>().unwrap());
+    losses.chain(weights).map(f32::to_bits).collect()
+}
+
+/// A folder to spill to, and the file there: it has no name, but a number in this process.
+struct Spill {
+    folder: TempDir,
+    disk: Disk,
+    number: RawFd,
+}
+
+impl Spill {
+    fn new(capacity: u64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let options = DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(capacity) };
+        let disk = Disk::open(&[folder.path().to_owned()], options).unwrap();
+        let numbers = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+        let is_in = |number: &PathBuf| fs::read_link(number).is_ok_and(|link| link.starts_with(folder.path()));
+        let number = numbers.filter(is_in).map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
+        let [number] = number.collect::<Vec<_>>()[..] else { panic!("there is one file") };
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a file has a name");
+        Self { folder, disk, number }
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// In steps of three quarters of what a plain one takes.
+    fn within(&self, run: Run) -> Run {
+        let mover = Mover::new(None, MoverOptions { disk: Some(self.disk.clone()), ..MoverOptions::new(1 << 30) });
+        let mover = mover.unwrap();
+        let planning = PlannerOptions {
+            objective: Objective::Makespan,
+            time_limit: Duration::from_secs(5),
+            evaluations: Some(20),
+            seed: 0,
+        };
+        let options =
+            Options { least_bytes: 64 << 10, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+        let mut run = run.within(Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)).unwrap();
+        let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
+        run.engine().unwrap().set_budget(peak * 3 / 4);
+        run
+    }
+
+    fn expect_nothing_left(&self) {
+        let is_empty = |_| {
+            thread::sleep(Duration::from_millis(1));
+            self.disk.statistics().free_bytes == self.disk.capacity_bytes()
+        };
+        assert!((0..5000).any(is_empty), "something is left on disk");
+        assert_eq!(fs::read_dir(self.path()).unwrap().count(), 0, "a file has a name");
+    }
+
+    /// The file, for whoever does something to it.
+    fn file(&self) -> File {
+        File::options().read(true).write(true).open(format!("/proc/self/fd/{}", self.number)).unwrap()
+    }
+}
+
+/// Waits until nothing is being written.
+fn settle(disk: &Disk) {
+    let mut written = u64::MAX;
+    while disk.statistics().written_bytes != written {
+        written = disk.statistics().written_bytes;
+        thread::sleep(Duration::from_millis(30));
+    }
+}
+
+/// Another file in the place of the disk's.
+fn instead(spill: &Spill, open: fn() -> File) -> (Trouble, Trouble) {
+    let (number, disk) = (spill.number, spill.disk.clone());
+    let back = Arc::<Mutex<Option<Trouble>>>::default();
+    let put = Arc::clone(&back);
+    let make = move || {
+        settle(&disk);
+        *put.lock() = Some(Box::new(replace(number, open())));
+    };
+    (Box::new(make), Box::new(move || back.lock().take().into_iter().for_each(|back| back())))
+}
+
+/// Has what has that number read and write another file, until it is told to go back.
+fn replace(number: RawFd, other: File) -> impl FnOnce() + Send + use<> {
+    // SAFETY: the disk has it open for as long as this lasts, and goes on to own it.
+    let mut disks = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+    let first = disks.try_clone().unwrap();
+    dup2(other, &mut disks).unwrap();
+    move || dup2(first, &mut disks).unwrap()
+}
+
+/// Makes trouble in a step that is measured, and in one that is planned: it is refused with words that name a tensor and the
+/// folder, and what is learned after that is what is learned without trouble.
+fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), words: &str) {
+    let _alone = ALONE.lock();
+    let plain = learned(&mut trainer());
+    for is_measured in [true, false] {
+        let spill = Spill::new(64 << 20);
+        let mut run = spill.within(trainer());
+        if is_measured {
+            run.engine().unwrap().forget();
+        }
+        let (make, repair) = trouble(&spill);
+        *run.task().trouble.lock() = Some((layer, make));
+        let said = run.step().unwrap_err().to_string();
+        let names = said.contains("float32 [512, 64]") && said.contains(spill.path().to_str().unwrap());
+        assert!(names && said.contains(words), "measured: {is_measured}: {said}");
+        repair();
+        assert!(learned(&mut run) == plain, "measured: {is_measured}");
+        drop(run);
+        spill.expect_nothing_left();
+    }
+}
+
+#[test]
+fn a_flipped_bit() {
+    let flip = |spill: &Spill| -> (Trouble, Trouble) {
+        let (file, disk) = (spill.file(), spill.disk.clone());
+        let flip = move || {
+            settle(&disk);
+            for block in 0..2048 {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, block * 4096 + 77).unwrap();
+                file.write_all_at(&[byte[0] ^ 4], block * 4096 + 77).unwrap();
+            }
+        };
+        (Box::new(flip), Box::new(|| ()))
+    };
+    expect_refusal(LAYERS, flip, "bytes came back changed from");
+}
+
+#[test]
+fn a_file_that_is_cut_short() {
+    let cut = |spill: &Spill| -> (Trouble, Trouble) {
+        let (file, again, disk) = (spill.file(), spill.file(), spill.disk.clone());
+        let whole = file.metadata().unwrap().len();
+        let cut = move || {
+            settle(&disk);
+            file.set_len(70 << 10).unwrap();
+        };
+        (Box::new(cut), Box::new(move || again.set_len(whole).unwrap()))
+    };
+    expect_refusal(LAYERS, cut, "failed at byte");
+}
+
+#[test]
+fn a_disk_that_cannot_be_read() {
+    expect_refusal(LAYERS, |spill| instead(spill, || File::open("/proc/self/mem").unwrap()), "Input/output error");
+}
+
+#[test]
+fn a_disk_that_cannot_be_written() {
+    let full = |spill: &Spill| instead(spill, || File::options().read(true).write(true).open("/dev/full").unwrap());
+    expect_refusal(0, full, "No space left on device");
+}
+
+#[test]
+fn a_folder_that_is_removed_is_not_missed() {
+    let _alone = ALONE.lock();
+    let plain = learned(&mut trainer());
+    let spill = Spill::new(64 << 20);
+    let mut run = spill.within(trainer());
+    run.engine().unwrap().forget();
+    let folder = spill.path().to_owned();
+    *run.task().trouble.lock() = Some((LAYERS / 2, Box::new(move || fs::remove_dir(folder).unwrap())));
+    assert!(learned(&mut run) == plain);
+    assert!(!spill.path().exists());
+}
+
+#[test]
+fn a_disk_that_is_full_half_way() {
+    let _alone = ALONE.lock();
+    let plain = learned(&mut trainer());
+    let spill = Spill::new(2 << 20);
+    let mut run = spill.within(trainer());
+    run.engine().unwrap().forget();
+    let said = run.step().unwrap_err().to_string();
+    let names = said.contains("float32 [512, 64]") && said.contains(spill.path().to_str().unwrap());
+    assert!(names && said.contains("give the tier more"), "{said}");
+    // With a plan it takes no more than there is.
+    run.rehearse(Pass::Plain).unwrap();
+    assert!(learned(&mut run) == plain);
+    drop(run);
+    spill.expect_nothing_left();
+}

@@ -1,0 +1,277 @@
+//! Gradients of random models are the same bits within a budget as without: programs of views, writes in place, shared and
+//! kept tensors, checkpoints and gradients of gradients, on the CPU and on simulated devices, whose work comes in any order
+//! that its events allow.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod planners;
+mod program;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+use std::{env, thread};
+
+use parking_lot::{Mutex, RwLock};
+use planners::{Who, Within};
+use program::{Instruction, Program, WIDTH, program};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use tenure_core::Device;
+use tenure_device::memory::{self, MemoryConfig};
+use tenure_device::sim::{SimConfig, SimPlatform};
+use tenure_device::{Executor, Platform};
+use tenure_nn::Error;
+use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::optim::{Optimizer, Sgd};
+use tenure_nn::train::{Pass, Plan, Task, TrainError, Trainer};
+use tenure_offload::{Engine, Link, Memory, OffloadError, Options, ProfileError, StepReport};
+use tenure_tensor::Tensor;
+use tenure_tensor::random::{DefaultGenerator, Generator};
+use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
+
+/// Batches of four and of three rows, in turn, twice each: steps that are measured, planned, and those of another plan.
+const STEPS: u64 = 6;
+const BATCH: usize = 4;
+const EXAMPLES: usize = 7;
+/// Rows of a large model for each of a batch.
+const ROWS: usize = 256;
+
+/// A budget of the host's memory is the process's: who has one is alone.
+static BUDGET: RwLock<()> = RwLock::new(());
+
+#[derive(Clone, Debug)]
+struct Case {
+    instructions: Vec<Instruction>,
+    changes_at: usize,
+    who: Who,
+    part: f64,
+    is_slow: bool,
+    seed: u64,
+}
+
+fn case(lengths: Range<usize>) -> impl Strategy<Value = Case> {
+    let who = prop::sample::select(Who::ALL.to_vec());
+    (program(lengths), 1..2 * STEPS as usize, who, 0.0..1.0, any::<bool>(), any::<u64>()).prop_map(
+        |(instructions, changes_at, who, part, is_slow, seed)| Case {
+            instructions,
+            changes_at,
+            who,
+            part,
+            is_slow,
+            seed,
+        },
+    )
+}
+
+/// What a run computes.
+#[derive(Default, PartialEq)]
+struct Computed {
+    /// Losses, gradients and what outlives steps, in bits.
+    bits: Vec<Vec<u32>>,
+    error: Option<String>,
+}
+
+fn bits(tensor: &Tensor) -> Vec<u32> {
+    tensor.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+}
+
+type Run = Trainer<Program, TextWindows>;
+
+fn trainer(case: &Case, device: Device, rows: usize) -> Run {
+    let task = Program::new(device, case.instructions.clone(), rows, case.changes_at);
+    let optimizer = Optimizer::new(task.model().parameters(), 0.1, Sgd::default());
+    let tokens = (0..=EXAMPLES * WIDTH).map(|index| (index * index % 61) as u32).collect();
+    let options = LoaderOptions { batch_size: BATCH, workers: 0, device, ..LoaderOptions::default() };
+    let loader = DataLoader::new(TextWindows::of_tokens(tokens, WIDTH).unwrap(), options);
+    Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
+}
+
+fn computed(mut run: Run) -> (Computed, Vec<StepReport>) {
+    let _generator = DefaultGenerator::enter(Generator::new(0));
+    let grads = Arc::<Mutex<HashMap<String, Tensor>>>::default();
+    for parameter in run.task().model().parameters() {
+        let (grads, name) = (Arc::clone(&grads), parameter.name().to_owned());
+        let note = move |leaf: &Tensor| {
+            grads.lock().insert(name.clone(), leaf.grad().unwrap().detach());
+            Ok(())
+        };
+        parameter.register_post_accumulate_grad_hook(note).unwrap();
+    }
+    let mut computed = Computed::default();
+    loop {
+        match run.step() {
+            Ok(Some(step)) => computed.bits.push(vec![step.loss.to_bits()]),
+            Ok(None) => break,
+            Err(error) => {
+                computed.error = Some(error.to_string());
+                break;
+            }
+        }
+        for parameter in run.task().model().parameters() {
+            computed.bits.push(grads.lock().remove(parameter.name()).as_ref().map(bits).unwrap_or_default());
+        }
+        computed.bits.extend(run.task().kept().iter().map(bits));
+    }
+    let reports = run.history().iter().filter_map(|step| step.offload).collect();
+    (computed, reports)
+}
+
+fn disk() -> Disk {
+    Disk::open(&[env::temp_dir()], DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(64 << 20) }).unwrap()
+}
+
+/// With a planner that is given less than the budget, if it is said how much.
+fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine {
+    let memory = Memory::of(device).unwrap();
+    let options = MoverOptions { disk: Some(disk.clone()), ..MoverOptions::new(8 << 20) };
+    let mover = Mover::new(memory.device(), options).unwrap();
+    let link = |name: &str, capacity, to| {
+        let bandwidth = if case.is_slow { 1 << 20 } else { 1 << 32 };
+        (Link { name: name.into(), capacity, out_bandwidth: bandwidth, back_bandwidth: bandwidth }, to)
+    };
+    let host = memory.device().map(|_| link("host", Some(64 << 10), Destination::Host));
+    let links = host.into_iter().chain([link("disk", None, Destination::Disk)]).collect();
+    let planner = Box::new(Within { who: case.who, part, seed: case.seed });
+    let planning = planners::options(case.seed);
+    let engine = Engine::new(memory, mover, Options { least_bytes: 512, links, planner, planning });
+    engine.set_budget(1 << 40);
+    engine
+}
+
+/// What was done in all cases.
+#[derive(Debug, Default)]
+struct Done {
+    /// Models that are wrong without a budget too.
+    refused: AtomicU64,
+    /// Steps by a plan, and what became of bytes in them.
+    planned: AtomicU64,
+    spilled: AtomicU64,
+    fetched: AtomicU64,
+    recomputed: AtomicU64,
+}
+
+impl Done {
+    fn add(&self, computed: &Computed, reports: &[StepReport]) {
+        let add = |to: &AtomicU64, value: u64| to.fetch_add(value, Ordering::Relaxed);
+        add(&self.refused, computed.error.is_some().into());
+        for report in reports.iter().filter(|report| report.is_planned) {
+            add(&self.planned, 1);
+            add(&self.spilled, report.spilled_bytes);
+            add(&self.fetched, report.fetched_bytes);
+            add(&self.recomputed, report.recomputed_bytes);
+        }
+    }
+
+    /// Most was done, of so many cases.
+    fn expect(&self, cases: u64) {
+        let of = |done: &AtomicU64| done.load(Ordering::Relaxed);
+        println!("{self:?}");
+        assert!(of(&self.planned) > cases && (cases / 50..cases / 2).contains(&of(&self.refused)), "{self:?}");
+        // A few tensors of 4 KiB in each case.
+        let few = cases * (4 << 10);
+        assert!(
+            of(&self.spilled) > few / 2 && of(&self.fetched) > few / 2 && of(&self.recomputed) > few / 2,
+            "{self:?}"
+        );
+    }
+}
+
+/// Models of 4 KiB tensors, for which planners have little room.
+fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), TestCaseError> {
+    let (plain, _) = computed(trainer(case, device, 4));
+    let within = trainer(case, device, 4).within(engine(case, device, disk, Some(case.part))).unwrap();
+    let (within, reports) = computed(within);
+    prop_assert_eq!(&within.error, &plain.error);
+    prop_assert!(within == plain, "other bits");
+    done.add(&within, &reports);
+    // What nobody needed was still being written.
+    let is_empty = |_| {
+        let is_empty = disk.statistics().free_bytes == disk.capacity_bytes();
+        if !is_empty {
+            thread::sleep(Duration::from_millis(1));
+        }
+        is_empty
+    };
+    prop_assert!((0..5000).any(is_empty), "something is left on disk");
+    Ok(())
+}
+
+fn run(cases: u32, lengths: Range<usize>, check: impl Fn(Case) -> Result<(), TestCaseError>) {
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    TestRunner::new(config).run(&case(lengths), check).unwrap();
+}
+
+#[test]
+fn on_the_cpu_they_have_the_same_gradients() {
+    let _shared = BUDGET.read();
+    let (done, disk) = (Done::default(), disk());
+    run(500, 6..28, |case| check(&case, Device::CPU, &disk, &done));
+    done.expect(500);
+}
+
+/// Devices whose work comes in other orders.
+fn devices() -> Vec<Device> {
+    static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
+        let config = |seed| SimConfig { seed, ..SimConfig::default() };
+        SimPlatform::new((0..8).map(config).collect())
+    });
+    if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+        return vec![Device::cuda(0)];
+    }
+    let device = |index| memory::install(PLATFORM.driver(index).unwrap(), MemoryConfig::default()).unwrap().device();
+    (0..8).map(device).collect()
+}
+
+#[test]
+fn on_devices_they_have_the_same_gradients() {
+    let _shared = BUDGET.read();
+    let (done, disk, devices) = (Done::default(), disk(), devices());
+    run(250, 6..28, |case| {
+        let device = devices[case.seed as usize % devices.len()];
+        check(&case, device, &disk, &done)?;
+        if let Executor::Sim(sim) = memory::device(device.index()).unwrap().driver().executor() {
+            prop_assert!(sim.fault().is_none(), "{:?}", sim.fault());
+        }
+        Ok(())
+    });
+    done.expect(250);
+}
+
+/// Models of tensors so large that the budget itself is tight: the allocator keeps it.
+#[test]
+fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() {
+    let _alone = BUDGET.write();
+    let (done, disk) = (Done::default(), disk());
+    run(8, 16..32, |case| {
+        let case = Case { changes_at: usize::MAX, ..case };
+        let (plain, _) = computed(trainer(&case, Device::CPU, ROWS));
+        let mut run = trainer(&case, Device::CPU, ROWS).within(engine(&case, Device::CPU, &disk, None)).unwrap();
+        let peak = match run.rehearse(Pass::Plain) {
+            Ok(report) => report.peak_bytes.unwrap(),
+            Err(error) => {
+                // A step is refused for its loss before that.
+                prop_assert!(plain.error.is_some(), "{error}");
+                return Ok(());
+            }
+        };
+        let engine = run.engine().unwrap().clone();
+        engine.set_budget(1);
+        let least = match run.rehearse(Pass::Budgeted) {
+            Err(Error::Train(TrainError::Budget(error))) => match &*error {
+                OffloadError::Profile(ProfileError::TooSmall { least_bytes, .. }) => *least_bytes,
+                error => return Err(TestCaseError::fail(error.to_string())),
+            },
+            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+        };
+        let budget = least + (peak.saturating_sub(least) as f64 * case.part) as u64;
+        engine.set_budget(budget);
+        let (within, reports) = computed(run);
+        prop_assert_eq!(&within.error, &plain.error);
+        prop_assert!(within == plain, "other bits");
+        done.add(&within, &reports);
+        Ok(())
+    });
+    assert!(done.spilled.into_inner() > 1 << 20);
+}
