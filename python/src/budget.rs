@@ -14,6 +14,7 @@ use tenure::offload::{
 use tenure::plan::Planner;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
 use tenure::prelude::*;
+use tenure::tier::codec::{Choice, UnknownCodec};
 use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
 use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
@@ -87,6 +88,7 @@ pub(crate) struct StepReport {
     stalled_us: u64,
     unplanned: u64,
     is_planned: bool,
+    codec: String,
 }
 
 #[pymethods]
@@ -146,6 +148,13 @@ impl Budget {
         self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
     }
 
+    /// Sets by what bytes are encoded on their way to a disk.
+    fn set_codec(&self, codec: &str) -> PyResult<()> {
+        let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
+        self.engine.set_codec(codec);
+        Ok(())
+    }
+
     /// Sets the budget, when it is known what a step takes without.
     fn set_percent(&self, percent: f64) {
         self.state().percent = Some(percent);
@@ -199,8 +208,7 @@ impl Budget {
             let mut state = self.state();
             drop((state.step.take(), state.on_host.take()));
             drop(state);
-            self.engine.set_budget(u64::MAX);
-            self.engine.enforce()
+            self.engine.lift()
         })
         .map_err(|error| self.told(error))
     }
@@ -211,11 +219,14 @@ impl Budget {
         &self,
         py: Python<'_>,
         storage: (usize, usize, u64),
+        dtype: &str,
         stream: usize,
         name: String,
         recipe: Option<Ingredients<'_>>,
     ) -> PyResult<Option<Saved>> {
         let (address, bytes, version) = storage;
+        // Others have no codec.
+        let dtype = dtype.parse().unwrap_or(DType::U8);
         let recipe = recipe.map(|(inputs, compute)| {
             let made_in = inputs.iter().filter_map(|input| input.point).max();
             (inputs.iter().map(|input| input.id).collect(), made_in, compute)
@@ -229,7 +240,7 @@ impl Budget {
                 Arc::new(Recipe { id, inputs, made_in, bytes, device, stream, make, compute })
             });
             let stream = self.stream(stream);
-            let Some(saved) = self.engine.save(&storage, version, stream.as_ref(), recipe, || name)? else {
+            let Some(saved) = self.engine.save(&storage, version, dtype, stream.as_ref(), recipe, || name)? else {
                 return Ok(None);
             };
             if !self.state().saved.insert(id) {
@@ -297,6 +308,7 @@ impl Budget {
             stalled_us: report.stalled.as_micros() as u64,
             unplanned: report.unplanned,
             is_planned: report.is_planned,
+            codec: report.codec.to_string(),
         }
     }
 

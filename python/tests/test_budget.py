@@ -185,7 +185,7 @@ def test_what_there_is_no_room_for_is_computed_again(
 
         return model, loss
 
-    run = train(made(), f"{share}%", spill=tmp_path, spill_bytes=32 * MIB)
+    run = train(made(), f"{share}%", spill=tmp_path, spill_bytes=36 * MIB)
     assert run == train(made())
     for report in run.reports[2:]:
         assert report.is_planned and report.recomputed_bytes > 0, report
@@ -524,6 +524,21 @@ def test_a_full_disk_is_an_error_that_names_what_was_to_go(tmp_path: Path) -> No
             model(torch.ones(4096, 512)).exp().sin().exp().cos().exp().sigmoid().tanh().sum().backward()
 
 
+@pytest.mark.parametrize("codec", ["none", "zeros", "fp16"])
+def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
+    def work(model: Any, size: int = 512) -> None:
+        # Numbers that have a third of the bits.
+        model(torch.ones(size, 512)).relu().sub(0.5).relu().square().sum().backward()
+
+    model, plain = linear(), linear()
+    work(plain)
+    with tenure.torch.budget(model, 48 * MIB, spill=tmp_path, codec=codec) as budget:
+        work(model)
+        report = budget.report()
+        assert report is not None and report.codec == codec and moved(report)
+    assert torch.equal(model.weight.grad, plain.weight.grad) == (codec != "fp16")
+
+
 def test_a_budget_that_nobody_has_any_more_is_over(tmp_path: Path) -> None:
     budgeted(linear(), tmp_path)
     gc.collect()
@@ -554,6 +569,7 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
         (MIB, {"spill": "/does/not/exist"}, "/does/not/exist"),
         (MIB, {"spill_bytes": 1 << 60}, "free"),
         (MIB, {"planner": "best"}, "expected 'scheduled'"),
+        (MIB, {"codec": "zip"}, 'no codec "zip": none, zeros and planes lose nothing'),
     ],
 )
 def test_mistakes_are_told(memory: Any, options: dict[str, Any], words: str) -> None:

@@ -17,6 +17,7 @@ mod init;
 pub mod layers;
 pub mod models;
 mod module;
+mod offload;
 mod operators;
 pub mod optim;
 mod panics;

@@ -1,16 +1,18 @@
 //! Steps within a budget of the host's memory, in a process of their own: its limit is the process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tenure_core::Device;
 use tenure_device::host::HostMemory;
+use tenure_nn::checkpoint::{Checkpoint, Weights};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Pass, Plan, Step, Trainer};
-use tenure_nn::{Module, Scope};
+use tenure_nn::{Module, Scope, Source};
 use tenure_offload::{Engine, Link, Memory, Options};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tensor::random::{self, Generator};
@@ -40,21 +42,20 @@ type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
 /// A model that drops, so that random numbers are drawn.
 fn trainer(steps: u64) -> Run {
+    let config =
+        Gpt2Config { vocab_size: 64, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 2, ..Gpt2Config::default() };
+    trainer_of(config, 16, Some(1.0), steps)
+}
+
+fn trainer_of(config: Gpt2Config, batch_size: usize, clip_norm: Option<f64>, steps: u64) -> Run {
     random::manual_seed(0);
-    let config = Gpt2Config {
-        vocab_size: 64,
-        n_positions: 64,
-        n_embd: 64,
-        n_layer: 3,
-        n_head: 2,
-        resid_pdrop: 0.1,
-        ..Gpt2Config::default()
-    };
+    let config = Gpt2Config { resid_pdrop: 0.1, ..config };
     let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 1e-3, Adam::w());
-    let data = TextWindows::of_tokens((0..20_000).map(|index| index * 7 % 61).collect(), 64).unwrap();
-    let loader = DataLoader::new(data, LoaderOptions { batch_size: 16, shuffle: Some(0), ..LoaderOptions::default() });
-    let plan = Plan { steps, schedule: Schedule::Constant, clip_norm: Some(1.0), ..Plan::default() };
+    let tokens = (0..20_000).map(|index| index * 7 % 61).collect();
+    let data = TextWindows::of_tokens(tokens, config.n_positions).unwrap();
+    let loader = DataLoader::new(data, LoaderOptions { batch_size, shuffle: Some(0), ..LoaderOptions::default() });
+    let plan = Plan { steps, schedule: Schedule::Constant, clip_norm, ..Plan::default() };
     Trainer::new(Classification(model), loader, optimizer, plan)
 }
 
@@ -102,6 +103,65 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
         assert!(report.is_planned && report.recomputed_bytes > 0 && !report.recomputed.is_zero(), "{report:?}");
         assert!(step.memory.peak_bytes <= peak * 60 / 100);
     }
+}
+
+/// With a norm that gradients are brought down to, all must be known before any is used.
+#[test]
+fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_with_the_same_losses() {
+    let _one = ONE.lock();
+    for clip_norm in [None, Some(1.0)] {
+        // Weights, gradients and both of Adam's moments are nearly all there is.
+        let config = || Gpt2Config {
+            vocab_size: 64,
+            n_positions: 8,
+            n_embd: 256,
+            n_layer: 4,
+            n_head: 2,
+            ..Gpt2Config::default()
+        };
+        let trainer = |steps| trainer_of(config(), 1, clip_norm, steps);
+        let folder = tempfile::tempdir().unwrap();
+        let [within, without] = ["within", "without"].map(|name| folder.path().join(name));
+        let expected = {
+            let mut plain = trainer(6);
+            let mut losses: Vec<f32> = (0..4).map(|_| plain.step().unwrap().unwrap().loss).collect();
+            plain.save(&without).unwrap();
+            losses.extend(self::losses(&mut plain));
+            losses
+        };
+        let mut run = trainer(4).within(engine()).unwrap();
+        let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
+        let weights: usize = run.optimizer().parameters().map(|weight| weight.numel() * 4).sum();
+        let budget = weights as u64 * 3 / 2 + (4 << 20);
+        assert!(budget < peak / 2, "{budget} of {peak}, of which {weights} are weights");
+        run.engine().unwrap().set_budget(budget);
+        run.rehearse(Pass::Budgeted).unwrap();
+        assert_eq!(losses(&mut run), expected[..4], "{clip_norm:?}");
+        for step in run.history() {
+            let report = step.offload.unwrap();
+            assert!(report.is_planned && report.spilled_bytes > weights as u64, "{report:?}");
+            assert!(step.memory.peak_bytes <= budget, "{} of {budget}, {peak}", step.memory.peak_bytes);
+        }
+        // A checkpoint is that of a run without a budget, and a run within one goes on from it.
+        run.save(&within).unwrap();
+        assert!(Checkpoint::open(&within).unwrap().progress().step == 4);
+        assert_eq!(weights_of(&within), weights_of(&without));
+        drop(run);
+        let mut run = trainer(6).within(engine()).unwrap();
+        run.engine().unwrap().set_budget(budget);
+        run.rehearse(Pass::Budgeted).unwrap();
+        run.resume(&within).unwrap();
+        assert_eq!(losses(&mut run), expected[4..], "{clip_norm:?}");
+        assert!(run.history()[5].memory.peak_bytes <= budget);
+    }
+}
+
+/// All tensors of a file, by name.
+fn weights_of(path: &Path) -> Vec<(String, Vec<u8>)> {
+    let weights = Weights::open(path).unwrap();
+    let bytes = |name: String| (weights.tensor(&name).unwrap().to_bytes().unwrap(), name);
+    let all = weights.names().into_iter().filter(|name| !name.starts_with("series.")).map(bytes);
+    all.map(|(bytes, name)| (name, bytes)).collect()
 }
 
 #[test]

@@ -6,14 +6,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{KeyId, Purpose, Storage, Tag};
+use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_plan::Planner;
 use tenure_plan::planner::PlannerOptions;
+use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
+use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
 use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
 
@@ -34,13 +36,15 @@ pub struct Options {
 /// A handle: clones are one engine. It limits the memory while it lives.
 #[derive(Clone)]
 pub struct Engine {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
     options: Options,
+    /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
+    limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
 }
 
@@ -50,6 +54,8 @@ pub(crate) struct State {
     pub(crate) held: BTreeMap<u64, Held>,
     known: HashMap<Id, Weak<Saved>>,
     next: u64,
+    /// What stays from step to step.
+    pub(crate) residents: Vec<u64>,
     /// The first of this step.
     first: u64,
     /// What is on its way out.
@@ -57,10 +63,14 @@ pub(crate) struct State {
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
+    /// By what bytes are encoded on their way to a disk.
+    codec: Choice,
     /// What steps of a signature do.
     profiles: HashMap<u64, Arc<Profiled>>,
     plans: HashMap<u64, Arc<Schedule>>,
     pub(crate) report: StepReport,
+    /// What becomes of what is saved, if somebody records it.
+    pub(crate) notes: Option<Notes>,
     /// What went wrong where nobody could be told.
     pub(crate) failure: Option<OffloadError>,
 }
@@ -68,7 +78,7 @@ pub(crate) struct State {
 impl Engine {
     /// An engine for a memory whose bytes the mover moves. It has no budget yet.
     pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
-        let shared = Arc::new(Shared { memory, mover, options, state: Mutex::default() });
+        let shared = Arc::new(Shared { memory, mover, options, limit: Mutex::default(), state: Mutex::default() });
         let weak = Arc::downgrade(&shared);
         shared.memory.on_full(Box::new(move || weak.upgrade().is_some_and(|shared| reclaim::make_room(&shared))));
         Self { shared }
@@ -81,17 +91,46 @@ impl Engine {
         state.plans.clear();
     }
 
+    /// By what bytes are encoded on their way to a disk, from the next step on: at first by nothing. What measurements are
+    /// to choose is chosen in the step that is measured, for all that has the same place in later ones.
+    pub fn set_codec(&self, codec: Choice) {
+        let mut state = self.shared.state.lock();
+        state.codec = codec;
+        (state.profiles, state.plans) = Default::default();
+    }
+
+    /// By what bytes are encoded on their way to a disk.
+    pub fn codec(&self) -> Choice {
+        self.shared.state.lock().codec
+    }
+
     /// The budget holds from now on, before there is a step: what is kept for later allocations is given back.
     ///
     /// # Errors
     /// The limit cannot be set.
     pub fn enforce(&self) -> Result<(), OffloadError> {
-        self.shared.memory.set_limit(self.budget_bytes())
+        let bytes = self.budget_bytes();
+        *self.shared.limit.lock() = None;
+        self.shared.set_limit(bytes)
+    }
+
+    /// Nothing is limited any more, and there is no budget. What was saved can still come back.
+    ///
+    /// # Errors
+    /// The limit cannot be taken away.
+    pub fn lift(&self) -> Result<(), OffloadError> {
+        self.shared.state.lock().budget_bytes = None;
+        self.shared.set_limit(None)
     }
 
     /// The budget, if it has one.
     pub fn budget_bytes(&self) -> Option<u64> {
         self.shared.state.lock().budget_bytes
+    }
+
+    /// What has fewer bytes is kept.
+    pub fn least_bytes(&self) -> u64 {
+        self.shared.options.least_bytes
     }
 
     /// Forgets what was measured, and the plans made of it.
@@ -103,6 +142,20 @@ impl Engine {
     /// What went wrong where nobody could be told, such as in an allocation that then found no room.
     pub fn take_failure(&self) -> Option<OffloadError> {
         self.shared.state.lock().failure.take()
+    }
+
+    /// What becomes of what is held, and saved from now on, is noted.
+    pub(crate) fn note_from(&self, began: Instant) {
+        let mut state = self.shared.state.lock();
+        state.notes = Some(Notes::new(began));
+        for id in state.held.keys().copied().collect::<Vec<_>>() {
+            state.note_saved(id);
+        }
+    }
+
+    /// What was noted.
+    pub(crate) fn take_notes(&self) -> Vec<SavedRecord> {
+        self.shared.state.lock().notes.take().map(Notes::finish).unwrap_or_default()
     }
 
     /// The memory.
@@ -122,27 +175,27 @@ impl Engine {
     pub fn begin(&self, signature: u64, pass: Pass) -> Result<Step, OffloadError> {
         let shared = &self.shared;
         let course = match pass {
-            Pass::Plain => Course::Measured(Box::new(Measured::new(pass))),
+            Pass::Plain => shared.measured(pass),
             Pass::Budgeted => shared.course(signature)?,
         };
         let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
-        shared.memory.set_limit(limit)?;
+        shared.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
-        (state.signature, state.first, state.report, state.failure) =
-            (signature, state.next, StepReport::default(), None);
+        let report = StepReport { codec: state.codec, ..StepReport::default() };
+        (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
         drop(state);
         let step = Step { shared: Arc::clone(shared) };
+        shared.open()?;
         // What was held at a time before is not the step's.
         shared.memory.take_peak();
         shared.begin_interval(None)?;
         Ok(step)
     }
 
-    /// Bytes are saved: as they are when what was put on their stream so far is done. None if they stay where they are,
-    /// since there is nothing to gain.
+    /// Bytes are saved, elements of a dtype: as they are when what was put on their stream so far is done. None if they stay
+    /// where they are, since there is nothing to gain.
     ///
     /// # Errors
     /// What is to go now cannot, or what went before could not.
@@ -150,6 +203,7 @@ impl Engine {
         &self,
         storage: &Storage,
         version: u64,
+        dtype: DType,
         stream: Option<&Stream>,
         recompute: Option<Arc<dyn Recompute>>,
         name: impl FnOnce() -> String,
@@ -167,28 +221,34 @@ impl Engine {
             return Ok(None);
         }
         let (name, event) = (name(), Event::Save { bytes });
+        let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         state.end_interval(&shared.memory, stream, Some(event), &name)?;
+        let choice = state.codec;
         if let Course::Measured(measured) = &mut state.course {
+            let (codec, compression) = shared.codec(storage, dtype, choice);
+            measured.profile.saved_mut(measured.recomputes.len()).compression = compression;
             measured.saved.insert(id, measured.recomputes.len());
             measured.recomputes.push(recompute.clone());
+            measured.codecs.push(codec);
         }
-        let number = state.next;
-        state.next += 1;
-        let held = Held {
+        let number = state.add(Held {
             name,
             bytes,
+            tag,
+            dtype,
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
-            source: storage.downgrade(),
+            source: Some(storage.downgrade()),
             storage: Some(storage.clone()),
             arrival: None,
             stored: None,
+            is_lent: false,
             recompute,
-        };
-        state.held.insert(number, held);
+        });
+        state.note_saved(number);
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
-        let actions = state.course.next(event);
+        let actions = state.next_actions(event);
         shared.act(state, actions, Some(number))?;
         shared.begin_interval(stream)?;
         Ok(Some(saved))
@@ -224,14 +284,13 @@ impl Engine {
     /// They cannot come back.
     pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let shared = &self.shared;
-        let mut state = shared.state.lock();
-        if let Some(number) = saved.id.checked_sub(state.first) {
-            let event = Event::Need { number: number as usize };
-            state.end_interval(&shared.memory, stream, Some(event), "")?;
-            let actions = state.course.next(event);
-            shared.act(state, actions, None)?;
-        } else {
-            drop(state);
+        let first = {
+            let mut state = shared.state.lock();
+            state.note(saved.id, |record, now_us| record.needed_us = record.needed_us.or(Some(now_us)));
+            state.first
+        };
+        if let Some(number) = saved.id.checked_sub(first) {
+            shared.pass(Event::Need { number: number as usize }, stream)?;
         }
         let storage = shared.here(saved.id, stream)?;
         shared.begin_interval(stream)?;
@@ -241,18 +300,58 @@ impl Engine {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The allocator says so if it fails.
-        let _ = self.memory.set_limit(None);
+        // The allocator says so if it fails. Another engine's limit stays.
+        let _ = self.set_limit(None);
     }
 }
 
 impl Shared {
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let mut limit = self.limit.lock();
+        if *limit != bytes {
+            self.memory.set_limit(bytes)?;
+            *limit = bytes;
+        }
+        Ok(())
+    }
+
+    /// Something happens: what is to be done then is done.
+    pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        state.end_interval(&self.memory, stream, Some(event), "")?;
+        let actions = state.next_actions(event);
+        let fresh = match event {
+            Event::GiveBack { id } => Some(id),
+            _ => None,
+        };
+        self.act(state, actions, fresh)
+    }
+
+    /// Residents are where a step begins with them.
+    fn open(&self) -> Result<(), OffloadError> {
+        let mut state = self.state.lock();
+        match &state.course {
+            Course::Measured(measured) if measured.pass == Pass::Budgeted => {
+                for id in state.residents.clone() {
+                    self.spill(&mut state, id, 0)?;
+                }
+                drop(state);
+                reclaim::wait_for_all(self)
+            }
+            Course::Planned { profiled, schedule, .. } => {
+                let actions = profiled.ids(schedule.at_begin(), state.first);
+                self.act(state, actions, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
     /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
     fn act<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        actions: Vec<(usize, Action)>,
+        actions: Vec<(u64, Action)>,
         fresh: Option<u64>,
     ) -> Result<(), OffloadError> {
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
@@ -261,9 +360,7 @@ impl Shared {
             drop(state);
             return reclaim::wait_for_all(self);
         }
-        let first = state.first;
-        for (number, action) in actions {
-            let id = first + number as u64;
+        for (id, action) in actions {
             match action {
                 Action::Spill { link } => self.spill(&mut state, id, link)?,
                 Action::Fetch => {
@@ -277,30 +374,50 @@ impl Shared {
                     }
                     state = self.state.lock();
                 }
-                Action::Drop => drop(state.held.get_mut(&id).and_then(Held::give_up)),
+                Action::Drop => {
+                    let given_up = state.held.get_mut(&id).and_then(Held::give_up);
+                    if given_up.is_some() {
+                        state.note(id, |record, now_us| record.dropped_us = Some(now_us));
+                    }
+                }
             }
         }
         Ok(())
     }
 
+    /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
+    /// now: in the host's memory, from which all links lead to disks.
+    fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
+        let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
+        let bytes = storage.lock();
+        // SAFETY: what is saved is not written to any more, but by a program that is wrong: then the sample is of no use.
+        let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
+        (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
+    }
+
     /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
     /// at once: who moves them has them as long as it must.
     pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
+        let choice = state.choice(id);
         let State { held, report, leaving, .. } = state;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
         if held.stored.is_some() {
             return Ok(());
         }
+        // What came back since takes no room any more.
+        leaving.retain(|stored| !stored.is_settled());
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
             // a write is not used then either. Bytes of a device are read in the order of its stream.
             let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
-            match self.mover.store(&held.name, source, *destination) {
+            let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
+            match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
                     leaving.push_back(stored.clone());
                     held.stored = Some(stored);
+                    state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
                 Err(MoverError::NoRoom { .. }) => {}
@@ -316,24 +433,24 @@ impl Shared {
 
     /// Bytes begin to come back, if they are not there.
     fn fetch(&self, id: u64, urgency: Urgency) -> Result<(), OffloadError> {
-        let (name, bytes, allocator, stream) = {
+        let (name, bytes, tag, allocator, stream) = {
             let mut state = self.state.lock();
             let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
             if held.storage.is_some() {
                 return Ok(());
             }
-            if let Some(source) = held.source.upgrade() {
+            if let Some(source) = held.of_others() {
                 held.storage = Some(source);
                 return Ok(());
             }
             if held.stored.is_none() {
                 return Ok(());
             }
-            (held.name.clone(), held.bytes, Arc::clone(&held.allocator), held.stream.clone())
+            (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
         // Nothing is locked: room may have to be made.
         let storage = {
-            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
+            let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
             Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
         };
@@ -344,18 +461,20 @@ impl Shared {
         // SAFETY: it is fresh, and given to nobody before it has arrived.
         let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
+        let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
         held.storage = Some(storage);
         report.fetched_bytes += bytes;
+        state.note(id, |record, now_us| (record.fetched_us, record.encoded) = (Some(now_us), encoded));
         Ok(())
     }
 
     /// Bytes, in memory, and there for what is put on a stream next.
-    fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    pub(crate) fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
             let (storage, arrival, home, is_given_up) = {
                 let state = self.state.lock();
                 let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_given_up = held.stored.is_none() && held.source.upgrade().is_none();
+                let is_given_up = held.stored.is_none() && held.of_others().is_none();
                 (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
             };
             let Some(storage) = storage else {
@@ -367,7 +486,10 @@ impl Shared {
                 continue;
             };
             if let Some(arrival) = arrival {
+                let since = Instant::now();
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
+                let stalled_us = since.elapsed().as_micros() as u64;
+                self.state.lock().note(id, |record, _| record.stalled_us += stalled_us);
                 // For other streams it is still on its way.
                 if stream.is_none() || stream == home.as_ref() {
                     self.arrived(id);
@@ -387,7 +509,7 @@ impl Shared {
         if let (Course::Measured(measured), Some(id)) = (&mut state.course, id) {
             measured.operations.add(id, measured.events.len() - 1);
         }
-        let actions = state.course.next(Event::Operation);
+        let actions = state.next_actions(Event::Operation);
         self.act(state, actions, None)?;
         self.begin_interval(stream)
     }
@@ -419,6 +541,7 @@ impl Shared {
         let time_ns = id.checked_sub(state.first).and_then(|number| state.course.recompute_ns(number as usize));
         state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
         state.report.recomputed_bytes += bytes;
+        state.note(id, |record, now_us| record.recomputed_us = Some(now_us));
         if let Some(held) = state.held.get_mut(&id) {
             held.storage.get_or_insert(storage);
         }
@@ -441,7 +564,7 @@ impl Shared {
     }
 
     /// Somebody computes from now on.
-    fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
         let State { held, first, course, .. } = &mut *state;
         let Course::Measured(measured) = course else { return Ok(()) };
@@ -482,13 +605,19 @@ impl Shared {
         Ok(report)
     }
 
+    fn measured(&self, pass: Pass) -> Course {
+        let state = self.state.lock();
+        let residents = state.residents.iter().map(|id| (*id, &state.held[id]));
+        Course::Measured(Box::new(Measured::new(pass, residents)))
+    }
+
     /// What a step of a signature goes by, within the budget.
     fn course(&self, signature: u64) -> Result<Course, OffloadError> {
         let (profiled, plan, budget_bytes) = {
             let state = self.state.lock();
             (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
-        let Some(profiled) = profiled else { return Ok(Course::Measured(Box::new(Measured::new(Pass::Budgeted)))) };
+        let Some(profiled) = profiled else { return Ok(self.measured(Pass::Budgeted)) };
         let schedule = match plan {
             Some(plan) => plan,
             None => {
@@ -503,17 +632,46 @@ impl Shared {
     /// What is done when, in a step that does what was measured.
     fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
         let Options { links, planner, planning, .. } = &self.options;
-        let links = links.iter().map(|(link, _)| link.clone()).collect();
+        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
+        // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
+        let saved_bytes = profile.saved().iter().map(|saved| saved.bytes).sum::<u64>();
+        let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < saved_bytes));
+        let mut profile = profile.clone();
+        if is_scarce {
+            profile.forget_compression();
+        }
         let problem = profile.problem(
             "a training step",
             &Machine { budget_bytes, slack_bytes: self.memory.slack_bytes(), bandwidth: 1 << 40, links },
         )?;
         let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
-        Ok(Schedule::of(profile, &planned.plan))
+        Ok(Schedule::of(&profile, &planned.plan))
     }
 }
 
 impl State {
+    /// One more is held. Its number.
+    pub(crate) fn add(&mut self, held: Held) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.held.insert(id, held);
+        id
+    }
+
+    /// What is done where an event has happened.
+    fn next_actions(&mut self, event: Event) -> Vec<(u64, Action)> {
+        self.course.next(event, self.first)
+    }
+
+    /// By what something is encoded: by what was found best when it was measured. Only what is saved for backward may lose
+    /// something.
+    fn choice(&self, id: u64) -> Choice {
+        let number = id.checked_sub(self.first);
+        let choice = number.and_then(|number| self.course.codec(number as usize)).unwrap_or(self.codec);
+        let may_lose = number.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);
+        if choice.is_lossy() && !may_lose { Choice::default() } else { choice }
+    }
+
     /// An interval ends, by an event or with the step: in a pass that is measured, what it took is told.
     fn end_interval(
         &mut self,
@@ -534,6 +692,8 @@ impl State {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
             Some(Event::Need { number }) => measured.profile.need(other, number),
+            Some(Event::Lend { id }) => measured.lend(other, id),
+            Some(Event::GiveBack { id }) => measured.give_back(other, id),
             Some(Event::Operation) | None => drop(measured.profile.end(other)),
         }
         measured.events.extend(event);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_core::{Allocator, Storage, WeakStorage};
+use tenure_core::{Allocator, DType, Storage, Tag, WeakStorage};
 use tenure_device::Stream;
 use tenure_tier::{Arrival, Stored};
 
@@ -17,8 +17,11 @@ pub struct Saved {
 
 impl Drop for Saved {
     fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.residents.retain(|id| *id != self.id);
+        let held = state.held.remove(&self.id);
         // What it was is freed when nothing is locked.
-        let held = self.shared.state.lock().held.remove(&self.id);
+        drop(state);
         drop(held);
     }
 }
@@ -27,22 +30,31 @@ impl Drop for Saved {
 pub(crate) struct Held {
     pub(crate) name: String,
     pub(crate) bytes: u64,
+    pub(crate) tag: Tag,
+    pub(crate) dtype: DType,
     pub(crate) allocator: Arc<dyn Allocator>,
     /// Of a device: in whose order they were written.
     pub(crate) stream: Option<Stream>,
-    /// Where they were when they were saved: others may have them still.
-    pub(crate) source: WeakStorage,
+    /// Where they were when they were saved: others may have them still. None of what is a resident.
+    pub(crate) source: Option<WeakStorage>,
     pub(crate) storage: Option<Storage>,
     /// Of what they are in, if they have not arrived there.
     pub(crate) arrival: Option<Arc<Arrival>>,
     pub(crate) stored: Option<Stored>,
+    /// A resident that somebody uses.
+    pub(crate) is_lent: bool,
     pub(crate) recompute: Option<Arc<dyn Recompute>>,
 }
 
 impl Held {
+    /// Those that others have.
+    pub(crate) fn of_others(&self) -> Option<Storage> {
+        self.source.as_ref()?.upgrade()
+    }
+
     /// Whether they are in memory, or about to.
     pub(crate) fn is_here(&self) -> bool {
-        self.storage.is_some() || self.source.upgrade().is_some()
+        self.storage.is_some() || self.is_lent || self.of_others().is_some()
     }
 
     /// Lets go of them, to be computed again; they stay if nobody knows how.
@@ -54,7 +66,7 @@ impl Held {
     pub(crate) fn is_elsewhere(&self) -> bool {
         match &self.storage {
             Some(storage) => storage.handles() > 1,
-            None => self.source.upgrade().is_some(),
+            None => self.of_others().is_some(),
         }
     }
 }

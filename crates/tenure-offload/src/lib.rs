@@ -16,6 +16,8 @@ mod memory;
 mod profile;
 mod reclaim;
 mod recompute;
+mod record;
+mod resident;
 mod schedule;
 mod step;
 
@@ -26,5 +28,7 @@ pub use machine::{Link, Machine};
 pub use memory::Memory;
 pub use profile::{Profile, ProfileError, Recipe, Saved as ProfiledTensor};
 pub use recompute::{Find, Id, Input, Recompute};
+pub use record::{Fate, SavedRecord, StepRecord, StepRecorder, TierMoment};
+pub use resident::Resident;
 pub use schedule::{Action, Schedule};
 pub use step::{Pass, Step, StepReport};

@@ -11,6 +11,7 @@ use crate::Machine;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     saved: Vec<Saved>,
+    residents: Vec<Resident>,
     intervals: Vec<Interval>,
 }
 
@@ -31,6 +32,15 @@ pub struct Saved {
     needs: Vec<usize>,
     /// The intervals in which others had them, in order.
     held: Vec<usize>,
+}
+
+/// Bytes that stay from step to step, and need not be in memory between their uses.
+#[derive(Clone, Debug, PartialEq)]
+struct Resident {
+    key: String,
+    bytes: u64,
+    /// The intervals in which they are used, in order.
+    used: Vec<usize>,
 }
 
 /// What it takes to compute bytes again.
@@ -97,6 +107,32 @@ impl Profile {
         self.saved[saved].needs.push(point);
     }
 
+    /// There is something that stays from step to step. Its number.
+    pub fn add_resident(&mut self, key: impl Into<String>, bytes: u64) -> usize {
+        self.residents.push(Resident { key: key.into(), bytes, used: Vec::new() });
+        self.residents.len() - 1
+    }
+
+    /// A resident is used in the interval that begins, after one that needed so many bytes beside what is saved and stays.
+    ///
+    /// # Panics
+    /// There is no such number.
+    pub fn lend(&mut self, other_bytes: u64, resident: usize) {
+        let point = self.end(other_bytes);
+        self.residents[resident].used.push(point + 1);
+    }
+
+    /// A resident has been used until the interval that ends.
+    ///
+    /// # Panics
+    /// There is no such number, or it was not lent.
+    pub fn give_back(&mut self, other_bytes: u64, resident: usize) {
+        let point = self.end(other_bytes);
+        let used = &mut self.residents[resident].used;
+        let since = used[used.len() - 1] + 1;
+        used.extend(since..=point);
+    }
+
     /// Others have something in the interval that begins: it cannot go, or there is nothing gained by it.
     ///
     /// # Panics
@@ -120,6 +156,17 @@ impl Profile {
         self.intervals.iter_mut().zip(times_ns).for_each(|(interval, time_ns)| interval.time_ns = time_ns);
     }
 
+    /// How many residents there are.
+    pub fn residents(&self) -> usize {
+        self.residents.len()
+    }
+
+    /// The first interval from one on in which a resident is not in use.
+    pub(crate) fn unused_from(&self, resident: usize, interval: usize) -> usize {
+        let used = &self.residents[resident].used;
+        (interval..).find(|interval| !used.contains(interval)).unwrap_or(interval)
+    }
+
     /// How many intervals there are so far.
     pub fn intervals(&self) -> usize {
         self.intervals.len()
@@ -138,6 +185,11 @@ impl Profile {
         &mut self.saved[number]
     }
 
+    /// Nothing gets smaller.
+    pub(crate) fn forget_compression(&mut self) {
+        self.saved.iter_mut().for_each(|saved| saved.compression = None);
+    }
+
     /// The least budget that any plan keeps to, and the interval that needs it.
     pub fn least_bytes(&self) -> (u64, usize) {
         let mut least: Vec<u64> = self.intervals.iter().map(|interval| interval.other_bytes).collect();
@@ -146,12 +198,17 @@ impl Profile {
                 least.get_mut(used).into_iter().for_each(|least| *least += saved.bytes);
             }
         }
+        for resident in &self.residents {
+            for used in &resident.used {
+                least.get_mut(*used).into_iter().for_each(|least| *least += resident.bytes);
+            }
+        }
         let most = least.iter().enumerate().max_by_key(|(_, bytes)| **bytes);
         most.map_or((0, 0), |(interval, bytes)| (*bytes, interval))
     }
 
-    /// The problem of what to do with what is saved: its tensors are what was saved, by number, and after them what
-    /// intervals need besides; its kernels are the intervals.
+    /// The problem of what to do with what is saved and what stays: its tensors are what was saved, by number, after them
+    /// residents, and then what intervals need besides; its kernels are the intervals.
     ///
     /// # Errors
     /// The budget is too small, whatever is spilled.
@@ -185,6 +242,15 @@ impl Profile {
                 recompute: saved.recipe.clone().map(|Recipe { inputs, time_ns }| Recompute { time_ns, inputs }),
             });
         }
+        for Resident { key, bytes, used } in &self.residents {
+            let access = Access { tensor: tensors.len(), bytes: *bytes };
+            for kernel in used.iter().filter(|used| **used < self.intervals.len()) {
+                kernels[*kernel].reads.push(access);
+                kernels[*kernel].writes.push(access);
+            }
+            let (key, tag) = (format!("{key}@{}", tensors.len()), Tag::OptimizerState);
+            tensors.push(Tensor { key, bytes: *bytes, tag, compression: None, recompute: None });
+        }
         for (interval, kernel) in kernels.iter_mut().enumerate() {
             let bytes = self.intervals[interval].other_bytes - always;
             if bytes > 0 {
@@ -204,10 +270,12 @@ impl Profile {
     fn name_of(&self, interval: usize) -> String {
         let saves = self.saved.iter().find(|saved| saved.at == interval);
         let needs = self.saved.iter().find(|saved| saved.needs.iter().any(|point| point + 1 == interval));
-        match (saves, needs) {
-            (Some(saved), _) => format!("until {} is saved", saved.key),
-            (None, Some(needed)) => format!("when {} is needed", needed.key),
-            (None, None) => "at the end".into(),
+        let uses = self.residents.iter().find(|resident| resident.used.contains(&interval));
+        match (saves, needs, uses) {
+            (Some(saved), ..) => format!("until {} is saved", saved.key),
+            (None, Some(needed), _) => format!("when {} is needed", needed.key),
+            (None, None, Some(used)) => format!("when {} is used", used.key),
+            (None, None, None) => "at the end".into(),
         }
     }
 }

@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use tenure_tier::{Arrival, Stored};
+use tenure_tier::Arrival;
 
 use crate::OffloadError;
 use crate::engine::{Shared, State};
 use crate::held::Held;
 use crate::step::{Course, Pass};
 
-/// Makes some, if there is a way: waits for what is on its way out; else lets go of what nobody uses, what was saved first
+/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what was saved first
 /// before others, since it is needed last. Called with no lock held.
 pub(crate) fn make_room(shared: &Shared) -> bool {
     loop {
-        match wait_for_one(shared) {
+        match part_with_one(shared) {
             Ok(true) => return true,
             Ok(false) => {}
             Err(error) => {
@@ -37,7 +37,7 @@ pub(crate) fn make_room(shared: &Shared) -> bool {
         let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
         drop(state);
         // What is too much is measured, and told when the step is over.
-        return is_measured && shared.memory.set_limit(None).is_ok();
+        return is_measured && shared.set_limit(None).is_ok();
     }
 }
 
@@ -49,13 +49,31 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 
 /// Waits for what left first. Whether there was anything.
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
-    let next = |state: &mut State| {
-        state.leaving.retain(|stored| stored.host_bytes() > 0);
+    let leaving = {
+        let mut state = shared.state.lock();
+        state.leaving.retain(|stored| !stored.is_settled());
         state.leaving.pop_front()
     };
-    let leaving: Option<Stored> = next(&mut shared.state.lock());
     let Some(stored) = leaving else { return Ok(false) };
     shared.stalled(|| stored.wait())?;
+    Ok(true)
+}
+
+/// Lets go of what left first: of a device in the order of the thread's stream, which waits in place of the host. Whether
+/// there was anything.
+fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
+    let stored = {
+        let mut state = shared.state.lock();
+        state.leaving.retain(|stored| !stored.is_settled());
+        state.leaving.iter().find(|stored| stored.keeps_source()).cloned()
+    };
+    let Some(stored) = stored else { return Ok(false) };
+    if let Some(device) = shared.memory.device() {
+        stored.lead_to(&device.streams().current())?;
+    }
+    if stored.keeps_source() {
+        shared.stalled(|| stored.wait())?;
+    }
     Ok(true)
 }
 

@@ -18,30 +18,52 @@ pub enum Action {
     Drop,
 }
 
+impl Action {
+    /// What brings something to a tier of a machine.
+    fn to(tier: usize) -> Self {
+        tier.checked_sub(1).map_or(Self::Fetch, |link| Self::Spill { link })
+    }
+}
+
 /// What is done at each point: the work of the interval that begins there has not been asked for yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
-    /// By point: numbers of what was saved.
+    /// Where residents are at first.
+    begin: Vec<(usize, Action)>,
+    /// By point: numbers of what was saved, and of residents behind them.
     points: Vec<Vec<(usize, Action)>>,
 }
 
 impl Schedule {
     /// Of a plan of the profile's problem. What is computed again is so where it is needed.
     pub fn of(profile: &Profile, plan: &Plan) -> Self {
+        let saved = profile.saved();
+        let residents = saved.len()..saved.len() + profile.residents();
+        let place = |tensor: usize| (tensor, Action::to(plan.places[tensor]));
+        let mut begin: Vec<_> = residents.clone().map(place).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
         for step in &plan.steps {
-            let Some(saved) = profile.saved().get(step.tensor) else { continue };
             // A kernel begins at the point before it; what it makes is there from the point that it ends at.
-            let begins = step.kernel.saturating_sub(1).max(saved.at());
+            let begins = match saved.get(step.tensor) {
+                Some(saved) => Some(step.kernel.saturating_sub(1).max(saved.at())),
+                None if residents.contains(&step.tensor) => {
+                    profile.unused_from(step.tensor - saved.len(), step.kernel).checked_sub(1)
+                }
+                None => continue,
+            };
             let (point, action) = match step.action {
-                plan::Action::Move { to: 0 } => (begins, Action::Fetch),
-                plan::Action::Move { to } => (begins, Action::Spill { link: to - 1 }),
-                plan::Action::Drop => (step.kernel, Action::Drop),
+                plan::Action::Move { to } => (begins, Action::to(to)),
+                plan::Action::Drop => (Some(step.kernel), Action::Drop),
                 plan::Action::Recompute { .. } => continue,
             };
-            points[point].push((step.tensor, action));
+            point.map_or(&mut begin, |point| &mut points[point]).push((step.tensor, action));
         }
-        Self { points }
+        Self { begin, points }
+    }
+
+    /// What is done before the first point.
+    pub fn at_begin(&self) -> &[(usize, Action)] {
+        &self.begin
     }
 
     /// What is done at a point.

@@ -4,8 +4,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure_tier::codec::Choice;
+
 use crate::clock::Clock;
 use crate::engine::Shared;
+use crate::held::Held;
 use crate::recompute::Operations;
 use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule};
 
@@ -37,6 +40,8 @@ pub struct StepReport {
     pub unplanned: u64,
     /// Whether it was made by a plan, to the end.
     pub is_planned: bool,
+    /// By what bytes were encoded on their way to a disk; a lossy one changes what is computed.
+    pub codec: Choice,
 }
 
 /// A step in the making. If it is dropped before it is [finished](Self::finish), nothing is learned from it.
@@ -70,6 +75,14 @@ pub(crate) enum Event {
     Need {
         number: usize,
     },
+    /// A resident is about to be used.
+    Lend {
+        id: u64,
+    },
+    /// It has been.
+    GiveBack {
+        id: u64,
+    },
     /// An operation has been asked for.
     Operation,
 }
@@ -100,22 +113,58 @@ pub(crate) struct Measured {
     pub(crate) operations: Operations,
     /// What was saved, by number, and how it is computed again.
     pub(crate) saved: HashMap<Id, usize>,
+    /// By number.
+    pub(crate) residents: Vec<u64>,
     pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
+    /// By what it is encoded, by number.
+    pub(crate) codecs: Vec<Choice>,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
     pub(crate) peak_bytes: u64,
 }
 
 impl Measured {
-    pub(crate) fn new(pass: Pass) -> Self {
-        let (profile, clock, events, operations) =
-            (Profile::new(), Clock::default(), Vec::new(), Operations::default());
-        let (saved, recomputes) = (HashMap::new(), Vec::new());
-        Self { pass, profile, clock, events, operations, saved, recomputes, here_bytes: 0, peak_bytes: 0 }
+    pub(crate) fn new<'a>(pass: Pass, of: impl Iterator<Item = (u64, &'a Held)>) -> Self {
+        let (mut profile, mut residents) = (Profile::new(), Vec::new());
+        for (id, held) in of {
+            profile.add_resident(&held.name, held.bytes);
+            residents.push(id);
+        }
+        let (clock, events, operations) = (Clock::default(), Vec::new(), Operations::default());
+        let (saved, recomputes, codecs) = (HashMap::new(), Vec::new(), Vec::new());
+        Self {
+            pass,
+            profile,
+            clock,
+            events,
+            operations,
+            saved,
+            residents,
+            recomputes,
+            codecs,
+            here_bytes: 0,
+            peak_bytes: 0,
+        }
+    }
+
+    /// A resident is about to be used, after an interval that needed so many bytes beside what is saved.
+    pub(crate) fn lend(&mut self, other_bytes: u64, id: u64) {
+        match self.residents.iter().position(|resident| *resident == id) {
+            Some(resident) => self.profile.lend(other_bytes, resident),
+            None => drop(self.profile.end(other_bytes)),
+        }
+    }
+
+    /// It has been.
+    pub(crate) fn give_back(&mut self, other_bytes: u64, id: u64) {
+        match self.residents.iter().position(|resident| *resident == id) {
+            Some(resident) => self.profile.give_back(other_bytes, resident),
+            None => drop(self.profile.end(other_bytes)),
+        }
     }
 
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
-        let Self { mut profile, clock, events, operations, saved, recomputes, .. } = self;
+        let Self { mut profile, clock, events, operations, saved, residents, recomputes, codecs, .. } = self;
         let times = clock.finish()?;
         for (number, recompute) in recomputes.iter().enumerate() {
             let Some(recompute) = recompute else { continue };
@@ -123,7 +172,7 @@ impl Measured {
                 operations.recipe(&**recompute, number, &saved, |interval| times[interval]);
         }
         profile.set_times(times);
-        Ok(Profiled { events, profile })
+        Ok(Profiled { events, profile, residents, codecs })
     }
 }
 
@@ -131,9 +180,34 @@ impl Measured {
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
     pub(crate) profile: Profile,
+    /// By number.
+    residents: Vec<u64>,
+    pub(crate) codecs: Vec<Choice>,
+}
+
+impl Profiled {
+    /// Whom actions of a schedule are about, in a step whose first saved is `first`.
+    pub(crate) fn ids(&self, actions: &[(usize, Action)], first: u64) -> Vec<(u64, Action)> {
+        let saved = self.profile.saved().len();
+        let id = |number: usize| match number.checked_sub(saved) {
+            None => first + number as u64,
+            Some(resident) => self.residents[resident],
+        };
+        actions.iter().map(|(number, action)| (id(*number), *action)).collect()
+    }
 }
 
 impl Course {
+    /// By what something that was saved is encoded.
+    pub(crate) fn codec(&self, number: usize) -> Option<Choice> {
+        let codecs = match self {
+            Self::Measured(measured) => &measured.codecs,
+            Self::Planned { profiled, .. } => &profiled.codecs,
+            Self::None | Self::Free => return None,
+        };
+        codecs.get(number).copied()
+    }
+
     /// How long it took to compute something that was saved, where that is known.
     pub(crate) fn recompute_ns(&self, number: usize) -> Option<u64> {
         let Self::Planned { profiled, .. } = self else { return None };
@@ -141,7 +215,7 @@ impl Course {
     }
 
     /// What is done where an event has happened.
-    pub(crate) fn next(&mut self, event: Event) -> Vec<(usize, Action)> {
+    pub(crate) fn next(&mut self, event: Event, first: u64) -> Vec<(u64, Action)> {
         let Self::Planned { profiled, schedule, events } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
@@ -150,7 +224,7 @@ impl Course {
             return Vec::new();
         }
         if profiled.events.get(point) == Some(&event) {
-            return schedule.at(point).to_vec();
+            return profiled.ids(schedule.at(point), first);
         }
         *self = Self::Free;
         Vec::new()

@@ -1,25 +1,32 @@
 //! Steps on the host's memory, in a process of their own: its limit is the process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tenure_core::{AllocatorRegistry, Device, DeviceKind, Storage};
-use tenure_offload::{Engine, Link, Memory, OffloadError, Options, Pass, ProfileError, Saved, StepReport};
+use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
+use tenure_offload::{
+    Engine, Fate, Link, Memory, OffloadError, Options, Pass, ProfileError, Resident, Saved, SavedRecord, StepRecorder,
+    StepReport, TierMoment,
+};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_tier::codec::{Choice, Codec};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 
 const MIB: u64 = 1 << 20;
 const LAYERS: u64 = 12;
 const BYTES: u64 = 4 * MIB;
+/// Layers that are looked at element by element.
+const SPARSE: u64 = 6;
 
 static ONE: Mutex<()> = Mutex::new(());
 
 fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(capacity)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
-    let link = Link { name: "disk".into(), capacity: None, out_bandwidth: 1 << 30, back_bandwidth: 1 << 30 };
+    let link = Link { name: "disk".into(), capacity: Some(capacity), out_bandwidth: 1 << 30, back_bandwidth: 1 << 30 };
     let planning = PlannerOptions {
         objective: Objective::Makespan,
         time_limit: Duration::from_secs(5),
@@ -51,8 +58,11 @@ fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadE
         let out = storage(BYTES)?;
         fill(&out, layer as u8);
         drop(storage(2 * BYTES)?);
-        saved.push(engine.save(&out, 0, None, None, || format!("layer {layer}"))?.unwrap());
-        assert!(Arc::ptr_eq(&saved[layer as usize], &engine.save(&out, 0, None, None, String::new)?.unwrap()));
+        saved.push(engine.save(&out, 0, DType::U8, None, None, || format!("layer {layer}"))?.unwrap());
+        assert!(Arc::ptr_eq(
+            &saved[layer as usize],
+            &engine.save(&out, 0, DType::U8, None, None, String::new)?.unwrap()
+        ));
     }
     for layer in (0..layers).rev() {
         let token = saved.pop().unwrap();
@@ -103,6 +113,48 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
 }
 
 #[test]
+fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
+    let _one = ONE.lock();
+    // Half of all residents, and what a layer takes.
+    let budget = LAYERS * BYTES / 2 + 4 * BYTES;
+    let engine = engine(budget, 512 * MIB);
+    engine.enforce().unwrap();
+    let resident = |layer: u64| {
+        let bytes = storage(BYTES).unwrap();
+        fill(&bytes, layer as u8);
+        engine.keep(bytes, DType::U8, None, format!("state {layer}"))
+    };
+    // More than there is room for, from the first on.
+    let residents: Vec<Resident> = (0..LAYERS).map(resident).collect();
+    for number in 0..5 {
+        reset(&engine);
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        for layer in (0..LAYERS).rev() {
+            let bytes = engine.lend(&residents[layer as usize], None).unwrap();
+            {
+                let bytes = bytes.lock();
+                // SAFETY: nobody else has them.
+                let bytes = unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), bytes.bytes()) };
+                assert!(bytes.iter().all(|byte| u64::from(*byte) == layer + number), "{number}: {layer}");
+                bytes.iter_mut().for_each(|byte| *byte += 1);
+            }
+            drop(storage(BYTES).unwrap());
+            engine.give_back(&residents[layer as usize], bytes, None).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let report = step.finish().unwrap();
+        assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
+        assert_eq!((report.is_planned, report.unplanned), (number > 0, 0), "{number}: {report:?}");
+        // From the third on, what stays stays.
+        assert!(number < 2 || (1..LAYERS * BYTES).contains(&report.spilled_bytes), "{report:?}");
+    }
+    let bytes = engine.look_at(&residents[3], None).unwrap();
+    let bytes = bytes.lock();
+    // SAFETY: nobody writes to it.
+    assert_eq!(unsafe { bytes.as_slice() }[0], 8);
+}
+
+#[test]
 fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
     let _one = ONE.lock();
     let engine = engine(2 * BYTES, 256 * MIB);
@@ -118,4 +170,107 @@ fn a_full_disk_is_an_error_that_names_what_was_to_go() {
     let engine = engine(4 * BYTES, 5 * BYTES);
     let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err().to_string();
     assert!(error.contains("layer ") && error.contains("do not fit on disk"), "{error}");
+}
+
+#[test]
+fn a_record_says_what_became_of_what_was_saved_and_where_it_was() {
+    let _one = ONE.lock();
+    let budget = (LAYERS + 2) * BYTES / 2;
+    let engine = engine(budget, 256 * MIB);
+    step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let recorder = StepRecorder::begin(&engine, Duration::from_micros(200));
+    let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let record = recorder.finish();
+
+    assert_eq!((record.saved.len() as u64, record.budget_bytes), (LAYERS, Some(budget)));
+    let is_spilled = |saved: &&SavedRecord| saved.fate() == Fate::Spilled(Destination::Disk);
+    let spilled: Vec<&SavedRecord> = record.saved.iter().filter(is_spilled).collect();
+    assert_eq!(spilled.iter().map(|saved| saved.bytes).sum::<u64>(), report.spilled_bytes);
+    for (layer, saved) in record.saved.iter().enumerate() {
+        assert_eq!((saved.name.clone(), saved.bytes), (format!("layer {layer}"), BYTES));
+        assert!(
+            saved.saved_us <= saved.needed_us.unwrap() && saved.needed_us.unwrap() <= record.elapsed_us,
+            "{saved:?}"
+        );
+        let Some((left, _)) = saved.spilled else { continue };
+        assert!(saved.saved_us <= left && left <= saved.fetched_us.unwrap(), "{saved:?}");
+    }
+    let most = |bytes: fn(&TierMoment) -> u64| record.moments.iter().map(bytes).max().unwrap();
+    assert!(most(|moment| moment.memory_bytes) <= budget && most(|moment| moment.memory_bytes) > 0);
+    assert!(most(|moment| moment.disk_bytes) > 0);
+    let [first, last] = [record.moments.first().unwrap(), record.moments.last().unwrap()];
+    assert_eq!(last.disk_read - first.disk_read, report.fetched_bytes);
+    assert!(record.moments.is_sorted_by_key(|moment| (moment.at_us, moment.disk_write)));
+    // Nobody records any more.
+    step(&engine, Pass::Budgeted, LAYERS).unwrap();
+}
+
+/// Half of its elements are 0, the others of a narrow range, as what a ReLU makes.
+fn element(layer: u64, number: usize) -> f32 {
+    let mixed = (number as u32 ^ (layer as u32) << 24).wrapping_mul(0x9e37_79b9) >> 8;
+    if number.is_multiple_of(2) { 0.0 } else { 1.0 + mixed as f32 / (1 << 24) as f32 }
+}
+
+/// A forward and a backward pass over layers of such elements. What comes back is told element by element.
+fn sparse_step(engine: &Engine, pass: Pass, check: impl Fn(f32, f32)) -> StepReport {
+    let step = engine.begin(SPARSE, pass).unwrap();
+    let elements = BYTES as usize / 4;
+    let save = |layer| {
+        let out = storage(BYTES).unwrap();
+        let bytes: Vec<u8> = (0..elements).flat_map(|number| element(layer, number).to_le_bytes()).collect();
+        // SAFETY: a test that has it alone.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.lock().as_ptr(), bytes.len()) };
+        engine.save(&out, 0, DType::F32, None, None, || format!("layer {layer}")).unwrap().unwrap()
+    };
+    let saved: Vec<Arc<Saved>> = (0..SPARSE).map(save).collect();
+    for (layer, token) in saved.into_iter().enumerate().rev() {
+        let out = engine.need(&token, None).unwrap();
+        let out = out.lock();
+        // SAFETY: nobody writes to it any more.
+        for (number, bytes) in unsafe { out.as_slice() }.chunks_exact(4).enumerate() {
+            check(f32::from_le_bytes(bytes.try_into().unwrap()), element(layer as u64, number));
+        }
+    }
+    step.finish().unwrap()
+}
+
+#[test]
+fn a_disk_that_is_too_small_for_what_must_go_is_refused_by_the_plan_though_it_gets_smaller_there() {
+    let _one = ONE.lock();
+    let engine = engine(u64::MAX, 3 * BYTES);
+    engine.set_codec(Choice::Codec(Codec::Zeros));
+    sparse_step(&engine, Pass::Plain, |_, _| ());
+    engine.set_budget(3 * BYTES);
+    let error = engine.begin(SPARSE, Pass::Budgeted).err().unwrap();
+    assert!(matches!(error, OffloadError::Planner(_)), "{error}");
+}
+
+#[test]
+fn what_goes_to_disk_gets_smaller_and_is_the_same_unless_something_lossy_was_asked_for() {
+    let _one = ONE.lock();
+    for name in ["zeros", "planes", "auto", "fp16", "csr-fp16"] {
+        let choice: Choice = name.parse().unwrap();
+        let engine = engine(SPARSE * BYTES / 2, 256 * MIB);
+        engine.set_codec(choice);
+        for number in 0..2 {
+            let report = sparse_step(&engine, Pass::Budgeted, |found, stored| match choice.is_lossy() {
+                false => assert_eq!(found.to_bits(), stored.to_bits(), "{name}"),
+                // Of f16 there are 1024 from 1 to 2.
+                true => assert!((found - stored).abs() <= 1.0 / 2048.0, "{name}"),
+            });
+            assert_eq!((report.codec, report.is_planned), (choice, number > 0));
+            assert!(report.spilled_bytes > 0 && report.fetched_bytes > 0, "{report:?}");
+        }
+        let disk = engine.mover().disk().unwrap().statistics();
+        let ratio = disk.raw_bytes as f64 / disk.written_bytes as f64;
+        let expected = match choice {
+            // As far as it is worth the time here.
+            Choice::Auto => 1.0..2.0,
+            Choice::Codec(Codec::Zeros) => 1.8..2.0,
+            Choice::Codec(Codec::Planes) => 1.05..1.6,
+            Choice::Codec(Codec::Fp16) => 1.9..2.0,
+            Choice::Codec(_) => 3.0..4.0,
+        };
+        assert!(expected.contains(&ratio), "{name}: {ratio}");
+    }
 }

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use tenure_tensor::Tensor;
 use tenure_tensor::random::State;
 
-use super::{CheckpointError, Under, Weights, save};
+use super::weights::{Entry, write};
+use super::{CheckpointError, Under, Weights};
 use crate::optim::{Group, Optimizer, ScalerState, Schedule};
 use crate::{Module, Result, Source, StateError};
 
@@ -111,11 +112,12 @@ impl Checkpoint {
             .series
             .iter()
             .map(|(name, numbers)| Ok((format!("{SERIES}{name}"), Tensor::from_slice(numbers, &[numbers.len()])?)));
-        let (optimizer, series) = (optimizer.state()?, series.collect::<Result<Vec<_>>>()?);
-        let of_model = model.state().into_iter().map(|(name, tensor)| (format!("{MODEL}{name}"), tensor));
-        let of_optimizer = optimizer.iter().map(|(name, tensor)| (format!("{OPTIMIZER}{name}"), tensor));
-        let of_series = series.iter().map(|(name, tensor)| (name.clone(), tensor));
-        save(path, of_model.chain(of_optimizer).chain(of_series), (KEY, &header))
+        let series = series.collect::<Result<Vec<_>>>()?;
+        let of_model = model.state().into_iter().map(|(name, tensor)| Entry::of(format!("{MODEL}{name}"), tensor));
+        let of_optimizer = optimizer.entries().into_iter();
+        let of_optimizer = of_optimizer.map(|entry| Entry { name: format!("{OPTIMIZER}{}", entry.name), ..entry });
+        let of_series = series.iter().map(|(name, tensor)| Entry::of(name.clone(), tensor));
+        write(path, of_model.chain(of_optimizer).chain(of_series).collect(), (KEY, &header))
     }
 
     /// Opens a checkpoint.

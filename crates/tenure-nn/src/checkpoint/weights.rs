@@ -176,33 +176,54 @@ pub fn save<'a>(
     tensors: impl IntoIterator<Item = (String, &'a Tensor)>,
     metadata: (&str, &str),
 ) -> Result<()> {
-    let mut tensors: Vec<(String, &Tensor)> = tensors.into_iter().collect();
+    write(path, tensors.into_iter().map(|(name, tensor)| Entry::of(name, tensor)).collect(), metadata)
+}
+
+/// A tensor of a file, made when it is written.
+pub(crate) struct Entry<'a> {
+    pub(crate) name: String,
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) make: Box<dyn Fn() -> Result<Tensor> + 'a>,
+}
+
+impl<'a> Entry<'a> {
+    /// Of a tensor that is there.
+    pub(super) fn of(name: String, tensor: &'a Tensor) -> Self {
+        Self { name, sizes: tensor.sizes().to_vec(), dtype: tensor.dtype(), make: Box::new(|| Ok(tensor.clone())) }
+    }
+}
+
+/// The same, of tensors that are made when they are written.
+pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &str)) -> Result<()> {
     let mut names = HashSet::new();
-    for (name, _) in &tensors {
+    for Entry { name, .. } in &tensors {
         if !names.insert(name) {
             return Err(CheckpointError::format(path, format!("two tensors would be named {name}")).into());
         }
     }
     // The widest dtype first, so that every tensor is aligned, as the format's own library orders them.
-    tensors.sort_by(|(left_name, left), (right_name, right)| {
-        stored(right.dtype()).cmp(&stored(left.dtype())).then(left_name.cmp(right_name))
-    });
+    tensors
+        .sort_by(|left, right| stored(right.dtype).cmp(&stored(left.dtype)).then_with(|| left.name.cmp(&right.name)));
     let header = header(&tensors, metadata).map_err(|reason| CheckpointError::format(path, reason))?;
     let write = |out: &mut dyn Write| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
-        tensors.iter().try_for_each(|(_, tensor)| out.write_all(&tensor.to_bytes().map_err(io::Error::other)?))
+        tensors.iter().try_for_each(|entry| {
+            let tensor = (entry.make)().map_err(io::Error::other)?;
+            out.write_all(&tensor.to_bytes().map_err(io::Error::other)?)
+        })
     };
     Ok(write_atomically(path, write)?)
 }
 
 /// What stands before the tensors' bytes, without its length.
-fn header(tensors: &[(String, &Tensor)], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
+fn header(tensors: &[Entry<'_>], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
     let mut end = 0;
-    let info = |(name, tensor): &(String, &Tensor)| {
+    let info = |Entry { name, sizes, dtype, .. }: &Entry<'_>| {
         let start = end;
-        end += tensor.numel() * tensor.dtype().size();
-        let (dtype, shape) = (stored(tensor.dtype()), tensor.sizes().to_vec());
+        end += sizes.iter().product::<usize>() * dtype.size();
+        let (dtype, shape) = (stored(*dtype), sizes.clone());
         (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     };
     let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);

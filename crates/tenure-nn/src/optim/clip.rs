@@ -1,24 +1,24 @@
 //! Gradients are kept from being too large.
 
-use tenure_tensor::{Access, DType, Device, DeviceKind, Entry, Kernel, Number, Tensor, autograd, threads};
+use tenure_tensor::{Access, DType, Device, DeviceKind, Entry, Kernel, Number, Tensor, autograd, ops, threads};
 
 use super::cuda::{self, on_cuda};
 use crate::{Parameter, Result};
 
-/// Adds the squares of the elements of tensors, which are contiguous and of one dtype, to a number in double precision,
-/// which does not overflow for what is finite in single precision.
-pub static SUM_OF_SQUARES: Kernel<SumOfSquares> = Kernel::new("sum_of_squares", &[CPU, CUDA]);
+/// Writes the sum of the squares of each tensor's elements to a vector, in double precision, which does not overflow for
+/// what is finite in single precision. The tensors are contiguous, not empty, and of one dtype.
+pub static SUMS_OF_SQUARES: Kernel<SumsOfSquares> = Kernel::new("sums_of_squares", &[CPU, CUDA]);
 
-/// A kernel of [`SUM_OF_SQUARES`]: the number has no dimension, and is on the tensors' device.
-pub type SumOfSquares = fn(&Tensor, &[&Tensor]) -> tenure_tensor::Result<()>;
+/// A kernel of [`SUMS_OF_SQUARES`]: the vector is on the tensors' device.
+pub type SumsOfSquares = fn(&Tensor, &[&Tensor]) -> tenure_tensor::Result<()>;
 
-const CPU: &[Entry<SumOfSquares>] = &[
-    (DeviceKind::Cpu, DType::F16, sum_of_squares::<half::f16>),
-    (DeviceKind::Cpu, DType::BF16, sum_of_squares::<half::bf16>),
-    (DeviceKind::Cpu, DType::F32, sum_of_squares::<f32>),
-    (DeviceKind::Cpu, DType::F64, sum_of_squares::<f64>),
+const CPU: &[Entry<SumsOfSquares>] = &[
+    (DeviceKind::Cpu, DType::F16, sums_of_squares::<half::f16>),
+    (DeviceKind::Cpu, DType::BF16, sums_of_squares::<half::bf16>),
+    (DeviceKind::Cpu, DType::F32, sums_of_squares::<f32>),
+    (DeviceKind::Cpu, DType::F64, sums_of_squares::<f64>),
 ];
-const CUDA: &[Entry<SumOfSquares>] = on_cuda!(sum_of_squares_on_cuda);
+const CUDA: &[Entry<SumsOfSquares>] = on_cuda!(sums_of_squares_on_cuda);
 
 /// Writes tensors, which are contiguous and of one dtype, times a number that is on their device, in double precision.
 static SCALE: Kernel<Scale> = Kernel::new("scale_grads", &[on_cuda!(scale_on_cuda)]);
@@ -38,19 +38,47 @@ pub fn clip_grad_norm<'a>(
     parameters: impl IntoIterator<Item = &'a Parameter> + Clone,
     max_norm: f64,
 ) -> Result<Tensor> {
-    let sum = autograd::no_grad(|| squares(parameters.clone()))?;
-    let norm = sum.sqrt()?;
-    if norm.device().is_cpu() {
-        let value = norm.item::<f64>()?;
-        let scale = max_norm / (value + 1e-6);
-        if value.is_finite() && scale < 1.0 {
-            scale_grads(parameters, scale)?;
-        }
-    } else {
-        let factor = norm.add(1e-6)?.reciprocal()?.mul(max_norm)?.clamp_max(1.0)?;
-        scale_grads_by(parameters, &norm.isfinite()?.where_(&factor, 1.0)?)?;
+    let clip = Clip::new(&autograd::no_grad(|| squares(parameters.clone()))?, max_norm)?;
+    clip.scale(parameters)?;
+    Ok(clip.norm)
+}
+
+/// How gradients are scaled so that their norm is at most some number.
+pub(crate) struct Clip {
+    norm: Tensor,
+    factor: Factor,
+}
+
+enum Factor {
+    /// They stay as they are.
+    One,
+    Of(f64),
+    OnDevice(Tensor),
+}
+
+impl Clip {
+    /// By the sum of the squares of all their elements.
+    pub(crate) fn new(squares: &Tensor, max_norm: f64) -> Result<Self> {
+        let norm = squares.sqrt()?;
+        let factor = if norm.device().is_cpu() {
+            let value = norm.item::<f64>()?;
+            let scale = max_norm / (value + 1e-6);
+            if value.is_finite() && scale < 1.0 { Factor::Of(scale) } else { Factor::One }
+        } else {
+            let factor = norm.add(1e-6)?.reciprocal()?.mul(max_norm)?.clamp_max(1.0)?;
+            Factor::OnDevice(norm.isfinite()?.where_(&factor, 1.0)?)
+        };
+        Ok(Self { norm, factor })
     }
-    Ok(norm)
+
+    /// Scales those of some parameters.
+    pub(crate) fn scale<'a>(&self, parameters: impl IntoIterator<Item = &'a Parameter>) -> Result<()> {
+        match &self.factor {
+            Factor::One => Ok(()),
+            Factor::Of(scale) => scale_grads(parameters, *scale),
+            Factor::OnDevice(factor) => scale_grads_by(parameters, factor),
+        }
+    }
 }
 
 /// Brings every element of every gradient between `-max` and `max`. PyTorch's `clip_grad_value_`.
@@ -65,17 +93,28 @@ pub fn clip_grad_value<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, 
 pub(super) fn squares<'a>(parameters: impl IntoIterator<Item = &'a Parameter>) -> tenure_tensor::Result<Tensor> {
     let grads = parameters.into_iter().filter_map(|parameter| parameter.grad());
     let mut grads: Vec<Tensor> = grads.map(|grad| grad.contiguous()).collect::<tenure_tensor::Result<_>>()?;
-    if grads.iter().any(|grad| !grad.device().is_cpu()) {
-        grads.sort_by_key(kind);
+    grads.sort_by_key(kind);
+    let sums = grads.chunk_by(|left, right| kind(left) == kind(right)).map(squares_of_each);
+    total_of(&sums.collect::<tenure_tensor::Result<Vec<_>>>()?)
+}
+
+/// The sum of the squares of each of some gradients, which are contiguous and of one [kind]: the same whichever others
+/// there are.
+pub(crate) fn squares_of_each(grads: &[Tensor]) -> tenure_tensor::Result<Tensor> {
+    let grads: Vec<&Tensor> = grads.iter().filter(|grad| grad.numel() > 0).collect();
+    let device = grads.first().map_or(Device::CPU, |grad| grad.device());
+    let sums = Tensor::empty(&[grads.len()], DType::F64, device)?;
+    if let Some(first) = grads.first() {
+        SUMS_OF_SQUARES.find(device.kind(), first.dtype())?(&sums, &grads)?;
     }
-    let device = grads.first().map_or(Device::CPU, Tensor::device);
-    let mut total = Tensor::zeros(&[], DType::F64, device)?;
-    for alike in grads.chunk_by(|left, right| kind(left) == kind(right)) {
-        total = total.to_device(alike[0].device())?;
-        let kernel = SUM_OF_SQUARES.find(total.device().kind(), alike[0].dtype())?;
-        kernel(&total, &alike.iter().collect::<Vec<_>>())?;
-    }
-    Ok(total)
+    Ok(sums)
+}
+
+/// The sum of sums of squares, on the device of the last.
+pub(crate) fn total_of(sums: &[Tensor]) -> tenure_tensor::Result<Tensor> {
+    let Some(device) = sums.last().map(Tensor::device) else { return Tensor::zeros(&[], DType::F64, Device::CPU) };
+    let sums: Vec<Tensor> = sums.iter().map(|sums| sums.to_device(device)).collect::<tenure_tensor::Result<_>>()?;
+    ops::cat(&sums.iter().collect::<Vec<_>>(), 0)?.sum_all()
 }
 
 /// Multiplies all gradients by a number on a device.
@@ -97,7 +136,9 @@ fn scale_grads_by<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, facto
 }
 
 /// What tensors of one launch have in common: the device, and the dtype.
-fn kind(tensor: &Tensor) -> (bool, u8, u8) {
+pub(crate) type Kind = (bool, u8, u8);
+
+pub(crate) fn kind(tensor: &Tensor) -> Kind {
     (tensor.device().is_cpu(), tensor.device().index(), tensor.dtype() as u8)
 }
 
@@ -146,23 +187,20 @@ fn change_grads<'a>(
     Ok(())
 }
 
-fn sum_of_squares_on_cuda<T: Number>(total: &Tensor, tensors: &[&Tensor]) -> tenure_tensor::Result<()> {
-    cuda::add_squares(T::DTYPE, total, tensors, sum_of_squares::<T>)
+fn sums_of_squares_on_cuda<T: Number>(sums: &Tensor, tensors: &[&Tensor]) -> tenure_tensor::Result<()> {
+    cuda::sums_of_squares(T::DTYPE, sums, tensors, sums_of_squares::<T>)
 }
 
-fn sum_of_squares<T: Number>(total: &Tensor, tensors: &[&Tensor]) -> tenure_tensor::Result<()> {
-    let mut sum = total.item::<f64>()?;
-    for tensor in tensors {
-        sum += sum_of_one::<T>(tensor)?;
-    }
-    Access::new("sum_of_squares", &[total], &[])?.slice_mut::<f64>(0)?[0] = sum;
+fn sums_of_squares<T: Number>(sums: &Tensor, tensors: &[&Tensor]) -> tenure_tensor::Result<()> {
+    let of_each = tensors.iter().map(|tensor| sum_of_one::<T>(tensor)).collect::<tenure_tensor::Result<Vec<_>>>()?;
+    Access::new("sums_of_squares", &[sums], &[])?.slice_mut::<f64>(0)?.copy_from_slice(&of_each);
     Ok(())
 }
 
 fn sum_of_one<T: Number>(dense: &Tensor) -> tenure_tensor::Result<f64> {
     const GRAIN: usize = 64 * 1024;
     const LANES: usize = 16;
-    let access = Access::new("sum_of_squares", &[], &[dense])?;
+    let access = Access::new("sums_of_squares", &[], &[dense])?;
     let elements = access.slice::<T>(0)?;
     let sums: Vec<parking_lot::Mutex<f64>> = elements.chunks(GRAIN).map(|_| parking_lot::Mutex::new(0.0)).collect();
     threads::for_each_part(sums.len(), |part| {

@@ -15,6 +15,8 @@ const MOST: [usize; 3] = [8, 64, 512];
 /// Elements of a block: as few that blocks keep a device busy, as many that each is worth it.
 const CHUNK: std::ops::RangeInclusive<usize> = 1 << 14..=1 << 17;
 const BLOCKS: usize = 4096;
+/// The same whatever is summed with it.
+const CHUNK_OF_SUMS: usize = 1 << 15;
 
 /// A rule in CUDA C++.
 pub(super) struct Step {
@@ -110,35 +112,32 @@ fn run(
     cuda::submit(&access, launch, host)
 }
 
-/// Adds the squares of all elements to a double on the device. A simulated device calls `host` instead.
-pub(super) fn add_squares(
+/// Writes the sum of the squares of each tensor's elements, of which there are some, to a vector of doubles: whichever
+/// others there are, as the same number. A simulated device calls `host` instead.
+pub(super) fn sums_of_squares(
     dtype: DType,
-    total: &Tensor,
+    sums: &Tensor,
     tensors: &[&Tensor],
     host: impl Fn(&Tensor, &[&Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let op = "sum_of_squares";
-    let mut access = Access::new(op, &[total], tensors)?;
+    let op = "sums_of_squares";
+    let mut access = Access::new(op, &[sums], tensors)?;
     let place = access.write_ptr(0).addr() as u64;
     let place_of = |index: usize| access.read_ptr(index).addr() as u64;
     let list: Vec<_> =
         tensors.iter().enumerate().map(|(index, tensor)| (vec![place_of(index)], tensor.numel())).collect();
     let launch = |queue: &mut Queue| {
-        let chunks = Chunks::new(&list);
-        if chunks.blocks == 0 {
-            return Ok(());
-        }
-        let parts = queue.workspace(8 * chunks.blocks)?;
+        let chunks = Chunks::of(&list, CHUNK_OF_SUMS);
+        let (parts, mut done) = (queue.workspace(8 * chunks.blocks)?, 0);
         chunks.launch(dtype, |most, config, first, words| {
-            let source = || ["#define TOTAL 0\n", &source(dtype, 1, most), SQUARES].concat();
-            let mut all = vec![parts + 8 * first as u64];
+            let source = |total: u8| [&format!("#define TOTAL {total}\n"), &source(dtype, 1, most), SQUARES].concat();
+            let mut all = vec![place + 8 * done as u64, parts + 8 * first as u64];
+            done += words[0] as usize;
+            let totals = LaunchConfig { grid: [words[0] as u32, 1, 1], ..config };
             all.extend(words);
-            queue.launch(name(op, dtype, most), source, config, &mut all)
-        })?;
-        let source = || ["#define TOTAL 1\n#define THREADS 256\n", SQUARES].concat();
-        let config = LaunchConfig { grid: [1; 3], block: [THREADS, 1, 1], shared_bytes: 0 };
-        let name = KernelName { op: "sum_of_squares_total", variant: 0 };
-        queue.launch(name, source, config, &mut [place, parts, chunks.blocks as u64])
+            queue.launch(name(op, dtype, most), || source(0), config, &mut all)?;
+            queue.launch(name("sums_of_squares_total", dtype, most), || source(1), totals, &mut all)
+        })
     };
     cuda::submit(&access, launch, move |writes, reads| host(&writes[0], &reads.iter().collect::<Vec<_>>()))
 }
@@ -162,9 +161,13 @@ struct Chunks<'a> {
 
 impl<'a> Chunks<'a> {
     fn new(tensors: &'a [(Vec<u64>, usize)]) -> Self {
-        let tensors: Vec<_> = tensors.iter().filter(|(_, n)| *n > 0).collect();
         let elements: usize = tensors.iter().map(|(_, n)| *n).sum();
-        let chunk = (elements / BLOCKS).next_power_of_two().clamp(*CHUNK.start(), *CHUNK.end());
+        Self::of(tensors, (elements / BLOCKS).next_power_of_two().clamp(*CHUNK.start(), *CHUNK.end()))
+    }
+
+    /// Of so many elements.
+    fn of(tensors: &'a [(Vec<u64>, usize)], chunk: usize) -> Self {
+        let tensors: Vec<_> = tensors.iter().filter(|(_, n)| *n > 0).collect();
         let blocks = tensors.iter().map(|(_, n)| n.div_ceil(chunk)).sum();
         Self { tensors, chunk, blocks }
     }

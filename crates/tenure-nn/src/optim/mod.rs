@@ -6,6 +6,7 @@ mod clip;
 mod cpu;
 mod cuda;
 mod numbers;
+mod parked;
 mod scaler;
 mod schedule;
 mod sgd;
@@ -13,22 +14,27 @@ mod sgd;
 use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::iter;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tenure_core::Tag;
+use tenure_offload::Engine;
 use tenure_tensor::cuda::is_capturing;
 use tenure_tensor::{DType, Device, Kernel, Tensor, TensorError, autograd};
 
 pub use adagrad::{ADAGRAD, Adagrad};
 pub use adam::{ADAM, Adam};
-pub use clip::{SUM_OF_SQUARES, SumOfSquares, clip_grad_norm, clip_grad_value};
+pub(crate) use clip::{Clip, Kind, kind, squares_of_each, total_of};
+pub use clip::{SUMS_OF_SQUARES, SumsOfSquares, clip_grad_norm, clip_grad_value};
 pub use numbers::Numbers;
 pub use scaler::{GradScaler, ScalerState};
 pub use schedule::Schedule;
 pub use sgd::{SGD, Sgd};
 
+use crate::checkpoint::Entry;
 use crate::{Parameter, Result, Source, StateError, purpose};
 use numbers::{Rate, Steps};
+use parked::Parked;
 
 /// A rule's kernel: changes parameters and their slots by the gradients. There is one at least, and all are of one dtype,
 /// on one device.
@@ -95,14 +101,27 @@ pub struct Group {
 }
 
 /// For each parameter its steps and slots.
-pub(crate) struct OptimizerState(Vec<(u64, Vec<Tensor>)>);
+pub(crate) struct OptimizerState(Vec<(u64, Slots)>);
 
 struct Member {
     parameter: Parameter,
     /// Those made.
     steps: Steps,
-    /// Empty before the first.
-    slots: Vec<Tensor>,
+    slots: Slots,
+}
+
+/// What a rule keeps for a parameter.
+enum Slots {
+    /// Empty before the first step.
+    Here(Vec<Tensor>),
+    Parked(Parked),
+}
+
+/// A member of a group of an optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    group: usize,
+    member: usize,
 }
 
 impl Optimizer {
@@ -116,7 +135,8 @@ impl Optimizer {
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
         let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
         let fresh = parameters.into_iter().filter(|parameter| known.insert(parameter.id()));
-        let members = fresh.map(|parameter| Member { parameter, steps: Steps::new(0), slots: Vec::new() }).collect();
+        let members =
+            fresh.map(|parameter| Member { parameter, steps: Steps::new(0), slots: Slots::Here(Vec::new()) }).collect();
         self.groups.push(Group { lr: Rate::new(lr), rule: Arc::new(rule), members });
         self
     }
@@ -153,14 +173,52 @@ impl Optimizer {
     /// A learning rate or a number of a rule that makes no sense: nothing was stepped then. A dtype that the rule has no
     /// kernel for; no memory. The first step of a parameter cannot be captured, nor one on the CPU.
     pub fn step(&mut self) -> Result<()> {
-        for group in &self.groups {
-            not_negative("Optimizer::step", [("the learning rate", group.lr() * self.lr_scale())])?;
-            group.rule.check()?;
-        }
         let scale = &self.lr_scale;
-        autograd::no_grad(|| self.groups.iter_mut().try_for_each(|group| group.step(scale)))?;
+        self.groups.iter().try_for_each(|group| group.check(scale))?;
+        autograd::no_grad(|| self.groups.iter_mut().try_for_each(|group| group.step(scale, 0..group.members.len())))?;
         self.unscaled = None;
         Ok(())
+    }
+
+    /// Steps one parameter, as [`step`](Self::step) does, if it has a gradient.
+    pub(crate) fn step_at(&mut self, place: Place) -> tenure_tensor::Result<()> {
+        let (group, scale) = (&mut self.groups[place.group], &self.lr_scale);
+        group.check(scale)?;
+        autograd::no_grad(|| group.step(scale, place.member..place.member + 1))
+    }
+
+    /// All parameters, and where they are.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Parameter)> {
+        self.groups.iter().enumerate().flat_map(|(group, of)| {
+            of.members.iter().enumerate().map(move |(member, of)| (Place { group, member }, &of.parameter))
+        })
+    }
+
+    /// Gives what the rules keep into an engine's hands, made if there is none yet: in pieces of so many bytes at most, where
+    /// it is more than `least_bytes`. From now on it leaves memory between steps where a plan says so.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn spill(&mut self, engine: &Engine, least_bytes: usize, piece_bytes: usize) -> Result<()> {
+        let groups = self.groups.iter_mut();
+        autograd::no_grad(|| {
+            groups.into_iter().try_for_each(|Group { members, rule, .. }| {
+                let rule = &**rule;
+                members.iter_mut().try_for_each(|member| member.spill(rule, engine, least_bytes, piece_bytes))
+            })
+        })?;
+        Ok(())
+    }
+
+    /// Whether what the rules keep has been made, of some parameter at least.
+    pub(crate) fn is_prepared(&self) -> bool {
+        self.members().any(|member| !matches!(&member.slots, Slots::Here(slots) if slots.is_empty()))
+    }
+
+    /// Bytes of what the rules keep when all parameters have been stepped.
+    pub fn state_bytes(&self) -> usize {
+        let bytes = |group: &Group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>();
+        self.groups.iter().map(bytes).sum()
     }
 
     /// Makes what the rules keep, which the first step would make.
@@ -180,22 +238,30 @@ impl Optimizer {
         self.unscaled = None;
     }
 
-    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`.
+    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`. What has [left](Self::spill) is copied.
     ///
     /// # Errors
-    /// No memory.
+    /// No memory; what has left cannot come back.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
-        let mut state = Vec::new();
+        self.entries().into_iter().map(|entry| Ok((entry.name, (entry.make)()?))).collect()
+    }
+
+    /// The same, one after the other.
+    pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
+        let mut entries = Vec::new();
         for group in &self.groups {
             for member in group.members.iter().filter(|member| member.steps.get() > 0) {
-                let name = member.parameter.name();
-                state.push((format!("{name}.step"), Tensor::from_slice(&[member.steps.get() as i64], &[])?));
-                for ((slot, _), tensor) in group.rule.slots().iter().zip(&member.slots) {
-                    state.push((format!("{name}.{slot}"), tensor.clone()));
+                let (parameter, steps) = (&member.parameter, member.steps.get() as i64);
+                let name = parameter.name();
+                let make = Box::new(move || Ok(Tensor::from_slice(&[steps], &[])?));
+                entries.push(Entry { name: format!("{name}.step"), sizes: Vec::new(), dtype: DType::I64, make });
+                for (slot, (of, _)) in group.rule.slots().iter().enumerate() {
+                    let (name, make) = (format!("{name}.{of}"), Box::new(move || Ok(member.slot(slot)?)));
+                    entries.push(Entry { name, sizes: parameter.sizes().to_vec(), dtype: parameter.dtype(), make });
                 }
             }
         }
-        Ok(state)
+        entries
     }
 
     /// Goes on from a [`state`](Self::state) of the same rule and parameters. A parameter that is not in it begins.
@@ -260,11 +326,16 @@ impl Group {
         self.lr.set(lr);
     }
 
-    /// Steps all that have a gradient: those at once that a kernel takes at once.
-    fn step(&mut self, scale: &Rate) -> tenure_tensor::Result<()> {
+    fn check(&self, scale: &Rate) -> tenure_tensor::Result<()> {
+        not_negative("Optimizer::step", [("the learning rate", self.lr() * scale.get())])?;
+        self.rule.check()
+    }
+
+    /// Steps those of some members that have a gradient: those at once that a kernel takes at once.
+    fn step(&mut self, scale: &Rate, members: Range<usize>) -> tenure_tensor::Result<()> {
         let (rule, rates) = (&self.rule, [&self.lr, scale]);
         let mut ready = Vec::new();
-        for member in &mut self.members {
+        for member in &mut self.members[members] {
             let Some(grad) = member.parameter.grad() else { continue };
             if member.steps.get() == 0 {
                 member.begin(&**rule)?;
@@ -273,7 +344,13 @@ impl Group {
         }
         while let Some(kind) = ready.first().map(Ready::kind) {
             let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
-            let stepped: Vec<Stepped<'_>> = batch.iter().map(Ready::stepped).collect();
+            ready = rest;
+            let (here, parked): (Vec<_>, Vec<_>) = batch.iter().partition(|ready| ready.parked().is_none());
+            if autograd::is_recomputing() {
+                // A rehearsal: what is parked comes and goes, and nothing changes.
+                parked.into_iter().try_for_each(|ready| ready.step_parked(None))?;
+                continue;
+            }
             let (steps, dtype, device) = kind;
             let numbers = if is_capturing() {
                 let members = batch.iter().map(|ready| ready.member.steps.watch()).collect();
@@ -281,9 +358,12 @@ impl Group {
             } else {
                 Numbers::new(rule.numbers(steps + 1, rates[0].get() * rates[1].get()))
             };
-            rule.kernel().find(device.kind(), dtype)?(&numbers, &stepped)?;
+            let kernel = rule.kernel().find(device.kind(), dtype)?;
+            if !here.is_empty() {
+                kernel(&numbers, &here.into_iter().map(Ready::stepped).collect::<Vec<_>>())?;
+            }
+            parked.into_iter().try_for_each(|ready| ready.step_parked(Some((kernel, &numbers))))?;
             batch.into_iter().try_for_each(Ready::finish)?;
-            ready = rest;
         }
         Ok(())
     }
@@ -297,29 +377,36 @@ struct Ready<'a> {
     grad: Tensor,
     /// In the memory of the parameter and its slots, if that is dense.
     parameter: Tensor,
+    /// None of what is parked.
     slots: Vec<Tensor>,
 }
 
 impl<'a> Ready<'a> {
     fn new(member: &'a mut Member, grad: &Tensor) -> tenure_tensor::Result<Self> {
-        let strides = member.parameter.strides();
-        let mut dims: Vec<isize> = (0..strides.len() as isize).collect();
-        let is_contiguous = member.parameter.is_contiguous();
-        if !is_contiguous {
-            dims.sort_by_key(|dim| Reverse(strides[*dim as usize]));
-        }
+        let (dims, is_contiguous) = (dims_in_memory(&member.parameter), member.parameter.is_contiguous());
         let dense = |tensor: &Tensor| match is_contiguous {
             true => tensor.contiguous(),
             false => tensor.permute(&dims)?.contiguous(),
         };
         let (grad, parameter) = (dense(grad)?, dense(&member.parameter)?);
-        let slots = member.slots.iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
+        let slots = member.slots.here().iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
         Ok(Self { member, dims, grad, parameter, slots })
     }
 
     /// What is the same for all that are stepped at once.
     fn kind(&self) -> (u64, DType, Device) {
         (self.member.steps.get(), self.parameter.dtype(), self.parameter.device())
+    }
+
+    fn parked(&self) -> Option<&Parked> {
+        match &self.member.slots {
+            Slots::Here(_) => None,
+            Slots::Parked(parked) => Some(parked),
+        }
+    }
+
+    fn step_parked(&self, kernel: Option<(StepKernel, &Numbers)>) -> tenure_tensor::Result<()> {
+        self.parked().map_or(Ok(()), |parked| parked.step(kernel, &self.parameter, &self.grad))
     }
 
     fn stepped(&self) -> Stepped<'_> {
@@ -329,8 +416,8 @@ impl<'a> Ready<'a> {
     /// Notes that it was stepped.
     fn finish(self) -> tenure_tensor::Result<()> {
         let Self { member, dims, parameter, slots, .. } = self;
-        for (to, dense) in iter::once(&*member.parameter).chain(&member.slots).zip(iter::once(&parameter).chain(&slots))
-        {
+        let kept = member.slots.here();
+        for (to, dense) in iter::once(&*member.parameter).chain(kept).zip(iter::once(&parameter).chain(&slots)) {
             if !dense.storage().is_alias_of(to.storage()) {
                 to.permute(&dims)?.copy_(dense)?;
             }
@@ -353,10 +440,64 @@ impl Member {
             let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
             return Err(TensorError::argument("Optimizer::step", reason));
         }
-        if self.slots.is_empty() {
-            self.slots = self.make_slots(rule)?;
+        if matches!(&self.slots, Slots::Here(slots) if slots.is_empty()) {
+            self.slots = Slots::Here(self.make_slots(rule)?);
         }
         Ok(())
+    }
+
+    /// Of each slot.
+    fn bytes(&self) -> usize {
+        self.parameter.numel() * self.parameter.dtype().size()
+    }
+
+    /// See [`Optimizer::spill`].
+    fn spill(
+        &mut self,
+        rule: &dyn Rule,
+        engine: &Engine,
+        least_bytes: usize,
+        piece_bytes: usize,
+    ) -> tenure_tensor::Result<()> {
+        let is_dense = self.parameter.permute(&dims_in_memory(&self.parameter))?.is_contiguous();
+        let slots = rule.slots().len();
+        if let Slots::Here(here) = &self.slots
+            && slots > 0
+            && is_dense
+            && slots * self.bytes() >= least_bytes
+        {
+            self.slots = Slots::Parked(self.park(rule, here, engine, piece_bytes)?);
+        }
+        Ok(())
+    }
+
+    /// Slots in pieces, with these values or those that they begin with.
+    fn park(
+        &self,
+        rule: &dyn Rule,
+        values: &[Tensor],
+        engine: &Engine,
+        piece_bytes: usize,
+    ) -> tenure_tensor::Result<Parked> {
+        let (slots, dims) = (rule.slots(), dims_in_memory(&self.parameter));
+        let values = values.iter().map(|slot| slot.permute(&dims)?.contiguous()?.reshape(&[-1]));
+        let values: Vec<Tensor> = values.collect::<tenure_tensor::Result<_>>()?;
+        let (dtype, device) = (self.parameter.dtype(), self.parameter.device());
+        let fill = |slot: usize, elements: Range<usize>| match values.get(slot) {
+            Some(values) => values.narrow(0, elements.start, elements.len()),
+            None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
+        };
+        Parked::new(engine, &self.parameter, slots.len(), piece_bytes, fill)
+    }
+
+    fn slot(&self, slot: usize) -> tenure_tensor::Result<Tensor> {
+        let parked = match &self.slots {
+            Slots::Here(slots) => return Ok(slots[slot].clone()),
+            Slots::Parked(parked) => parked,
+        };
+        let whole = self.parameter.empty_like()?;
+        whole.permute(&dims_in_memory(&whole))?.reshape(&[-1])?.copy_(&parked.whole(slot)?)?;
+        Ok(whole)
     }
 
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
@@ -368,11 +509,11 @@ impl Member {
     }
 
     /// The steps and slots that it had.
-    fn read(&self, rule: &dyn Rule, source: &dyn Source) -> Result<(u64, Vec<Tensor>)> {
+    fn read(&self, rule: &dyn Rule, source: &dyn Source) -> Result<(u64, Slots)> {
         let name = self.parameter.name();
         let step = format!("{name}.step");
         if source.sizes(&step).is_none() {
-            return Ok((0, Vec::new()));
+            return Ok((0, self.slots_like(rule, Vec::new())?));
         }
         let slots = self.make_slots(rule)?;
         for ((slot, _), tensor) in rule.slots().iter().zip(&slots) {
@@ -386,8 +527,35 @@ impl Member {
         }
         let made = source.tensor(&step)?.item_scalar()?.to_i64();
         let wrong = |_| TensorError::argument("Optimizer::load", format!("{step} is {made}: no number of steps"));
-        Ok((u64::try_from(made).map_err(wrong)?, slots))
+        Ok((u64::try_from(made).map_err(wrong)?, self.slots_like(rule, slots)?))
     }
+
+    /// Slots with these values, or none yet, where it has its own.
+    fn slots_like(&self, rule: &dyn Rule, values: Vec<Tensor>) -> tenure_tensor::Result<Slots> {
+        Ok(match &self.slots {
+            Slots::Here(_) => Slots::Here(values),
+            Slots::Parked(parked) => Slots::Parked(self.park(rule, &values, parked.engine(), parked.piece_bytes())?),
+        })
+    }
+}
+
+impl Slots {
+    fn here(&self) -> &[Tensor] {
+        match self {
+            Self::Here(slots) => slots,
+            Self::Parked(_) => &[],
+        }
+    }
+}
+
+/// The dimensions of a tensor in the order in which they are in its memory.
+fn dims_in_memory(tensor: &Tensor) -> Vec<isize> {
+    let strides = tensor.strides();
+    let mut dims: Vec<isize> = (0..strides.len() as isize).collect();
+    if !tensor.is_contiguous() {
+        dims.sort_by_key(|dim| Reverse(strides[*dim as usize]));
+    }
+    dims
 }
 
 /// Refuses numbers, by name, that are below 0 or not finite.

@@ -6,20 +6,26 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use tenure_core::{Layout, Site, Storage};
-use tenure_device::{Stream, memory};
-use tenure_offload::{Engine, Find, Id, Input, OffloadError, Pass, Recompute, Saved, StepReport};
+use tenure_offload::{Engine, Find, Id, Input, OffloadError, Pass, ProfileError, Recompute, Saved, StepReport};
 use tenure_tensor::autograd::{Ingredient, Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure_tensor::{AutogradError, DType, Device, Tensor, TensorError, Writes};
 
 use super::{TrainError, captured};
 use crate::data::Tensors;
-use crate::{Module, Result};
+use crate::offload::{self, stream};
+use crate::optim::Optimizer;
+use crate::{Error as AnyError, Module, Result};
+
+/// An optimizer's state comes and goes in so many parts of a budget.
+const PIECES: u64 = 64;
 
 /// Has an engine look after what a model saves.
 pub(super) struct Saving {
     engine: Engine,
     /// Storages of the model, by rank: they stay anyway.
     stays: Arc<HashSet<usize>>,
+    /// Whether the optimizer's state leaves memory too, and parameters are stepped in backward.
+    spills_state: bool,
 }
 
 /// A tensor that was saved.
@@ -33,7 +39,23 @@ enum Packed {
 impl Saving {
     pub(super) fn new(engine: Engine, model: &dyn Module) -> Self {
         let stays = model.state().into_iter().map(|(_, tensor)| tensor.storage().rank()).collect();
-        Self { engine, stays: Arc::new(stays) }
+        Self { engine, stays: Arc::new(stays), spills_state: false }
+    }
+
+    pub(super) fn spills_state(&self) -> bool {
+        self.spills_state
+    }
+
+    /// The optimizer's state leaves memory too, from now on.
+    pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer) -> Result<()> {
+        if !optimizer.is_prepared() {
+            // Pieces leave as others are made.
+            self.engine.enforce().map_err(failed)?;
+        }
+        let (least, budget) = (self.engine.least_bytes(), self.engine.budget_bytes().unwrap_or(0));
+        optimizer.spill(&self.engine, least as usize, least.max(budget / PIECES) as usize)?;
+        self.spills_state = true;
+        Ok(())
     }
 
     pub(super) fn engine(&self) -> &Engine {
@@ -86,7 +108,8 @@ impl Saving {
             let (device, dtype) = (tensor.device(), tensor.dtype());
             let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
             let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
-            let saved = engine.save(tensor.storage(), version, stream(device).as_ref(), again, name).map_err(told)?;
+            let saved =
+                engine.save(tensor.storage(), version, dtype, stream(device).as_ref(), again, name).map_err(told)?;
             let Some(saved) = saved else { return Ok(kept()) };
             let (layout, writes) = (tensor.layout().clone(), tensor.writes());
             Ok(Packed::Held { saved, layout, dtype, device, writes, version })
@@ -143,12 +166,6 @@ impl Recompute for Again {
     }
 }
 
-/// In whose order a device computes for the calling thread.
-fn stream(device: Device) -> Option<Stream> {
-    let memory = memory::installed(device.index().into()).filter(|_| !device.is_cpu());
-    memory.map(|memory| memory.streams().current())
-}
-
 /// Refuses what was written to since it was saved.
 fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_tensor::Result<()> {
     let found = writes.count();
@@ -161,7 +178,13 @@ fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_t
 
 /// To autograd.
 fn told(error: OffloadError) -> TensorError {
-    AutogradError::Other { node: "a tensor saved for backward".into(), reason: error.to_string() }.into()
+    offload::told("a tensor saved for backward", error)
+}
+
+/// Whether no plan would have kept to the budget.
+pub(super) fn is_too_small(error: &AnyError) -> bool {
+    let AnyError::Train(TrainError::Budget(error)) = error else { return false };
+    matches!(**error, OffloadError::Profile(ProfileError::TooSmall { .. }))
 }
 
 fn failed(error: OffloadError) -> crate::Error {

@@ -3,6 +3,7 @@
 mod budget;
 mod captured;
 mod history;
+mod in_backward;
 mod memory;
 mod parallel;
 mod task;
@@ -28,7 +29,7 @@ pub use task::{Classification, Score, Task};
 use crate::checkpoint::{Checkpoint, CheckpointError, Progress};
 use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
-use crate::{Result, purpose};
+use crate::{Parameter, Result, purpose};
 
 pub use tenure_offload::{Pass, StepReport};
 
@@ -79,6 +80,8 @@ pub struct Trainer<T: Task, D: Dataset> {
     captured: Option<CapturedStep<T::Batch>>,
     /// Keeps steps within a budget of memory.
     saving: Option<Saving>,
+    /// A step failed when some parameters were stepped.
+    is_torn: bool,
 }
 
 /// How far a run goes, and how.
@@ -153,6 +156,12 @@ pub enum TrainError {
     /// A budget of memory is not kept.
     #[error(transparent)]
     Budget(#[from] Arc<OffloadError>),
+    /// Within a budget that the optimizer's state left memory for.
+    #[error(
+        "a step of the run failed when some of the parameters were stepped, and it cannot go on from here: go on from a \
+         checkpoint"
+    )]
+    Torn,
     /// A device of a run on several failed, or its thread panicked.
     #[error("{device}: {message}")]
     OnDevice {
@@ -193,8 +202,24 @@ where
     /// A run that has not begun. The optimizer has the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
         let (history, warm) = (Vec::new(), Kind::new());
-        let (step, epoch, batch, batches, captured, rank, saving) = (0, 0, 0, None, None, None, None);
-        Self { task, loader, optimizer, plan, step, epoch, batch, batches, history, warm, captured, rank, saving }
+        let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
+        let (saving, is_torn) = (None, false);
+        Self {
+            task,
+            loader,
+            optimizer,
+            plan,
+            step,
+            epoch,
+            batch,
+            batches,
+            history,
+            warm,
+            captured,
+            rank,
+            saving,
+            is_torn,
+        }
     }
 
     /// Keeps steps within the engine's budget: what they save for backward leaves the memory that they compute in, and
@@ -232,6 +257,34 @@ where
     /// # Errors
     /// As of [`step`](Self::step); there is no [engine](Self::within); no plan keeps to the budget.
     pub fn rehearse(&mut self, pass: Pass) -> Result<StepReport> {
+        if pass == Pass::Plain {
+            return self.pass(pass);
+        }
+        // Without the optimizer's state, which is the last to leave: it comes and goes in each step.
+        if let Some(saving) = &self.saving
+            && !saving.spills_state()
+            && saving.engine().budget_bytes().is_none_or(|budget| self.stays_bytes() <= budget)
+        {
+            match self.pass(pass) {
+                Err(error) if budget::is_too_small(&error) => {}
+                rehearsed => return rehearsed,
+            }
+        }
+        if let Some(saving) = &mut self.saving {
+            saving.spill_state(&mut self.optimizer)?;
+        }
+        self.pass(pass)
+    }
+
+    /// What is in memory at the end of backward, where nothing of it may leave: parameters, gradients, and the optimizer's
+    /// state.
+    fn stays_bytes(&self) -> u64 {
+        let bytes = |parameter: &Parameter| parameter.numel() * parameter.dtype().size();
+        (2 * self.optimizer.parameters().map(bytes).sum::<usize>() + self.optimizer.state_bytes()) as u64
+    }
+
+    /// A pass of a [rehearsal](Self::rehearse).
+    fn pass(&mut self, pass: Pass) -> Result<StepReport> {
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
         let Some(saving) = &self.saving else {
@@ -239,10 +292,14 @@ where
         };
         let mut pass = || {
             saving.engine().forget();
+            let (task, optimizer, clip_norm) = (&self.task, &mut self.optimizer, self.plan.clip_norm);
             let rehearsed = saving.step(&mut batch, pass, |batch| {
                 rehearse(|| {
-                    let loss = purpose::forward(|| self.task.loss(batch))?;
-                    Ok(purpose::backward(&loss)?)
+                    let loss = purpose::forward(|| task.loss(batch))?;
+                    match saving.spills_state() {
+                        true => in_backward::step(optimizer, saving.engine(), clip_norm, &loss),
+                        false => Ok(purpose::backward(&loss)?),
+                    }
                 })
             });
             self.optimizer.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
@@ -294,6 +351,9 @@ where
     pub fn step(&mut self) -> Result<Option<Step>> {
         if self.step >= self.plan.steps {
             return Ok(None);
+        }
+        if self.is_torn {
+            return Err(TrainError::Torn.into());
         }
         let made = match &self.rank {
             Some(rank) if rank.leads() => self.make_step_of_all(),
@@ -360,7 +420,7 @@ where
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, progress.epoch, progress.batch);
-        (self.history, self.batches) = (history, None);
+        (self.history, self.batches, self.is_torn) = (history, None, false);
         self.forget_capture();
         self.resume_others(path)
     }
@@ -438,8 +498,9 @@ where
     fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory, Option<StepReport>)> {
         self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
         if let Some(saving) = self.saving.take() {
+            let spills_state = saving.spills_state().then(|| saving.engine());
             let made = saving.step(&mut batch, Pass::Budgeted, |batch| {
-                let (loss, known) = self.work(batch, &mut meter)?;
+                let (loss, known) = self.work(batch, &mut meter, spills_state)?;
                 known.map_or_else(|| self.value(&loss), Ok)
             });
             self.saving = Some(saving);
@@ -447,7 +508,7 @@ where
             return Ok((loss, meter.finish().with_peak(report.peak_bytes), Some(report)));
         }
         if !self.plan.is_captured || !self.is_warm(&mut batch)? {
-            let (loss, known) = self.work(&batch, &mut meter)?;
+            let (loss, known) = self.work(&batch, &mut meter, None)?;
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
             let memory = meter.finish();
             if self.captured.is_some() {
@@ -462,7 +523,7 @@ where
                 step
             }
             None => {
-                let (captured, (loss, _)) = Captured::new(self.device(), || self.work(&batch, &mut meter))?;
+                let (captured, (loss, _)) = Captured::new(self.device(), || self.work(&batch, &mut meter, None))?;
                 CapturedStep { captured, batch, loss, memory: meter.finish() }
             }
         };
@@ -491,16 +552,27 @@ where
         (self.warm, self.captured) = (Kind::new(), None);
     }
 
-    /// Forward, backward, and the parameters' step. The loss, and its value where that is known early.
-    fn work(&mut self, batch: &T::Batch, meter: &mut Meter) -> Result<(Tensor, Option<f32>)> {
+    /// Forward, backward, and the parameters' step, behind backward or in it. The loss, and its value where that is known early.
+    fn work(
+        &mut self,
+        batch: &T::Batch,
+        meter: &mut Meter,
+        spills_state: Option<&Engine>,
+    ) -> Result<(Tensor, Option<f32>)> {
         let loss = purpose::forward(|| self.task.loss(batch))?;
         meter.look();
         // Of a device it is read when all is put on its stream: the one time that a step waits.
         let known = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
-        purpose::backward(&loss)?;
+        if let Some(engine) = spills_state {
+            self.is_torn = true;
+            in_backward::step(&mut self.optimizer, engine, self.plan.clip_norm, &loss)?;
+            self.is_torn = false;
+        } else {
+            purpose::backward(&loss)?;
+            meter.look();
+            self.update()?;
+        }
         let loss = loss.detach();
-        meter.look();
-        self.update()?;
         meter.look();
         self.optimizer.zero_grad();
         Ok((loss, known))

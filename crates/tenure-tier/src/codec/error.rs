@@ -46,5 +46,8 @@ pub enum CodecError {
 
 /// There is no codec of that name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no codec {0:?}: none, zeros and planes lose nothing, fp16 and csr-fp16 round f32 to f16")]
+#[error(
+    "there is no codec {0:?}: none, zeros and planes lose nothing, nor does auto, which chooses among them; fp16 and \
+     csr-fp16 round f32 to f16"
+)]
 pub struct UnknownCodec(pub(super) String);

@@ -16,6 +16,7 @@
 //! in any order by anyone: the kernels of [`cuda`] write and read the same bytes.
 
 mod bits;
+mod coding;
 pub mod cuda;
 mod error;
 mod gain;
@@ -31,6 +32,8 @@ use std::str::FromStr;
 
 use tenure_core::DType;
 
+pub use coding::{Choice, Coding};
+pub(crate) use coding::{LOSSLESS, Speeds};
 pub use error::{CodecError, UnknownCodec};
 pub use gain::{Gain, choose};
 pub use stream::{Jobs, Reader, Writer, max_bytes, sequential};
@@ -110,6 +113,21 @@ pub struct Encoded {
     pub raw_bytes: usize,
     /// Bytes of the stream.
     pub bytes: usize,
+}
+
+impl Encoded {
+    /// Parts as one, whose codec is that of most bytes; of equals, the first.
+    pub(crate) fn of_all(parts: impl Iterator<Item = Self>) -> Self {
+        let mut all = Self { codec: Codec::None, raw_bytes: 0, bytes: 0 };
+        let mut by_codec = [0; Codec::ALL.len()];
+        for part in parts {
+            by_codec[part.codec as usize] += part.raw_bytes;
+            all.raw_bytes += part.raw_bytes;
+            all.bytes += part.bytes;
+        }
+        let most = Codec::ALL.into_iter().rev().max_by_key(|codec| by_codec[*codec as usize]);
+        Self { codec: most.unwrap_or_default(), ..all }
+    }
 }
 
 /// Appends a tensor, encoded by the calling thread alone. [`Writer`] takes more threads, and any memory.

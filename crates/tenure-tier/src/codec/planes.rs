@@ -136,7 +136,8 @@ impl<T: Float> BlockCodec for Planes<T> {
         for (low, element) in low.chunks_exact_mut(2).zip(&elements) {
             element.split().1.put(low);
         }
-        let (planes, found) = into.split_at_mut(PLANE * usize::from(code.bits));
+        // A block that somebody wrote to since it was measured is of no use to anybody, but must not end who encodes it.
+        let Some((planes, found)) = into.split_at_mut_checked(PLANE * usize::from(code.bits)) else { return };
         let mut found = found.iter_mut();
         each_one(&bitmap(&codes, |exponent| exponent <= code.floor), |at| {
             if let Some(found) = found.next() {
@@ -179,5 +180,34 @@ impl<T: Float> BlockCodec for Planes<T> {
         }
         store(&elements, block);
         Some(HEAD + rest.len() + code.bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::halves::{CsrFp16, Fp16};
+    use crate::codec::zeros::Zeros;
+
+    /// Encodes a block into what another one needs.
+    fn changed<C: BlockCodec>(block: &[u8], other: &[u8]) {
+        let length = C::measure(other).min(other.len());
+        C::encode(block, &mut vec![0; length]);
+    }
+
+    #[test]
+    fn a_block_that_changes_after_it_was_measured_ends_nobody() {
+        let noise: Vec<u8> = (0_u32..BLOCK as u32).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
+        let one: Vec<u8> = (0..BLOCK).flat_map(|i| f32::from(i == 7).to_le_bytes()).collect();
+        let ones = 1_f32.to_le_bytes().repeat(BLOCK);
+        let several: Vec<u8> = (0..BLOCK as i32).flat_map(|i| 2_f32.powi(i % 8).to_le_bytes()).collect();
+        for (block, other) in [(&noise, &one), (&one, &noise), (&several, &ones), (&ones, &several)] {
+            changed::<Planes<u32>>(block, other);
+            changed::<Planes<u16>>(&block[..2 * BLOCK], &other[..2 * BLOCK]);
+            changed::<Zeros<u32>>(block, other);
+            changed::<Zeros<u8>>(&block[..BLOCK], &other[..BLOCK]);
+            changed::<Fp16>(block, other);
+            changed::<CsrFp16>(block, other);
+        }
     }
 }

@@ -10,19 +10,19 @@ pub(crate) mod tests;
 mod transfer;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, process, thread};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_alloc::Arena;
-use tenure_core::Unforked;
+use tenure_core::{DType, Unforked};
 
 pub use error::DiskError;
 pub use transfer::Ticket;
 
 use crate::TierError;
+use crate::codec::{Choice, Codec, Coding, Encoded, LOSSLESS, Speeds};
 pub(crate) use engine::{Direction, end};
 use engine::{Engine, Threads};
 use file::ExtentFile;
@@ -88,6 +88,7 @@ struct Shared {
     /// Children that were forked lock it too, when they drop what they have.
     extents: Unforked<Extents>,
     state: Mutex<State>,
+    speeds: Speeds,
     /// There is something to copy, or nothing will be any more.
     work: Condvar,
 }
@@ -106,15 +107,24 @@ struct Extents {
 struct Piece {
     file: usize,
     offset: u64,
+    /// As they were.
     bytes: usize,
-    /// CRC-32, once it is written.
-    checksum: AtomicU32,
+    /// As it lies there, once that is known.
+    written: OnceLock<Written>,
+}
+
+/// What became of a piece in a file.
+struct Written {
+    codec: Codec,
+    bytes: usize,
+    /// CRC-32.
+    checksum: u32,
 }
 
 impl Piece {
-    /// As it lies in its file.
+    /// As it lies in its file: what is encoded is shorter than the room that it has.
     fn whole_blocks(&self) -> usize {
-        self.bytes.next_multiple_of(BLOCK)
+        self.written.get().map_or(self.bytes, |written| written.bytes).next_multiple_of(BLOCK)
     }
 }
 
@@ -127,6 +137,7 @@ pub struct Spilled {
 struct Stored {
     name: String,
     bytes: u64,
+    coding: Coding,
     pieces: Vec<Piece>,
     shared: Arc<Shared>,
 }
@@ -147,6 +158,14 @@ impl Spilled {
     pub fn bytes(&self) -> u64 {
         self.stored.bytes
     }
+
+    /// What became of them: the codec is that of most.
+    pub fn encoded(&self) -> Encoded {
+        Encoded::of_all(self.stored.pieces.iter().filter_map(|piece| {
+            let Written { codec, bytes, .. } = *piece.written.get()?;
+            Some(Encoded { codec, raw_bytes: piece.bytes, bytes })
+        }))
+    }
 }
 
 impl fmt::Debug for Spilled {
@@ -162,6 +181,8 @@ pub struct DiskStatistics {
     pub free_bytes: u64,
     /// Bytes written, in whole blocks.
     pub written_bytes: u64,
+    /// As many as those were before they were encoded.
+    pub raw_bytes: u64,
     /// Bytes read, in whole blocks.
     pub read_bytes: u64,
     /// Time in which anything was being written.
@@ -218,6 +239,7 @@ impl Disk {
             options,
             extents: Unforked::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
             state: Mutex::new(State::new(chunks)),
+            speeds: Speeds::default(),
             work: Condvar::new(),
         });
         let mut running = Running { shared, copiers: Vec::new(), process: process::id() };
@@ -238,12 +260,25 @@ impl Disk {
         name: impl Into<String>,
         source: impl AsRef<[u8]> + Send + 'static,
     ) -> Result<Ticket<Spilled>, DiskError> {
+        self.write_encoded(name, source, Coding::NONE)
+    }
+
+    /// The same, by a codec: each piece of a megabyte alone, in the memory that it passes through anyway.
+    ///
+    /// # Errors
+    /// As of [`write`](Self::write): what it takes is set aside as if nothing got smaller.
+    pub fn write_encoded(
+        &self,
+        name: impl Into<String>,
+        source: impl AsRef<[u8]> + Send + 'static,
+        coding: Coding,
+    ) -> Result<Ticket<Spilled>, DiskError> {
         let (shared, name, source) = (&self.running.shared, name.into(), Box::new(source));
         self.expect_threads(&name)?;
         let bytes = (*source).as_ref();
         let (start, length) = (bytes.as_ptr().cast_mut(), bytes.len());
         let pieces = shared.take_extents(&name, length)?;
-        let stored = Arc::new(Stored { name, bytes: length as u64, pieces, shared: Arc::clone(shared) });
+        let stored = Arc::new(Stored { name, bytes: length as u64, coding, pieces, shared: Arc::clone(shared) });
         let transfer = Transfer::new(Direction::Out, &stored, start, source);
         shared.begin(&transfer, &stored);
         Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
@@ -268,6 +303,33 @@ impl Disk {
         let transfer = Transfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
         self.running.shared.begin(&transfer, &spilled.stored);
         Ok(Ticket::new(transfer, buffer))
+    }
+
+    /// By what such bytes would be encoded as things are, and what would become of each of them: by a small sample.
+    pub fn sample(&self, raw: &[u8], coding: Coding) -> (Codec, f64) {
+        let Shared { state, speeds, .. } = &*self.running.shared;
+        let bandwidth = state.lock().bandwidth();
+        let codec = coding.codec(raw, speeds, bandwidth);
+        (codec, coding.sampled_ratio(codec, raw))
+    }
+
+    /// Has codecs that lose nothing encode something and decode it, so that their speeds are known.
+    ///
+    /// # Errors
+    /// As of what it does.
+    pub(crate) fn probe_codecs(&self, name: &str) -> Result<(), DiskError> {
+        let sparse = |number: u32| {
+            let mixed = number.wrapping_mul(0x9e37_79b9);
+            // As many are 0 as are from 1 to 2.
+            if mixed >> 31 == 0 { 0.0_f32 } else { 1.0 + (mixed & 0xff_ffff) as f32 / (1 << 24) as f32 }
+        };
+        let raw: Arc<[u8]> = (0..2 * CHUNK as u32 / 4).flat_map(|number| sparse(number).to_le_bytes()).collect();
+        for codec in LOSSLESS {
+            let coding = Coding { choice: Choice::Codec(codec), dtype: DType::F32, is_beside: true };
+            let spilled = self.write_encoded(name, Arc::clone(&raw), coding)?.wait()?;
+            self.read(&spilled, vec![0; raw.len()])?.wait()?;
+        }
+        Ok(())
     }
 
     fn expect_threads(&self, name: &str) -> Result<(), DiskError> {
@@ -295,8 +357,10 @@ impl Disk {
             let extents = extents.lock();
             (extents.free.iter().map(Arena::free_bytes).sum(), extents.day.1)
         };
-        let [(read_bytes, reading), (written_bytes, writing)] = state.lock().moved();
-        DiskStatistics { free_bytes, written_bytes, read_bytes, writing, reading, today_bytes }
+        let state = state.lock();
+        let [(read_bytes, reading), (written_bytes, writing)] = state.moved();
+        let raw_bytes = written_bytes + state.saved_bytes;
+        DiskStatistics { free_bytes, written_bytes, raw_bytes, read_bytes, writing, reading, today_bytes }
     }
 }
 
@@ -332,7 +396,7 @@ impl Shared {
         for begin in (0..bytes).step_by(CHUNK) {
             let bytes = (bytes - begin).min(CHUNK);
             match extents.take(bytes) {
-                Some((file, offset)) => pieces.push(Piece { file, offset, bytes, checksum: AtomicU32::new(0) }),
+                Some((file, offset)) => pieces.push(Piece { file, offset, bytes, written: OnceLock::new() }),
                 None => {
                     extents.give_back(&pieces);
                     let free = extents.free.iter().map(Arena::free_bytes).sum();

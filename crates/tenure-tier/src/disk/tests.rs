@@ -151,6 +151,25 @@ fn a_changed_bit_is_an_error_that_names_the_tensor_and_the_folder() {
 }
 
 #[test]
+fn a_changed_bit_of_what_was_encoded_is_an_error_too() {
+    let (_folders, paths) = folders(1);
+    let disk = with_threads(&paths, 8 << 20);
+    let coding = Coding { choice: Choice::Codec(Codec::Zeros), dtype: DType::F32, is_beside: false };
+    let raw: Vec<u8> = (0..CHUNK as u32 / 2).flat_map(|i| (i % 2 * i).to_le_bytes()).collect();
+    let spilled = disk.write_encoded("layer.1/out#0", raw, coding).unwrap().wait().unwrap();
+    assert_eq!(spilled.encoded().codec, Codec::Zeros);
+    let offset = spilled.stored.pieces[1].offset;
+    let file = &disk.running.shared.files[0];
+    let mut block = Memory::chunks(1).unwrap().remove(0);
+    for place in [2, 77, 2000] {
+        file.file.read_exact_at(&mut block.bytes_mut()[..BLOCK], offset).unwrap();
+        block.bytes_mut()[place] ^= 4;
+        file.file.write_all_at(&block.bytes()[..BLOCK], offset).unwrap();
+        assert!(matches!(read(&disk, &spilled).unwrap_err(), DiskError::Changed { .. }));
+    }
+}
+
+#[test]
 fn a_file_that_was_cut_is_an_error() {
     let (_folders, paths) = folders(1);
     for disk in [Disk::open(&paths, options(8 << 20)).unwrap(), with_threads(&paths, 8 << 20)] {

@@ -9,8 +9,9 @@ use std::{fmt, io, mem, slice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::engine::{Direction, Request};
-use super::staging::{CHUNK, Chunk};
-use super::{DiskError, Piece, Shared, Stored};
+use super::staging::{BLOCK, CHUNK, Chunk};
+use super::{DiskError, Piece, Shared, Stored, Written};
+use crate::codec::{self, Codec, Speeds, Writer, sequential};
 
 /// All of something, on its way.
 pub(super) struct Transfer {
@@ -128,27 +129,46 @@ impl Part {
         unsafe { self.transfer.start.add(self.number * CHUNK) }
     }
 
-    /// Out of memory into a chunk, with a checksum.
-    fn fill(&self, chunk: &mut Chunk) {
+    /// Out of memory into a chunk, encoded if that makes it smaller, with a checksum.
+    fn fill(&self, chunk: &mut Chunk, speeds: &Speeds, link_bytes_per_second: f64) {
         let piece = self.piece();
         // SAFETY: the owner keeps them, and nobody changes them.
-        let bytes = unsafe { slice::from_raw_parts(self.memory(), piece.bytes) };
-        let (filled, rest) = chunk.bytes_mut()[..piece.whole_blocks()].split_at_mut(piece.bytes);
-        filled.copy_from_slice(bytes);
-        rest.fill(0);
-        piece.checksum.store(crc32fast::hash(filled), Ordering::Release);
+        let raw = unsafe { slice::from_raw_parts(self.memory(), piece.bytes) };
+        let coding = &self.stored.coding;
+        let codec = match coding.codec(raw, speeds, link_bytes_per_second) {
+            Codec::None => None,
+            codec => speeds.encode(codec, raw.len(), || {
+                let writer = Writer::new(codec, coding.dtype, raw, &sequential);
+                let bytes = writer.encoded().bytes;
+                let is_smaller = bytes.next_multiple_of(BLOCK) < raw.len();
+                is_smaller.then(|| writer.write(&mut chunk.bytes_mut()[..bytes], &sequential)).map(|()| (codec, bytes))
+            }),
+        };
+        let (codec, bytes) = codec.unwrap_or_else(|| {
+            chunk.bytes_mut()[..raw.len()].copy_from_slice(raw);
+            (Codec::None, raw.len())
+        });
+        let checksum = crc32fast::hash(&chunk.bytes()[..bytes]);
+        chunk.bytes_mut()[bytes..bytes.next_multiple_of(BLOCK)].fill(0);
+        // A piece is filled once.
+        let _ = piece.written.set(Written { codec, bytes, checksum });
     }
 
     /// Out of a chunk into memory, if it is what was written.
-    fn empty(&self, chunk: &Chunk) -> bool {
+    fn empty(&self, chunk: &Chunk, speeds: &Speeds) -> bool {
         let piece = self.piece();
-        let bytes = &chunk.bytes()[..piece.bytes];
-        let is_same = crc32fast::hash(bytes) == piece.checksum.load(Ordering::Acquire);
-        if is_same {
-            // SAFETY: the owner keeps them, and nobody else touches this piece of them.
-            unsafe { slice::from_raw_parts_mut(self.memory(), bytes.len()) }.copy_from_slice(bytes);
+        let Some(written) = piece.written.get() else { unreachable!("what is read was written") };
+        let bytes = &chunk.bytes()[..written.bytes];
+        if crc32fast::hash(bytes) != written.checksum {
+            return false;
         }
-        is_same
+        // SAFETY: the owner keeps them, and nobody else touches this piece of them.
+        let raw = unsafe { slice::from_raw_parts_mut(self.memory(), piece.bytes) };
+        match written.codec {
+            Codec::None => raw.copy_from_slice(bytes),
+            codec => return speeds.decode(codec, raw.len(), || codec::decode(bytes, raw).is_ok()),
+        }
+        true
     }
 
     fn has_failed(&self) -> bool {
@@ -189,6 +209,8 @@ pub(super) struct State {
     /// The engine carries out nothing any more.
     is_broken: bool,
     flows: [Flow; 2],
+    /// Bytes that were not written since what was to be written got smaller.
+    pub(super) saved_bytes: u64,
     /// Nothing is added any more.
     pub(super) is_closed: bool,
 }
@@ -228,6 +250,7 @@ impl State {
             unfinished: 0,
             is_broken: false,
             flows: Default::default(),
+            saved_bytes: 0,
             is_closed: false,
         }
     }
@@ -236,6 +259,12 @@ impl State {
     pub(super) fn moved(&self) -> [(u64, Duration); 2] {
         let busy = |flow: &Flow| flow.busy + flow.since.map_or(Duration::ZERO, |since| since.elapsed());
         self.flows.each_ref().map(|flow| (flow.bytes, busy(flow)))
+    }
+
+    /// Bytes a second on the slower way; a gigabyte if nobody knows.
+    pub(super) fn bandwidth(&self) -> f64 {
+        let known = self.moved().into_iter().filter(|(bytes, busy)| *bytes > 0 && !busy.is_zero());
+        known.map(|(bytes, busy)| bytes as f64 / busy.as_secs_f64()).min_by(f64::total_cmp).unwrap_or(1e9)
     }
 }
 
@@ -304,6 +333,9 @@ impl Shared {
         let mut state = self.state.lock();
         let moved = if result.is_ok() { part.piece().whole_blocks() } else { 0 };
         state.flows[direction as usize].end(moved);
+        if direction == Direction::Out && moved > 0 {
+            state.saved_bytes += (part.piece().bytes.next_multiple_of(BLOCK) - moved) as u64;
+        }
         match (direction, result, chunk) {
             (Direction::In, Ok(()), Some(chunk)) => {
                 state.tasks.push_back((part, chunk));
@@ -333,14 +365,15 @@ impl Shared {
         let mut state = self.state.lock();
         loop {
             if let Some((part, mut chunk)) = state.tasks.pop_front() {
+                let bandwidth = state.bandwidth();
                 drop(state);
                 let error = match part.transfer.direction {
                     _ if part.has_failed() => Err(None),
                     Direction::Out => {
-                        part.fill(&mut chunk);
+                        part.fill(&mut chunk, &self.speeds, bandwidth);
                         Ok(())
                     }
-                    Direction::In if part.empty(&chunk) => Err(None),
+                    Direction::In if part.empty(&chunk, &self.speeds) => Err(None),
                     Direction::In => Err(Some(self.changed(&part))),
                 };
                 state = self.state.lock();

@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tenure_device::pinned::{PinnedBuffer, PinnedError};
 use tenure_device::{DriverError, Event};
 
 use super::bytes::{Bytes, Part};
 use super::link::Copy;
 use super::stored::{Held, Piece, Pinned, Place, Progress};
-use super::{DeviceSide, MoverError, Shared, memory_error, pinned};
+use super::{DeviceSide, MoverError, Shared, pinned};
 use crate::DiskError;
+use crate::codec::Coding;
 
 /// What is on its way to disk.
 #[derive(Default)]
@@ -23,12 +25,13 @@ pub(super) struct Departures {
 struct Departure {
     shared: Arc<Shared>,
     bytes: u64,
+    coding: Coding,
 }
 
 impl Departure {
-    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
+    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize, coding: Coding) -> Self {
         leaving.bytes += bytes as u64;
-        Self { shared: Arc::clone(shared), bytes: bytes as u64 }
+        Self { shared: Arc::clone(shared), bytes: bytes as u64, coding }
     }
 }
 
@@ -39,34 +42,37 @@ impl Drop for Departure {
     }
 }
 
+/// Bytes on a device, until they are out, or their stream comes behind that.
+pub(super) type Source = Arc<Mutex<Option<Arc<Bytes>>>>;
+
 /// What becomes of something stored.
-pub(super) type Pieces = (Vec<Arc<Piece>>, Arc<Progress>);
+pub(super) struct Departing {
+    pub(super) pieces: Vec<Arc<Piece>>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) source: Source,
+}
 
 impl Shared {
     /// From a device to memory where it stays.
-    pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Pieces, MoverError> {
-        let (ready, is_foreign) = side.leave(name, &source)?;
+    pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Departing, MoverError> {
+        let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
         let room = |bytes: usize| match side.pool.allocate(bytes) {
             Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.leaving.lock())),
             allocated => allocated.map_err(pinned(name)),
         };
         let with_room = |part: Part| Ok((room(part.count)?, part));
         let mut parts =
-            Arc::new(source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
+            Arc::clone(&source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
         // SAFETY: the buffers are nobody else's, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
         let stream = side.outward.stream.id();
-        let mut kept = Vec::new();
-        let pieces = parts.into_iter().map(|(buffer, part)| {
-            kept.push(part);
-            Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), stream)))
-        });
-        let pieces = pieces.collect();
-        if is_foreign {
-            side.departures.when_passed(Arc::clone(&event), move |_| drop(kept));
-        }
-        Ok((pieces, Progress::new(0, Some(event))))
+        let pieces = parts
+            .into_iter()
+            .map(|(buffer, _)| Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), stream))))
+            .collect();
+        let source = side.keep(source, &event);
+        Ok(Departing { pieces, progress: Progress::new(0, Some(event)), source })
     }
 
     /// From a device through memory to a disk, piece by piece.
@@ -75,31 +81,32 @@ impl Shared {
         side: &DeviceSide,
         name: &str,
         source: Bytes,
-    ) -> Result<Pieces, MoverError> {
-        let (ready, is_foreign) = side.leave(name, &source)?;
-        let parts = Arc::new(source).pieces(self.piece_bytes);
+        coding: Coding,
+    ) -> Result<Departing, MoverError> {
+        let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
+        let parts = Arc::clone(&source).pieces(self.piece_bytes);
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        for part in parts {
+        let mut pass = |part: Part| {
             let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
             progress.mark(&event);
-            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
+            let departure = Departure::new(self, &mut self.leaving.lock(), part.count, coding);
             let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
             let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());
             pieces.push(piece);
-            let kept = is_foreign.then_some(part);
-            side.departures.when_passed(event, move |passed| {
-                drop(kept);
-                departure.copied(passed, &weak, progress, name);
-            });
-        }
-        Ok((pieces, progress))
+            side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, name));
+            Ok(())
+        };
+        let passed = parts.into_iter().try_for_each(&mut pass);
+        // Also if not all of them pass.
+        let source = progress.event().map(|event| side.keep(source, &event)).unwrap_or_default();
+        passed.map(|()| Departing { pieces, progress, source })
     }
 
     /// From the host's memory to a disk.
-    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes) -> Pieces {
+    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes, coding: Coding) -> Departing {
         let parts = Arc::new(source).pieces(self.piece_bytes);
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
         for part in parts {
@@ -108,13 +115,13 @@ impl Shared {
             if is_full(&mut leaving) {
                 self.stalls.disk_write.wait(|| self.left.wait_while(&mut leaving, is_full));
             }
-            let departure = Departure::new(self, &mut leaving, part.count);
+            let departure = Departure::new(self, &mut leaving, part.count, coding);
             drop(leaving);
             let piece = Piece::new(Held::Host(part));
             pieces.push(Arc::clone(&piece));
             departure.write(piece, Arc::clone(&progress), name.to_owned());
         }
-        (pieces, progress)
+        Departing { pieces, progress, source: Source::default() }
     }
 
     /// Pinned memory for a piece to pass through: waits as long as what is on its way to disk makes room.
@@ -147,12 +154,22 @@ impl Shared {
 }
 
 impl DeviceSide {
-    /// What comes before the bytes may leave, and whether somebody else frees them, and must not before they have.
-    fn leave(&self, name: &str, source: &Bytes) -> Result<(Event, bool), MoverError> {
+    /// What comes before the bytes may leave.
+    fn leave(&self, name: &str, source: &Bytes) -> Result<Event, MoverError> {
         let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
-        let ready = self.mark(name, stream)?;
-        let outward = self.outward.stream.id();
-        Ok((ready, !self.memory.record_use(source.address(), outward).map_err(memory_error(name))?))
+        self.mark(name, stream)
+    }
+
+    /// Keeps what leaves until an event has passed, unless it is [released](Stored::lead_to) before.
+    fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Source {
+        let source = Arc::new(Mutex::new(Some(source)));
+        let kept = Arc::clone(&source);
+        self.departures.when_passed(Arc::clone(event), move |_| {
+            let source = kept.lock().take();
+            // It may be freed here, when nothing is locked.
+            drop(source);
+        });
+        source
     }
 }
 
@@ -184,6 +201,7 @@ impl Departure {
             unreachable!("only what is in memory goes to a disk, if there is one")
         };
         shared.stalls.disk_write.add_transfer();
+        let coding = self.coding;
         let written = move |result: Result<_, DiskError>| {
             let result = match result {
                 Ok(spilled) => {
@@ -200,7 +218,7 @@ impl Departure {
             drop((piece, self));
             progress.step(|| result);
         };
-        match disk.write(name, held.raw()) {
+        match disk.write_encoded(name, held.raw(), coding) {
             Ok(ticket) => {
                 drop(held);
                 ticket.then(written);

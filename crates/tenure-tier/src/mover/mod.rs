@@ -27,8 +27,9 @@ pub use link::{LinkStatistics, Links};
 pub use stored::Stored;
 
 use crate::Disk;
+use crate::codec::Coding;
 use arrival::{Coming, Read, Reads};
-use departure::Departures;
+use departure::{Departing, Departures};
 use link::{CopyStream, Tally, Way};
 use stored::{Inner, Place, Progress};
 use watcher::Watcher;
@@ -189,19 +190,36 @@ impl Mover {
         source: Bytes,
         destination: Destination,
     ) -> Result<Stored, MoverError> {
+        self.store_encoded(name, source, destination, Coding::NONE)
+    }
+
+    /// The same; what goes to a disk is encoded on its way there, by who copies it, in memory that it passes through
+    /// anyway.
+    ///
+    /// # Errors
+    /// As of [`store`](Self::store).
+    pub fn store_encoded(
+        &self,
+        name: impl Into<String>,
+        source: Bytes,
+        destination: Destination,
+        coding: Coding,
+    ) -> Result<Stored, MoverError> {
         let (shared, name, bytes) = (&self.shared, name.into(), source.count());
         shared.expect_device(&name, &source)?;
         if destination == Destination::Disk && shared.disk.is_none() {
             return Err(MoverError::NoPlace { name, place: "disk" });
         }
-        let (pieces, progress) = match (&shared.side, destination) {
-            _ if bytes == 0 => (Vec::new(), Progress::new(0, None)),
+        let Departing { pieces, progress, source } = match (&shared.side, destination) {
+            _ if bytes == 0 => {
+                Departing { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() }
+            }
             (Some(side), Destination::Host) => shared.store_pinned(side, &name, source)?,
-            (Some(side), Destination::Disk) => shared.store_through(side, &name, source)?,
-            (None, Destination::Disk) => shared.store_host(&name, source),
+            (Some(side), Destination::Disk) => shared.store_through(side, &name, source, coding)?,
+            (None, Destination::Disk) => shared.store_host(&name, source, coding),
             (None, Destination::Host) => return Err(MoverError::NoPlace { name, place: "pinned memory" }),
         };
-        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress }) })
+        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress, source }) })
     }
 
     /// Begins to fetch what was stored, any number of times, into as many bytes: those on a device are written to behind
@@ -243,7 +261,7 @@ impl Mover {
     }
 
     /// Moves some bytes out and back, so that [`links`](Self::links) has bandwidths before there is anything to move:
-    /// through the disk, if there is one.
+    /// through the disk, if there is one, and then its codecs are tried too.
     ///
     /// # Errors
     /// As of what it does.
@@ -252,7 +270,8 @@ impl Mover {
         let destination = if self.shared.disk.is_some() { Destination::Disk } else { Destination::Host };
         let stored = self.store(name, self.scratch(name)?, destination)?;
         stored.wait()?;
-        self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()
+        self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
+        self.shared.disk.as_ref().map_or(Ok(()), |disk| disk.probe_codecs(name)).map_err(MoverError::disk)
     }
 
     /// Bytes that nobody needs.

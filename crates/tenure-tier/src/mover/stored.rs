@@ -9,8 +9,10 @@ use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
 use super::MoverError;
-use super::bytes::{Part, Raw};
+use super::bytes::{Bytes, Part, Raw};
+use super::departure::Source;
 use crate::Spilled;
+use crate::codec::Encoded;
 
 /// Bytes that the mover has, under the name that errors tell. Clones are one; the last that is dropped makes room.
 #[derive(Clone)]
@@ -24,6 +26,7 @@ pub(super) struct Inner {
     pub(super) pieces: Vec<Arc<Piece>>,
     /// Of those that go to disk.
     pub(super) progress: Arc<Progress>,
+    pub(super) source: Source,
 }
 
 impl Stored {
@@ -46,14 +49,35 @@ impl Stored {
         self.inner.pieces.iter().map(of).sum()
     }
 
+    /// What became of those that are on a disk.
+    pub fn encoded(&self) -> Encoded {
+        Encoded::of_all(self.inner.pieces.iter().filter_map(|piece| match &*piece.place.lock() {
+            Place::Disk(spilled) => Some(spilled.encoded()),
+            Place::Memory(_) | Place::Lost(_) => None,
+        }))
+    }
+
     /// Makes later work of a stream wait, on the device, until the bytes have been read: it may write to what they were
-    /// stored from.
+    /// stored from. If it is their own stream, what they were stored from is let go of at once, and freed in its order.
     ///
     /// # Errors
     /// Failures of the driver.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
         let event = self.inner.progress.event();
-        event.map_or(Ok(()), |event| event.wait(stream)).map_err(MoverError::driver(self.name()))
+        event.map_or(Ok(()), |event| event.wait(stream)).map_err(MoverError::driver(self.name()))?;
+        self.release(|source| source.stream() == Some(stream));
+        Ok(())
+    }
+
+    /// Whether it keeps what it was stored from: until its bytes are out, or on a device [before](Self::lead_to).
+    pub fn keeps_source(&self) -> bool {
+        let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
+        self.inner.source.lock().is_some() || self.inner.pieces.iter().any(is_host)
+    }
+
+    /// Whether it is where it was to go, and nothing went wrong on the way.
+    pub fn is_settled(&self) -> bool {
+        self.inner.progress.is_settled()
     }
 
     /// Waits until it is where it was to go. It can be fetched before.
@@ -63,7 +87,16 @@ impl Stored {
     /// one of the device it is lost.
     pub fn wait(&self) -> Result<(), MoverError> {
         let event = self.inner.progress.wait()?;
-        event.map_or(Ok(()), |event| event.synchronize()).map_err(MoverError::driver(self.name()))
+        event.map_or(Ok(()), |event| event.synchronize()).map_err(MoverError::driver(self.name()))?;
+        self.release(|_| true);
+        Ok(())
+    }
+
+    /// What it was stored from is behind that for whoever frees it.
+    fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
+        let source = self.inner.source.lock().take_if(|source| is_behind(source));
+        // It may be freed here, when nothing is locked.
+        drop(source);
     }
 }
 
@@ -211,6 +244,12 @@ impl Progress {
 
     pub(super) fn is_over(&self) -> bool {
         self.state.lock().left == 0
+    }
+
+    fn is_settled(&self) -> bool {
+        let state = self.state.lock();
+        let is_passed = || state.event.as_ref().is_none_or(|event| matches!(event.query(), Ok(true)));
+        state.left == 0 && state.error.is_none() && is_passed()
     }
 
     /// Behind all copies that were put on the stream, if there is any, whatever else went wrong.

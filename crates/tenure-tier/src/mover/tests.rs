@@ -134,6 +134,25 @@ fn expect_peace(memory: Memory) {
 }
 
 #[test]
+fn what_goes_out_is_freed_in_the_order_of_its_stream_by_who_comes_behind_it() {
+    for memory in memories() {
+        let mover = mover(Some(memory), None);
+        let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
+        let stream = memory.streams().current();
+        let before = allocated();
+        let stored = store(&mover, memory, MIB + 3, 7, Destination::Host).unwrap();
+        stored.lead_to(&stream).unwrap();
+        // The host has waited for nothing, and there is room.
+        assert!(!stored.keeps_source() && allocated() == before);
+        let other = filled(memory, MIB + 3, 99);
+        assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB + 3, 7));
+        assert!(read(memory, &other) == expected(MIB + 3, 99));
+        drop((stored, other, mover));
+        expect_peace(memory);
+    }
+}
+
+#[test]
 fn what_goes_out_comes_back_though_its_memory_is_used_again() {
     for memory in memories() {
         let (_folders, disk) = disk();

@@ -40,6 +40,8 @@ pub(super) enum Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Bytes,
+    /// Bytes a second.
+    Bandwidth,
     Ms,
     /// Something without a unit.
     Number,
@@ -91,6 +93,7 @@ impl Unit {
     fn show(self, value: f64) -> String {
         match self {
             Self::Bytes => Bytes(value as u64).to_string(),
+            Self::Bandwidth => format!("{}/s", Bytes(value as u64)),
             Self::Ms => Micros(value * 1e3).to_string(),
             Self::Number => format!("{value:.3}"),
         }
@@ -102,6 +105,7 @@ impl Unit {
             Self::Bytes => {
                 &[(1e18, " EB"), (1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]
             }
+            Self::Bandwidth => &[(1e12, " TB/s"), (1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s"), (1.0, " B/s")],
             Self::Ms => &[(1e3, " s"), (1.0, " ms"), (1e-3, " µs")],
             Self::Number => &[(1.0, "")],
         }
@@ -110,7 +114,7 @@ impl Unit {
     /// The finest step of an axis.
     fn finest(self) -> f64 {
         match self {
-            Self::Bytes => 1.0,
+            Self::Bytes | Self::Bandwidth => 1.0,
             Self::Ms => 1e-3,
             Self::Number => 1e-6,
         }
@@ -226,7 +230,7 @@ impl Chart {
         for series in &self.series {
             let label = match series.draw {
                 Draw::Stacked => series.name.clone(),
-                Draw::Line | Draw::Area if self.unit == Unit::Bytes => {
+                Draw::Line | Draw::Area if matches!(self.unit, Unit::Bytes | Unit::Bandwidth) => {
                     format!("{}, peak {}", series.name, self.unit.show(series.peak()))
                 }
                 Draw::Line | Draw::Area => series.name.clone(),

@@ -10,6 +10,7 @@ mod history;
 mod html;
 mod learning;
 mod memory;
+mod offload;
 mod page;
 mod svg;
 mod training;

@@ -2,10 +2,12 @@
 
 use tenure_core::Tag;
 use tenure_nn::train::{Moment, Recording, Step, TagBytes};
+use tenure_offload::StepRecord;
 
 use super::chart::{Chart, Draw, Series, Span, Unit};
 use super::history::BINS;
 use super::html::{self, document, figure, row, section, table};
+use super::offload;
 use crate::units::{Bytes, Percent};
 
 /// What tags are called, in the order in which they are stacked: what stays comes first.
@@ -26,18 +28,25 @@ pub struct TrainingReport<'a> {
     facts: &'a [(&'static str, String)],
     steps: &'a [Step],
     recorded: Option<(u64, Recording)>,
+    offload: Option<(u64, StepRecord)>,
 }
 
 impl<'a> TrainingReport<'a> {
     /// A report called `title` on a run of these steps. `facts` say how it was made, and what came of it.
     pub fn new(title: &'a str, facts: &'a [(&'static str, String)], steps: &'a [Step]) -> Self {
-        Self { title, facts, steps, recorded: None }
+        Self { title, facts, steps, recorded: None, offload: None }
     }
 
     /// The same, with what memory did during one step.
     #[must_use]
     pub fn with_step(self, number: u64, recording: Recording) -> Self {
         Self { recorded: Some((number, recording)), ..self }
+    }
+
+    /// The same, with what keeping to a budget took in one step.
+    #[must_use]
+    pub fn with_offload(self, number: u64, record: StepRecord) -> Self {
+        Self { offload: Some((number, record)), ..self }
     }
 
     /// The whole report: one HTML file.
@@ -80,6 +89,9 @@ impl<'a> TrainingReport<'a> {
                  update uses those up.",
             );
             sections.push(section(&title, text, &figure(&self.during(*number, recording))));
+        }
+        if let Some((number, record)) = &self.offload {
+            sections.extend(offload::sections(self.title, *number, record));
         }
         sections.push(section(
             "Step time",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use tenure::tensor::Device;
+use tenure::tier::codec::Choice;
 use tenure_device::memory;
 
 use super::budget::PlannerName;
@@ -45,8 +46,10 @@ from its checkpoint on any number of devices with as many steps of an epoch.
 The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\":[...],\"step_ms_median\",\
 \"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was most; \
 accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --budget, there are also \
-\"budget_bytes\",\"resident_bytes\" (what the process grew by), \"spilled_bytes\",\"recomputed_us\",\"stall_us\" (medians over \
-steps), \"read_bytes\",\"written_bytes\" (of disks, in all), \"compression\",\"tiers\". With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
+\"budget_bytes\"; \"resident_bytes\", what the process grew by; of a step, medians: \"spilled_bytes\",\"recomputed_us\",\
+\"stall_us\"; of all steps: \"unplanned\", moves that no plan asked for, and \"read_bytes\",\"written_bytes\" of disks; \
+\"codec\",\"is_lossy\"; \"compression\", bytes that went to disk for each that was written there; and \"tiers\":\
+{\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, bytes per second as measured. With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
 
 On the CPU, --problem writes what the third step allocates as a problem, for which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
 
@@ -106,7 +109,8 @@ pub(crate) struct TrainArgs {
     /// one in the current directory]
     #[arg(long, value_name = "FILE")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Write a page with loss, memory and step time
+    /// Write a page with loss, memory and step time; with --budget, also where bytes were in a step, what links carried,
+    /// and what was kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
     /// Keep to so many bytes of the device's memory, everything included, or to a share of what a step takes without
@@ -122,6 +126,10 @@ pub(crate) struct TrainArgs {
     /// Who plans what is spilled, and when
     #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
     pub(super) planner: PlannerName,
+    /// What makes it smaller on its way to a disk: none; zeros or planes, which lose nothing; auto, which is one of these
+    /// where measurements say that it saves time; or fp16 or csr-fp16, which round f32 to f16, so that losses are others
+    #[arg(long, requires = "budget", default_value_t = Choice::Auto, value_name = "NAME")]
+    pub(super) codec: Choice,
     /// On the CPU, write what a step allocates as a problem, for `tenure plan`
     #[arg(long, value_name = "FILE.json")]
     pub(super) problem: Option<PathBuf>,

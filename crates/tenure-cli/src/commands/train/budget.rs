@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tenure::nn::train::{Pass, Step, Trainer};
 use tenure::offload::{Engine, Link, Memory, Options};
 use tenure::plan::Planner;
 #[cfg(feature = "milp")]
 use tenure::plan::planner::Milp;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
-use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
+use tenure::tier::codec::Choice;
+use tenure::tier::{self, Disk, DiskOptions, DiskStatistics, Mover, MoverOptions};
 use tenure::units::{Bytes, Micros};
 
 use super::Examples;
@@ -23,8 +24,8 @@ use crate::resident;
 
 /// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
 const STAGING_BYTES: usize = 8 << 20;
-/// What has fewer bytes is kept.
-const LEAST_BYTES: u64 = 1 << 20;
+/// What has fewer bytes is kept: on a device; and on the CPU, where they are worth more.
+const LEAST_BYTES: [u64; 2] = [1 << 20, 128 << 10];
 /// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
 const MOST_SPILLED: u64 = 64 << 30;
 /// How long a planner may think.
@@ -63,6 +64,8 @@ pub(super) struct Budget {
     staging_bytes: u64,
     /// Of this process, before there was a model.
     resident_bytes: u64,
+    /// What the disk did before the first step.
+    disk: DiskStatistics,
 }
 
 /// What it took to keep to a budget: of a step, the median over steps; of disks, all steps.
@@ -74,9 +77,14 @@ pub(super) struct Offloaded {
     spilled_bytes: u64,
     recomputed_us: u64,
     stall_us: u64,
+    /// Of all steps: moves that no plan asked for.
+    unplanned: u64,
     read_bytes: u64,
     written_bytes: u64,
-    /// Bytes that went out, for each that was stored.
+    #[serde(serialize_with = "by_name")]
+    codec: Choice,
+    is_lossy: bool,
+    /// Bytes that went to disk, for each that was written there.
     compression: f64,
     tiers: BTreeMap<String, TierUse>,
 }
@@ -115,9 +123,12 @@ impl Budget {
         let planning =
             PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: args.seed };
         let (links, planner) = (Link::of(&mover), args.planner.planner());
-        let options = Options { least_bytes: LEAST_BYTES, links, planner, planning };
+        let options = Options { least_bytes: LEAST_BYTES[usize::from(args.device.is_cpu())], links, planner, planning };
+        let engine = Engine::new(memory, mover, options);
+        engine.set_codec(args.codec);
         let staging_bytes = if args.device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
-        Ok(Some(Self { engine: Engine::new(memory, mover, options), bytes: 0, staging_bytes, resident_bytes }))
+        let disk = DiskStatistics::default();
+        Ok(Some(Self { engine, bytes: 0, staging_bytes, resident_bytes, disk }))
     }
 
     /// Has a run keep to it: a plain step is measured first, or one within the budget, so that one that is too small is
@@ -132,7 +143,6 @@ impl Budget {
         match budget {
             FastBytes::Bytes(bytes) => {
                 self.set(bytes);
-                run.rehearse(Pass::Budgeted)?;
             }
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
@@ -146,9 +156,15 @@ impl Budget {
                 );
             }
         }
+        run.rehearse(Pass::Budgeted)?;
         self.engine.enforce()?;
+        self.disk = self.disk_now();
         resident::forget_most();
         Ok(run)
+    }
+
+    fn disk_now(&self) -> DiskStatistics {
+        self.engine.mover().disk().map(Disk::statistics).unwrap_or_default()
     }
 
     fn set(&mut self, bytes: u64) {
@@ -161,7 +177,9 @@ impl Budget {
         let reports: Vec<_> = history.iter().filter_map(|step| step.offload).collect();
         let of =
             |figure: fn(&tenure::nn::train::StepReport) -> f64| median(reports.iter().map(figure).collect()) as u64;
-        let links = self.engine.mover().links();
+        let (before, after, codec) = (self.disk, self.disk_now(), self.engine.codec());
+        let [written_bytes, raw_bytes] =
+            [after.written_bytes - before.written_bytes, after.raw_bytes - before.raw_bytes];
         let tiers = Link::of(self.engine.mover()).into_iter().map(|(link, _)| {
             let Link { name, out_bandwidth, back_bandwidth, .. } = link;
             (name, TierUse { out_bandwidth, back_bandwidth })
@@ -170,12 +188,14 @@ impl Budget {
             budget_bytes: self.bytes,
             resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
             spilled_bytes: of(|report| report.spilled_bytes as f64),
-            // Nothing is computed again yet.
             recomputed_us: of(|report| report.recomputed.as_micros() as f64),
             stall_us: of(|report| report.stalled.as_micros() as f64),
-            read_bytes: links.disk_read.bytes,
-            written_bytes: links.disk_write.bytes,
-            compression: 1.0,
+            unplanned: reports.iter().map(|report| report.unplanned).sum(),
+            read_bytes: after.read_bytes - before.read_bytes,
+            written_bytes,
+            codec,
+            is_lossy: codec.is_lossy(),
+            compression: if written_bytes == 0 { 1.0 } else { raw_bytes as f64 / written_bytes as f64 },
             tiers: tiers.collect(),
         }
     }
@@ -192,9 +212,22 @@ impl Offloaded {
         let tier = |(name, TierUse { out_bandwidth, back_bandwidth }): (&String, &TierUse)| {
             format!("{name} {}/s out, {}/s back", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
         };
+        let recomputed = Micros(self.recomputed_us as f64);
+        facts.extend((self.recomputed_us > 0).then(|| ("Recomputed", format!("what takes {recomputed} a step"))));
+        if self.codec != Choice::default() {
+            let lossy = if self.is_lossy { ", which is lossy: losses are others than without" } else { "" };
+            facts.push(("Codec", format!("{}{lossy}; {:.2} times smaller on disk", self.codec, self.compression)));
+        }
+        if self.unplanned > 0 {
+            facts.push(("Unplanned", format!("{} moves, since there was no room otherwise", self.unplanned)));
+        }
         facts.push(("Spilled to", self.tiers.iter().map(tier).collect::<Vec<_>>().join("; ")));
         facts
     }
+}
+
+fn by_name<S: Serializer>(codec: &Choice, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(codec)
 }
 
 /// Memory to move bytes of a device through, and to keep them in; of the host, those that are on their way.

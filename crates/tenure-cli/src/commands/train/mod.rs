@@ -134,7 +134,7 @@ fn make_steps<D: Examples>(
 ) -> nn::Result<()> {
     while !output::is_interrupted() {
         let Some(step) = run.step()? else { break };
-        watch.step(&step);
+        watch.step(&step, run.engine());
         if let Err(error) = memory.step() {
             watch.complain(&error);
         }

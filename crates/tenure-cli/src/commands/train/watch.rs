@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use tenure::nn::train::{Recorder, Recording, Step, Trainer};
+use tenure::offload::{Engine, StepRecord, StepRecorder};
 use tenure::prelude::Tag;
 use tenure::report::TrainingReport;
 use tenure::tensor::Device;
@@ -34,6 +35,9 @@ pub(super) struct Watch {
     device: Device,
     recorder: Option<Recorder>,
     recording: Option<(u64, Recording)>,
+    /// Of the same step, with a budget.
+    offload_recorder: Option<StepRecorder>,
+    offload: Option<(u64, StepRecord)>,
     /// The step of the last checkpoint that was written.
     pub(super) saved: Option<usize>,
     /// Something could not be written, or found out. The run went on.
@@ -52,13 +56,15 @@ impl Watch {
             device: args.device,
             recorder: None,
             recording: None,
+            offload_recorder: None,
+            offload: None,
             saved: None,
             has_failed: false,
         })
     }
 
-    /// A step was made.
-    pub(super) fn step(&mut self, step: &Step) {
+    /// A step was made, within the budget of an engine if there is one.
+    pub(super) fn step(&mut self, step: &Step, engine: Option<&Engine>) {
         self.steps += 1;
         let loss = self
             .smooth_loss
@@ -71,8 +77,13 @@ impl Watch {
         if let Some(recorder) = self.recorder.take() {
             self.recording = Some((step.number, recorder.finish()));
         }
+        if let Some(recorder) = self.offload_recorder.take() {
+            self.offload = Some((step.number, recorder.finish()));
+        }
         if self.report.is_some() && self.steps + 1 == RECORDED {
-            self.recorder = Some(Recorder::begin(Duration::from_secs_f64(step.elapsed_ms / 1e3 / LOOKS), self.device));
+            let interval = Duration::from_secs_f64(step.elapsed_ms / 1e3 / LOOKS);
+            self.recorder = Some(Recorder::begin(interval, self.device));
+            self.offload_recorder = engine.map(|engine| StepRecorder::begin(engine, interval));
         }
     }
 
@@ -116,6 +127,9 @@ impl Watch {
         let mut report = TrainingReport::new(outcome.title(), &outcome.facts, history);
         if let Some((step, recording)) = self.recording.take() {
             report = report.with_step(step, recording);
+        }
+        if let Some((step, record)) = self.offload.take() {
+            report = report.with_offload(step, record);
         }
         let html = report.html();
         if let Err(error) = output::write(path, |out| out.write_all(html.as_bytes())) {

@@ -1,4 +1,4 @@
-// Sums of squares, in double precision: of each block's chunk, or `TOTAL`, of all blocks.
+// Sums of squares, in double precision: of each block's chunk, or `TOTAL`, of each tensor's.
 
 #define WARP 32
 
@@ -13,25 +13,23 @@ DEVICE double sum_of_block(double sum) {
     return sum;
 }
 
-#if TOTAL
 struct Params {
-    u64 total, parts, count;
-};
-
-extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
-    const double* const parts = (const double*)p.parts;
-    double sum = 0;
-#pragma unroll 4
-    for (u64 at = threadIdx.x; at < p.count; at += THREADS) sum += parts[at];
-    sum = sum_of_block(sum);
-    if (threadIdx.x == 0) *(double*)p.total += sum;
-}
-#else
-struct Params {
-    u64 parts;
+    u64 sums, parts;
     Tensors tensors;
 };
 
+#if TOTAL
+extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
+    const Tensor& tensor = p.tensors.of[blockIdx.x];
+    const double* const parts = (const double*)p.parts + tensor.first;
+    const u64 count = (tensor.n + p.tensors.chunk - 1) / p.tensors.chunk;
+    double sum = 0;
+#pragma unroll 4
+    for (u64 at = threadIdx.x; at < count; at += THREADS) sum += parts[at];
+    sum = sum_of_block(sum);
+    if (threadIdx.x == 0) ((double*)p.sums)[blockIdx.x] = sum;
+}
+#else
 extern "C" __global__ void __launch_bounds__(THREADS) kernel(const __grid_constant__ Params p) {
     const Tensor& tensor = p.tensors.of[tensor_of_block(p.tensors)];
     const u64 begin = (blockIdx.x - tensor.first) * p.tensors.chunk, rest = tensor.n - begin;

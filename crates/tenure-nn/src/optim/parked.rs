@@ -1,0 +1,104 @@
+//! What rules keep, in pieces that leave memory between their uses.
+
+use std::ops::Range;
+
+use tenure_core::{Layout, Storage, Tag};
+use tenure_offload::{Engine, OffloadError, Resident};
+use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
+
+use super::{Numbers, StepKernel, Stepped};
+use crate::offload::{self, stream};
+use crate::{Parameter, purpose};
+
+/// The slots of a parameter, in an engine's hands.
+pub(super) struct Parked {
+    engine: Engine,
+    dtype: DType,
+    device: Device,
+    /// For each element.
+    slots: usize,
+    piece_bytes: usize,
+    pieces: Vec<Piece>,
+}
+
+/// Some elements of all slots, those of one after those of the one before, in the order of the parameter's memory.
+struct Piece {
+    elements: Range<usize>,
+    resident: Resident,
+}
+
+impl Parked {
+    /// Pieces of so many bytes at most, filled from what a slot has at some elements.
+    pub(super) fn new(
+        engine: &Engine,
+        parameter: &Parameter,
+        slots: usize,
+        piece_bytes: usize,
+        fill: impl Fn(usize, Range<usize>) -> Result<Tensor>,
+    ) -> Result<Self> {
+        let (dtype, device) = (parameter.dtype(), parameter.device());
+        let step = (piece_bytes / (slots * dtype.size())).max(1);
+        let mut parked = Self { engine: engine.clone(), dtype, device, slots, piece_bytes, pieces: Vec::new() };
+        for start in (0..parameter.numel()).step_by(step) {
+            let elements = start..parameter.numel().min(start + step);
+            let _purpose = purpose::enter(Tag::OptimizerState, parameter.name(), "state");
+            let piece = Tensor::empty(&[slots, elements.len()], dtype, device)?;
+            for slot in 0..slots {
+                piece.select(0, slot as isize)?.copy_(&fill(slot, elements.clone())?)?;
+            }
+            let name = format!("{}'s optimizer state", parameter.name());
+            let storage = piece.storage().clone();
+            drop(piece);
+            let resident = engine.keep(storage, dtype, stream(device).as_ref(), name);
+            parked.pieces.push(Piece { elements, resident });
+        }
+        Ok(parked)
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// At most.
+    pub(super) fn piece_bytes(&self) -> usize {
+        self.piece_bytes
+    }
+
+    /// Steps a parameter, piece by piece; without a kernel, its pieces only come and go.
+    pub(super) fn step(&self, kernel: Option<(StepKernel, &Numbers)>, parameter: &Tensor, grad: &Tensor) -> Result<()> {
+        let (parameter, grad, stream) = (parameter.reshape(&[-1])?, grad.reshape(&[-1])?, stream(self.device));
+        for Piece { elements, resident } in &self.pieces {
+            let storage = self.engine.lend(resident, stream.as_ref()).map_err(told)?;
+            let stepped = kernel.map_or(Ok(()), |(kernel, numbers)| {
+                let part = |tensor: &Tensor| tensor.narrow(0, elements.start, elements.len());
+                let (parameter, grad, slots) = (part(&parameter)?, part(&grad)?, self.views(&storage, elements.len())?);
+                kernel(numbers, &[Stepped { parameter: &parameter, grad: &grad, slots: &slots }])
+            });
+            self.engine.give_back(resident, storage, stream.as_ref()).map_err(told)?;
+            stepped?;
+        }
+        Ok(())
+    }
+
+    /// A slot's elements, in the order of the parameter's memory.
+    pub(super) fn whole(&self, slot: usize) -> Result<Tensor> {
+        let count = self.pieces.last().map_or(0, |last| last.elements.end);
+        let whole = Tensor::empty(&[count], self.dtype, self.device)?;
+        for Piece { elements, resident } in &self.pieces {
+            let storage = self.engine.look_at(resident, stream(self.device).as_ref()).map_err(told)?;
+            let to = whole.narrow(0, elements.start, elements.len())?;
+            to.copy_(&self.views(&storage, elements.len())?[slot])?;
+        }
+        Ok(whole)
+    }
+
+    /// Each slot's part of a piece.
+    fn views(&self, storage: &Storage, elements: usize) -> Result<Vec<Tensor>> {
+        let piece = Tensor::from_storage(storage.clone(), Layout::contiguous(&[self.slots, elements])?, self.dtype)?;
+        (0..self.slots).map(|slot| piece.select(0, slot as isize)).collect()
+    }
+}
+
+fn told(error: OffloadError) -> TensorError {
+    offload::told("an optimizer's state", error)
+}

@@ -1,0 +1,138 @@
+//! Parameters are stepped while backward goes on, where memory is short: a gradient is used as soon as it is whole, and
+//! gone then. If all must be known before any is used, they leave memory and come back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_core::{Layout, Tag};
+use tenure_offload::{Engine, OffloadError, Saved};
+use tenure_tensor::autograd::{HookHandle, no_grad};
+use tenure_tensor::{DType, Device, Tensor, TensorError};
+
+use crate::offload::{self, stream};
+use crate::optim::{self, Clip, Optimizer, Place, Sgd};
+use crate::{Parameter, Result, purpose};
+
+/// Backward from a loss, and a step of the parameters. Their gradients are gone then.
+pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
+    let Some(max_norm) = clip_norm else {
+        let step = |optimizer: &mut Optimizer, place, parameter: &Parameter| {
+            optimizer.step_at(place)?;
+            parameter.set_grad(None)?;
+            Ok(())
+        };
+        let _lent = Lent::new(optimizer, step)?;
+        return Ok(purpose::backward(loss)?);
+    };
+    let gone = Arc::new(Mutex::new(BTreeMap::new()));
+    let (into, to) = (Arc::clone(&gone), engine.clone());
+    let lent = Lent::new(optimizer, move |_, place, parameter| {
+        let grad = Gone::take(&to, parameter)?;
+        into.lock().extend(grad.map(|grad| (place, grad)));
+        Ok(())
+    })?;
+    purpose::backward(loss)?;
+    drop(lent);
+    let gone = std::mem::take(&mut *gone.lock());
+    step_clipped(optimizer, engine, max_norm, gone)
+}
+
+/// Steps all parameters by gradients that are brought down to a norm together.
+fn step_clipped(
+    optimizer: &mut Optimizer,
+    engine: &Engine,
+    max_norm: f64,
+    mut gone: BTreeMap<Place, Gone>,
+) -> Result<()> {
+    let mut squares: Vec<_> = gone.values().map(|gone| (gone.kind, gone.squares.clone())).collect();
+    // In the order in which they are added up where all gradients are there.
+    squares.sort_by_key(|(kind, _)| *kind);
+    let squares: Vec<Tensor> = squares.into_iter().map(|(_, squares)| squares).collect();
+    let clip = Clip::new(&no_grad(|| optim::total_of(&squares))?, max_norm)?;
+    let places: Vec<_> = optimizer.places().map(|(place, parameter)| (place, parameter.clone())).collect();
+    // Those of the first came last, and are still there.
+    for (place, parameter) in places {
+        let Some(grad) = gone.remove(&place) else { continue };
+        grad.give_back(engine, &parameter)?;
+        clip.scale([&parameter])?;
+        optimizer.step_at(place)?;
+        parameter.set_grad(None)?;
+    }
+    Ok(())
+}
+
+/// What backward made for a parameter.
+struct Gone {
+    squares: Tensor,
+    kind: optim::Kind,
+    /// None if the parameter has it.
+    saved: Option<(Arc<Saved>, Layout, DType, Device)>,
+}
+
+impl Gone {
+    /// Takes the gradient of a parameter away, unless it is small.
+    fn take(engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<Option<Self>> {
+        let Some(grad) = parameter.grad() else { return Ok(None) };
+        let dense = no_grad(|| grad.contiguous())?;
+        let squares = no_grad(|| optim::squares_of_each(std::slice::from_ref(&dense)))?;
+        drop(dense);
+        let (kind, device, dtype, layout) = (optim::kind(&grad), grad.device(), grad.dtype(), grad.layout().clone());
+        let name = || format!("the gradient of {}", parameter.name());
+        let _purpose = purpose::enter(Tag::Gradient, parameter.name(), "");
+        let saved =
+            engine.save(grad.storage(), grad.version(), dtype, stream(device).as_ref(), None, name).map_err(told)?;
+        let saved = saved.map(|saved| (saved, layout, dtype, device));
+        if saved.is_some() {
+            parameter.set_grad(None)?;
+        }
+        Ok(Some(Self { squares, kind, saved }))
+    }
+
+    fn give_back(self, engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<()> {
+        let Some((saved, layout, dtype, device)) = self.saved else { return Ok(()) };
+        let storage = engine.need(&saved, stream(device).as_ref()).map_err(told)?;
+        parameter.set_grad(Some(Tensor::from_storage(storage, layout, dtype)?))?;
+        Ok(())
+    }
+}
+
+/// An optimizer in the hands of hooks of its parameters, as long as it lives.
+struct Lent<'a> {
+    owner: &'a mut Optimizer,
+    /// None when it is given back.
+    optimizer: Arc<Mutex<Option<Optimizer>>>,
+    hooks: Vec<HookHandle>,
+}
+
+impl<'a> Lent<'a> {
+    /// Calls `then` when the gradient of a parameter is whole.
+    fn new(
+        owner: &'a mut Optimizer,
+        then: impl Fn(&mut Optimizer, Place, &Parameter) -> tenure_tensor::Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let places: Vec<_> = owner.places().map(|(place, parameter)| (place, parameter.clone())).collect();
+        let optimizer = std::mem::replace(owner, Optimizer::new(Vec::new(), 0.0, Sgd::default()));
+        let mut lent = Self { owner, optimizer: Arc::new(Mutex::new(Some(optimizer))), hooks: Vec::new() };
+        let then = Arc::new(then);
+        for (place, parameter) in places.into_iter().filter(|(_, parameter)| parameter.requires_grad()) {
+            let (optimizer, then, own) = (Arc::clone(&lent.optimizer), Arc::clone(&then), parameter.clone());
+            let whole = move |_: &Tensor| optimizer.lock().as_mut().map_or(Ok(()), |lent| then(lent, place, &own));
+            lent.hooks.push(parameter.register_post_accumulate_grad_hook(whole)?);
+        }
+        Ok(lent)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.hooks.iter().for_each(HookHandle::remove);
+        if let Some(optimizer) = self.optimizer.lock().take() {
+            *self.owner = optimizer;
+        }
+    }
+}
+
+fn told(error: OffloadError) -> TensorError {
+    offload::told("a gradient", error)
+}

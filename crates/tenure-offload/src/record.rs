@@ -1,0 +1,201 @@
+//! What became of what a step saved, and where bytes were meanwhile, for who looks at it later.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use tenure_tier::codec::Encoded;
+use tenure_tier::{Destination, Disk};
+
+use crate::Engine;
+use crate::engine::State;
+
+/// What was seen of one step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepRecord {
+    /// What was saved, the first first.
+    pub saved: Vec<SavedRecord>,
+    /// Where bytes were, the earliest first.
+    pub moments: Vec<TierMoment>,
+    /// What the memory may hold.
+    pub budget_bytes: Option<u64>,
+    /// How long it was looked at.
+    pub elapsed_us: u64,
+}
+
+/// What became of something that was saved. Times are since the record began, in microseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedRecord {
+    /// What it is called.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// When it was saved.
+    pub saved_us: u64,
+    /// When it went, and where.
+    pub spilled: Option<(u64, Destination)>,
+    /// When it was asked for, to come back.
+    pub fetched_us: Option<u64>,
+    /// What it was on a disk when it was asked for, if all of it was there.
+    pub encoded: Option<Encoded>,
+    /// When it was given up.
+    pub dropped_us: Option<u64>,
+    /// When it had been computed again.
+    pub recomputed_us: Option<u64>,
+    /// When it was needed first.
+    pub needed_us: Option<u64>,
+    /// How long the host waited for it.
+    pub stalled_us: u64,
+}
+
+/// What something that was saved came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stayed in memory.
+    Kept,
+    /// It went out, and came back if it was needed.
+    Spilled(Destination),
+    /// It was given up, and computed again if it was needed.
+    Recomputed,
+}
+
+impl SavedRecord {
+    /// What it came to.
+    pub fn fate(&self) -> Fate {
+        match (self.spilled, self.dropped_us) {
+            (Some((_, destination)), _) => Fate::Spilled(destination),
+            (None, Some(_)) => Fate::Recomputed,
+            (None, None) => Fate::Kept,
+        }
+    }
+}
+
+/// Where bytes were at a moment, and what had passed until then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierMoment {
+    /// Since the record began.
+    pub at_us: u64,
+    /// Allocated of the memory that the budget is of.
+    pub memory_bytes: u64,
+    /// In pinned memory of the host, to stay there for a while.
+    pub host_bytes: u64,
+    /// On disks: the room that it has there.
+    pub disk_bytes: u64,
+    /// That had been copied from the device to the host.
+    pub device_to_host: u64,
+    /// That had been copied from the host to the device.
+    pub host_to_device: u64,
+    /// That had been written to disks.
+    pub disk_write: u64,
+    /// That had been read from disks.
+    pub disk_read: u64,
+}
+
+impl TierMoment {
+    fn now(engine: &Engine, began: Instant) -> Self {
+        let (mover, at_us) = (engine.mover(), since(began));
+        let links = mover.links();
+        let disk = |disk: &Disk| disk.capacity_bytes() - disk.statistics().free_bytes;
+        Self {
+            at_us,
+            memory_bytes: engine.memory().statistics().all.allocated_bytes.current,
+            host_bytes: mover.pinned().map_or(0, |pinned| pinned.blocks.all.allocated_bytes.current),
+            disk_bytes: mover.disk().map_or(0, disk),
+            device_to_host: links.device_to_host.bytes,
+            host_to_device: links.host_to_device.bytes,
+            disk_write: links.disk_write.bytes,
+            disk_read: links.disk_read.bytes,
+        }
+    }
+}
+
+/// Has an engine note what becomes of what is saved, and looks at tiers again and again, such as during one step.
+pub struct StepRecorder {
+    engine: Engine,
+    is_over: Arc<AtomicBool>,
+    looks: Option<JoinHandle<Vec<TierMoment>>>,
+    began: Instant,
+}
+
+impl StepRecorder {
+    /// Looks every `interval`, or as often as the system lets it. An engine has one recorder at a time: the last.
+    pub fn begin(engine: &Engine, interval: Duration) -> Self {
+        let (engine, began) = (engine.clone(), Instant::now());
+        engine.note_from(began);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (looked_at, until) = (engine.clone(), Arc::clone(&is_over));
+        // The thread may begin late.
+        let mut moments = vec![TierMoment::now(&engine, began)];
+        let look = move || {
+            while !until.load(Ordering::Relaxed) {
+                thread::sleep(interval);
+                moments.push(TierMoment::now(&looked_at, began));
+            }
+            moments
+        };
+        Self { engine, is_over, looks: Some(thread::spawn(look)), began }
+    }
+
+    /// What it saw.
+    pub fn finish(mut self) -> StepRecord {
+        let elapsed_us = since(self.began);
+        self.is_over.store(true, Ordering::Relaxed);
+        // It does not panic.
+        let moments = self.looks.take().and_then(|looks| looks.join().ok()).unwrap_or_default();
+        let (saved, budget_bytes) = (self.engine.take_notes(), self.engine.budget_bytes());
+        StepRecord { saved, moments, budget_bytes, elapsed_us }
+    }
+}
+
+impl Drop for StepRecorder {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        drop(self.engine.take_notes());
+    }
+}
+
+/// What is noted while somebody records.
+pub(crate) struct Notes {
+    began: Instant,
+    /// By the number under which it is held.
+    saved: BTreeMap<u64, SavedRecord>,
+}
+
+impl Notes {
+    pub(crate) fn new(began: Instant) -> Self {
+        Self { began, saved: BTreeMap::new() }
+    }
+
+    pub(crate) fn finish(self) -> Vec<SavedRecord> {
+        self.saved.into_values().collect()
+    }
+}
+
+impl State {
+    /// Something is held from now on.
+    pub(crate) fn note_saved(&mut self, id: u64) {
+        let (Some(notes), Some(held)) = (&mut self.notes, self.held.get(&id)) else { return };
+        let record = SavedRecord {
+            name: held.name.clone(),
+            bytes: held.bytes,
+            saved_us: since(notes.began),
+            ..SavedRecord::default()
+        };
+        notes.saved.insert(id, record);
+    }
+
+    /// Something becomes of what is held, now.
+    pub(crate) fn note(&mut self, id: u64, note: impl FnOnce(&mut SavedRecord, u64)) {
+        let Some(notes) = &mut self.notes else { return };
+        let now_us = since(notes.began);
+        if let Some(record) = notes.saved.get_mut(&id) {
+            note(record, now_us);
+        }
+    }
+}
+
+fn since(began: Instant) -> u64 {
+    began.elapsed().as_micros() as u64
+}

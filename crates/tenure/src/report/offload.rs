@@ -1,0 +1,274 @@
+//! What it took to keep a training step within a budget.
+
+use std::fmt::Write;
+
+use tenure_offload::{Fate, SavedRecord, StepRecord, TierMoment};
+use tenure_tier::Destination;
+use tenure_tier::codec::{Codec, Encoded};
+
+use super::chart::{Chart, Draw, Series, Span, Unit};
+use super::history::BINS;
+use super::html::{escape, figure, row, section, table};
+use crate::units::{Bytes, Count, Micros, Percent};
+
+/// Saved tensors that are listed one by one; of more, the largest.
+const LISTED: usize = 300;
+/// Bytes on a link are a mean over so many bins: they are counted in pieces.
+const MEAN: usize = 10;
+
+/// What became of saved tensors, in the order in which they are told of, with the colour of where they were meanwhile.
+const FATES: [(Fate, &str, &str); 4] = [
+    (Fate::Kept, "kept", MEMORY),
+    (Fate::Spilled(Destination::Host), "spilled to pinned memory", HOST),
+    (Fate::Spilled(Destination::Disk), "spilled to disk", DISK),
+    (Fate::Recomputed, "recomputed", "awaited"),
+];
+
+const MEMORY: &str = "tag-activation";
+const HOST: &str = "stream1";
+const DISK: &str = "stream4";
+
+/// The sections of a report on a step.
+pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<String> {
+    let Some(last) = record.moments.last() else { return Vec::new() };
+    let span = Span::Us(last.at_us.max(1));
+    vec![
+        section(
+            &format!("Memory by tier during step {number}"),
+            "Area: what was allocated of the memory that the budget is of. Lines: what had left it, where that was, and the \
+             limit, which is the budget without the memory that bytes pass through. A disk keeps room for a tensor as it \
+             was, whatever a codec made of it.",
+            &figure(&tiers(title, number, span, record)),
+        ),
+        section(
+            &format!("Links during step {number}"),
+            "Bytes a second, as disks finished them, and as copies between the device and the host were asked for.",
+            &figure(&links(title, number, span, &record.moments)),
+        ),
+        section(
+            &format!("What was saved in step {number}"),
+            "What the forward pass saved for the backward pass, and what became of it. Parameters and what is too small to \
+             gain anything stay, and are not told of. Bars: where it was from when it was saved until it was needed; \
+             times are since the step began.",
+            &(fates(&record.saved) + &each(record)),
+        ),
+    ]
+}
+
+fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
+    let of = |bytes: fn(&TierMoment) -> u64| binned(&record.moments, bytes);
+    let mut series = vec![Series::new("in memory", MEMORY, Draw::Area, of(|moment| moment.memory_bytes))];
+    let tiers: [(_, _, fn(&TierMoment) -> u64); 2] =
+        [("pinned memory", HOST, |moment| moment.host_bytes), ("disk", DISK, |moment| moment.disk_bytes)];
+    for (name, class, bytes) in tiers {
+        let values = of(bytes);
+        if values.iter().any(|bytes| *bytes > 0) {
+            series.push(Series::new(name, class, Draw::Line, values));
+        }
+    }
+    series.extend(record.budget_bytes.map(|bytes| Series::new("limit", "most", Draw::Line, vec![bytes; BINS])));
+    Chart {
+        title: format!("Memory by tier during step {number}: {title}"),
+        description: "Bytes in each tier over one step.".into(),
+        span,
+        unit: Unit::Bytes,
+        series,
+        marker: None,
+    }
+}
+
+fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart {
+    let links: [(_, _, fn(&TierMoment) -> u64); 4] = [
+        ("device to host", HOST, |moment| moment.device_to_host),
+        ("host to device", "stream0", |moment| moment.host_to_device),
+        ("written to disk", DISK, |moment| moment.disk_write),
+        ("read from disk", "stream2", |moment| moment.disk_read),
+    ];
+    let bin_us = moments.last().map_or(1, |last| last.at_us.max(1)) as f64 / BINS as f64;
+    let series = links.into_iter().filter_map(|(name, class, bytes)| {
+        let passed = binned(moments, bytes);
+        let first = moments.first().map_or(0, bytes);
+        let rate = |bin: usize| {
+            let before = bin.checked_sub(MEAN).map_or(first, |before| passed[before]);
+            (passed[bin] - before) as f64 / (bin_us * MEAN.min(bin + 1) as f64) * 1e6
+        };
+        let is_used = passed.last().is_some_and(|last| *last > first);
+        is_used.then(|| Series::of_numbers(name, class, Draw::Line, (0..BINS).map(rate).collect()))
+    });
+    Chart {
+        title: format!("Links during step {number}: {title}"),
+        description: "Bytes a second over each link during one step.".into(),
+        span,
+        unit: Unit::Bandwidth,
+        series: series.collect(),
+        marker: None,
+    }
+}
+
+/// A figure in each bin: what was seen last before its end.
+fn binned(moments: &[TierMoment], figure: impl Fn(&TierMoment) -> u64) -> Vec<u64> {
+    let end_us = moments.last().map_or(0, |last| last.at_us).max(1);
+    let seen = |bin: usize| {
+        let us = end_us * (bin as u64 + 1) / BINS as u64;
+        let next = moments.partition_point(|moment| moment.at_us <= us);
+        moments.get(next.saturating_sub(1)).map_or(0, &figure)
+    };
+    (0..BINS).map(seen).collect()
+}
+
+/// What became of how much.
+fn fates(saved: &[SavedRecord]) -> String {
+    let all: u64 = saved.iter().map(|saved| saved.bytes).sum();
+    let rows = FATES.into_iter().filter_map(|(fate, name, class)| {
+        let of: Vec<&SavedRecord> = saved.iter().filter(|saved| saved.fate() == fate).collect();
+        let bytes: u64 = of.iter().map(|saved| saved.bytes).sum();
+        let stalled_us: u64 = of.iter().map(|saved| saved.stalled_us).sum();
+        let name = format!("<span class=\"swatch {class}\"></span>{name}");
+        let share = Percent(bytes as f64 / all.max(1) as f64);
+        (!of.is_empty())
+            .then(|| row(name, &[&Count(of.len() as u64), &Bytes(bytes), &share, &Micros(stalled_us as f64)]))
+    });
+    table(&["", "Tensors", "Bytes", "Share", "Waited for"], rows)
+}
+
+/// Each of what was saved, or the largest.
+fn each(record: &StepRecord) -> String {
+    let mut listed: Vec<&SavedRecord> = record.saved.iter().collect();
+    listed.sort_by_key(|saved| std::cmp::Reverse(saved.bytes));
+    let others = listed.split_off(listed.len().min(LISTED));
+    listed.sort_by_key(|saved| saved.saved_us);
+    let mut rows: Vec<String> = listed.into_iter().map(|saved| line(saved, record.elapsed_us)).collect();
+    if !others.is_empty() {
+        let bytes = others.iter().map(|saved| saved.bytes).sum();
+        rows.push(row(format_args!("{} smaller ones", Count(others.len() as u64)), &[&Bytes(bytes)]));
+    }
+    let heads =
+        ["", "Bytes", "Fate", "On disk", "Over the step", "Saved", "Left", "Called back", "Needed", "Waited for"];
+    format!("<div class=\"tall\">{}</div>\n", table(&heads, rows.into_iter()))
+}
+
+fn line(saved: &SavedRecord, elapsed_us: u64) -> String {
+    let (_, fate, class) = FATES.into_iter().find(|(fate, ..)| *fate == saved.fate()).unwrap_or(FATES[0]);
+    let time = |us: Option<u64>| us.map_or("–".to_owned(), |us| Micros(us as f64).to_string());
+    let cells = |cells: &[String]| cells.iter().map(|cell| format!("<td>{cell}</td>")).collect::<String>();
+    let fate = format!("<span class=\"swatch {class}\"></span>{fate}");
+    let times = [
+        time(Some(saved.saved_us)),
+        time(saved.spilled.map(|(us, _)| us).or(saved.dropped_us)),
+        time(saved.fetched_us.or(saved.recomputed_us)),
+        time(saved.needed_us),
+        time(Some(saved.stalled_us).filter(|us| *us > 0)),
+    ];
+    format!(
+        "<tr><th scope=\"row\">{}</th>{}<td class=\"bar\">{}</td>{}</tr>\n",
+        escape(&saved.name),
+        cells(&[Bytes(saved.bytes).to_string(), fate, on_disk(saved)]),
+        life(saved, class, elapsed_us),
+        cells(&times)
+    )
+}
+
+/// What something was on a disk, and by what it was encoded.
+fn on_disk(saved: &SavedRecord) -> String {
+    saved.encoded.map_or("–".to_owned(), |Encoded { codec, bytes, .. }| match codec {
+        Codec::None => Bytes(bytes as u64).to_string(),
+        codec => format!("{}, {codec}", Bytes(bytes as u64)),
+    })
+}
+
+/// Where something was, from when it was saved until it was needed.
+fn life(saved: &SavedRecord, away: &str, elapsed_us: u64) -> String {
+    let needed = saved.needed_us.unwrap_or(elapsed_us);
+    let left = saved.spilled.map(|(us, _)| us).or(saved.dropped_us).unwrap_or(needed);
+    let back = saved.fetched_us.or(saved.recomputed_us).unwrap_or(needed);
+    let (mut bars, mut at) = (String::new(), 0);
+    for (class, until) in [("", saved.saved_us), (MEMORY, left), (away, back), (MEMORY, needed)] {
+        let until = until.clamp(at, needed.max(at));
+        let share = 100.0 * (until - at) as f64 / elapsed_us.max(1) as f64;
+        write!(bars, "<i class=\"{class}\" style=\"width:{share:.1}%\"></i>").expect("a string takes every character");
+        at = until;
+    }
+    format!("<div class=\"stack\">{bars}</div>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> StepRecord {
+        let moment = |at_us: u64, memory_bytes, disk_bytes| TierMoment {
+            at_us,
+            memory_bytes,
+            disk_bytes,
+            disk_write: 5_000_000 + at_us.min(500) * 2000,
+            ..TierMoment::default()
+        };
+        let saved =
+            |name: &str, bytes, saved_us| SavedRecord { name: name.into(), bytes, saved_us, ..Default::default() };
+        StepRecord {
+            saved: vec![
+                SavedRecord {
+                    spilled: Some((200, Destination::Disk)),
+                    fetched_us: Some(600),
+                    needed_us: Some(800),
+                    stalled_us: 40,
+                    encoded: Some(Encoded { codec: Codec::Zeros, raw_bytes: 3_000_000, bytes: 1_100_000 }),
+                    ..saved("a<b f32 [3]", 3_000_000, 100)
+                },
+                SavedRecord { needed_us: Some(700), ..saved("kept", 1_000_000, 150) },
+                SavedRecord { dropped_us: Some(300), recomputed_us: Some(650), ..saved("again", 4_000_000, 160) },
+            ],
+            moments: vec![moment(0, 100, 0), moment(500, 9_000_000, 3_000_000), moment(1000, 200, 0)],
+            budget_bytes: Some(12_000_000),
+            elapsed_us: 1000,
+        }
+    }
+
+    #[test]
+    fn it_says_what_became_of_each_and_of_how_much() {
+        let html = sections("a model", 3, &record()).concat();
+        for said in [
+            "a&lt;b f32 [3]",
+            "spilled to disk",
+            "recomputed",
+            "1.10 MB, zeros",
+            "3.00 MB",
+            "40.0 µs",
+            "800 µs",
+            "<td>38%</td>",
+            "<td>50%</td>",
+            "limit, peak 12.0 MB",
+            "disk, peak 3.00 MB",
+            "in memory, peak 9.00 MB",
+        ] {
+            assert!(html.contains(said), "{said}: {html}");
+        }
+        // Nothing was pinned, and nothing was read.
+        assert!(!html.contains("pinned memory, peak") && !html.contains("read from disk"));
+    }
+
+    #[test]
+    fn a_link_is_as_fast_as_bytes_passed_it() {
+        let chart = links("", 1, Span::Us(1000), &record().moments);
+        let svg = chart.inline();
+        // A megabyte was seen at once, and is shown as a mean over ten of the 400 bins.
+        assert!(svg.contains("written to disk, peak 40.0 GB/s"), "{svg}");
+    }
+
+    #[test]
+    fn a_bar_is_as_long_as_it_took() {
+        let bar = life(&record().saved[0], DISK, 1000);
+        let widths: Vec<&str> = bar.split("width:").skip(1).map(|rest| &rest[..rest.find('%').unwrap()]).collect();
+        assert_eq!(widths, ["10.0", "10.0", "40.0", "20.0"]);
+        let bar = life(&record().saved[1], MEMORY, 1000);
+        assert!(bar.contains("width:15.0%") && bar.contains("width:55.0%"), "{bar}");
+    }
+
+    #[test]
+    fn of_many_the_largest_are_listed() {
+        let mut record = record();
+        record.saved = (0..LISTED as u64 + 7).map(|bytes| SavedRecord { bytes, ..record.saved[1].clone() }).collect();
+        let html = each(&record);
+        assert!(html.contains("7 smaller ones") && html.matches("<tr>").count() == LISTED + 2);
+    }
+}
