@@ -213,19 +213,19 @@ impl Budget {
         .map_err(|error| self.told(error))
     }
 
-    /// PyTorch's storage at an address, of so many bytes, is saved at a version. None if it stays. What computes it again is
-    /// called with storages of what was saved and the stream, and returns the result, its address and its bytes.
+    /// PyTorch's storage at an address, of so many bytes, is saved at a version, with elements of a dtype. None if it stays.
+    /// What computes it again is called with storages of what was saved and the stream, and returns the result, its address
+    /// and its bytes.
     fn save(
         &self,
         py: Python<'_>,
-        storage: (usize, usize, u64),
-        dtype: &str,
+        storage: (usize, usize, u64, &str),
         stream: usize,
         name: String,
         recipe: Option<Ingredients<'_>>,
     ) -> PyResult<Option<Saved>> {
-        let (address, bytes, version) = storage;
-        // Others have no codec.
+        let (address, bytes, version, dtype) = storage;
+        // Of those that Tenure does not have, nothing is known.
         let dtype = dtype.parse().unwrap_or(DType::U8);
         let recipe = recipe.map(|(inputs, compute)| {
             let made_in = inputs.iter().filter_map(|input| input.point).max();

@@ -123,8 +123,7 @@ class Budget:
     def close(self) -> None: ...
     def save(
         self,
-        storage: tuple[int, int, int],
-        dtype: str,
+        storage: tuple[int, int, int, str],
         stream: int,
         name: str,
         recipe: tuple[list[Saved], Callable[[list[Any], int], tuple[Any, int, int]]] | None,

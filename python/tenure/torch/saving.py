@@ -75,9 +75,9 @@ class Saving:
             if torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata):
                 return None
             stream = torch._C._cuda_getCurrentRawStream(self._device.index)
-        there = storage.data_ptr(), storage.nbytes(), tensor._version
         dtype = str(tensor.dtype).removeprefix("torch.")
-        saved = self._native.save(there, dtype, stream, _name_of(tensor), recipe_of(tensor, self._stays_here))
+        there = storage.data_ptr(), storage.nbytes(), tensor._version, dtype
+        saved = self._native.save(there, stream, _name_of(tensor), recipe_of(tensor, self._stays_here))
         return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
 
     @runs_beside_compiled_code
