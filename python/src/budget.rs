@@ -14,7 +14,7 @@ use tenure::offload::{
 use tenure::plan::Planner;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
 use tenure::prelude::*;
-use tenure::tier::codec::Choice;
+use tenure::tier::codec::{Choice, UnknownCodec};
 use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
 use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
@@ -88,6 +88,7 @@ pub(crate) struct StepReport {
     stalled_us: u64,
     unplanned: u64,
     is_planned: bool,
+    codec: String,
 }
 
 #[pymethods]
@@ -133,9 +134,7 @@ impl Budget {
             let planning =
                 PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
             let options = Options { least_bytes: LEAST_BYTES, links: Link::of(&mover), planner, planning };
-            let engine = Engine::new(memory, mover, options);
-            engine.set_codec(Choice::Auto);
-            Ok(engine)
+            Ok(Engine::new(memory, mover, options))
         };
         let engine = py.detach(open).map_err(complaint)?;
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
@@ -147,6 +146,13 @@ impl Budget {
     /// Sets the budget.
     fn set_bytes(&self, bytes: u64) {
         self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
+    }
+
+    /// Sets by what bytes are encoded on their way to a disk.
+    fn set_codec(&self, codec: &str) -> PyResult<()> {
+        let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
+        self.engine.set_codec(codec);
+        Ok(())
     }
 
     /// Sets the budget, when it is known what a step takes without.
@@ -202,14 +208,14 @@ impl Budget {
             let mut state = self.state();
             drop((state.step.take(), state.on_host.take()));
             drop(state);
-            self.engine.set_budget(u64::MAX);
-            self.engine.enforce()
+            self.engine.lift()
         })
         .map_err(|error| self.told(error))
     }
 
-    /// PyTorch's storage at an address, of so many bytes and elements of a dtype, is saved at a version. None if it stays. What computes it again is
-    /// called with storages of what was saved and the stream, and returns the result, its address and its bytes.
+    /// PyTorch's storage at an address, of so many bytes, is saved at a version, with elements of a dtype. None if it stays.
+    /// What computes it again is called with storages of what was saved and the stream, and returns the result, its address
+    /// and its bytes.
     fn save(
         &self,
         py: Python<'_>,
@@ -302,6 +308,7 @@ impl Budget {
             stalled_us: report.stalled.as_micros() as u64,
             unplanned: report.unplanned,
             is_planned: report.is_planned,
+            codec: report.codec.to_string(),
         }
     }
 

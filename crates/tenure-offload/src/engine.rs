@@ -114,6 +114,15 @@ impl Engine {
         self.shared.set_limit(bytes)
     }
 
+    /// Nothing is limited any more, and there is no budget. What was saved can still come back.
+    ///
+    /// # Errors
+    /// The limit cannot be taken away.
+    pub fn lift(&self) -> Result<(), OffloadError> {
+        self.shared.state.lock().budget_bytes = None;
+        self.shared.set_limit(None)
+    }
+
     /// The budget, if it has one.
     pub fn budget_bytes(&self) -> Option<u64> {
         self.shared.state.lock().budget_bytes
@@ -290,8 +299,8 @@ impl Engine {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // The allocator says so if it fails.
-        let _ = self.memory.set_limit(None);
+        // The allocator says so if it fails. Another engine's limit stays.
+        let _ = self.set_limit(None);
     }
 }
 

@@ -31,6 +31,9 @@ __all__ = ["Budget", "StepReport", "budget"]
 #: Who plans what is kept and what is spilled.
 Planner = Literal["scheduled", "flashneuron", "evolutionary"]
 
+#: By what bytes are encoded on their way to a disk.
+Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
+
 #: By device, which None is for the CPU.
 _open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
@@ -58,6 +61,8 @@ class StepReport:
     unplanned: int
     #: Whether it was made by a plan, to the end.
     is_planned: bool
+    #: By what bytes were encoded on their way to a disk; a lossy one changes gradients.
+    codec: str
 
 
 class _Threads(threading.local):
@@ -221,6 +226,7 @@ def budget(
     spill_bytes: int | None = None,
     host_bytes: int | None = None,
     planner: Planner = "scheduled",
+    codec: Codec = "auto",
 ) -> Budget:
     """Keeps training steps of a model within a budget of memory, with the same losses and gradients, bit for bit.
 
@@ -246,6 +252,9 @@ def budget(
         Pinned memory of the host to spill a GPU's bytes to: half of what is available, if it is not given.
     planner
         Who plans what is spilled, and when.
+    codec
+        By what bytes are encoded on their way to a disk: by what measurements choose of ``zeros`` and ``planes``, which
+        lose nothing, if it is not given. ``fp16`` and ``csr-fp16`` round numbers: gradients are others than without.
 
     Returns
     -------
@@ -299,6 +308,7 @@ def budget(
         paths = [os.fspath(folder) for folder in folders]
         make = partial(make_storage, device)
         native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, make)
+        native.set_codec(codec)
         if isinstance(wanted, int):
             native.set_bytes(wanted)
         else:
