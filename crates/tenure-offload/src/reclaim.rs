@@ -63,7 +63,7 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
     let first = {
         let mut state = shared.state.lock();
-        state.leaving.retain(|(_, stored)| !stored.is_settled());
+        state.leaving.retain(|(_, stored)| !stored.is_settled() || stored.keeps_source());
         state.leaving.iter().find(|(_, stored)| stored.keeps_source()).cloned()
     };
     let Some((id, stored)) = first else { return Ok(false) };
@@ -73,9 +73,12 @@ fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
     if !stored.keeps_source() {
         return Ok(true);
     }
-    // What cannot leave is told once.
-    shared.state.lock().leaving.retain(|(other, _)| *other != id);
-    wait_for(shared, id, &stored)
+    let waited = wait_for(shared, id, &stored);
+    if waited.is_err() || shared.memory.device().is_none() {
+        // It has left; or it cannot, which is told once. Of a device somebody may be about to free it.
+        shared.state.lock().leaving.retain(|(other, _)| *other != id);
+    }
+    waited
 }
 
 fn wait_for(shared: &Shared, id: u64, stored: &Stored) -> Result<bool, OffloadError> {

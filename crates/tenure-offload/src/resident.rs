@@ -5,7 +5,7 @@ use tenure_device::Stream;
 
 use crate::held::{Held, Saved};
 use crate::step::Event;
-use crate::{Engine, OffloadError};
+use crate::{Engine, OffloadError, reclaim};
 
 /// Bytes that stay as long as this lives, and leave memory between their uses where a plan says so.
 pub struct Resident {
@@ -16,11 +16,21 @@ impl Engine {
     /// Bytes, elements of a dtype, are given into the engine's hands, as they are when what was put on their stream so far is done. Nobody else
     /// may have them from now on, but who [borrows](Self::lend) them.
     ///
-    /// What was measured is forgotten: steps that have more to move are others.
+    /// What was measured is forgotten: steps that have more to move are others. Where more is allocated than the budget, they
+    /// leave at once.
+    ///
+    /// # Errors
+    /// They cannot leave.
     ///
     /// # Panics
     /// The storage is of no allocator.
-    pub fn keep(&self, storage: Storage, dtype: DType, stream: Option<&Stream>, name: impl Into<String>) -> Resident {
+    pub fn keep(
+        &self,
+        storage: Storage,
+        dtype: DType,
+        stream: Option<&Stream>,
+        name: impl Into<String>,
+    ) -> Result<Resident, OffloadError> {
         let Some(allocator) = storage.allocator().cloned() else { panic!("a resident's storage has an allocator") };
         let held = Held {
             name: name.into(),
@@ -41,7 +51,13 @@ impl Engine {
         let id = state.add(held);
         state.residents.push(id);
         drop(state);
-        Resident { saved: Saved { shared: self.shared.clone(), id } }
+        let resident = Resident { saved: Saved { shared: self.shared.clone(), id } };
+        let allocated = self.shared.memory.statistics().all.allocated_bytes.current;
+        if self.budget_bytes().is_some_and(|budget| allocated > budget) {
+            self.shared.spill(&mut self.shared.state.lock(), id, 0)?;
+            reclaim::wait_for_all(&self.shared)?;
+        }
+        Ok(resident)
     }
 
     /// A resident's bytes, in memory, to be read and written until they are [given back](Self::give_back), by what is put

@@ -122,7 +122,7 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
     let resident = |layer: u64| {
         let bytes = storage(BYTES).unwrap();
         fill(&bytes, layer as u8);
-        engine.keep(bytes, DType::U8, None, format!("state {layer}"))
+        engine.keep(bytes, DType::U8, None, format!("state {layer}")).unwrap()
     };
     // More than there is room for, from the first on.
     let residents: Vec<Resident> = (0..LAYERS).map(resident).collect();

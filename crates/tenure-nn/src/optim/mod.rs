@@ -210,11 +210,6 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Whether what the rules keep has been made, of some parameter at least.
-    pub(crate) fn is_prepared(&self) -> bool {
-        self.members().any(|member| !matches!(&member.slots, Slots::Here(slots) if slots.is_empty()))
-    }
-
     /// Bytes of what the rules keep when all parameters have been stepped.
     pub fn state_bytes(&self) -> usize {
         let bytes = |group: &Group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>();

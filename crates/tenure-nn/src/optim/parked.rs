@@ -49,7 +49,7 @@ impl Parked {
             let name = format!("{}'s optimizer state", parameter.name());
             let storage = piece.storage().clone();
             drop(piece);
-            let resident = engine.keep(storage, dtype, stream(device).as_ref(), name);
+            let resident = engine.keep(storage, dtype, stream(device).as_ref(), name).map_err(told)?;
             parked.pieces.push(Piece { elements, resident });
         }
         Ok(parked)

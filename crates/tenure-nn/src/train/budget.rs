@@ -48,10 +48,6 @@ impl Saving {
 
     /// The optimizer's state leaves memory too, from now on.
     pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer) -> Result<()> {
-        if !optimizer.is_prepared() {
-            // Pieces leave as others are made.
-            self.engine.enforce().map_err(failed)?;
-        }
         let (least, budget) = (self.engine.least_bytes(), self.engine.budget_bytes().unwrap_or(0));
         optimizer.spill(&self.engine, least as usize, least.max(budget / PIECES) as usize)?;
         self.spills_state = true;

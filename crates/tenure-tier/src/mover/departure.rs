@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use tenure_device::pinned::{PinnedBuffer, PinnedError};
 use tenure_device::{DriverError, Event};
 
 use super::bytes::{Bytes, Part};
 use super::link::Copy;
-use super::stored::{Held, Piece, Pinned, Place, Progress};
+use super::stored::{Held, Piece, Pinned, Place, Progress, Source};
 use super::{DeviceSide, MoverError, Shared, pinned};
 use crate::DiskError;
 use crate::codec::Coding;
@@ -42,14 +41,11 @@ impl Drop for Departure {
     }
 }
 
-/// Bytes on a device, until they are out, or their stream comes behind that.
-pub(super) type Source = Arc<Mutex<Option<Arc<Bytes>>>>;
-
 /// What becomes of something stored.
 pub(super) struct Departing {
     pub(super) pieces: Vec<Arc<Piece>>,
     pub(super) progress: Arc<Progress>,
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
 }
 
 impl Shared {
@@ -121,7 +117,7 @@ impl Shared {
             pieces.push(Arc::clone(&piece));
             departure.write(piece, Arc::clone(&progress), name.to_owned());
         }
-        Departing { pieces, progress, source: Source::default() }
+        Departing { pieces, progress, source: Arc::default() }
     }
 
     /// Pinned memory for a piece to pass through: waits as long as what is on its way to disk makes room.
@@ -161,14 +157,10 @@ impl DeviceSide {
     }
 
     /// Keeps what leaves until an event has passed, unless it is [released](Stored::lead_to) before.
-    fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Source {
-        let source = Arc::new(Mutex::new(Some(source)));
+    fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
+        let source = Arc::new(Source::new(source));
         let kept = Arc::clone(&source);
-        self.departures.when_passed(Arc::clone(event), move |_| {
-            let source = kept.lock().take();
-            // It may be freed here, when nothing is locked.
-            drop(source);
-        });
+        self.departures.when_passed(Arc::clone(event), move |_| kept.release(|_| true));
         source
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_core::StreamId;
@@ -10,7 +11,6 @@ use tenure_device::{Event, Stream};
 
 use super::MoverError;
 use super::bytes::{Bytes, Part, Raw};
-use super::departure::Source;
 use crate::Spilled;
 use crate::codec::Encoded;
 
@@ -26,7 +26,7 @@ pub(super) struct Inner {
     pub(super) pieces: Vec<Arc<Piece>>,
     /// Of those that go to disk.
     pub(super) progress: Arc<Progress>,
-    pub(super) source: Source,
+    pub(super) source: Arc<Source>,
 }
 
 impl Stored {
@@ -65,14 +65,16 @@ impl Stored {
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
         let event = self.inner.progress.event();
         event.map_or(Ok(()), |event| event.wait(stream)).map_err(MoverError::driver(self.name()))?;
-        self.release(|source| source.stream() == Some(stream));
+        self.inner.source.release(|source| source.stream() == Some(stream));
         Ok(())
     }
 
     /// Whether it keeps what it was stored from: until its bytes are out, or on a device [before](Self::lead_to).
     pub fn keeps_source(&self) -> bool {
         let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
-        self.inner.source.lock().is_some() || self.inner.pieces.iter().any(is_host)
+        let Inner { source, pieces, progress, .. } = &*self.inner;
+        source.is_kept.load(Ordering::Acquire)
+            || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(is_host))
     }
 
     /// Whether it is where it was to go, and nothing went wrong on the way.
@@ -88,15 +90,30 @@ impl Stored {
     pub fn wait(&self) -> Result<(), MoverError> {
         let event = self.inner.progress.wait()?;
         event.map_or(Ok(()), |event| event.synchronize()).map_err(MoverError::driver(self.name()))?;
-        self.release(|_| true);
+        self.inner.source.release(|_| true);
         Ok(())
     }
+}
 
-    /// What it was stored from is behind that for whoever frees it.
-    fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
-        let source = self.inner.source.lock().take_if(|source| is_behind(source));
-        // It may be freed here, when nothing is locked.
-        drop(source);
+/// Bytes on a device, until they are out, or their stream comes behind that.
+#[derive(Default)]
+pub(super) struct Source {
+    bytes: Mutex<Option<Arc<Bytes>>>,
+    /// Until they have been freed, if nobody else has them.
+    is_kept: AtomicBool,
+}
+
+impl Source {
+    pub(super) fn new(bytes: Arc<Bytes>) -> Self {
+        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true) }
+    }
+
+    /// They are behind that for whoever frees them.
+    pub(super) fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
+        let Some(bytes) = self.bytes.lock().take_if(|bytes| is_behind(bytes)) else { return };
+        // When nothing is locked.
+        drop(bytes);
+        self.is_kept.store(false, Ordering::Release);
     }
 }
 
