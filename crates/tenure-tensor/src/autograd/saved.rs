@@ -68,7 +68,8 @@ impl SavedTensor {
                 tensor.detach()
             }
             Content::Packed { packed, unpack } => {
-                let tensor = autograd::no_grad(|| unpack(&**packed)).map_err(|error| self.of_node(node, error))?.detach();
+                let tensor =
+                    autograd::no_grad(|| unpack(&**packed)).map_err(|error| self.of_node(node, error))?.detach();
                 if tensor.sizes() != &self.kind.sizes[..] || tensor.dtype() != self.kind.dtype {
                     let reason = format!(
                         "a saved tensor was unpacked as {} {:?}, but packed as {} {:?}",
