@@ -36,7 +36,7 @@ const STEPS: u64 = 6;
 const BATCH: usize = 4;
 const EXAMPLES: usize = 7;
 /// Rows of a large model for each of a batch.
-const ROWS: usize = 256;
+const ROWS: usize = 512;
 
 /// A budget of the host's memory is the process's: who has one is alone.
 static BUDGET: RwLock<()> = RwLock::new(());
@@ -169,16 +169,14 @@ impl Done {
         let of = |done: &AtomicU64| done.load(Ordering::Relaxed);
         println!("{self:?}");
         assert!(of(&self.planned) > cases && (cases / 50..cases / 2).contains(&of(&self.refused)), "{self:?}");
-        // A few tensors of 4 KiB in each case.
-        let few = cases * (4 << 10);
-        assert!(
-            of(&self.spilled) > few / 2 && of(&self.fetched) > few / 2 && of(&self.recomputed) > few / 2,
-            "{self:?}"
-        );
+        // Of tensors of 2 KiB; many cases have none that is worth it.
+        for bytes in [&self.spilled, &self.fetched, &self.recomputed] {
+            assert!(of(bytes) > cases << 9, "{self:?}");
+        }
     }
 }
 
-/// Models of 4 KiB tensors, for which planners have little room.
+/// Models of 2 KiB tensors, for which planners have little room.
 fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), TestCaseError> {
     let (plain, _) = computed(trainer(case, device, 4));
     let within = trainer(case, device, 4).within(engine(case, device, disk, Some(case.part))).unwrap();
@@ -244,7 +242,7 @@ fn on_devices_they_have_the_same_gradients() {
 fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() {
     let _alone = BUDGET.write();
     let (done, disk) = (Done::default(), disk());
-    run(8, 16..32, |case| {
+    run(6, 16..32, |case| {
         let case = Case { changes_at: usize::MAX, ..case };
         let (plain, _) = computed(trainer(&case, Device::CPU, ROWS));
         let mut run = trainer(&case, Device::CPU, ROWS).within(engine(&case, Device::CPU, &disk, None)).unwrap();

@@ -16,8 +16,8 @@ use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
 
 const REGISTERS: usize = 3;
 /// Columns of what most operations take, and the sides of an image that they are.
-pub(crate) const WIDTH: usize = 64;
-const SIDE: isize = 8;
+pub(crate) const WIDTH: usize = 32;
+const SIDES: [isize; 2] = [4, 8];
 
 /// An operation on registers.
 #[derive(Clone, Copy, Debug)]
@@ -212,12 +212,12 @@ impl State<'_> {
             Operation::RmsNorm => self.table(a)?.rms_norm(&[WIDTH], Some(scale), 1e-5)?,
             Operation::Dropout => a.dropout(0.3, true)?,
             Operation::Conv => {
-                let image = self.table(a)?.reshape(&[-1, 1, SIDE, SIDE])?;
+                let image = self.table(a)?.reshape(&[-1, 1, SIDES[0], SIDES[1]])?;
                 let how = Conv { padding: &[1, 1], ..Conv::default() };
                 image.conv(filter, None, &how)?.mean(&[1], false)?.reshape(&[-1, WIDTH as isize])?
             }
             Operation::Attention => {
-                let heads = |tensor: &Tensor| self.table(tensor)?.reshape(&[-1, 4, 4, 16])?.transpose(1, 2);
+                let heads = |tensor: &Tensor| self.table(tensor)?.reshape(&[-1, 4, 4, 8])?.transpose(1, 2);
                 let (queries, keys) = (heads(a)?, heads(b)?);
                 let how = Attention { is_causal: true, dropout: 0.1, ..Attention::default() };
                 queries.attention(&keys, &keys, &how)?.transpose(1, 2)?

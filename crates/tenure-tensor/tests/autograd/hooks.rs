@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tenure_tensor::autograd::{self, Options, SavedHooks};
-use tenure_tensor::{DType, Layout, Tensor, TensorError};
+use tenure_tensor::{AutogradError, DType, Layout, Tensor, TensorError};
 
 use super::{grad, leaf, values};
 
@@ -303,4 +303,23 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     assert!(log.lock().unwrap().is_empty());
     y.register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
     first.detach().register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
+}
+
+#[test]
+fn what_an_unpack_hook_finds_modified_is_refused_in_the_words_of_no_hooks() {
+    let refused = || {
+        let x = leaf(&[2.0, 3.0]);
+        let y = x.mul(1.0).unwrap();
+        let z = y.mul(&y).unwrap();
+        y.add_(1.0).unwrap();
+        z.sum_all().unwrap().backward().unwrap_err().to_string()
+    };
+    let plain = refused();
+    let unpack = |packed: &Tensor| {
+        let (node, origin, writer) = (String::new(), String::new(), packed.writes().last_writer());
+        let (dtype, sizes, found) = (packed.dtype(), packed.sizes().to_vec(), packed.version());
+        Err(AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved: 0 }.into())
+    };
+    let _hooks = SavedHooks::enter(|tensor, _| Ok(tensor.clone()), unpack);
+    assert_eq!(refused(), plain);
 }
