@@ -1,15 +1,16 @@
-//! What this process has in memory, as the system counts. Elsewhere than on Linux nobody knows.
+//! What this process has in memory, as the system counts, but for what is mapped from files, such as its code: the system
+//! takes that back when it needs to. Elsewhere than on Linux nobody knows.
 
 use std::fs;
 
 /// Bytes now.
 pub(crate) fn now() -> Option<u64> {
-    status("VmRSS:")
+    status("VmRSS:")?.checked_sub(status("RssFile:")?)
 }
 
-/// The most since that was [forgotten](forget_most).
+/// The most since that was [forgotten](forget_most). What is mapped from files only gets more.
 pub(crate) fn most() -> Option<u64> {
-    status("VmHWM:")
+    status("VmHWM:")?.checked_sub(status("RssFile:")?)
 }
 
 /// From now on the most is of now.

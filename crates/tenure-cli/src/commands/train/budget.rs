@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use tenure::nn::train::{Pass, Step, Trainer};
+use tenure::offload::Memory::Host as OnCpu;
 use tenure::offload::{Engine, Link, Memory, Options};
 use tenure::plan::Planner;
 #[cfg(feature = "milp")]
@@ -141,9 +142,7 @@ impl Budget {
         let mut run = run.within(self.engine.clone())?;
         let Some(budget) = args.budget else { return Ok(run) };
         match budget {
-            FastBytes::Bytes(bytes) => {
-                self.set(bytes);
-            }
+            FastBytes::Bytes(bytes) => self.set(bytes),
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
                 self.set((plain as f64 * percent / 100.0) as u64);
@@ -158,6 +157,12 @@ impl Budget {
         }
         run.rehearse(Pass::Budgeted)?;
         self.engine.enforce()?;
+        let beside = self.beside_tensors();
+        if beside > 0 {
+            self.engine.set_budget(self.bytes.saturating_sub(self.staging_bytes + beside));
+            run.rehearse(Pass::Budgeted)?;
+            self.engine.enforce()?;
+        }
         self.disk = self.disk_now();
         resident::forget_most();
         Ok(run)
@@ -165,6 +170,14 @@ impl Budget {
 
     fn disk_now(&self) -> DiskStatistics {
         self.engine.mover().disk().map(Disk::statistics).unwrap_or_default()
+    }
+
+    /// What the process grew by on the CPU beside tensors and what bytes pass through, such as what planners leave behind: a part
+    /// of the budget as well.
+    fn beside_tensors(&self) -> u64 {
+        let (OnCpu(memory), Some(now)) = (self.engine.memory(), resident::now()) else { return 0 };
+        let held = memory.statistics().all.reserved_bytes.current;
+        now.saturating_sub(self.resident_bytes + held + self.staging_bytes)
     }
 
     fn set(&mut self, bytes: u64) {
