@@ -63,7 +63,12 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
     let first = {
         let mut state = shared.state.lock();
+        let before = state.leaving.len();
         state.leaving.retain(|(_, stored)| !stored.is_settled());
+        if state.leaving.len() < before {
+            // They went since there was no room: now there may be.
+            return Ok(true);
+        }
         state.leaving.iter().find(|(_, stored)| stored.keeps_source()).cloned()
     };
     let Some((id, stored)) = first else { return Ok(false) };
