@@ -398,6 +398,8 @@ impl Shared {
     /// at once: who moves them has them as long as it must.
     pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
         let choice = state.choice(id);
+        // What came back since takes no room any more where it was.
+        state.forget_gone();
         let State { held, report, leaving, .. } = state;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
@@ -647,6 +649,14 @@ impl Shared {
 }
 
 impl State {
+    /// Lets go of what is where it was to go, and takes no memory any more or is needed by nobody. Whether there was any.
+    pub(crate) fn forget_gone(&mut self) -> bool {
+        let Self { held, leaving, .. } = self;
+        let before = leaving.len();
+        leaving.retain(|(id, stored)| !stored.is_settled() || stored.keeps_source() && held.contains_key(id));
+        leaving.len() < before
+    }
+
     /// One more is held. Its number.
     pub(crate) fn add(&mut self, held: Held) -> u64 {
         let id = self.next;

@@ -51,7 +51,7 @@ pub(crate) fn wait_for_all(shared: &Shared) -> Result<(), OffloadError> {
 fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
     let leaving = {
         let mut state = shared.state.lock();
-        state.leaving.retain(|(_, stored)| !stored.is_settled());
+        state.forget_gone();
         state.leaving.pop_front()
     };
     let Some((id, stored)) = leaving else { return Ok(false) };
@@ -63,9 +63,7 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
     let first = {
         let mut state = shared.state.lock();
-        let before = state.leaving.len();
-        state.leaving.retain(|(_, stored)| !stored.is_settled() || stored.keeps_source());
-        if state.leaving.len() < before {
+        if state.forget_gone() {
             // They went since there was no room: now there may be.
             return Ok(true);
         }
