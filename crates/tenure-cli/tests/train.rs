@@ -240,7 +240,8 @@ fn a_codec_makes_what_is_spilled_smaller_and_a_lossy_one_is_named() {
     let within = |codec| [&run[..], &["--spill-bytes", "67108864", "--budget", "85%", "--codec", codec]].concat();
     let losses = |run: &Value| run["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
     let plain: Vec<f64> = losses(&plain);
-    for (codec, is_lossy, least) in [("planes", false, 1.05), ("fp16", true, 1.8)] {
+    // Where the optimizer's state leaves too, nothing of that is lost.
+    for (codec, is_lossy, least) in [("planes", false, 1.05), ("fp16", true, 1.2)] {
         let output = tenure(folder.path(), &[&within(codec)[..], &two].concat());
         let made = last_line(&output);
         assert_eq!((&made["codec"], &made["is_lossy"]), (&codec.into(), &is_lossy.into()));

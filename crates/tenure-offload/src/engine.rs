@@ -63,6 +63,8 @@ pub(crate) struct State {
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
+    /// What plans leave of it, since steps found no room where a plan had some: in pages of which only parts are in use.
+    spare_bytes: u64,
     /// By what bytes are encoded on their way to a disk.
     codec: Choice,
     /// What steps of a signature do.
@@ -87,7 +89,7 @@ impl Engine {
     /// How many bytes of its memory may be held at any time, from the next step on.
     pub fn set_budget(&self, bytes: u64) {
         let mut state = self.shared.state.lock();
-        state.budget_bytes = Some(bytes);
+        (state.budget_bytes, state.spare_bytes) = (Some(bytes), 0);
         state.plans.clear();
     }
 
@@ -596,7 +598,10 @@ impl Shared {
                     self.course(signature)?;
                 }
             }
-            Course::Planned { profiled, events, .. } if profiled.events.len() <= events => report.is_planned = true,
+            Course::Planned { profiled, events, .. } if profiled.events.len() <= events => {
+                report.is_planned = true;
+                state.learn(&report);
+            }
             // What was measured is not what is done.
             Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature)),
             Course::None => {}
@@ -631,20 +636,29 @@ impl Shared {
     /// What is done when, in a step that does what was measured.
     fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
         let Options { links, planner, planning, .. } = &self.options;
-        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).collect();
+        // A slower link is of use where those before it lead to too little room.
+        let (all_bytes, mut room) = (profile.bytes(), 0_u64);
+        let is_of_use = |link: &Link| {
+            let before = room;
+            room = room.saturating_add(link.capacity.unwrap_or(u64::MAX));
+            before < all_bytes
+        };
+        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).take_while(is_of_use).collect();
         // A disk keeps room as if nothing got smaller: where it may be too little, that is planned with.
-        let all_bytes = profile.bytes();
         let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
         let mut profile = profile.clone();
         if is_scarce {
             profile.forget_compression();
         }
-        let problem = profile.problem(
-            "a training step",
-            &Machine { budget_bytes, slack_bytes: self.memory.slack_bytes(), bandwidth: 1 << 40, links },
-        )?;
-        let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
-        Ok(Schedule::of(&profile, &planned.plan))
+        let (slack_bytes, spare_bytes) = (self.memory.slack_bytes(), self.state.lock().spare_bytes);
+        let plan = |slack_bytes| {
+            let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links: links.clone() };
+            let problem = profile.problem("a training step", &machine)?;
+            let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
+            Ok(Schedule::of(&profile, &planned.plan))
+        };
+        // Where nothing can be spared, room is made as it is found missing.
+        plan(slack_bytes + spare_bytes).or_else(|error| if spare_bytes > 0 { plan(slack_bytes) } else { Err(error) })
     }
 }
 
@@ -655,6 +669,15 @@ impl State {
         let before = leaving.len();
         leaving.retain(|(id, stored)| !stored.is_settled() || stored.keeps_source() && held.contains_key(id));
         leaving.len() < before
+    }
+
+    /// Has the next plan leave more where there was less room than this one had.
+    fn learn(&mut self, report: &StepReport) {
+        let budget = self.budget_bytes.unwrap_or(0);
+        if report.unplanned > 0 && self.spare_bytes < budget / 8 {
+            self.spare_bytes += budget / 32;
+            self.plans.clear();
+        }
     }
 
     /// One more is held. Its number.
