@@ -9,8 +9,8 @@ use crate::engine::{Shared, State};
 use crate::held::Held;
 use crate::step::{Course, Pass};
 
-/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what was saved first
-/// before others, since it is needed last. Called with no lock held.
+/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what was
+/// saved first before others, since it is needed last. Called with no lock held.
 pub(crate) fn make_room(shared: &Shared) -> bool {
     loop {
         match part_with_one(shared) {

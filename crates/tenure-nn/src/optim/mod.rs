@@ -199,7 +199,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// No memory.
-    pub fn spill(&mut self, engine: &Engine, least_bytes: usize, piece_bytes: usize) -> Result<()> {
+    pub(crate) fn spill(&mut self, engine: &Engine, least_bytes: usize, piece_bytes: usize) -> Result<()> {
         let groups = self.groups.iter_mut();
         autograd::no_grad(|| {
             groups.into_iter().try_for_each(|Group { members, rule, .. }| {
@@ -211,7 +211,7 @@ impl Optimizer {
     }
 
     /// Bytes of what the rules keep when all parameters have been stepped.
-    pub fn state_bytes(&self) -> usize {
+    pub(crate) fn state_bytes(&self) -> usize {
         let bytes = |group: &Group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>();
         self.groups.iter().map(bytes).sum()
     }
@@ -233,7 +233,7 @@ impl Optimizer {
         self.unscaled = None;
     }
 
-    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`. What has [left](Self::spill) is copied.
+    /// All that it keeps, by name: `PARAMETER.SLOT`, and `PARAMETER.step`. What has left memory within a budget is copied.
     ///
     /// # Errors
     /// No memory; what has left cannot come back.

@@ -26,7 +26,8 @@ use crate::resident;
 /// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
 const STAGING_BYTES: usize = 8 << 20;
 /// What has fewer bytes is kept: on a device; and on the CPU, where they are worth more.
-const LEAST_BYTES: [u64; 2] = [1 << 20, 128 << 10];
+const LEAST_BYTES: u64 = 1 << 20;
+const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
 /// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
 const MOST_SPILLED: u64 = 64 << 30;
 /// How long a planner may think.
@@ -124,7 +125,8 @@ impl Budget {
         let planning =
             PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: args.seed };
         let (links, planner) = (Link::of(&mover), args.planner.planner());
-        let options = Options { least_bytes: LEAST_BYTES[usize::from(args.device.is_cpu())], links, planner, planning };
+        let least_bytes = if args.device.is_cpu() { LEAST_BYTES_ON_CPU } else { LEAST_BYTES };
+        let options = Options { least_bytes, links, planner, planning };
         let engine = Engine::new(memory, mover, options);
         engine.set_codec(args.codec);
         let staging_bytes = if args.device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
