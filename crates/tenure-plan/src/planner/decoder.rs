@@ -58,6 +58,8 @@ pub struct Decoder<'a> {
     pub(super) begins: Vec<f64>,
     /// The kernels that need each tensor, in their order. What is there all the time is needed at both ends or at none.
     pub(super) uses: Vec<Vec<usize>>,
+    /// What can be computed again of each tensor, and comes behind it.
+    made_of: Vec<Vec<usize>>,
     /// Where tensors are moved away to: the first with room.
     pub(super) aways: Vec<Away>,
     /// The tiers that kernels reach beside the first.
@@ -127,7 +129,13 @@ impl<'a> Decoder<'a> {
         let changes = objective == Objective::Makespan;
         let away = |tier| Some(Away { tier, out: problem.link(0, tier)?, back: problem.link(tier, 0)? });
         let aways = others.filter(|_| changes).filter_map(away).collect();
-        Self { problem, begins: problem.begins_ns(), uses, aways, slows, slower_ns, changes }
+        let mut made_of = vec![Vec::new(); problem.tensors().len()];
+        for (number, tensor) in problem.tensors().iter().enumerate() {
+            let is_before = |input: &&usize| uses[**input].first() < uses[number].first();
+            let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
+            inputs.filter(is_before).for_each(|input| made_of[*input].push(number));
+        }
+        Self { problem, begins: problem.begins_ns(), uses, made_of, aways, slows, slower_ns, changes }
     }
 
     /// Whether a treatment is anything else than keeping a tensor.
@@ -153,7 +161,7 @@ impl<'a> Decoder<'a> {
         order.sort_by(|left, right| decisions.priorities[*right].total_cmp(&decisions.priorities[*left]));
         let schedule = |has_uses_first| {
             let mut schedule = Schedule::new(self, has_uses_first);
-            order.iter().for_each(|tensor| schedule.treat(*tensor, decisions.treatments[*tensor]));
+            order.iter().for_each(|tensor| self.treat(*tensor, decisions, &mut schedule));
             schedule
         };
         // Where kernels reach the first tier only, or too little of others, everybody's uses come before anybody's gaps.
@@ -162,6 +170,23 @@ impl<'a> Decoder<'a> {
             found = schedule(true);
         }
         found.into_plan()
+    }
+
+    /// Treats a tensor, behind those that are to be computed again of it: then it is there, or computed again, when they need
+    /// it.
+    fn treat(&self, tensor: usize, decisions: &Decisions, schedule: &mut Schedule<'_, '_>) {
+        let mut waiting = vec![tensor];
+        while let Some(tensor) = waiting.last().copied() {
+            let is_first =
+                |other: &usize| decisions.treatments[*other] == Treatment::Recompute && !schedule.is_treated(*other);
+            match self.made_of[tensor].iter().copied().find(is_first) {
+                Some(other) if !schedule.is_treated(tensor) => waiting.push(other),
+                _ => {
+                    schedule.treat(tensor, decisions.treatments[tensor]);
+                    waiting.pop();
+                }
+            }
+        }
     }
 
     /// What it takes to have a tensor in the first tier that it can move to, in all gaps that are long enough: nanoseconds of

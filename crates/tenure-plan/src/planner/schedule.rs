@@ -104,6 +104,11 @@ impl<'d, 'a> Schedule<'d, 'a> {
         self.is_overfull
     }
 
+    /// Whether a tensor has been given what it gets.
+    pub(super) fn is_treated(&self, tensor: usize) -> bool {
+        self.is_treated[tensor]
+    }
+
     /// Gives a tensor its room and links, as it should be treated if that fits.
     pub(super) fn treat(&mut self, tensor: usize, treatment: Treatment) {
         let Some(life) = self.problem.lifetime(tensor) else { return };
