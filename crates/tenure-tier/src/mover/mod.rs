@@ -276,8 +276,9 @@ impl Mover {
 
     /// Bytes that nobody needs.
     fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
-        let Shared { side, piece_bytes, .. } = &*self.shared;
-        let count = piece_bytes * LANES;
+        let Shared { side, piece_bytes, disk, .. } = &*self.shared;
+        let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 2);
+        let count = (piece_bytes * LANES).min(room);
         let Some(DeviceSide { memory, .. }) = side else {
             let mut bytes = vec![0_u8; count];
             // SAFETY: a vector's bytes stay where they are when it is moved.
