@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
-use tenure_plan::Planner;
-use tenure_plan::planner::PlannerOptions;
+use tenure_plan::planner::{PlannerError, PlannerOptions};
+use tenure_plan::{Planner, Problem, simulator};
 use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
 use crate::record::{Notes, SavedRecord};
-use crate::step::{Course, Event, Measured, Pass, Profiled, Step, StepReport};
+use crate::step::{Course, Event, Measured, Pass, Planned, Profiled, Step, StepReport};
 use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
 
 /// What an engine works with.
@@ -69,7 +69,7 @@ pub(crate) struct State {
     codec: Choice,
     /// What steps of a signature do.
     profiles: HashMap<u64, Arc<Profiled>>,
-    plans: HashMap<u64, Arc<Schedule>>,
+    plans: HashMap<u64, Arc<Planned>>,
     pub(crate) report: StepReport,
     /// What becomes of what is saved, if somebody records it.
     pub(crate) notes: Option<Notes>,
@@ -133,6 +133,18 @@ impl Engine {
     /// What has fewer bytes is kept.
     pub fn least_bytes(&self) -> u64 {
         self.shared.options.least_bytes
+    }
+
+    /// What the planner of the last step was asked: for others to be compared with. None if it was not planned.
+    ///
+    /// # Errors
+    /// The budget has become too small.
+    pub fn problem(&self) -> Result<Option<Problem>, OffloadError> {
+        let state = self.shared.state.lock();
+        let profiled = state.profiles.get(&state.signature).cloned();
+        let (Some(profiled), Some(budget_bytes)) = (profiled, state.budget_bytes) else { return Ok(None) };
+        drop(state);
+        self.shared.problem(&profiled.profile, budget_bytes, 0).map(Some)
     }
 
     /// Forgets what was measured, and the plans made of it.
@@ -339,8 +351,8 @@ impl Shared {
                 drop(state);
                 reclaim::wait_for_all(self)
             }
-            Course::Planned { profiled, schedule, .. } => {
-                let actions = profiled.ids(schedule.at_begin(), state.first);
+            Course::Planned { profiled, planned, .. } => {
+                let actions = profiled.ids(planned.schedule.at_begin(), state.first);
                 self.act(state, actions, None)
             }
             _ => Ok(()),
@@ -598,8 +610,8 @@ impl Shared {
                     self.course(signature)?;
                 }
             }
-            Course::Planned { profiled, events, .. } if profiled.events.len() <= events => {
-                report.is_planned = true;
+            Course::Planned { profiled, planned, events } if profiled.events.len() <= events => {
+                (report.is_planned, report.predicted) = (true, Some(planned.predicted));
                 state.learn(&report);
             }
             // What was measured is not what is done.
@@ -617,25 +629,39 @@ impl Shared {
 
     /// What a step of a signature goes by, within the budget.
     fn course(&self, signature: u64) -> Result<Course, OffloadError> {
-        let (profiled, plan, budget_bytes) = {
+        let (profiled, planned, budget_bytes) = {
             let state = self.state.lock();
             (state.profiles.get(&signature).cloned(), state.plans.get(&signature).cloned(), state.budget_bytes)
         };
         let Some(profiled) = profiled else { return Ok(self.measured(Pass::Budgeted)) };
-        let schedule = match plan {
-            Some(plan) => plan,
+        let planned = match planned {
+            Some(planned) => planned,
             None => {
-                let plan = Arc::new(self.plan(&profiled.profile, budget_bytes.unwrap_or(u64::MAX))?);
-                self.state.lock().plans.insert(signature, Arc::clone(&plan));
-                plan
+                let planned = Arc::new(self.plan(&profiled.profile, budget_bytes.unwrap_or(u64::MAX))?);
+                self.state.lock().plans.insert(signature, Arc::clone(&planned));
+                planned
             }
         };
-        Ok(Course::Planned { profiled, schedule, events: 0 })
+        Ok(Course::Planned { profiled, planned, events: 0 })
     }
 
     /// What is done when, in a step that does what was measured.
-    fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Schedule, OffloadError> {
-        let Options { links, planner, planning, .. } = &self.options;
+    fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Planned, OffloadError> {
+        let Options { planner, planning, .. } = &self.options;
+        let plan = |spare_bytes| {
+            let problem = self.problem(profile, budget_bytes, spare_bytes)?;
+            let plan = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?.plan;
+            let nanoseconds = simulator::simulate(&problem, &plan).map_err(PlannerError::from)?.makespan_ns;
+            Ok(Planned { schedule: Schedule::of(profile, &plan), predicted: Duration::from_nanos(nanoseconds as u64) })
+        };
+        let spare_bytes = self.state.lock().spare_bytes;
+        // Where nothing can be spared, room is made as it is found missing.
+        plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
+    }
+
+    /// What planners are asked, for a budget of which some is spared.
+    fn problem(&self, profile: &Profile, budget_bytes: u64, spare_bytes: u64) -> Result<Problem, OffloadError> {
+        let Options { links, .. } = &self.options;
         // A slower link is of use where those before it lead to too little room.
         let (all_bytes, mut room) = (profile.bytes(), 0_u64);
         let is_of_use = |link: &Link| {
@@ -650,15 +676,8 @@ impl Shared {
         if is_scarce {
             profile.forget_compression();
         }
-        let (slack_bytes, spare_bytes) = (self.memory.slack_bytes(), self.state.lock().spare_bytes);
-        let plan = |slack_bytes| {
-            let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links: links.clone() };
-            let problem = profile.problem("a training step", &machine)?;
-            let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?;
-            Ok(Schedule::of(&profile, &planned.plan))
-        };
-        // Where nothing can be spared, room is made as it is found missing.
-        plan(slack_bytes + spare_bytes).or_else(|error| if spare_bytes > 0 { plan(slack_bytes) } else { Err(error) })
+        let slack_bytes = self.memory.slack_bytes() + spare_bytes;
+        Ok(profile.problem("a training step", &Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links })?)
     }
 }
 

@@ -20,7 +20,7 @@ pub trait Recompute: Send + Sync {
     /// Which.
     fn id(&self) -> Id;
 
-    /// What it takes.
+    /// What it takes. Asked when a step is over that was measured.
     fn inputs(&self) -> Vec<Input>;
 
     /// The [interval](crate::Engine::interval) in which they were made, if the engine was not told of the operation.
@@ -39,7 +39,7 @@ pub trait Recompute: Send + Sync {
 pub struct Input {
     /// Which bytes.
     pub id: Id,
-    /// Whether they are in memory at any time, such as parameters.
+    /// Whether they are in memory at any time, such as parameters, unless they were saved.
     pub stays: bool,
     /// How they are computed again themselves.
     pub recompute: Option<Arc<dyn Recompute>>,
@@ -70,19 +70,22 @@ impl Operations {
         const MOST: usize = 64;
         let (mut recipe, mut known) = (Recipe { inputs: Vec::new(), time_ns: 0 }, Vec::new());
         let interval = |id: Id| self.intervals.get(&id).copied();
-        recipe.time_ns += time_ns(recompute.made_in().or_else(|| interval(recompute.id()))?);
+        let made_in = |recompute: &dyn Recompute| recompute.made_in().or_else(|| interval(recompute.id()));
+        recipe.time_ns += time_ns(made_in(recompute)?);
         let mut rest = recompute.inputs();
         while let Some(Input { id, stays, recompute }) = rest.pop() {
-            if stays || known.contains(&id) {
+            if known.contains(&id) {
                 continue;
             }
             known.push(id);
             match saved.get(&id) {
                 Some(input) if *input != number => recipe.inputs.push(*input),
                 Some(_) => return None,
+                None if stays => {}
                 None => {
-                    recipe.time_ns += time_ns(interval(id)?);
-                    rest.extend(recompute?.inputs());
+                    let recompute = recompute?;
+                    recipe.time_ns += time_ns(made_in(&*recompute)?);
+                    rest.extend(recompute.inputs());
                 }
             }
             if known.len() > MOST {

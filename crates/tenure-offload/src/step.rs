@@ -40,6 +40,8 @@ pub struct StepReport {
     pub unplanned: u64,
     /// Whether it was made by a plan, to the end.
     pub is_planned: bool,
+    /// How long the plan takes, by what was measured: on the device, without an update behind backward. None if there was none.
+    pub predicted: Option<Duration>,
     /// By what bytes were encoded on their way to a disk; a lossy one changes what is computed.
     pub codec: Choice,
 }
@@ -96,7 +98,7 @@ pub(crate) enum Course {
     Measured(Box<Measured>),
     Planned {
         profiled: Arc<Profiled>,
-        schedule: Arc<Schedule>,
+        planned: Arc<Planned>,
         /// So many have happened.
         events: usize,
     },
@@ -176,6 +178,13 @@ impl Measured {
     }
 }
 
+/// What is to be done in them.
+pub(crate) struct Planned {
+    pub(crate) schedule: Schedule,
+    /// How long that takes.
+    pub(crate) predicted: Duration,
+}
+
 /// What steps of a signature do.
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
@@ -216,7 +225,7 @@ impl Course {
 
     /// What is done where an event has happened.
     pub(crate) fn next(&mut self, event: Event, first: u64) -> Vec<(u64, Action)> {
-        let Self::Planned { profiled, schedule, events } = self else { return Vec::new() };
+        let Self::Planned { profiled, planned, events } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
         if point >= profiled.events.len() {
@@ -224,7 +233,7 @@ impl Course {
             return Vec::new();
         }
         if profiled.events.get(point) == Some(&event) {
-            return profiled.ids(schedule.at(point), first);
+            return profiled.ids(planned.schedule.at(point), first);
         }
         *self = Self::Free;
         Vec::new()

@@ -149,7 +149,8 @@ impl Recompute for Again {
                 || ingredient.storage.upgrade().is_some_and(|storage| self.stays.contains(&storage.rank()));
             Input {
                 id: (ingredient.id.generation, ingredient.id.version),
-                stays: ingredient.is_kept() || is_of_model(),
+                // What is in memory when a step is over, such as the batch, or what models compute once, others have.
+                stays: ingredient.is_kept() || is_of_model() || ingredient.alive().is_some(),
                 recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
             }
         };
