@@ -1,6 +1,6 @@
 //! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
@@ -34,12 +34,7 @@ const PASSES: u64 = 2;
 
 /// What was saved: kept, or somewhere else.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Saved {
-    saved: Arc<offload::Saved>,
-    id: Id,
-    /// The interval in which the operation computes that saved it, in a step that is measured.
-    point: Option<usize>,
-}
+pub(crate) struct Saved(Arc<offload::Saved>);
 
 /// A budget of one device's memory, or of the host's.
 #[pyclass(frozen, module = "tenure._native")]
@@ -62,8 +57,8 @@ struct State {
     /// Steps, by signature.
     kinds: HashMap<u64, Kind>,
     passes: u64,
-    /// What was saved in this step.
-    saved: HashSet<Id>,
+    /// How things were made in the step.
+    book: HashMap<Id, Arc<Recipe>>,
     on_host: Option<OnHostMemory>,
 }
 
@@ -88,6 +83,7 @@ pub(crate) struct StepReport {
     stalled_us: u64,
     unplanned: u64,
     is_planned: bool,
+    predicted_us: Option<u64>,
     codec: String,
 }
 
@@ -185,7 +181,7 @@ impl Budget {
 
     /// The step ends, if there is one.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        let Some((step, pass)) = self.state().step.take() else { return Ok(None) };
+        let Some((step, pass)) = self.end() else { return Ok(None) };
         let report = py.detach(|| step.finish()).map_err(|error| self.told(error))?;
         if pass == Pass::Plain {
             let mut state = self.state();
@@ -197,64 +193,81 @@ impl Budget {
     /// The step ends, and nothing is learned of it. What went wrong that nobody was told of.
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
-            drop(self.state().step.take());
+            drop(self.end());
             self.engine.take_failure().map(|error| self.words(error))
         })
+    }
+
+    /// Writes what the planner of the last step was asked. Whether there was one.
+    fn write_problem(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+        let Some(problem) = py.detach(|| self.engine.problem()).map_err(|error| self.told(error))? else {
+            return Ok(false);
+        };
+        problem.write(path).map_err(|error| complaint(error.to_string()))?;
+        Ok(true)
     }
 
     /// Nothing is limited any more. What was saved can still come back.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
-            let mut state = self.state();
-            drop((state.step.take(), state.on_host.take()));
-            drop(state);
+            drop(self.end());
+            drop(self.state().on_host.take());
             self.engine.lift()
         })
         .map_err(|error| self.told(error))
     }
 
-    /// PyTorch's storage at an address, of so many bytes, is saved at a version, with elements of a dtype. None if it stays.
-    /// What computes it again is called with storages of what was saved and the stream, and returns the result, its address
+    /// An operation has made bytes, each at an address, so many, at a version, of others on a stream. What makes each of them
+    /// again, if anything does, is called with storages of the inputs and the stream, and returns the result, its address
     /// and its bytes.
+    fn operation(&self, py: Python<'_>, made: Vec<Bytes>, stream: usize, inputs: Vec<Bytes>, again: Vec<Py<PyAny>>) {
+        py.detach(|| {
+            let ids: Vec<Option<Id>> = made.iter().map(|made| self.id(*made)).collect();
+            let on = self.stream(stream);
+            match ids.iter().flatten().next() {
+                Some(id) => self.engine.operation(*id, on.as_ref()),
+                None => self.engine.point(on.as_ref()),
+            }
+            let made_in = self.engine.interval().and_then(|now| now.checked_sub(1));
+            let Some(inputs) = inputs.into_iter().map(|input| self.id(input)).collect::<Option<Vec<Id>>>() else {
+                return;
+            };
+            let mut state = self.state();
+            let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, state.book.get(&id).cloned())).collect();
+            for ((id, (_, bytes, _)), compute) in ids.into_iter().zip(made).zip(again) {
+                let Some(id) = id else { continue };
+                let (inputs, make, device) = (inputs.clone(), Arc::clone(&self.make), self.device);
+                let recipe = Recipe { id, inputs, made_in, bytes, device, stream, make, compute };
+                state.book.insert(id, Arc::new(recipe));
+            }
+        });
+    }
+
+    /// PyTorch's storage at an address, of so many bytes, is saved at a version, with elements of a dtype. None if it stays.
     fn save(
         &self,
         py: Python<'_>,
         storage: (usize, usize, u64, &str),
         stream: usize,
         name: String,
-        recipe: Option<Ingredients<'_>>,
     ) -> PyResult<Option<Saved>> {
         let (address, bytes, version, dtype) = storage;
         // Of those that Tenure does not have, nothing is known.
         let dtype = dtype.parse().unwrap_or(DType::U8);
-        let recipe = recipe.map(|(inputs, compute)| {
-            let made_in = inputs.iter().filter_map(|input| input.point).max();
-            (inputs.iter().map(|input| input.id).collect(), made_in, compute)
-        });
         py.detach(|| {
             // SAFETY: who calls has the storage.
             let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
-            let (id, device) = ((storage.generation(), version), self.device);
-            let recipe = recipe.map(|(inputs, made_in, compute)| -> Arc<dyn Recompute> {
-                let make = Arc::clone(&self.make);
-                Arc::new(Recipe { id, inputs, made_in, bytes, device, stream, make, compute })
-            });
-            let stream = self.stream(stream);
-            let Some(saved) = self.engine.save(&storage, version, dtype, stream.as_ref(), recipe, || name)? else {
-                return Ok(None);
-            };
-            if !self.state().saved.insert(id) {
-                // That was no point, and the operation has one.
-                self.engine.point(stream.as_ref());
-            }
-            Ok(Some(Saved { saved, id, point: self.engine.interval() }))
+            let recipe = self.state().book.get(&(storage.generation(), version)).cloned();
+            let recipe = recipe.map(|recipe| recipe as Arc<dyn Recompute>);
+            let saved = self.engine.save(&storage, version, dtype, self.stream(stream).as_ref(), recipe, || name)?;
+            Ok(saved.map(Saved))
         })
         .map_err(|error| self.told(error))
     }
 
     /// What was saved, as a storage of PyTorch's.
     fn need<'py>(&self, py: Python<'py>, saved: &Saved, stream: usize) -> PyResult<Bound<'py, PyAny>> {
-        let need = || self.engine.need(&saved.saved, self.stream(stream).as_ref());
+        let need = || self.engine.need(&saved.0, self.stream(stream).as_ref());
         given(py.detach(need).map_err(|error| self.told(error))?, self.make.bind(py))
     }
 }
@@ -264,13 +277,20 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// No step goes on. The one that did.
+    fn end(&self) -> Option<(offload::Step, Pass)> {
+        let mut state = self.state();
+        // What is kept to make things again goes now.
+        state.book.clear();
+        state.step.take()
+    }
+
     /// A step begins: one that is measured, if none of its kind was, or more is held now than there was then, such as an
     /// optimizer's state.
     fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         let mut state = self.state();
-        let State { percent, plain_bytes, step, kinds, passes, saved, .. } = &mut *state;
-        saved.clear();
+        let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (LEAST_BYTES + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
@@ -288,6 +308,12 @@ impl Budget {
         *step = None;
         *step = Some((self.engine.begin(hasher.finish(), pass)?, pass));
         Ok(())
+    }
+
+    /// Which bytes those are, if they are Tenure's.
+    fn id(&self, (address, bytes, version): Bytes) -> Option<Id> {
+        // SAFETY: who calls has the storage.
+        unsafe { shared::share(self.device, address, bytes) }.map(|storage| (storage.generation(), version))
     }
 
     fn stream(&self, handle: usize) -> Option<Stream> {
@@ -308,6 +334,7 @@ impl Budget {
             stalled_us: report.stalled.as_micros() as u64,
             unplanned: report.unplanned,
             is_planned: report.is_planned,
+            predicted_us: report.predicted.map(|predicted| predicted.as_micros() as u64),
             codec: report.codec.to_string(),
         }
     }
@@ -333,8 +360,11 @@ impl Budget {
     }
 }
 
-/// What something is computed again of, and what does.
-type Ingredients<'py> = (Vec<PyRef<'py, Saved>>, Py<PyAny>);
+/// A storage of PyTorch's: its address, its bytes, and how often it was written to.
+type Bytes = (usize, usize, u64);
+
+/// Which bytes, and how they are made themselves.
+type Ingredient = (Id, Option<Arc<Recipe>>);
 
 /// A storage, as one of PyTorch's.
 fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -348,16 +378,16 @@ fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py,
     }
 }
 
-/// How an operation of PyTorch's makes its result again, of other things that were saved.
+/// How an operation of PyTorch's makes a result again.
 struct Recipe {
     id: Id,
-    inputs: Vec<Id>,
+    inputs: Vec<Ingredient>,
     made_in: Option<usize>,
     bytes: usize,
     device: Device,
     stream: usize,
     make: Arc<Py<PyAny>>,
-    /// See [`Budget::save`].
+    /// See [`Budget::operation`].
     compute: Py<PyAny>,
 }
 
@@ -367,18 +397,51 @@ impl Recompute for Recipe {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        self.inputs.iter().map(|id| Input { id: *id, stays: false, recompute: None }).collect()
+        let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recompute>;
+        let input =
+            |(id, recipe): &Ingredient| Input { id: *id, stays: false, recompute: recipe.as_ref().map(recompute) };
+        self.inputs.iter().map(input).collect()
     }
 
     fn made_in(&self) -> Option<usize> {
         self.made_in
     }
 
-    fn run(&self, find: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
-        let inputs = self.inputs.iter().map(|id| find(*id)?.ok_or_else(|| "what it is made of is gone".into()));
-        let inputs = inputs.collect::<Result<Vec<Storage>, Box<dyn Error + Send + Sync>>>()?;
+    fn run(&self, find: Find<'_>) -> Result<Storage, Failure> {
         // Also when the budget is over.
         let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
+        // Not one inside the other: a chain may be deeper than the stack.
+        let (mut next, mut waiting, mut made) = (self, Vec::new(), HashMap::new());
+        loop {
+            let (mut inputs, mut lacking) = (Vec::with_capacity(next.inputs.len()), None);
+            for (id, recipe) in &next.inputs {
+                let found = match made.get(id) {
+                    Some(found) => Some(Storage::clone(found)),
+                    None => find(*id)?,
+                };
+                match found {
+                    Some(found) => inputs.push(found),
+                    None => {
+                        lacking = Some(recipe.as_deref().ok_or("what it is made of is gone")?);
+                        break;
+                    }
+                }
+            }
+            if let Some(recipe) = lacking {
+                waiting.push(std::mem::replace(&mut next, recipe));
+                continue;
+            }
+            let result = next.compute(inputs)?;
+            let Some(later) = waiting.pop() else { return Ok(result) };
+            made.insert(next.id, result);
+            next = later;
+        }
+    }
+}
+
+impl Recipe {
+    /// The result of an operation whose inputs are there.
+    fn compute(&self, inputs: Vec<Storage>) -> Result<Storage, Failure> {
         Python::attach(|py| {
             let inputs = inputs.into_iter().map(|input| given(input, self.make.bind(py)));
             let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
@@ -390,6 +453,20 @@ impl Recompute for Recipe {
         })
     }
 }
+
+impl Drop for Recipe {
+    /// One after the other, not one inside the other: a chain may be deeper than the stack.
+    fn drop(&mut self) {
+        let mut chain: Vec<Arc<Self>> = self.inputs.iter_mut().filter_map(|(_, recipe)| recipe.take()).collect();
+        while let Some(next) = chain.pop() {
+            if let Some(mut last) = Arc::into_inner(next) {
+                chain.extend(last.inputs.iter_mut().filter_map(|(_, recipe)| recipe.take()));
+            }
+        }
+    }
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
 
 fn planner_of(name: &str) -> PyResult<Box<dyn Planner + Send + Sync>> {
     Ok(match name {

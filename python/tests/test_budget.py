@@ -171,9 +171,7 @@ def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: in
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
 
-@pytest.mark.parametrize(
-    ("make", "share", "is_mixed"), [(gated, 60, False), (gated, 70, True), (convolutions, 70, False)]
-)
+@pytest.mark.parametrize(("make", "share", "is_mixed"), [(gated, 60, False), (gated, 70, True)])
 def test_what_there_is_no_room_for_is_computed_again(
     make: Callable[[], Any], share: int, is_mixed: bool, tmp_path: Path
 ) -> None:

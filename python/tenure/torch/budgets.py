@@ -23,6 +23,7 @@ from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.held import make_storage
 from tenure.torch.holdings import tensors_in
 from tenure.torch.placement import is_alone, put_under
+from tenure.torch.recipes import Recorder
 from tenure.torch.saving import Saving
 from tenure.torch.tags import Hook
 
@@ -61,6 +62,8 @@ class StepReport:
     unplanned: int
     #: Whether it was made by a plan, to the end.
     is_planned: bool
+    #: How long the plan takes the device, by what was measured; None without a plan.
+    predicted_us: int | None
     #: By what bytes were encoded on their way to a disk; a lossy one changes gradients.
     codec: str
 
@@ -70,6 +73,9 @@ class _Threads(threading.local):
 
     def __init__(self) -> None:
         self.hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
+        #: What was entered where the model was called, and how often it was.
+        self.recorder: Recorder | None = None
+        self.calls = 0
 
 
 class Budget:
@@ -86,7 +92,10 @@ class Budget:
         self._is_over = False
         self._is_told = False
         self._report: StepReport | None = None
-        self._hook = module.register_forward_pre_hook(_BeforeModel(self), prepend=True, with_kwargs=True)
+        self._hooks = (
+            module.register_forward_pre_hook(_BeforeModel(self), prepend=True, with_kwargs=True),
+            module.register_forward_hook(_BehindModel(self), always_call=True),
+        )
 
     @property
     def bytes(self) -> int | None:
@@ -128,13 +137,30 @@ class Budget:
             self._end()
         return self._report
 
+    def write_problem(self, path: str | PathLike[str]) -> None:
+        """Writes what the planner was asked for the last step, for ``tenure plan`` to answer by others.
+
+        Parameters
+        ----------
+        path
+            A file of JSON.
+
+        Raises
+        ------
+        tenure.Error
+            No step was measured yet, or the file cannot be written.
+        """
+        if not self._native.write_problem(os.fspath(path)):
+            raise Error("there is no plan yet: a budget makes one of steps that were measured")
+
     def close(self) -> None:
         """Ends the budget: nothing is limited any more. What was saved can still be used."""
         with _opening:
             if self._is_over:
                 return
             self._is_over = True
-            self._hook.remove()
+            for hook in self._hooks:
+                hook.remove()
             self._native.close()
             _open.pop(self._device.index, None)
 
@@ -153,6 +179,7 @@ class Budget:
     ) -> None:
         if not self._threads.hooks:
             raise Error("this thread has not entered it: what a thread enters, it leaves itself")
+        self._leave_model(all_calls=True)
         self._threads.hooks.pop().__exit__(kind, error, traceback)
         with self._entering:
             self._entered -= 1
@@ -169,15 +196,25 @@ class Budget:
 
     def _begin(self, args: Any, kwargs: Any) -> None:
         """The model is called."""
+        self._threads.calls += 1
         is_here = bool(self._threads.hooks) and torch.is_grad_enabled()
         # Not where a checkpoint computes again.
         if not is_here or torch._C._current_graph_task_id() != -1:
             return
-        if self._native.is_in_step and (self._is_told or not self._saving.is_needed):
-            return
-        self._end()
-        self._saving.begin(self._module)
-        self._native.begin(self._signature(args, kwargs))
+        if not self._native.is_in_step or (not self._is_told and self._saving.is_needed):
+            self._end()
+            self._saving.begin(self._module)
+            self._native.begin(self._signature(args, kwargs))
+        if self._threads.recorder is None:
+            self._threads.recorder = self._saving.recorder()
+            self._threads.recorder.__enter__()
+
+    def _leave_model(self, *, all_calls: bool = False) -> None:
+        """The model has returned, or raised an error."""
+        self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
+        if self._threads.calls == 0 and self._threads.recorder is not None:
+            self._threads.recorder.__exit__(None, None, None)
+            self._threads.recorder = None
 
     def _end(self) -> None:
         report = self._native.finish()
@@ -202,6 +239,7 @@ class Budget:
 # As torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is called, not
 # where it is compiled.
 Budget._begin._torchdynamo_disable = True  # type: ignore[attr-defined]
+Budget._leave_model._torchdynamo_disable = True  # type: ignore[attr-defined]
 Budget._begin._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
     "a budget's step begins here: give tenure.torch.budget() what torch.compile() returned"
 )
@@ -216,6 +254,17 @@ class _BeforeModel(Hook):
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._budget._begin(args, kwargs)
+
+
+class _BehindModel(Hook):
+    """Is called behind it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+
+    @runs_beside_compiled_code
+    def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._budget._leave_model()
 
 
 def budget(

@@ -13,7 +13,7 @@ from tenure import _native
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.held import Held
 from tenure.torch.purpose import address_of
-from tenure.torch.recipes import recipe_of
+from tenure.torch.recipes import Recorder, stream_of
 
 __all__ = ["Saving"]
 
@@ -32,6 +32,7 @@ class Saving:
         self._native = native
         self._device = device
         self._stays: set[int] = set()
+        self._made: set[tuple[int, int]] = set()
         #: Nothing, by its type.
         self._nothing: dict[torch.dtype, Tensor] = {}
         #: What was given to backward, by its storage: autograd saves it again where backward itself is differentiated.
@@ -43,9 +44,14 @@ class Saving:
         """The hooks, for a thread to enter."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
+    def recorder(self) -> Recorder:
+        """Has the engine know how things are made, for a thread to enter."""
+        return Recorder(self._native, self._device, lambda tensor: address_of(tensor) in self._stays, self._made)
+
     def begin(self, module: nn.Module) -> None:
         """A step begins: what the model itself has stays where it is."""
         self.is_needed = False
+        self._made.clear()
         self._stays = {address_of(tensor) for tensors in _tensors_of(module) for tensor in tensors}
         self._given = {storage: given for storage, given in self._given.items() if not given[0].expired()}
 
@@ -69,15 +75,14 @@ class Saving:
                 # Nobody needs it any more, or it was written to: it is something else.
                 return None
             return Held(held.saved, tensor, self._writes_of(tensor))
-        stream = 0
-        if tensor.is_cuda:
-            # A graph's memory is always where it was captured; what is foreign has another deleter.
-            if torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata):
-                return None
-            stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        # A graph's memory is always where it was captured; what is foreign has another deleter.
+        if tensor.is_cuda and (
+            torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata)
+        ):
+            return None
         dtype = str(tensor.dtype).removeprefix("torch.")
         there = storage.data_ptr(), storage.nbytes(), tensor._version, dtype
-        saved = self._native.save(there, stream, _name_of(tensor), recipe_of(tensor, self._stays_here))
+        saved = self._native.save(there, stream_of(self._device), _name_of(tensor))
         return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
 
     @runs_beside_compiled_code
@@ -90,15 +95,10 @@ class Saving:
             return tensor
         if packed.writes._version != packed.version:
             raise _modified(packed.writes, packed.layout.sizes, packed.version)
-        stream = torch._C._cuda_getCurrentRawStream(self._device.index) if self._device.type == "cuda" else 0
-        storage = self._native.need(packed.saved, stream)
+        storage = self._native.need(packed.saved, stream_of(self._device))
         tensor = packed.layout.of(storage)
         self._given[storage._cdata] = StorageWeakRef(storage), weakref.ref(packed)
         return tensor
-
-    def _stays_here(self, tensor: Tensor) -> bool:
-        """Whether it takes no memory to keep a tensor."""
-        return tensor.untyped_storage().nbytes() < _LEAST_BYTES or address_of(tensor) in self._stays
 
     def _writes_of(self, tensor: Tensor) -> Tensor:
         """An empty tensor that has the version of another, and none of its memory."""
