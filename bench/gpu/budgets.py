@@ -1,10 +1,11 @@
 """Training steps of stock PyTorch, as they are and with less memory: in turn, each in a process of its own.
 
 Beside the plain step: `save_on_cpu` with pinned memory, every block checkpointed, activations offloaded on streams of
-their own, and `tenure.torch.budget` at shares of what the plain step reserved. Prints a row of JSON for each.
+their own; `tenure.torch.budget`, and the same model of our own tensors, at shares of what the plain step reserved.
+Prints a row of JSON for each.
 
-    budgets.py                                 # both models: some ten minutes on an H200
-    budgets.py --workload llama --percent 50   # one of them, at one share
+    budgets.py --ours ./bench-gpu                                 # both models: some ten minutes on an H200
+    budgets.py --ours ./bench-gpu --workload llama --percent 50   # one of them, at one share
 """
 
 import argparse
@@ -24,35 +25,35 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-WORKLOADS = ["llama", "resnet152"]
-METHODS = ["plain", "save_on_cpu", "checkpoint", "streams"]
+#: With their batches.
+WORKLOADS = {"llama": 16, "resnet152": 256}
+METHODS = ["plain", "save_on_cpu", "checkpoint", "streams", "tenure", "ours"]
 PERCENTS = [75, 50, 35, 25]
 GIB = 1 << 30
 #: As in `tenure.torch.budget`.
 LEAST_BYTES = 1 << 20
 
 
-def llama() -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
-    """1.1 billion parameters, 16 texts of 2048 tokens."""
+def llama(batch: int) -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
+    """1.1 billion parameters, texts of 2048 tokens."""
     from pytorch import DEVICE, Llama, ids
 
     model = Llama().to(DEVICE, torch.bfloat16)
-    inputs, targets = (ids(first, 16, 2048, 32000) for first in (0, 1))
+    inputs, targets = (ids(first, batch, 2048, 32000) for first in (0, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     return model, list(model.blocks), optimizer, inputs, targets.flatten()
 
 
-def resnet152() -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
-    """256 images."""
+def resnet152(batch: int) -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
     import torchvision
     from pytorch import DEVICE
 
     model = torchvision.models.resnet152().to(DEVICE, torch.bfloat16, memory_format=torch.channels_last)
     blocks = [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
-    images = torch.randn(256, 3, 224, 224, device=DEVICE, dtype=torch.bfloat16)
+    images = torch.randn(batch, 3, 224, 224, device=DEVICE, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     images = images.contiguous(memory_format=torch.channels_last)
-    return model, blocks, optimizer, images, torch.arange(256, device=DEVICE)
+    return model, blocks, optimizer, images, torch.arange(batch, device=DEVICE) % 1000
 
 
 class Streams:
@@ -117,7 +118,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
         tenure.torch.install()
     torch.manual_seed(0)
-    model, blocks, optimizer, inputs, targets = {"llama": llama, "resnet152": resnet152}[args.workload]()
+    make = {"llama": llama, "resnet152": resnet152}[args.workload]
+    model, blocks, optimizer, inputs, targets = make(args.batch or WORKLOADS[args.workload])
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     if args.method == "save_on_cpu":
         around = lambda: save_on_cpu(pin_memory=True)  # noqa: E731
@@ -143,6 +145,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with tenure.torch.budget(model, args.budget, **options) as budget:
         run(step, args, figures)
         figures["report"] = asdict(budget.report())
+        if args.problem:
+            budget.write_problem(args.problem)
     return figures
 
 
@@ -169,10 +173,18 @@ def run(step: Callable[[], torch.Tensor], args: argparse.Namespace, figures: dic
 
 def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> dict[str, Any]:
     """The row of one method: its figures, or why there are none."""
-    options = ["steps", "repeats", "warm", "seconds", "host_gib"] + ["spill"] * bool(args.spill)
-    command = [sys.executable, __file__, "--child", "--workload", workload, "--method", method]
-    command += ["--budget", str(budget)]
-    command += [text for name in options for text in (f"--{name.replace('_', '-')}", str(getattr(args, name)))]
+    batch = args.batch or WORKLOADS[workload]
+    counts = ["steps", "repeats", "warm"]
+    options = [text for name in counts for text in (f"--{name}", str(getattr(args, name)))] + ["--batch", str(batch)]
+    if budget or method != "ours":
+        options += ["--budget", str(budget), "--host-gib", str(args.host_gib)]
+        options += ["--spill", args.spill] if args.spill and budget else []
+    if budget and args.problems:
+        options += ["--problem", f"{args.problems}/{workload}-{method}-{budget >> 20}.json"]
+    if method == "ours":
+        command = [args.ours, workload, *options]
+    else:
+        command = [sys.executable, __file__, "--child", "--workload", workload, "--method", method, *options]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds)
     except subprocess.TimeoutExpired:
@@ -182,34 +194,47 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def row(workload: str, method: str, percent: int | None, budget: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Prints a row."""
+    asked = {"workload": workload, "method": method, "percent": percent, "budget_bytes": budget}
+    row = asked | child(workload, method, budget, args)
+    print(json.dumps(row), flush=True)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only this one; may be given twice")
-    parser.add_argument("--method", choices=METHODS, action="append", help="beside plain only these, and budgets")
+    parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="only this one; may be repeated")
+    parser.add_argument("--method", choices=METHODS, action="append", help="beside plain only this; may be repeated")
     parser.add_argument("--percent", type=int, action="append", help=f"of the plain peak (default: {PERCENTS})")
+    parser.add_argument("--plain-bytes", type=int, help="the plain peak, which is not measured then")
     parser.add_argument("--steps", type=int, default=4, help="in a row, without a wait between (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of those (default: %(default)s)")
     parser.add_argument("--warm", type=int, default=4, help="steps before: at least 3 (default: %(default)s)")
     parser.add_argument("--host-gib", type=int, default=90, help="pinned memory of a budget (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help=f"another than the model's own ({WORKLOADS})")
     parser.add_argument("--spill", help="a folder for a budget to spill to, too")
+    parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
+    parser.add_argument("--problems", help="a folder for what planners were asked: `tenure plan` has others answer")
     parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default: %(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--problem", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         (args.workload,), (args.method,) = args.workload, args.method
         print(json.dumps(measure(args)))
         return
+    methods = args.method or [method for method in METHODS if method != "ours" or args.ours]
     for workload in args.workload or WORKLOADS:
-        plain = 0
-        for method in ["plain", *(method for method in args.method or METHODS if method != "plain")]:
-            row = child(workload, method, 0, args)
-            plain = row.get("reserved_bytes", 0) if method == "plain" else plain
-            print(json.dumps({"workload": workload, "method": method, **row}), flush=True)
+        plain = args.plain_bytes or row(workload, "plain", None, 0, args).get("reserved_bytes", 0)
+        for method in methods:
+            if method not in ("plain", "tenure"):
+                row(workload, method, None, 0, args)
         for percent in (args.percent or PERCENTS) if plain else ():
-            row = child(workload, "plain", plain * percent // 100, args)
-            row = {"method": "tenure", "percent": percent, "budget_bytes": plain * percent // 100, **row}
-            print(json.dumps({"workload": workload, **row}), flush=True)
+            for method in methods:
+                if method in ("tenure", "ours"):
+                    row(workload, method, percent, plain * percent // 100, args)
 
 
 if __name__ == "__main__":

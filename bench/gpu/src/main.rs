@@ -1,5 +1,6 @@
 //! One workload on Tenure, on the first CUDA device; prints what `pytorch.py` does, and what the driver was asked for.
 
+mod budget;
 mod parallel;
 mod workloads;
 
@@ -14,7 +15,9 @@ use tenure_device::{Call, Driver, Executor};
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::{MemoryFormat, Tensor, tuning};
 
-use workloads::Workload;
+use workloads::{Kind, Trained, Workload};
+
+const GIB: usize = 1 << 30;
 
 /// What is measured, and how.
 #[derive(Parser)]
@@ -39,6 +42,14 @@ struct Arguments {
     /// Trained on so many devices at once, each with the batch of one; also of one, to compare with
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..), conflicts_with = "graph")]
     devices: Option<u8>,
+    /// Trained with so many examples at once
+    #[arg(long)]
+    batch: Option<usize>,
+    #[command(flatten)]
+    budget: budget::BudgetArguments,
+    /// Steps before those that count
+    #[arg(long, default_value_t = 4)]
+    warm: usize,
     /// In a row, without a wait between
     #[arg(long, default_value_t = 10)]
     steps: usize,
@@ -54,14 +65,21 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tuning::measure_algorithms(arguments.measure);
     tuning::sum_in_any_order(arguments.any_order);
+    let kind = arguments.workload.of(arguments.batch, arguments.dropout);
     if let Some(devices) = arguments.devices {
-        return parallel::run(&arguments, devices);
+        return parallel::run(&arguments, trained(&kind)?, devices);
     }
     let memory = memory::device(0)?;
+    if let Some(budget) = arguments.budget.budget {
+        return budget::run(&arguments, trained(&kind)?, memory, budget);
+    }
     let Executor::Cuda(driver) = memory.driver().executor() else { bail!("a real device is needed") };
     let format = if arguments.channels_last { MemoryFormat::ChannelsLast2d } else { MemoryFormat::Contiguous };
-    let mut step =
-        workloads::step(arguments.workload, arguments.dropout, format).context("the workload cannot be set up")?;
+    let step = match kind {
+        Kind::Trained(trained) => workloads::train(trained),
+        Kind::Inferred(model) => workloads::inference(model, format),
+    };
+    let mut step = step.context("the workload cannot be set up")?;
     let first = step()?;
     let loss = if first.numel() == 1 {
         Some(first.to_device(tenure_tensor::Device::CPU)?.item_scalar()?.to_f64())
@@ -69,7 +87,7 @@ fn main() -> Result<()> {
         None
     };
     drop(first);
-    for _ in 0..4 {
+    for _ in 0..arguments.warm {
         step()?;
     }
     driver.synchronize()?;
@@ -102,6 +120,11 @@ fn main() -> Result<()> {
     });
     println!("{figures}");
     Ok(())
+}
+
+fn trained(kind: &Kind) -> Result<Trained> {
+    let Kind::Trained(trained) = kind else { bail!("that is of training, and this model is used: give it a --batch") };
+    Ok(*trained)
 }
 
 /// A step as a graph, with peaks that begin before it.

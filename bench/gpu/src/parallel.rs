@@ -2,41 +2,24 @@
 
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::json;
-use tenure_nn::data::{DataLoader, Dataset, LoaderOptions};
+use tenure_nn::data::{DataLoader, LoaderOptions};
 use tenure_nn::train::{Plan, Trainer};
 use tenure_tensor::Device;
 
 use crate::Arguments;
-use crate::workloads;
-
-/// One number for each device in each step, which stands for the examples that it has.
-struct Numbers;
-
-impl Dataset for Numbers {
-    type Item = i64;
-
-    fn len(&self) -> usize {
-        1 << 20
-    }
-
-    fn item(&self, index: usize) -> tenure_nn::data::Result<i64> {
-        Ok(index as i64)
-    }
-}
+use crate::workloads::{self, Numbers, Trained};
 
 /// Steps of a trainer, which reads the loss of each.
-pub(crate) fn run(arguments: &Arguments, count: u8) -> Result<()> {
-    let (workload, dropout) = (arguments.workload, arguments.dropout);
-    ensure!(workload.is_trained(), "--devices: resnet50, gpt2 and llama are trained");
+pub(crate) fn run(arguments: &Arguments, trained: Trained, count: u8) -> Result<()> {
     let devices: Vec<Device> = (0..count).map(Device::cuda).collect();
-    let (task, optimizer) = workloads::training(workload, dropout, devices[0])?;
+    let (task, optimizer) = workloads::training(trained, devices[0])?;
     let examples = task.examples() * devices.len();
     let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: devices.len(), ..LoaderOptions::default() });
     let plan = Plan { steps: u64::MAX, ..Plan::default() };
     let run = Trainer::new(task, loader, optimizer, plan);
-    let mut run = run.on_devices(&devices, move |device| workloads::training(workload, dropout, device))?;
+    let mut run = run.on_devices(&devices, move |device| workloads::training(trained, device))?;
     let loss = run.step()?.map(|step| step.loss);
     for _ in 0..4 {
         run.step()?;

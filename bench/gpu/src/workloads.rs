@@ -1,6 +1,7 @@
 //! The workloads, as `pytorch.py` has them.
 
 use clap::ValueEnum;
+use tenure_nn::data::Dataset;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{
     Bert, BertConfig, Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig, ResNet, ResNetConfig,
@@ -26,30 +27,62 @@ pub(crate) enum Workload {
 }
 
 impl Workload {
-    /// Whether it is training, rather than inference.
-    pub(crate) fn is_trained(self) -> bool {
-        matches!(self, Self::Resnet50 | Self::Gpt2 | Self::Llama)
+    /// What is done with it: it is trained, with so many examples if they are given, or used.
+    pub(crate) fn of(self, batch: Option<usize>, dropout: bool) -> Kind {
+        let train = |model, otherwise| Kind::Trained(Trained { model, batch: batch.unwrap_or(otherwise) });
+        match self {
+            Self::Resnet50 => train(Model::Resnet(ResNetConfig::RESNET50), 128),
+            Self::Resnet152 if batch.is_some() => train(Model::Resnet(ResNetConfig::RESNET152), 0),
+            Self::Gpt2 => train(Model::Gpt2 { dropout }, 8),
+            Self::Llama => train(Model::Llama, 4),
+            Self::Resnet152 => Kind::Inferred(Inferred::Resnet152),
+            Self::Inception => Kind::Inferred(Inferred::Inception),
+            Self::Bert => Kind::Inferred(Inferred::Bert),
+        }
     }
+}
+
+/// What is done with a model.
+pub(crate) enum Kind {
+    Trained(Trained),
+    Inferred(Inferred),
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Inferred {
+    Resnet152,
+    Inception,
+    Bert,
+}
+
+/// A model, and how many examples a step of its training has.
+#[derive(Clone, Copy)]
+pub(crate) struct Trained {
+    model: Model,
+    batch: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Model {
+    Resnet(ResNetConfig),
+    Gpt2 { dropout: bool },
+    Llama,
 }
 
 const DEVICE: Device = Device::cuda(0);
 
-/// A step of a workload, of GPT-2 with `dropout` or without, whose convolutional inference is on images in that `format`.
-pub(crate) fn step(workload: Workload, dropout: bool, format: MemoryFormat) -> Result<Step> {
+/// A step of inference, of images in that `format`.
+pub(crate) fn inference(model: Inferred, format: MemoryFormat) -> Result<Step> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
-    Ok(match workload {
-        Workload::Resnet50 | Workload::Gpt2 | Workload::Llama => {
-            let (training, optimizer) = training(workload, dropout, DEVICE)?;
-            train(optimizer, move || training.loss_of_all())
-        }
-        Workload::Resnet152 => {
+    Ok(match model {
+        Inferred::Resnet152 => {
             infer(ResNet::new(&scope, ResNetConfig::RESNET152)?, images(8, 224, &generator)?, format)?
         }
-        Workload::Inception => {
+        Inferred::Inception => {
             infer(InceptionV3::new(&scope, InceptionConfig::V3)?, images(8, 299, &generator)?, format)?
         }
-        Workload::Bert => {
+        Inferred::Bert => {
             let config = BertConfig::default();
             let mut model = Bert::new(&scope, &config)?;
             model.to_device(DEVICE)?;
@@ -60,6 +93,21 @@ pub(crate) fn step(workload: Workload, dropout: bool, format: MemoryFormat) -> R
     })
 }
 
+/// Stand for the examples that are there, with a trainer.
+pub(crate) struct Numbers;
+
+impl Dataset for Numbers {
+    type Item = i64;
+
+    fn len(&self) -> usize {
+        1 << 20
+    }
+
+    fn item(&self, index: usize) -> tenure_nn::data::Result<i64> {
+        Ok(index as i64)
+    }
+}
+
 /// A model that is trained on the same examples again and again.
 pub(crate) struct Training {
     model: Box<dyn Layer>,
@@ -67,36 +115,50 @@ pub(crate) struct Training {
     targets: Tensor,
 }
 
-/// One of those that are trained.
-pub(crate) fn training(workload: Workload, dropout: bool, device: Device) -> Result<(Training, Optimizer)> {
+/// What is trained, on a device.
+pub(crate) fn training(trained: Trained, device: Device) -> Result<(Training, Optimizer)> {
     let generator = Generator::new(0);
     let scope = Scope::new(&generator);
-    match workload {
-        Workload::Gpt2 => {
+    let batch = trained.batch;
+    match trained.model {
+        Model::Gpt2 { dropout } => {
             let dropping = Gpt2Config { n_embd: 1024, n_head: 16, ..Gpt2Config::default() };
             let config = if dropout {
                 dropping
             } else {
                 Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..dropping }
             };
-            language_model(Gpt2::new(&scope, &config)?, [8, 1024, config.vocab_size], device)
+            language_model(Gpt2::new(&scope, &config)?, [batch, 1024, config.vocab_size], device)
         }
-        Workload::Llama => {
+        Model::Llama => {
             let config = LlamaConfig::default();
-            language_model(Llama::new(&scope, &config)?, [4, 2048, config.vocab_size], device)
+            language_model(Llama::new(&scope, &config)?, [batch, 2048, config.vocab_size], device)
         }
-        _ => {
-            let mut model = ResNet::new(&scope, ResNetConfig::RESNET50)?;
+        Model::Resnet(config) => {
+            let mut model = ResNet::new(&scope, config)?;
             model.to_dtype(DType::BF16)?;
             model.to_format(MemoryFormat::ChannelsLast2d)?;
             model.to_device(device)?;
-            let inputs = images(128, 224, &generator)?.to_dtype(DType::BF16)?;
+            let inputs = images(batch, 224, &generator)?.to_dtype(DType::BF16)?;
             let inputs = inputs.contiguous_in(MemoryFormat::ChannelsLast2d)?.to_device(device)?;
-            let targets = Tensor::arange(0, 128, 1, DType::I64, Device::CPU)?.to_device(device)?;
+            let targets = Tensor::arange(0, batch as i64, 1, DType::I64, Device::CPU)?.to_device(device)?;
             let optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
             Ok((Training { model: Box::new(model), inputs, targets }, optimizer))
         }
     }
+}
+
+/// A step of it, with the same examples as ever.
+pub(crate) fn train(trained: Trained) -> Result<Step> {
+    let (training, mut optimizer) = training(trained, DEVICE)?;
+    Ok(Box::new(move || {
+        let loss = training.loss_of_all()?;
+        loss.backward()?;
+        optimizer.step()?;
+        // Before the next step needs the memory.
+        optimizer.zero_grad();
+        Ok(loss.detach())
+    }))
 }
 
 fn language_model(
@@ -124,7 +186,7 @@ impl Training {
     }
 }
 
-/// For several devices: a batch stands for the examples that are there.
+/// In the hands of a trainer: a batch stands for the examples that are there.
 impl Task for Training {
     type Batch = Tensor;
 
@@ -147,17 +209,6 @@ impl Task for Training {
     fn score(&self, _: &Tensor) -> Result<Score> {
         Ok(Score::default())
     }
-}
-
-fn train(mut optimizer: Optimizer, loss: impl Fn() -> Result<Tensor> + 'static) -> Step {
-    Box::new(move || {
-        let loss = loss()?;
-        loss.backward()?;
-        optimizer.step()?;
-        // Before the next step needs the memory.
-        optimizer.zero_grad();
-        Ok(loss.detach())
-    })
 }
 
 fn infer(mut model: impl Layer + 'static, inputs: Tensor, format: MemoryFormat) -> Result<Step> {

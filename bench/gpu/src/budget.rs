@@ -1,0 +1,121 @@
+//! Training within a budget of memory.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tenure_device::memory::DeviceMemory;
+use tenure_nn::data::{DataLoader, LoaderOptions};
+use tenure_nn::train::{Pass, Plan, StepReport, Trainer};
+use tenure_offload::{Engine, Link, Memory, Options};
+use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+
+use crate::workloads::{self, Numbers, Trained};
+use crate::{Arguments, GIB};
+
+/// As in the program.
+const LEAST_BYTES: u64 = 1 << 20;
+const PLANNING: Duration = Duration::from_secs(10);
+
+/// What it is made of.
+#[derive(Args)]
+pub(crate) struct BudgetArguments {
+    /// Trained within so many bytes of device memory
+    #[arg(long, conflicts_with_all = ["graph", "devices"])]
+    pub(crate) budget: Option<u64>,
+    /// Pinned memory to spill to
+    #[arg(long, default_value_t = 90)]
+    host_gib: usize,
+    /// A folder to spill to, too
+    #[arg(long)]
+    spill: Option<PathBuf>,
+    /// Of the disk
+    #[arg(long, default_value_t = 48)]
+    spill_gib: u64,
+    /// A file for what the planner was asked
+    #[arg(long)]
+    problem: Option<PathBuf>,
+}
+
+/// Steps of a trainer, which reads the loss of each.
+pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static DeviceMemory, budget: u64) -> Result<()> {
+    let options = &arguments.budget;
+    let (task, optimizer) = workloads::training(trained, memory.device())?;
+    let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: 1, ..LoaderOptions::default() });
+    let plan = Plan { steps: u64::MAX, ..Plan::default() };
+    let engine = engine(options, memory)?;
+    engine.set_budget(budget);
+    let mut run = Trainer::new(task, loader, optimizer, plan).within(engine)?;
+    let began = Instant::now();
+    run.rehearse(Pass::Budgeted)?;
+    let rehearsed = began.elapsed();
+    let engine = run.engine().context("it was given one")?.clone();
+    engine.enforce()?;
+    let mut losses = Vec::new();
+    for _ in 0..arguments.warm {
+        losses.extend(run.step()?.map(|step| step.loss));
+    }
+    memory.allocator().reset_peak_statistics();
+    let (mut milliseconds, mut reports) = (Vec::new(), Vec::new());
+    for _ in 0..arguments.repeats {
+        let began = Instant::now();
+        for _ in 0..arguments.steps {
+            let step = run.step()?.context("the plan has more")?;
+            losses.push(step.loss);
+            reports.extend(step.offload.map(told));
+        }
+        milliseconds.push(began.elapsed().as_secs_f64() * 1e3 / arguments.steps as f64);
+    }
+    let peaks = memory.allocator().statistics().all;
+    let info = memory.driver().memory_info()?;
+    if let (Some(path), Some(problem)) = (&options.problem, engine.problem()?) {
+        problem.write(path)?;
+    }
+    let figures = json!({
+        "ms": milliseconds,
+        "losses": losses,
+        "rehearsed_ms": rehearsed.as_secs_f64() * 1e3,
+        "allocated_bytes": peaks.allocated_bytes.peak,
+        "reserved_bytes": peaks.reserved_bytes.peak,
+        "device_bytes": info.total - info.free,
+        "report": reports.last(),
+        "unplanned": reports.iter().filter_map(|report| report["unplanned"].as_u64()).sum::<u64>(),
+        "links": Link::of(engine.mover()).iter().map(|(link, _)| link_told(link)).collect::<Vec<_>>(),
+    });
+    println!("{figures}");
+    Ok(())
+}
+
+fn engine(options: &BudgetArguments, memory: &'static DeviceMemory) -> Result<Engine> {
+    let disk = options
+        .spill
+        .as_ref()
+        .map(|folder| Disk::open(std::slice::from_ref(folder), DiskOptions::new(options.spill_gib << 30)));
+    let mover = MoverOptions { disk: disk.transpose()?, ..MoverOptions::new(options.host_gib * GIB) };
+    let mover = Mover::new(Some(memory), mover)?;
+    mover.probe()?;
+    let links = Link::of(&mover);
+    ensure!(!links.is_empty(), "there is nothing to spill to");
+    let planning = PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
+    let options = Options { least_bytes: LEAST_BYTES, links, planner: Box::new(Scheduled), planning };
+    Ok(Engine::new(Memory::Device(memory), mover, options))
+}
+
+fn told(report: StepReport) -> Value {
+    json!({
+        "spilled_bytes": report.spilled_bytes,
+        "fetched_bytes": report.fetched_bytes,
+        "recomputed_bytes": report.recomputed_bytes,
+        "recomputed_us": report.recomputed.as_micros() as u64,
+        "stalled_us": report.stalled.as_micros() as u64,
+        "unplanned": report.unplanned,
+        "predicted_us": report.predicted.map(|predicted| predicted.as_micros() as u64),
+    })
+}
+
+fn link_told(link: &Link) -> Value {
+    json!({ "name": link.name, "out": link.out_bandwidth, "back": link.back_bandwidth })
+}
