@@ -84,6 +84,11 @@ impl<P: Pages> PageHeap<P> {
         Self { pages, config, state: Mutex::new(state), live_bytes: AtomicU64::new(0), hooks: Hooks::default() }
     }
 
+    /// What its blocks are made of.
+    pub fn pages(&self) -> &P {
+        &self.pages
+    }
+
     /// Where its blocks are.
     pub fn addresses(&self) -> Range<Address> {
         self.pages.addresses()

@@ -11,18 +11,23 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+#[cfg(target_os = "linux")]
+use memmap2::Advice;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use parking_lot::Mutex;
 use tenure_alloc::pages::{self, PageHeap, Pages};
-use tenure_alloc::{Address, AllocError, BackingError, FreeMemoryCallback, PoolKind, Request, Resource, Statistics};
+use tenure_alloc::{
+    Address, AllocError, BackingError, FreeMemoryCallback, PoolKind, Request, Resource, Stat, Statistics,
+};
 use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
 
 /// Address space to ask for, and what to be content with where the system refuses.
 const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
-/// From here on a block is made of pages; below it comes from the language's allocator.
-const LARGE_BYTES: usize = 256 << 10;
+/// From here on a block is made of pages; below it comes from the language's allocator, which leaves holes that are no use to
+/// others.
+const LARGE_BYTES: usize = 64 << 10;
 /// Of every pointer: a cache line, and the widest vector register.
 const ALIGNMENT: usize = 64;
 
@@ -86,7 +91,7 @@ impl HostMemory {
         Ok(Self { heap, small: Mutex::default(), peak: AtomicU64::new(0), limit: AtomicU64::new(u64::MAX) })
     }
 
-    /// The counters. Peaks other than that of all allocated bytes may be too high by the peak of blocks below 256 KiB, since
+    /// The counters. Peaks other than that of all allocated bytes may be too high by the peak of blocks below 64 KiB, since
     /// both were counted apart.
     pub fn statistics(&self) -> Statistics {
         let mut statistics = self.heap.statistics();
@@ -107,10 +112,13 @@ impl HostMemory {
     /// Limits what is held at a time, pages that no tensor uses included; none takes the limit away. What is beyond it is
     /// refused, if no [callback](Self::add_free_memory_callback) makes room.
     ///
+    /// Within a limit, pages are the smallest there are: of a huge one all is there, whatever is in use of it.
+    ///
     /// # Errors
     /// The system does not take back pages that no tensor uses. The limit is set.
     pub fn set_limit(&self, bytes: Option<u64>) -> Result<(), AllocError> {
         self.limit.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.heap.pages().prefer_huge(bytes.is_none());
         self.limit_heap();
         if bytes.is_some() { self.release_cached() } else { Ok(()) }
     }
@@ -136,11 +144,14 @@ impl HostMemory {
         self.heap.set_limit(self.room(&small));
     }
 
-    /// Gives back the pages that no tensor uses.
+    /// Gives back the pages that no tensor uses, and those that nobody uses of the language's allocator.
     ///
     /// # Errors
     /// The system refuses.
     pub fn release_cached(&self) -> Result<(), AllocError> {
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        // SAFETY: it frees what nobody has. What it tells is whether there was any.
+        let _ = unsafe { libc::malloc_trim(0) };
         self.heap.release_cached()
     }
 
@@ -165,6 +176,7 @@ impl HostMemory {
         let small = {
             let mut small = self.small.lock();
             small.block_allocated(PoolKind::Small, tag, bytes as u64, bytes as u64);
+            count_held(&mut small, |reserved| reserved.increase(bytes as u64));
             small.all.allocated_bytes.current
         };
         self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
@@ -188,6 +200,11 @@ impl HostMemory {
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
     }
+}
+
+/// Of small blocks as much is held as is allocated: what is beside them is the language's allocator's.
+fn count_held(small: &mut Statistics, change: impl Fn(&mut Stat)) {
+    small.both(PoolKind::Small).into_iter().for_each(|pool| change(&mut pool.reserved_bytes));
 }
 
 fn small_layout(bytes: usize) -> Option<Layout> {
@@ -251,6 +268,7 @@ unsafe fn free(context: *mut c_void) {
             let mut small = memory.small.lock();
             small.block_freed(PoolKind::Small, tag, bytes as u64);
             small.block_completed(PoolKind::Small, tag, bytes as u64, bytes as u64);
+            count_held(&mut small, |reserved| reserved.decrease(bytes as u64));
         }
         // A large block may wait for what this leaves.
         if memory.limit().is_some() {
@@ -270,12 +288,17 @@ impl Mapping {
             call: "mmap",
             reason: format!("the system gives no {} GiB of address space", ADDRESS_SPACE[2] >> 30),
         })?;
-        // Fewer, larger pages are faulted in faster. A system without them does as well as it can.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
         let memory = MmapRaw::from(memory);
         memory.as_mut_ptr().expose_provenance();
-        Ok(Self { memory })
+        let mapping = Self { memory };
+        mapping.prefer_huge(true);
+        Ok(mapping)
+    }
+
+    /// Fewer, larger pages are faulted in faster. A system without them does as well as it can.
+    fn prefer_huge(&self, is_preferred: bool) {
+        #[cfg(target_os = "linux")]
+        let _ = self.memory.advise(if is_preferred { Advice::HugePage } else { Advice::NoHugePage });
     }
 
     fn start(&self) -> Address {

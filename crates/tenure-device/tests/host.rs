@@ -24,7 +24,7 @@ fn resident() -> usize {
 fn blocks_are_aligned_and_their_own_at_any_size() {
     let _alone = ALONE.lock();
     let memory = HostMemory::installed().unwrap();
-    let sizes = [1, 64, 1000, 256 * 1024 - 1, 256 * 1024, 3 * MIB + 1];
+    let sizes = [1, 64, 1000, 64 * 1024 - 1, 64 * 1024, 256 * 1024, 3 * MIB + 1];
     let blocks: Vec<_> = sizes.iter().map(|bytes| memory.allocate(*bytes).unwrap()).collect();
     for (fill, (block, bytes)) in blocks.iter().zip(sizes).enumerate() {
         assert_eq!(block.as_ptr() as usize % 64, 0);
@@ -56,6 +56,58 @@ fn freed_pages_stay_until_they_are_given_back() {
     memory.release_cached().unwrap();
     assert!(resident() < before + 16 * MIB);
     assert_eq!(held(), held_before);
+}
+
+#[test]
+fn within_a_limit_no_page_is_there_beside_those_that_count() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    memory.release_cached().unwrap();
+    let allocate = |bytes: usize| {
+        let block = memory.allocate(bytes).unwrap();
+        // SAFETY: so many bytes of this block, which is ours.
+        unsafe { block.as_ptr().write_bytes(1, bytes) };
+        block
+    };
+    // Every other is a hole then, as large as a huge page.
+    let mut blocks: Vec<_> = (0..64).map(|number| (number, allocate(2 * MIB))).collect();
+    blocks.retain(|(number, _)| number % 2 == 0);
+    memory.release_cached().unwrap();
+    let (before, held_before) = (resident(), held());
+    let small_ones = (0..32).map(|_| {
+        memory.set_limit(Some(held() + 3 * MIB as u64 / 2)).unwrap();
+        allocate(3 * MIB / 2)
+    });
+    let small_ones: Vec<_> = small_ones.collect();
+    let (there, counted) = (resident() - before, (held() - held_before) as usize);
+    memory.set_limit(None).unwrap();
+    drop((blocks, small_ones));
+    assert_eq!(counted, 48 * MIB);
+    assert!(there < counted + MIB, "{there} bytes are there, of which {counted} count");
+}
+
+#[test]
+fn what_the_languages_allocator_keeps_is_given_back_too() {
+    let _alone = ALONE.lock();
+    let mut boxes: Vec<Box<[u8]>> = (0..64 * 1024).map(|_| vec![1; 1024].into_boxed_slice()).collect();
+    let before = resident();
+    // The last holds back what is before it.
+    let last = boxes.pop();
+    drop(boxes);
+    HostMemory::installed().unwrap().release_cached().unwrap();
+    assert!(resident() + 48 * MIB < before, "{} of {before} bytes are there", resident());
+    drop(last);
+}
+
+#[test]
+fn what_is_allocated_is_held_whatever_its_size() {
+    let _alone = ALONE.lock();
+    let memory = HostMemory::installed().unwrap();
+    let before = held();
+    let block = memory.allocate(1000).unwrap();
+    assert_eq!(held(), before + 1000);
+    drop(block);
+    assert_eq!(held(), before);
 }
 
 #[test]
@@ -97,15 +149,15 @@ fn threads_may_free_what_others_allocated() {
 fn a_large_block_finds_the_room_that_small_ones_leave_while_it_waits() {
     let _alone = ALONE.lock();
     let memory = HostMemory::installed().unwrap();
-    let small = |_| memory.allocate(200 << 10).unwrap();
-    let small: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new((0..9).map(small).collect()));
+    let small = |_| memory.allocate(50 << 10).unwrap();
+    let small: Arc<Mutex<Vec<_>>> = Arc::new(Mutex::new((0..36).map(small).collect()));
     let waiting = Arc::clone(&small);
     memory.add_free_memory_callback(Box::new(move || waiting.lock().unwrap().pop().is_some()));
     memory.release_cached().unwrap();
-    let others = memory.statistics().all.allocated_bytes.current - 9 * (200 << 10);
+    let others = memory.statistics().all.allocated_bytes.current - 36 * (50 << 10);
     memory.set_limit(Some(others + 2 * MIB as u64)).unwrap();
     let large = memory.allocate(MIB);
     memory.set_limit(None).unwrap();
     large.unwrap();
-    assert!(small.lock().unwrap().len() >= 4, "no more goes than must");
+    assert!(small.lock().unwrap().len() >= 16, "no more goes than must");
 }

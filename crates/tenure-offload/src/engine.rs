@@ -1,17 +1,17 @@
-//! What is told of saved bytes, and moves them.
+//! What is told of saved bytes, and knows what is to be done with them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
-use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
-use tenure_device::{Stream, StreamGuard};
+use parking_lot::Mutex;
+use tenure_core::{DType, Purpose, Storage, Tag};
+use tenure_device::Stream;
 use tenure_plan::planner::{PlannerError, PlannerOptions};
 use tenure_plan::{Planner, Problem, simulator};
-use tenure_tier::codec::{Choice, Coding};
-use tenure_tier::{Bytes, Destination, Mover, MoverError, Stored, Urgency};
+use tenure_tier::codec::Choice;
+use tenure_tier::{Destination, Mover, Stored};
 
 use crate::held::{Held, Saved};
 use crate::reclaim;
@@ -42,7 +42,7 @@ pub struct Engine {
 pub(crate) struct Shared {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
-    options: Options,
+    pub(crate) options: Options,
     /// Of its memory, as it was set: what sets it gives back what is kept for later allocations.
     limit: Mutex<Option<u64>>,
     pub(crate) state: Mutex<State>,
@@ -52,12 +52,12 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     /// By a number that is never used again: what was saved first, first.
     pub(crate) held: BTreeMap<u64, Held>,
-    known: HashMap<Id, Weak<Saved>>,
+    pub(crate) known: HashMap<Id, Weak<Saved>>,
     next: u64,
     /// What stays from step to step.
     pub(crate) residents: Vec<u64>,
     /// The first of this step.
-    first: u64,
+    pub(crate) first: u64,
     /// What is on its way out, by the numbers of what it is of.
     pub(crate) leaving: VecDeque<(u64, Stored)>,
     pub(crate) course: Course,
@@ -359,159 +359,6 @@ impl Shared {
         }
     }
 
-    /// Does what is to be done at a point. In a pass that is measured within the budget, what is `fresh` goes at once, and
-    /// nothing goes on meanwhile: so that what a step takes is known, and how long it takes.
-    fn act<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        actions: Vec<(u64, Action)>,
-        fresh: Option<u64>,
-    ) -> Result<(), OffloadError> {
-        let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
-        if let Some(fresh) = fresh.filter(|_| is_measured) {
-            self.spill(&mut state, fresh, 0)?;
-            drop(state);
-            return reclaim::wait_for_all(self);
-        }
-        for (id, action) in actions {
-            match action {
-                Action::Spill { link } => self.spill(&mut state, id, link)?,
-                Action::Fetch => {
-                    drop(state);
-                    // There may be no room yet: then it comes when it is needed.
-                    let fetched = self.fetch(id, Urgency::Ahead);
-                    if let Err(error) = fetched
-                        && !matches!(error, OffloadError::Back { .. })
-                    {
-                        return Err(error);
-                    }
-                    state = self.state.lock();
-                }
-                Action::Drop => {
-                    let given_up = state.held.get_mut(&id).and_then(Held::give_up);
-                    if given_up.is_some() {
-                        state.note(id, |record, now_us| record.dropped_us = Some(now_us));
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
-    /// now: in the host's memory, from which all links lead to disks.
-    fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
-        let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
-        let bytes = storage.lock();
-        // SAFETY: what is saved is not written to any more, but by a program that is wrong: then the sample is of no use.
-        let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
-        (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
-    }
-
-    /// Bytes begin to go, over a link or one behind it that leads to room; if there is none, they stay. They are let go of
-    /// at once: who moves them has them as long as it must.
-    pub(crate) fn spill(&self, state: &mut State, id: u64, link: usize) -> Result<(), OffloadError> {
-        let choice = state.choice(id);
-        // What came back since takes no room any more where it was.
-        state.forget_gone();
-        let State { held, report, leaving, .. } = state;
-        let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
-        let Some(storage) = held.storage.take() else { return Ok(()) };
-        if held.stored.is_some() {
-            return Ok(());
-        }
-        for (_, destination) in self.options.links.iter().skip(link) {
-            // SAFETY: a front end that has saved bytes refuses to use them once they are written to; what was read of such
-            // a write is not used then either. Bytes of a device are read in the order of its stream.
-            let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
-            let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
-            match self.mover.store_encoded(&held.name, source, *destination, coding) {
-                Ok(stored) => {
-                    report.spilled_bytes += held.bytes;
-                    leaving.push_back((id, stored.clone()));
-                    held.stored = Some(stored);
-                    state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
-                    return Ok(());
-                }
-                Err(MoverError::NoRoom { .. }) => {}
-                Err(error) => {
-                    held.storage = Some(storage);
-                    return Err(error.into());
-                }
-            }
-        }
-        held.storage = Some(storage);
-        Ok(())
-    }
-
-    /// Bytes begin to come back, if they are not there.
-    fn fetch(&self, id: u64, urgency: Urgency) -> Result<(), OffloadError> {
-        let (name, bytes, tag, allocator, stream) = {
-            let mut state = self.state.lock();
-            let Some(held) = state.held.get_mut(&id) else { return Ok(()) };
-            if held.storage.is_some() {
-                return Ok(());
-            }
-            if let Some(source) = held.of_others() {
-                held.storage = Some(source);
-                return Ok(());
-            }
-            if held.stored.is_none() {
-                return Ok(());
-            }
-            (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
-        };
-        // Nothing is locked: room may have to be made.
-        let storage = {
-            let _purpose = Purpose::enter(tag, KeyId::NONE);
-            let _stream = stream.as_ref().map(StreamGuard::new);
-            Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
-        };
-        let mut state = self.state.lock();
-        let State { held, report, .. } = &mut *state;
-        let Some(held) = held.get_mut(&id) else { return Ok(()) };
-        let (Some(stored), None) = (&held.stored, &held.storage) else { return Ok(()) };
-        // SAFETY: it is fresh, and given to nobody before it has arrived.
-        let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
-        held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
-        let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
-        held.storage = Some(storage);
-        report.fetched_bytes += bytes;
-        state.note(id, |record, now_us| (record.fetched_us, record.encoded) = (Some(now_us), encoded));
-        Ok(())
-    }
-
-    /// Bytes, in memory, and there for what is put on a stream next.
-    pub(crate) fn here(&self, id: u64, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
-        loop {
-            let (storage, arrival, home, is_given_up) = {
-                let state = self.state.lock();
-                let Some(held) = state.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_given_up = held.stored.is_none() && held.of_others().is_none();
-                (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
-            };
-            let Some(storage) = storage else {
-                if is_given_up {
-                    self.compute(id, stream)?;
-                } else {
-                    self.fetch(id, Urgency::Now)?;
-                }
-                continue;
-            };
-            if let Some(arrival) = arrival {
-                let since = Instant::now();
-                self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
-                let stalled_us = since.elapsed().as_micros() as u64;
-                self.state.lock().note(id, |record, _| record.stalled_us += stalled_us);
-                // For other streams it is still on its way.
-                if stream.is_none() || stream == home.as_ref() {
-                    self.arrived(id);
-                }
-            }
-            return Ok(storage);
-        }
-    }
-
     /// See [`Engine::operation`] and [`Engine::point`].
     fn operation(&self, id: Option<Id>, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
@@ -525,55 +372,6 @@ impl Shared {
         let actions = state.next_actions(Event::Operation);
         self.act(state, actions, None)?;
         self.begin_interval(stream)
-    }
-
-    /// Bytes that were given up are computed again.
-    fn compute(&self, id: u64, stream: Option<&Stream>) -> Result<(), OffloadError> {
-        let (name, bytes, home, recompute) = {
-            let state = self.state.lock();
-            let Some(held) = state.held.get(&id) else { return Ok(()) };
-            (held.name.clone(), held.bytes, held.stream.clone(), held.recompute.clone())
-        };
-        let again = |reason: String| OffloadError::Again { name, reason };
-        let Some(recompute) = recompute else { return Err(again("nobody knows how".into())) };
-        let find = |id: Id| {
-            let known = self.state.lock().known.get(&id).and_then(Weak::upgrade);
-            known.map(|known| self.here(known.id, home.as_ref())).transpose()
-        };
-        let storage = {
-            let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
-            let _stream = home.as_ref().map(StreamGuard::new);
-            recompute.run(&find).map_err(|error| again(error.to_string()))?
-        };
-        if let (Some(home), Some(stream)) = (&home, stream)
-            && home != stream
-        {
-            home.lead_to(stream)?;
-        }
-        let mut state = self.state.lock();
-        let time_ns = id.checked_sub(state.first).and_then(|number| state.course.recompute_ns(number as usize));
-        state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
-        state.report.recomputed_bytes += bytes;
-        state.note(id, |record, now_us| record.recomputed_us = Some(now_us));
-        if let Some(held) = state.held.get_mut(&id) {
-            held.storage.get_or_insert(storage);
-        }
-        Ok(())
-    }
-
-    /// Bytes are there, for their own stream and the host.
-    pub(crate) fn arrived(&self, id: u64) {
-        if let Some(held) = self.state.lock().held.get_mut(&id) {
-            held.arrival = None;
-        }
-    }
-
-    /// Does something that the host may have to wait in.
-    pub(crate) fn stalled<T>(&self, wait: impl FnOnce() -> T) -> T {
-        let since = Instant::now();
-        let waited = wait();
-        self.state.lock().report.stalled += since.elapsed();
-        waited
     }
 
     /// Somebody computes from now on.
@@ -715,7 +513,7 @@ impl State {
 
     /// By what something is encoded: by what was found best when it was measured. Only what is saved for backward may lose
     /// something.
-    fn choice(&self, id: u64) -> Choice {
+    pub(crate) fn choice(&self, id: u64) -> Choice {
         let number = id.checked_sub(self.first);
         let choice = number.and_then(|number| self.course.codec(number as usize)).unwrap_or(self.codec);
         let may_lose = number.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);

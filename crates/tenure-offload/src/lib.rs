@@ -14,6 +14,7 @@ mod flashneuron;
 mod held;
 mod machine;
 mod memory;
+mod moves;
 mod profile;
 mod reclaim;
 mod recompute;
