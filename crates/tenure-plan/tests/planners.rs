@@ -250,6 +250,36 @@ fn what_does_not_fit_goes_and_comes_back_while_others_compute() {
     assert_eq!(roomy.evaluations, 1, "nothing can be better than no wait");
 }
 
+/// Layers of a thousand bytes, each saved: the first two of three cost little to compute again, each of the one before, and the
+/// link is slow.
+#[test]
+fn chains_are_computed_again_as_a_whole() {
+    const LAYERS: usize = 30;
+    let tensors: Vec<Tensor> = (0..LAYERS)
+        .map(|number| {
+            let recompute = (number % 3 > 0).then(|| Recompute { time_ns: 10, inputs: vec![number - 1] });
+            Tensor { key: number.to_string(), bytes: 1000, tag: Tag::Activation, compression: None, recompute }
+        })
+        .collect();
+    let access = |tensor| Access { tensor, bytes: 1000 };
+    let forward = (0..LAYERS).map(|number| (vec![], vec![access(number)]));
+    let backward = (0..LAYERS).rev().map(|number| (vec![access(number)], vec![]));
+    let kernels = forward
+        .chain(backward)
+        .map(|(reads, writes)| Kernel { name: "layer".into(), time_ns: 100, reads, writes })
+        .collect();
+    let tiers = vec![Tier { capacity: Some(13_000), ..tier("fast", true) }, tier("slow", false)];
+    let link = |from, to| Link { from, to, bandwidth: 100_000_000, shared_with: None };
+    let links = vec![link(0, 1), link(1, 0)];
+    let (name, source) = (String::new(), String::new());
+    let parts = Parts { name, source, tiers, links, tensors, kernels, backward: Some(LAYERS) };
+    let problem = Problem::new(parts).unwrap();
+    let planned = plan(&Scheduled, &problem, &OPTIONS).unwrap();
+    let outcome = simulate(&problem, &planned.plan).unwrap();
+    // Twenty layers are computed again, and nothing waits for the link, on which one takes as long as a hundred layers.
+    assert!(outcome.makespan_ns <= 6000.0 + 200.0, "{}", outcome.makespan_ns);
+}
+
 #[test]
 fn too_little_memory_is_an_error_that_says_where() {
     for planner in [&Scheduled as &dyn Planner, &Evolutionary::default(), &FlashNeuron] {

@@ -3,8 +3,9 @@
 //! A price for a byte in the first tier during each kernel, and for each link's time, makes every tensor's decision its own:
 //! the way that costs least, its room and transfers at these prices counted (a Lagrangian relaxation). Where more is asked for
 //! than there is, prices rise, elsewhere they fall (subgradient steps of Polyak's length). In each round the decoder makes a
-//! plan of the decisions, those first that gain most for the price of their room. Then the best of these and some random ones
-//! evolve. Of what is found, as much stays in the first tier as costs nothing.
+//! plan of the decisions, those first that gain most for the price of their room. Beside these, more and more is computed
+//! again, what is cheapest first. Then the best of all and some random ones evolve. Of what is found, as much stays in the first
+//! tier as costs nothing.
 
 use std::ops::Range;
 
@@ -69,6 +70,9 @@ impl Planner for Scheduled {
             best = best.min(cost);
             population.push((cost, decisions));
         }
+        if options.objective == Objective::Makespan {
+            repeat(problem, &decoder, &mut evaluator, &mut population);
+        }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
         population.truncate(SURVIVORS);
         let mut genes = Genes::new(problem, &decoder, options.seed);
@@ -81,6 +85,47 @@ impl Planner for Scheduled {
         best.into_iter().for_each(|(cost, best)| keep_more(best, *cost, &decoder, &mut evaluator));
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
+    }
+}
+
+/// Tries to compute tensors again, more and more of those that take least time for their bytes, and to move the others away;
+/// then what is near the best of that. Prices do not see that what something is computed of must be there then.
+fn repeat(
+    problem: &Problem,
+    decoder: &Decoder<'_>,
+    evaluator: &mut Evaluator<'_, '_>,
+    population: &mut Vec<(f64, Decisions)>,
+) {
+    const STEPS: usize = 16;
+    let tensors = problem.tensors();
+    let ns_per_byte = |tensor: usize| {
+        let again = tensors[tensor].recompute.as_ref();
+        again.map_or(f64::INFINITY, |again| again.time_ns as f64 / tensors[tensor].bytes.max(1) as f64)
+    };
+    let possible = |treatment| (0..tensors.len()).filter(move |tensor| decoder.is_possible(*tensor, treatment));
+    let mut repeated: Vec<usize> = possible(Treatment::Recompute).collect();
+    repeated.sort_by(|left, right| ns_per_byte(*left).total_cmp(&ns_per_byte(*right)));
+    let mut moved = Decisions::keep(tensors.len(), &(0..tensors.len()).collect::<Vec<_>>());
+    possible(Treatment::Away).for_each(|tensor| moved.treatments[tensor] = Treatment::Away);
+    let (mut best, mut around) = ((f64::INFINITY, 0), 0..=repeated.len());
+    loop {
+        let step = ((around.end() - around.start()) / STEPS).max(1);
+        for count in around.clone().step_by(step) {
+            if !evaluator.may_go_on() {
+                return;
+            }
+            let mut decisions = moved.clone();
+            repeated[..count].iter().for_each(|tensor| decisions.treatments[*tensor] = Treatment::Recompute);
+            let cost = evaluator.cost(&decoder.decode(&decisions));
+            if cost < best.0 {
+                best = (cost, count);
+            }
+            population.push((cost, decisions));
+        }
+        if step == 1 {
+            return;
+        }
+        around = best.1.saturating_sub(step)..=(best.1 + step).min(repeated.len());
     }
 }
 
