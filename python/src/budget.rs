@@ -217,7 +217,18 @@ impl Budget {
         .map_err(|error| self.told(error))
     }
 
-    /// An operation has made bytes, each at an address, so many, at a version, of others on a stream. What makes each of them
+    /// An operation has been asked for on a stream. Whether it is to be told what it has made.
+    fn is_repeated(&self, py: Python<'_>, stream: usize) -> bool {
+        py.detach(|| {
+            let is_repeated = self.engine.is_repeated();
+            if !is_repeated {
+                self.engine.point(self.stream(stream).as_ref());
+            }
+            is_repeated
+        })
+    }
+
+    /// Such an operation has made bytes, each at an address, so many, at a version, of others on a stream. What makes each of them
     /// again, if anything does, is called with storages of the inputs and the stream, and returns the result, its address
     /// and its bytes.
     fn operation(&self, py: Python<'_>, made: Vec<Bytes>, stream: usize, inputs: Vec<Bytes>, again: Vec<Py<PyAny>>) {

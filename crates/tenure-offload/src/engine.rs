@@ -13,6 +13,7 @@ use tenure_plan::{Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
 
+use crate::clock::Clock;
 use crate::held::{Held, Saved};
 use crate::reclaim;
 use crate::record::{Notes, SavedRecord};
@@ -283,6 +284,12 @@ impl Engine {
         }
     }
 
+    /// Whether an operation that is about to be asked for may be computed again: if not, how to need not be told. Where
+    /// this is asked, the next event is [`operation`](Self::operation) or [`point`](Self::point).
+    pub fn is_repeated(&self) -> bool {
+        self.shared.state.lock().course.is_repeated()
+    }
+
     /// The number of the interval that is now, in a step that is measured.
     pub fn interval(&self) -> Option<usize> {
         match &self.shared.state.lock().course {
@@ -378,13 +385,14 @@ impl Shared {
     pub(crate) fn begin_interval(&self, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut state = self.state.lock();
         let State { held, first, course, .. } = &mut *state;
-        let Course::Measured(measured) = course else { return Ok(()) };
-        measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
-        for (id, _) in held.range(*first..).filter(|(_, held)| held.is_elsewhere()) {
-            measured.profile.hold((id - *first) as usize);
+        if let Course::Measured(measured) = course {
+            measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
+            for (id, _) in held.range(*first..).filter(|(_, held)| held.is_elsewhere()) {
+                measured.profile.hold((id - *first) as usize);
+            }
+            measured.peak_bytes = measured.peak_bytes.max(self.memory.take_peak());
         }
-        measured.peak_bytes = measured.peak_bytes.max(self.memory.take_peak());
-        Ok(measured.clock.begin(stream)?)
+        Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
 
     /// See [`Step::finish`].
@@ -408,9 +416,13 @@ impl Shared {
                     self.course(signature)?;
                 }
             }
-            Course::Planned { profiled, planned, events } if profiled.events.len() <= events => {
+            Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, Some(planned.predicted));
                 state.learn(&report);
+                if let Some(clock) = clock {
+                    state.profiles.insert(signature, Arc::new(profiled.timed(&clock.finish()?)));
+                    state.plans.remove(&signature);
+                }
             }
             // What was measured is not what is done.
             Course::Planned { .. } | Course::Free => drop(state.profiles.remove(&signature)),
@@ -435,22 +447,25 @@ impl Shared {
         let planned = match planned {
             Some(planned) => planned,
             None => {
-                let planned = Arc::new(self.plan(&profiled.profile, budget_bytes.unwrap_or(u64::MAX))?);
+                let planned = Arc::new(self.plan(&profiled, budget_bytes.unwrap_or(u64::MAX))?);
                 self.state.lock().plans.insert(signature, Arc::clone(&planned));
                 planned
             }
         };
-        Ok(Course::Planned { profiled, planned, events: 0 })
+        let is_to_be_timed = self.memory.device().is_some() && !profiled.is_timed;
+        Ok(Course::Planned { profiled, planned, events: 0, clock: is_to_be_timed.then(Clock::default) })
     }
 
     /// What is done when, in a step that does what was measured.
-    fn plan(&self, profile: &Profile, budget_bytes: u64) -> Result<Planned, OffloadError> {
+    fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
         let Options { planner, planning, .. } = &self.options;
+        let profile = &profiled.profile;
         let plan = |spare_bytes| {
             let problem = self.problem(profile, budget_bytes, spare_bytes)?;
             let plan = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?.plan;
             let nanoseconds = simulator::simulate(&problem, &plan).map_err(PlannerError::from)?.makespan_ns;
-            Ok(Planned { schedule: Schedule::of(profile, &plan), predicted: Duration::from_nanos(nanoseconds as u64) })
+            let (schedule, predicted) = (Schedule::of(profile, &plan), Duration::from_nanos(nanoseconds as u64));
+            Ok(Planned { repeated: profiled.repeated(&schedule), schedule, predicted })
         };
         let spare_bytes = self.state.lock().spare_bytes;
         // Where nothing can be spared, room is made as it is found missing.
@@ -531,8 +546,10 @@ impl State {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
+        if let Some(clock) = self.course.clock() {
+            clock.end(stream)?;
+        }
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
-        measured.clock.end(stream)?;
         let peak = memory.take_peak();
         measured.peak_bytes = measured.peak_bytes.max(peak);
         let other = peak.saturating_sub(measured.here_bytes);

@@ -156,6 +156,11 @@ impl Profile {
         self.intervals.iter_mut().zip(times_ns).for_each(|(interval, time_ns)| interval.time_ns = time_ns);
     }
 
+    /// How long the intervals are, in nanoseconds.
+    pub(crate) fn times(&self) -> impl Iterator<Item = u64> {
+        self.intervals.iter().map(|interval| interval.time_ns)
+    }
+
     /// How many residents there are.
     pub fn residents(&self) -> usize {
         self.residents.len()

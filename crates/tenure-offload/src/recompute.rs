@@ -59,32 +59,30 @@ impl Operations {
 
     /// What it takes to compute something again that is the `number`-th that was saved: through inputs that were not saved
     /// themselves. None if something of it is nowhere.
-    pub(crate) fn recipe(
+    pub(crate) fn making(
         &self,
         recompute: &dyn Recompute,
         number: usize,
         saved: &HashMap<Id, usize>,
-        time_ns: impl Fn(usize) -> u64,
-    ) -> Option<Recipe> {
+    ) -> Option<Making> {
         /// Operations that are looked at: what takes more is not worth it.
         const MOST: usize = 64;
-        let (mut recipe, mut known) = (Recipe { inputs: Vec::new(), time_ns: 0 }, Vec::new());
-        let interval = |id: Id| self.intervals.get(&id).copied();
-        let made_in = |recompute: &dyn Recompute| recompute.made_in().or_else(|| interval(recompute.id()));
-        recipe.time_ns += time_ns(made_in(recompute)?);
-        let mut rest = recompute.inputs();
+        let made_in =
+            |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
+        let mut making = Making { inputs: Vec::new(), intervals: vec![made_in(recompute)?] };
+        let (mut rest, mut known) = (recompute.inputs(), Vec::new());
         while let Some(Input { id, stays, recompute }) = rest.pop() {
             if known.contains(&id) {
                 continue;
             }
             known.push(id);
             match saved.get(&id) {
-                Some(input) if *input != number => recipe.inputs.push(*input),
+                Some(input) if *input != number => making.inputs.push(*input),
                 Some(_) => return None,
                 None if stays => {}
                 None => {
                     let recompute = recompute?;
-                    recipe.time_ns += time_ns(made_in(&*recompute)?);
+                    making.intervals.push(made_in(&*recompute)?);
                     rest.extend(recompute.inputs());
                 }
             }
@@ -92,8 +90,24 @@ impl Operations {
                 return None;
             }
         }
-        recipe.inputs.sort_unstable();
-        recipe.inputs.dedup();
-        Some(recipe)
+        making.inputs.sort_unstable();
+        making.inputs.dedup();
+        Some(making)
+    }
+}
+
+/// How something that was saved is made.
+pub(crate) struct Making {
+    /// Of what, by numbers of what was saved before.
+    inputs: Vec<usize>,
+    /// The intervals that it took.
+    pub(crate) intervals: Vec<usize>,
+}
+
+impl Making {
+    /// The same, where intervals take these times.
+    pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
+        let time_ns = self.intervals.iter().map(|interval| times_ns[*interval]).sum();
+        Recipe { inputs: self.inputs.clone(), time_ns }
     }
 }

@@ -66,6 +66,12 @@ impl Schedule {
         &self.begin
     }
 
+    /// What is given up, by number.
+    pub(crate) fn dropped(&self) -> impl Iterator<Item = usize> {
+        let is_dropped = |(number, action): &(usize, Action)| (*action == Action::Drop).then_some(*number);
+        self.points.iter().flatten().filter_map(is_dropped)
+    }
+
     /// What is done at a point.
     pub fn at(&self, point: usize) -> &[(usize, Action)] {
         self.points.get(point).map_or(&[], Vec::as_slice)

@@ -1,6 +1,6 @@
 //! A step: measured, or made by a plan.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tenure_tier::codec::Choice;
 use crate::clock::Clock;
 use crate::engine::Shared;
 use crate::held::Held;
-use crate::recompute::Operations;
+use crate::recompute::{Making, Operations};
 use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule};
 
 /// What a pass over a batch is for.
@@ -101,6 +101,8 @@ pub(crate) enum Course {
         planned: Arc<Planned>,
         /// So many have happened.
         events: usize,
+        /// If intervals are to be timed.
+        clock: Option<Clock>,
     },
     /// By no plan: it turned out to be another step than was planned.
     Free,
@@ -166,15 +168,14 @@ impl Measured {
     }
 
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
-        let Self { mut profile, clock, events, operations, saved, residents, recomputes, codecs, .. } = self;
-        let times = clock.finish()?;
-        for (number, recompute) in recomputes.iter().enumerate() {
-            let Some(recompute) = recompute else { continue };
-            profile.saved_mut(number).recipe =
-                operations.recipe(&**recompute, number, &saved, |interval| times[interval]);
-        }
-        profile.set_times(times);
-        Ok(Profiled { events, profile, residents, codecs })
+        let Self { profile, clock, events, operations, saved, residents, recomputes, codecs, .. } = self;
+        let making = |(number, recompute): (usize, &Option<Arc<dyn Recompute>>)| {
+            operations.making(&**recompute.as_ref()?, number, &saved).map(Arc::new)
+        };
+        let makings = recomputes.iter().enumerate().map(making).collect();
+        let mut profiled = Profiled { events, profile, makings, residents, codecs, is_timed: false };
+        profiled.set_times(&clock.finish()?);
+        Ok(profiled)
     }
 }
 
@@ -183,18 +184,48 @@ pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
     /// How long that takes.
     pub(crate) predicted: Duration,
+    /// The intervals whose operations make what is computed again, and what that is made of.
+    pub(crate) repeated: HashSet<usize>,
 }
 
 /// What steps of a signature do.
+#[derive(Clone)]
 pub(crate) struct Profiled {
     pub(crate) events: Vec<Event>,
     pub(crate) profile: Profile,
+    /// By number: how what was saved is made, if somebody knows.
+    makings: Vec<Option<Arc<Making>>>,
     /// By number.
     residents: Vec<u64>,
     pub(crate) codecs: Vec<Choice>,
+    /// Whether intervals were timed where nothing waits: a device has times between operations too, as long as the host
+    /// has asked for nothing.
+    pub(crate) is_timed: bool,
 }
 
 impl Profiled {
+    /// The same, with times of a step that was made by a plan, where they are less.
+    pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
+        let mut timed = Self { is_timed: true, ..self.clone() };
+        let mut least: Vec<u64> = self.profile.times().collect();
+        least.iter_mut().zip(times_ns).for_each(|(least, time_ns)| *least = (*least).min(*time_ns));
+        timed.set_times(&least);
+        timed
+    }
+
+    /// The intervals whose operations make what a schedule gives up, and what that is made of.
+    pub(crate) fn repeated(&self, schedule: &Schedule) -> HashSet<usize> {
+        let makings = schedule.dropped().filter_map(|number| self.makings.get(number)?.as_ref());
+        makings.flat_map(|making| making.intervals.iter().copied()).collect()
+    }
+
+    fn set_times(&mut self, times_ns: &[u64]) {
+        for (number, making) in self.makings.iter().enumerate() {
+            self.profile.saved_mut(number).recipe = making.as_ref().map(|making| making.recipe(times_ns));
+        }
+        self.profile.set_times(times_ns.iter().copied());
+    }
+
     /// Whom actions of a schedule are about, in a step whose first saved is `first`.
     pub(crate) fn ids(&self, actions: &[(usize, Action)], first: u64) -> Vec<(u64, Action)> {
         let saved = self.profile.saved().len();
@@ -223,9 +254,27 @@ impl Course {
         Some(profiled.profile.saved().get(number)?.recipe.as_ref()?.time_ns)
     }
 
+    /// Whether the operation that is asked for next may be repeated.
+    pub(crate) fn is_repeated(&self) -> bool {
+        match self {
+            Self::Measured(_) => true,
+            Self::Planned { planned, events, .. } => planned.repeated.contains(events),
+            Self::None | Self::Free => false,
+        }
+    }
+
+    /// The clock of the intervals that are timed.
+    pub(crate) fn clock(&mut self) -> Option<&mut Clock> {
+        match self {
+            Self::Measured(measured) => Some(&mut measured.clock),
+            Self::Planned { profiled, events, clock, .. } if *events < profiled.events.len() => clock.as_mut(),
+            Self::None | Self::Planned { .. } | Self::Free => None,
+        }
+    }
+
     /// What is done where an event has happened.
     pub(crate) fn next(&mut self, event: Event, first: u64) -> Vec<(u64, Action)> {
-        let Self::Planned { profiled, planned, events } = self else { return Vec::new() };
+        let Self::Planned { profiled, planned, events, .. } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
         if point >= profiled.events.len() {
