@@ -24,6 +24,9 @@ class Told:
         self.made: dict[tuple[int, int], tuple[list[tuple[int, int]], Any]] = {}
         self.bytes: dict[tuple[int, int], Any] = {}
 
+    def is_repeated(self, stream: int) -> bool:
+        return True
+
     def operation(self, made: list[Any], stream: int, inputs: list[Any], again: list[Any]) -> None:
         given = [(address, version) for address, _, version in inputs]
         for (address, _, version), compute in zip(made, again, strict=False):

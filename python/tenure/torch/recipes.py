@@ -113,10 +113,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if (kind := _kind_of(func)) is not None and not self._is_captured():
-            self._tell(kind, args, kwargs, result if isinstance(result, tuple | list) else (result,))
+            stream = stream_of(self.device)
+            if self._native.is_repeated(stream):
+                self._tell(kind, args, kwargs, result if isinstance(result, tuple | list) else (result,), stream)
         return result
 
-    def _tell(self, kind: _Kind, args: Any, kwargs: Any, results: Sequence[Any]) -> None:
+    def _tell(self, kind: _Kind, args: Any, kwargs: Any, results: Sequence[Any], stream: int) -> None:
         # Autograd counts the write when the operation is over.
         made = {
             number: _bytes_of(tensor, tensor._version + kind.is_in_place)
@@ -127,16 +129,15 @@ class Recorder(TorchDispatchMode):
         try:
             call.take(args, kwargs, self.stays)
         except _UnrepeatableError:
-            self._native.operation(list(made.values()), stream_of(self.device), [], [])
+            self._native.operation(list(made.values()), stream, [], [])
             return
         addresses = {address for address, _, _ in made.values()}
         if not kind.is_in_place and not addresses.isdisjoint(address for address, _, _ in call.inputs):
             # It only looks at what it was given.
+            self._native.operation([], stream, [], [])
             return
         self._made.update((address, version) for address, _, version in made.values())
-        self._native.operation(
-            list(made.values()), stream_of(self.device), call.inputs, [partial(call.run, at) for at in made]
-        )
+        self._native.operation(list(made.values()), stream, call.inputs, [partial(call.run, at) for at in made])
 
     def stays(self, tensor: Tensor) -> bool:
         """Whether a tensor is kept, rather than computed again."""

@@ -57,8 +57,12 @@ class Saving:
 
     @runs_beside_compiled_code
     def _pack(self, tensor: Tensor) -> _Packed:
-        # Not the tensor itself: what an operation returns has the operation, which would have it.
-        return self._hold(tensor) or (tensor.detach(), _version_of(tensor))
+        # What hooks do is no operation of the model.
+        with torch._C._DisableTorchDispatch():
+            if held := self._hold(tensor):
+                return held
+            # Not the tensor itself: what an operation returns has the operation, which would have it.
+            return tensor if tensor.grad_fn is None else tensor.detach(), _version_of(tensor)
 
     def _hold(self, tensor: Tensor) -> Held | None:
         """It is held, if there is something to gain."""
