@@ -347,7 +347,7 @@ fn links_say_what_went_over_them() {
         let mover = mover(Some(memory), Some(&disk));
         assert_eq!(mover.links(), Links::default());
         mover.probe().unwrap();
-        let Links { device_to_host, host_to_device, disk_write, disk_read } = mover.links();
+        let Links { device_to_host, host_to_device, disk_write, disk_read, .. } = mover.links();
         for link in [device_to_host, host_to_device] {
             assert_eq!((link.bytes, link.transfers), (4 << 20, 8));
         }
