@@ -92,7 +92,8 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
     let plain = losses(&mut trainer(3));
     let slow = |_: &Mover| {
         let (out_bandwidth, back_bandwidth) = (1 << 20, 1 << 20);
-        vec![(Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth }, Destination::Disk)]
+        let link = Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
+        vec![(link, Destination::Disk)]
     };
     let mut run = trainer(3).within(engine_over(slow)).unwrap();
     let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();

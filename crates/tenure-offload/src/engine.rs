@@ -448,6 +448,7 @@ impl Shared {
             Some(planned) => planned,
             None => {
                 let planned = Arc::new(self.plan(&profiled, budget_bytes.unwrap_or(u64::MAX))?);
+                self.memory.release_cached()?;
                 self.state.lock().plans.insert(signature, Arc::clone(&planned));
                 planned
             }

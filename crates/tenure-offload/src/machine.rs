@@ -14,6 +14,8 @@ pub struct Link {
     pub out_bandwidth: u64,
     /// Bytes per second on the way back.
     pub back_bandwidth: u64,
+    /// Bytes per second both ways together, if they are in each other's way.
+    pub shared_bandwidth: Option<u64>,
 }
 
 /// Where a step runs.
@@ -33,18 +35,28 @@ impl Link {
     /// The ways that a mover has, the fastest first, with their bandwidths as measured: it has moved something, or is
     /// [probed](Mover::probe).
     pub fn of(mover: &Mover) -> Vec<(Self, Destination)> {
-        let Links { device_to_host, host_to_device, disk_write, disk_read } = mover.links();
+        let Links { device_to_host, host_to_device, disk_write, disk_read, disk_together } = mover.links();
         let link = |name: &str, capacity, out: LinkStatistics, back: LinkStatistics| {
             let bandwidth = |statistics: LinkStatistics| statistics.bandwidth().unwrap_or(1e9) as u64;
-            Self { name: name.into(), capacity, out_bandwidth: bandwidth(out), back_bandwidth: bandwidth(back) }
+            let [out_bandwidth, back_bandwidth] = [out, back].map(bandwidth);
+            Self { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth: None }
         };
         let host = mover
             .pinned()
             .map(|pinned| (link("host", Some(pinned.limit_bytes), device_to_host, host_to_device), Destination::Host));
-        let disk = mover
-            .disk()
-            .map(|disk| (link("disk", Some(disk.capacity_bytes()), disk_write, disk_read), Destination::Disk));
+        let disk = mover.disk().map(|disk| {
+            let link = link("disk", Some(disk.capacity_bytes()), disk_write, disk_read);
+            (link.sharing(disk_together.bandwidth().map(|together| together as u64)), Destination::Disk)
+        });
         host.into_iter().chain(disk).collect()
+    }
+
+    /// The same whose two ways move so many bytes a second together. That is nearly the sum of both where they are apart; where
+    /// it is nearer to the faster alone, they share it.
+    fn sharing(self, together: Option<u64>) -> Self {
+        let (out, back) = (self.out_bandwidth, self.back_bandwidth);
+        let shared_bandwidth = together.filter(|together| *together < out.max(back) + out.min(back) / 2);
+        Self { shared_bandwidth, ..self }
     }
 }
 
@@ -64,9 +76,37 @@ impl Machine {
         let mut links = Vec::new();
         for (number, link) in self.links.iter().enumerate() {
             tiers.push(tier(&link.name, link.capacity, false));
-            let way = |from, to, bandwidth| problem::Link { from, to, bandwidth, shared_with: None };
-            links.extend([way(0, number + 1, link.out_bandwidth), way(number + 1, 0, link.back_bandwidth)]);
+            let way = |from, to, bandwidth, shared_with| problem::Link { from, to, bandwidth, shared_with };
+            let (tier, first) = (number + 1, links.len());
+            links.extend(match link.shared_bandwidth {
+                Some(shared) => [way(0, tier, shared, None), way(tier, 0, shared, Some(first))],
+                None => [way(0, tier, link.out_bandwidth, None), way(tier, 0, link.back_bandwidth, None)],
+            });
         }
         (tiers, links)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(together: Option<u64>) -> Link {
+        let (out_bandwidth, back_bandwidth) = (2_000, 900);
+        Link { name: "disk".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None }
+            .sharing(together)
+    }
+
+    #[test]
+    fn ways_share_a_link_that_is_no_faster_both_ways_than_one_way() {
+        assert_eq!(
+            [None, Some(2_800), Some(1_000)].map(|together| link(together).shared_bandwidth),
+            [None, None, Some(1_000)]
+        );
+        let machine = |link| Machine { budget_bytes: 1, slack_bytes: 0, bandwidth: 1, links: vec![link] };
+        let ways =
+            |link| machine(link).tiers(1).1.into_iter().map(|way| (way.bandwidth, way.shared_with)).collect::<Vec<_>>();
+        assert_eq!(ways(link(None)), [(2_000, None), (900, None)]);
+        assert_eq!(ways(link(Some(1_000))), [(1_000, None), (1_000, Some(0))]);
     }
 }

@@ -70,6 +70,12 @@ impl Memory {
         set.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
+    /// What planning has left in the host's memory is given back, where that is what the budget is of.
+    pub(crate) fn release_cached(&self) -> Result<(), OffloadError> {
+        let Self::Host(memory) = self else { return Ok(()) };
+        memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
     /// Bytes of a limit that no plan counts on: parts of chunks, and what other threads have for a moment.
     pub(crate) fn slack_bytes(&self) -> u64 {
         match self {

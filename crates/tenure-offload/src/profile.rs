@@ -172,6 +172,14 @@ impl Profile {
         (interval..).find(|interval| !used.contains(interval)).unwrap_or(interval)
     }
 
+    /// How many points after one a resident is used next, in this step or the next.
+    pub(crate) fn resident_needed_in(&self, resident: usize, point: usize) -> usize {
+        let used = &self.residents[resident].used;
+        let next = used.iter().find(|interval| **interval > point);
+        let in_next_step = || used.first().map(|first| first + self.intervals.len());
+        next.copied().or_else(in_next_step).map_or(usize::MAX, |interval| interval - 1 - point)
+    }
+
     /// How many intervals there are so far.
     pub fn intervals(&self) -> usize {
         self.intervals.len()
@@ -295,6 +303,11 @@ impl Saved {
     /// The point at which it is saved.
     pub fn at(&self) -> usize {
         self.at
+    }
+
+    /// How many points after one the bytes are needed next; the most there is if they are not any more.
+    pub(crate) fn needed_in(&self, point: usize) -> usize {
+        self.needs.iter().find(|need| **need >= point).map_or(usize::MAX, |need| need - point)
     }
 
     /// The intervals in which the bytes must be there: the one that makes them, and those in which they are needed or held.

@@ -1,5 +1,6 @@
 //! Room, where an allocation finds none.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use tenure_tier::{Arrival, Stored};
@@ -9,8 +10,8 @@ use crate::engine::{Shared, State};
 use crate::held::Held;
 use crate::step::{Course, Pass};
 
-/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what was
-/// saved first before others, since it is needed last. Called with no lock held.
+/// Makes some, if there is a way: of what is on its way out, as soon as it is; else lets go of what nobody uses, what is
+/// needed last before others: as far as nothing is known of that, what was saved first. Called with no lock held.
 pub(crate) fn make_room(shared: &Shared) -> bool {
     loop {
         match part_with_one(shared) {
@@ -108,7 +109,8 @@ fn let_go(shared: &Shared, state: &mut State) -> Option<Going> {
         (Some(storage), None) => storage.handles() == 1,
         (None, _) => false,
     };
-    let idle: Vec<u64> = state.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
+    let mut idle: Vec<u64> = state.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
+    idle.sort_by_cached_key(|id| Reverse(state.course.needed_in(*id, state.first)));
     for id in idle {
         let going = match &state.held[&id] {
             Held { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),

@@ -272,6 +272,16 @@ impl Course {
         }
     }
 
+    /// How many points from now something is needed next; none if nobody knows.
+    pub(crate) fn needed_in(&self, id: u64, first: u64) -> Option<usize> {
+        let Self::Planned { profiled, events, .. } = self else { return None };
+        let Profiled { profile, residents, .. } = &**profiled;
+        Some(match id.checked_sub(first) {
+            Some(number) => profile.saved().get(number as usize)?.needed_in(*events),
+            None => profile.resident_needed_in(residents.iter().position(|resident| *resident == id)?, *events),
+        })
+    }
+
     /// What is done where an event has happened.
     pub(crate) fn next(&mut self, event: Event, first: u64) -> Vec<(u64, Action)> {
         let Self::Planned { profiled, planned, events, .. } = self else { return Vec::new() };

@@ -26,7 +26,13 @@ static ONE: Mutex<()> = Mutex::new(());
 fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(capacity)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
-    let link = Link { name: "disk".into(), capacity: Some(capacity), out_bandwidth: 1 << 30, back_bandwidth: 1 << 30 };
+    let link = Link {
+        name: "disk".into(),
+        capacity: Some(capacity),
+        out_bandwidth: 1 << 30,
+        back_bandwidth: 1 << 30,
+        shared_bandwidth: None,
+    };
     let planning = PlannerOptions {
         objective: Objective::Makespan,
         time_limit: Duration::from_secs(5),
@@ -152,6 +158,31 @@ fn residents_leave_between_their_uses_and_come_back_as_they_were_given_back() {
     let bytes = bytes.lock();
     // SAFETY: nobody writes to it.
     assert_eq!(unsafe { bytes.as_slice() }[0], 8);
+}
+
+#[test]
+fn where_others_take_room_what_is_needed_last_leaves_first() {
+    let _one = ONE.lock();
+    let engine = engine((LAYERS + 4) * BYTES, 512 * MIB);
+    let resident = |layer| engine.keep(storage(BYTES).unwrap(), DType::U8, None, format!("state {layer}")).unwrap();
+    let residents: Vec<Resident> = (0..LAYERS).map(resident).collect();
+    let step = |others: u64| {
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        let others = (others > 0).then(|| storage(others).unwrap());
+        for resident in &residents {
+            let bytes = engine.lend(resident, None).unwrap();
+            engine.give_back(resident, bytes, None).unwrap();
+        }
+        drop(others);
+        step.finish().unwrap()
+    };
+    step(0);
+    assert_eq!((step(0).is_planned, step(0).spilled_bytes), (true, 0));
+    let recorder = StepRecorder::begin(&engine, Duration::from_millis(1));
+    assert!(step(7 * BYTES).unplanned > 0);
+    let record = recorder.finish();
+    let first = |record: &&SavedRecord| record.spilled.map_or(u64::MAX, |(at_us, _)| at_us);
+    assert_eq!(record.saved.iter().min_by_key(first).unwrap().name, format!("state {}", LAYERS - 1));
 }
 
 #[test]

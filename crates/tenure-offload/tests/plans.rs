@@ -12,7 +12,13 @@ use tenure_plan::{Plan, Planner, Problem, simulate};
 const MIB: u64 = 1 << 20;
 
 fn machine(budget_bytes: u64) -> Machine {
-    let host = Link { name: "host".into(), capacity: None, out_bandwidth: 10 << 30, back_bandwidth: 10 << 30 };
+    let host = Link {
+        name: "host".into(),
+        capacity: None,
+        out_bandwidth: 10 << 30,
+        back_bandwidth: 10 << 30,
+        shared_bandwidth: None,
+    };
     Machine { budget_bytes, slack_bytes: 0, bandwidth: 1 << 40, links: vec![host] }
 }
 

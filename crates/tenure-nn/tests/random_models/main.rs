@@ -129,7 +129,8 @@ fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine
     let mover = Mover::new(memory.device(), options).unwrap();
     let link = |name: &str, capacity, to| {
         let bandwidth = if case.is_slow { 1 << 20 } else { 1 << 32 };
-        (Link { name: name.into(), capacity, out_bandwidth: bandwidth, back_bandwidth: bandwidth }, to)
+        let (out_bandwidth, back_bandwidth, shared_bandwidth) = (bandwidth, bandwidth, None);
+        (Link { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth }, to)
     };
     let host = memory.device().map(|_| link("host", Some(64 << 10), Destination::Host));
     let links = host.into_iter().chain([link("disk", None, Destination::Disk)]).collect();

@@ -189,6 +189,10 @@ pub struct DiskStatistics {
     pub writing: Duration,
     /// Time in which anything was being read.
     pub reading: Duration,
+    /// Bytes that went either way while something went both ways.
+    pub together_bytes: u64,
+    /// How long it did.
+    pub together: Duration,
     /// Bytes given out to be written in the last day that began, of those allowed.
     pub today_bytes: u64,
 }
@@ -359,7 +363,18 @@ impl Disk {
         let state = state.lock();
         let [(read_bytes, reading), (written_bytes, writing)] = state.moved();
         let raw_bytes = written_bytes + state.saved_bytes;
-        DiskStatistics { free_bytes, written_bytes, raw_bytes, read_bytes, writing, reading, today_bytes }
+        let (together_bytes, together) = state.moved_together();
+        DiskStatistics {
+            free_bytes,
+            written_bytes,
+            raw_bytes,
+            read_bytes,
+            writing,
+            reading,
+            together_bytes,
+            together,
+            today_bytes,
+        }
     }
 }
 

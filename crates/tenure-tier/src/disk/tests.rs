@@ -96,6 +96,22 @@ fn what_goes_out_comes_back_whatever_its_size() {
 }
 
 #[test]
+fn what_ends_while_something_goes_either_way_went_together() {
+    use Direction::{In, Out};
+    let mut state = State::new(Vec::new());
+    state.begin_request(Out);
+    state.end_request(Out, 1);
+    state.begin_request(Out);
+    state.begin_request(In);
+    state.begin_request(In);
+    state.end_request(In, 2);
+    state.end_request(In, 4);
+    state.end_request(Out, 8);
+    assert_eq!(state.moved_together().0, 6);
+    assert_eq!(state.moved().map(|(bytes, _)| bytes), [6, 9]);
+}
+
+#[test]
 fn more_goes_out_at_once_than_there_is_memory_to_pass_through() {
     let (_folders, paths) = folders(1);
     let disk = Disk::open(&paths, options(64 << 20)).unwrap();

@@ -209,6 +209,8 @@ pub(super) struct State {
     /// The engine carries out nothing any more.
     is_broken: bool,
     flows: [Flow; 2],
+    /// Either way while both are under way.
+    together: Flow,
     /// Bytes that were not written since what was to be written got smaller.
     pub(super) saved_bytes: u64,
     /// Nothing is added any more.
@@ -231,6 +233,10 @@ impl Flow {
         self.since.get_or_insert_with(Instant::now);
     }
 
+    fn moved(&self) -> (u64, Duration) {
+        (self.bytes, self.busy + self.since.map_or(Duration::ZERO, |since| since.elapsed()))
+    }
+
     fn end(&mut self, bytes: usize) {
         self.begun -= 1;
         self.bytes += bytes as u64;
@@ -250,15 +256,37 @@ impl State {
             unfinished: 0,
             is_broken: false,
             flows: Default::default(),
+            together: Flow::default(),
             saved_bytes: 0,
             is_closed: false,
         }
     }
 
+    pub(super) fn begin_request(&mut self, direction: Direction) {
+        self.flows[direction as usize].begin();
+        if self.flows.iter().all(|flow| flow.begun > 0) && self.together.begun == 0 {
+            self.together.begin();
+        }
+    }
+
+    pub(super) fn end_request(&mut self, direction: Direction, bytes: usize) {
+        self.flows[direction as usize].end(bytes);
+        if self.together.begun > 0 {
+            self.together.bytes += bytes as u64;
+            if self.flows.iter().any(|flow| flow.begun == 0) {
+                self.together.end(0);
+            }
+        }
+    }
+
     /// Bytes that were read and written, and the time that it took.
     pub(super) fn moved(&self) -> [(u64, Duration); 2] {
-        let busy = |flow: &Flow| flow.busy + flow.since.map_or(Duration::ZERO, |since| since.elapsed());
-        self.flows.each_ref().map(|flow| (flow.bytes, busy(flow)))
+        self.flows.each_ref().map(Flow::moved)
+    }
+
+    /// Those that went either way while both were under way.
+    pub(super) fn moved_together(&self) -> (u64, Duration) {
+        self.together.moved()
     }
 
     /// Bytes a second on the slower way; a gigabyte if nobody knows.
@@ -315,12 +343,12 @@ impl Shared {
     /// Has the engine read or write a part.
     fn request(self: &Arc<Self>, state: &mut State, part: Part, chunk: Chunk) {
         let direction = part.transfer.direction;
-        state.flows[direction as usize].begin();
+        state.begin_request(direction);
         let (piece, shared, its) = (part.piece(), Arc::clone(self), part.clone());
         let (file, offset, bytes) = (Arc::clone(&self.files[piece.file]), piece.offset, piece.whole_blocks());
         let done = Box::new(move |chunk, result| shared.requested(its, chunk, result));
         if let Err(refused) = self.engine.begin(Request { direction, file, offset, bytes, chunk, done }) {
-            state.flows[direction as usize].end(0);
+            state.end_request(direction, 0);
             state.is_broken = true;
             let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
             self.end(state, part, Some(refused.chunk), Some(error));
@@ -332,7 +360,7 @@ impl Shared {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();
         let moved = if result.is_ok() { part.piece().whole_blocks() } else { 0 };
-        state.flows[direction as usize].end(moved);
+        state.end_request(direction, moved);
         if direction == Direction::Out && moved > 0 {
             state.saved_bytes += (part.piece().bytes.next_multiple_of(BLOCK) - moved) as u64;
         }

@@ -51,6 +51,8 @@ pub struct Links {
     pub disk_write: LinkStatistics,
     /// From the disk, which others may use too.
     pub disk_read: LinkStatistics,
+    /// Of both, what went either way while something went both ways: a disk may be no faster then than one way.
+    pub disk_together: LinkStatistics,
 }
 
 /// How long threads waited, and for how many transfers, where nobody else counts them.

@@ -271,6 +271,10 @@ impl Mover {
         let stored = self.store(name, self.scratch(name)?, destination)?;
         stored.wait()?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
+        // Both ways at once.
+        let leaving = self.store(name, self.scratch(name)?, destination)?;
+        self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
+        leaving.wait()?;
         self.shared.disk.as_ref().map_or(Ok(()), |disk| disk.probe_codecs(name)).map_err(MoverError::disk)
     }
 
@@ -317,6 +321,11 @@ impl Mover {
             host_to_device: host_to_device.and(stalls.host_to_device.with(0, Default::default())),
             disk_write: stalls.disk_write.with(disk.written_bytes, disk.writing),
             disk_read: stalls.disk_read.with(disk.read_bytes, disk.reading),
+            disk_together: LinkStatistics {
+                bytes: disk.together_bytes,
+                busy: disk.together,
+                ..LinkStatistics::default()
+            },
         }
     }
 

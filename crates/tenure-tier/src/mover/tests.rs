@@ -347,13 +347,14 @@ fn links_say_what_went_over_them() {
         let mover = mover(Some(memory), Some(&disk));
         assert_eq!(mover.links(), Links::default());
         mover.probe().unwrap();
-        let Links { device_to_host, host_to_device, disk_write, disk_read } = mover.links();
+        let Links { device_to_host, host_to_device, disk_write, disk_read, .. } = mover.links();
         for link in [device_to_host, host_to_device] {
-            assert_eq!((link.bytes, link.transfers), (4 << 20, 8));
+            // One way after the other, and both at once.
+            assert_eq!((link.bytes, link.transfers), (8 << 20, 16));
         }
         // The disk's codecs were tried too, on two pieces of a megabyte each.
         for link in [disk_write, disk_read] {
-            assert!((6 << 20..8 << 20).contains(&link.bytes) && link.transfers == 8, "{link:?}");
+            assert!((10 << 20..12 << 20).contains(&link.bytes) && link.transfers == 16, "{link:?}");
         }
         assert!(disk_write.bandwidth().unwrap() > 0.0 && disk_read.bandwidth().unwrap() > 0.0);
         // Work of a simulated device takes no time.

@@ -24,7 +24,7 @@ use crate::commands::plan::FastBytes;
 use crate::resident;
 
 /// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
-const STAGING_BYTES: usize = 8 << 20;
+const STAGING_BYTES: usize = 4 << 20;
 /// What has fewer bytes is kept: on a device; and on the CPU, where they are worth more.
 const LEAST_BYTES: u64 = 1 << 20;
 const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
@@ -98,6 +98,9 @@ struct TierUse {
     out_bandwidth: u64,
     /// Bytes per second on the way back.
     back_bandwidth: u64,
+    /// Bytes per second both ways together, if they are in each other's way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared_bandwidth: Option<u64>,
 }
 
 impl Budget {
@@ -196,8 +199,8 @@ impl Budget {
         let [written_bytes, raw_bytes] =
             [after.written_bytes - before.written_bytes, after.raw_bytes - before.raw_bytes];
         let tiers = Link::of(self.engine.mover()).into_iter().map(|(link, _)| {
-            let Link { name, out_bandwidth, back_bandwidth, .. } = link;
-            (name, TierUse { out_bandwidth, back_bandwidth })
+            let Link { name, out_bandwidth, back_bandwidth, shared_bandwidth, .. } = link;
+            (name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth })
         });
         Offloaded {
             budget_bytes: self.bytes,
@@ -224,8 +227,9 @@ impl Offloaded {
             .extend(self.resident_bytes.map(|bytes| ("Resident memory", format!("{} more than before", Bytes(bytes)))));
         let stalled = Micros(self.stall_us as f64);
         facts.push(("Spilled", format!("{} a step, for which it waits {stalled}", Bytes(self.spilled_bytes))));
-        let tier = |(name, TierUse { out_bandwidth, back_bandwidth }): (&String, &TierUse)| {
-            format!("{name} {}/s out, {}/s back", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
+        let tier = |(name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth }): (&String, &TierUse)| {
+            let together = shared_bandwidth.map_or(String::new(), |shared| format!(", {}/s together", Bytes(shared)));
+            format!("{name} {}/s out, {}/s back{together}", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
         };
         let recomputed = Micros(self.recomputed_us as f64);
         facts.extend((self.recomputed_us > 0).then(|| ("Recomputed", format!("what takes {recomputed} a step"))));
