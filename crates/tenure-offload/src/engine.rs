@@ -408,12 +408,14 @@ impl Shared {
             Course::Measured(measured) => {
                 report.peak_bytes = Some(measured.peak_bytes);
                 let pass = measured.pass;
-                state.profiles.insert(signature, Arc::new(measured.finish()?));
+                let profiled = Arc::new(measured.finish()?);
+                state.profiles.insert(signature, Arc::clone(&profiled));
                 state.plans.remove(&signature);
+                let budget_bytes = state.budget_bytes.unwrap_or(u64::MAX);
                 drop(state);
-                // That the budget is too small is said now.
+                // That the budget is too small is said now; a plan is made when it is needed.
                 if pass == Pass::Budgeted {
-                    self.course(signature)?;
+                    self.problem(&profiled.profile, budget_bytes, 0)?;
                 }
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {

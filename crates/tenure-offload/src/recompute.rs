@@ -99,7 +99,7 @@ impl Operations {
 /// How something that was saved is made.
 pub(crate) struct Making {
     /// Of what, by numbers of what was saved before.
-    inputs: Vec<usize>,
+    pub(crate) inputs: Vec<usize>,
     /// The intervals that it took.
     pub(crate) intervals: Vec<usize>,
 }

@@ -53,7 +53,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// The step is over. After one that was measured, the next of its signature have a plan.
+    /// The step is over. After one that was measured, the next of its signature go by a plan.
     ///
     /// # Errors
     /// What went wrong while bytes were moved, if nobody was told yet; no plan keeps to the budget.
@@ -296,5 +296,27 @@ impl Course {
         }
         *self = Self::Free;
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lesser_of_two_times_counts_also_for_what_is_made_then() {
+        let mut profile = Profile::new();
+        profile.save(0, "first", 1);
+        profile.save(0, "second", 1);
+        let making = |intervals| Some(Arc::new(Making { inputs: Vec::new(), intervals }));
+        let makings = vec![None, making(vec![0, 1])];
+        let (events, residents, codecs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut measured = Profiled { events, profile, makings, residents, codecs, is_timed: false };
+        measured.set_times(&[50, 20]);
+        // Of a step's last interval nothing is known.
+        let timed = measured.timed(&[30]);
+        assert_eq!(timed.profile.times().collect::<Vec<_>>(), [30, 20]);
+        assert_eq!(timed.profile.saved()[1].recipe.as_ref().map(|recipe| recipe.time_ns), Some(50));
+        assert_eq!(timed.timed(&[90, 10]).profile.times().collect::<Vec<_>>(), [30, 10]);
     }
 }

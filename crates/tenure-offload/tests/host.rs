@@ -1,6 +1,7 @@
 //! Steps on the host's memory, in a process of their own: its limit is the process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+use std::error::Error;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,8 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
 use tenure_offload::{
-    Engine, Fate, Link, Memory, OffloadError, Options, Pass, ProfileError, Resident, Saved, SavedRecord, StepRecorder,
-    StepReport, TierMoment,
+    Engine, Fate, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute, Resident, Saved,
+    SavedRecord, StepRecorder, StepReport, TierMoment,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::codec::{Choice, Codec};
@@ -108,14 +109,71 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
         assert!(peak(&engine) <= budget, "step {number}: {} of {budget}", peak(&engine));
         assert_eq!(report.is_planned, number > 0, "{report:?}");
         assert!(report.spilled_bytes > 0 && report.fetched_bytes > 0, "{report:?}");
+        assert_eq!(report.predicted.is_some(), number > 0, "{report:?}");
         if number > 0 {
             assert!(report.spilled_bytes < LAYERS * BYTES, "{report:?}");
         }
     }
+    let problem = engine.problem().unwrap().unwrap();
+    assert!(problem.tiers()[0].capacity.unwrap() < budget && problem.tensors().len() >= LAYERS as usize);
     // Another step than was planned is made all the same, and planned the next time.
     let other = step(&engine, Pass::Budgeted, LAYERS + 3).unwrap();
     assert!(!other.is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS + 3).unwrap().is_planned);
+}
+
+/// A layer that is filled with its number.
+struct Filled(Id, u8);
+
+impl Recompute for Filled {
+    fn id(&self) -> Id {
+        self.0
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        Vec::new()
+    }
+
+    fn run(&self, _: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+        let again = storage(BYTES)?;
+        fill(&again, self.1);
+        Ok(again)
+    }
+}
+
+#[test]
+fn operations_are_told_of_where_a_plan_repeats_them() {
+    let _one = ONE.lock();
+    let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
+    for number in 0..3 {
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        let (mut saved, mut repeated) = (Vec::new(), 0);
+        for layer in 0..LAYERS as u8 {
+            let out = storage(BYTES).unwrap();
+            fill(&out, layer);
+            let (id, is_repeated) = ((out.generation(), 0), engine.is_repeated());
+            repeated += u64::from(is_repeated);
+            if is_repeated {
+                engine.operation(id, None);
+            } else {
+                engine.point(None);
+            }
+            let again = is_repeated.then(|| Arc::new(Filled(id, layer)) as Arc<dyn Recompute>);
+            saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
+        }
+        for layer in (0..LAYERS as u8).rev() {
+            let token = saved.pop().unwrap();
+            let out = engine.need(&token, None).unwrap();
+            let out = out.lock();
+            // SAFETY: nobody writes to it any more.
+            assert!(unsafe { out.as_slice() }.iter().all(|byte| *byte == layer));
+        }
+        let report = step.finish().unwrap();
+        match number {
+            0 => assert_eq!(repeated, LAYERS),
+            _ => assert_eq!((report.is_planned, report.recomputed_bytes), (true, repeated * BYTES), "{report:?}"),
+        }
+    }
 }
 
 #[test]
