@@ -15,6 +15,7 @@ use tenure_tier::{Destination, Mover, Stored};
 
 use crate::clock::Clock;
 use crate::held::{Held, Saved};
+use crate::memory::Peak;
 use crate::reclaim;
 use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Planned, Profiled, Step, StepReport};
@@ -146,6 +147,15 @@ impl Engine {
         let (Some(profiled), Some(budget_bytes)) = (profiled, state.budget_bytes) else { return Ok(None) };
         drop(state);
         self.shared.problem(&profiled.profile, budget_bytes, 0).map(Some)
+    }
+
+    /// Makes the plan of what was measured last now, rather than when the next step begins.
+    ///
+    /// # Errors
+    /// No plan keeps to the budget.
+    pub fn prepare(&self) -> Result<(), OffloadError> {
+        let signature = self.shared.state.lock().signature;
+        self.shared.course(signature).map(drop)
     }
 
     /// Forgets what was measured, and the plans made of it.
@@ -390,7 +400,7 @@ impl Shared {
             for (id, _) in held.range(*first..).filter(|(_, held)| held.is_elsewhere()) {
                 measured.profile.hold((id - *first) as usize);
             }
-            measured.peak_bytes = measured.peak_bytes.max(self.memory.take_peak());
+            measured.peak = measured.peak.and(self.memory.take_peak());
         }
         Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
@@ -406,7 +416,8 @@ impl Shared {
         let mut report = state.report;
         match course {
             Course::Measured(measured) => {
-                report.peak_bytes = Some(measured.peak_bytes);
+                let Peak { allocated_bytes, reserved_bytes } = measured.peak;
+                (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
                 let pass = measured.pass;
                 let profiled = Arc::new(measured.finish()?);
                 state.profiles.insert(signature, Arc::clone(&profiled));
@@ -554,8 +565,8 @@ impl State {
         }
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
         let peak = memory.take_peak();
-        measured.peak_bytes = measured.peak_bytes.max(peak);
-        let other = peak.saturating_sub(measured.here_bytes);
+        measured.peak = measured.peak.and(peak);
+        let other = peak.allocated_bytes.saturating_sub(measured.here_bytes);
         match event {
             // It was made in this interval, or counted in it.
             Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),

@@ -18,6 +18,25 @@ pub enum Memory {
     Device(&'static DeviceMemory),
 }
 
+/// The most there was at once.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Peak {
+    /// Bytes of blocks.
+    pub(crate) allocated_bytes: u64,
+    /// Bytes that they are parts of, and of what is kept for later blocks.
+    pub(crate) reserved_bytes: u64,
+}
+
+impl Peak {
+    /// The more of both.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: self.allocated_bytes.max(other.allocated_bytes),
+            reserved_bytes: self.reserved_bytes.max(other.reserved_bytes),
+        }
+    }
+}
+
 impl Memory {
     /// That of a device, if there is one and Tenure manages it.
     pub fn of(device: Device) -> Option<Self> {
@@ -44,14 +63,14 @@ impl Memory {
         }
     }
 
-    /// The most bytes that were allocated at once since it was asked the last time.
-    pub(crate) fn take_peak(&self) -> u64 {
-        let peak = self.statistics().all.allocated_bytes.peak;
+    /// The most bytes that were allocated, and held, at once since it was asked the last time.
+    pub(crate) fn take_peak(&self) -> Peak {
+        let all = self.statistics().all;
         match self {
             Self::Host(memory) => memory.reset_peak_statistics(),
             Self::Device(memory) => memory.allocator().reset_peak_statistics(),
         }
-        peak
+        Peak { allocated_bytes: all.allocated_bytes.peak, reserved_bytes: all.reserved_bytes.peak }
     }
 
     /// Limits what is held to so many bytes.

@@ -9,6 +9,7 @@ use tenure_tier::codec::Choice;
 use crate::clock::Clock;
 use crate::engine::Shared;
 use crate::held::Held;
+use crate::memory::Peak;
 use crate::recompute::{Making, Operations};
 use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule};
 
@@ -26,6 +27,8 @@ pub enum Pass {
 pub struct StepReport {
     /// The most that was allocated at once, if that was looked at: in steps that were measured.
     pub peak_bytes: Option<u64>,
+    /// The same with what is kept for later allocations.
+    pub reserved_bytes: Option<u64>,
     /// Bytes that went out.
     pub spilled_bytes: u64,
     /// Bytes that came back.
@@ -124,7 +127,7 @@ pub(crate) struct Measured {
     pub(crate) codecs: Vec<Choice>,
     /// Bytes in memory of what was saved, when the interval began.
     pub(crate) here_bytes: u64,
-    pub(crate) peak_bytes: u64,
+    pub(crate) peak: Peak,
 }
 
 impl Measured {
@@ -147,7 +150,7 @@ impl Measured {
             recomputes,
             codecs,
             here_bytes: 0,
-            peak_bytes: 0,
+            peak: Peak::default(),
         }
     }
 

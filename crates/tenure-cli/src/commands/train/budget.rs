@@ -160,14 +160,20 @@ impl Budget {
                 );
             }
         }
-        run.rehearse(Pass::Budgeted)?;
-        self.engine.enforce()?;
-        let beside = self.beside_tensors();
+        let mut rehearsed = run.rehearse(Pass::Budgeted)?;
+        if let OnCpu(_) = self.engine.memory() {
+            // Once more, with nothing of what others have left.
+            self.engine.enforce()?;
+            resident::forget_most();
+            rehearsed = run.rehearse(Pass::Budgeted)?;
+        }
+        let beside = self.beside_tensors(rehearsed.reserved_bytes.unwrap_or(0));
         if beside > 0 {
             self.engine.set_budget(self.bytes.saturating_sub(self.staging_bytes + beside));
             run.rehearse(Pass::Budgeted)?;
-            self.engine.enforce()?;
         }
+        self.engine.prepare()?;
+        self.engine.enforce()?;
         self.disk = self.disk_now();
         resident::forget_most();
         Ok(run)
@@ -177,12 +183,11 @@ impl Budget {
         self.engine.mover().disk().map(Disk::statistics).unwrap_or_default()
     }
 
-    /// What the process grew by on the CPU beside tensors and what bytes pass through, such as what planners leave behind: a part
-    /// of the budget as well.
-    fn beside_tensors(&self) -> u64 {
-        let (OnCpu(memory), Some(now)) = (self.engine.memory(), resident::now()) else { return 0 };
-        let held = memory.statistics().all.reserved_bytes.current;
-        now.saturating_sub(self.resident_bytes + held + self.staging_bytes)
+    /// What the process grew by on the CPU in a rehearsal, beside tensors, which held so many bytes at once, and what bytes
+    /// pass through: a part of the budget as well.
+    fn beside_tensors(&self, tensors: u64) -> u64 {
+        let (OnCpu(_), Some(most)) = (self.engine.memory(), resident::most()) else { return 0 };
+        most.saturating_sub(self.resident_bytes + tensors + self.staging_bytes)
     }
 
     fn set(&mut self, bytes: u64) {
