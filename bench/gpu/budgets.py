@@ -111,6 +111,12 @@ def checkpointed(block: nn.Module) -> None:
     block.forward = lambda *args: checkpoint(forward, *args, use_reentrant=False)
 
 
+def bits_of(model: nn.Module) -> str:
+    """A number that is another where a gradient has other bits."""
+    sums = [parameter.grad.view(torch.int16).sum(dtype=torch.int64) for parameter in model.parameters()]
+    return f"{hash(tuple(torch.stack(sums).tolist())) & (1 << 64) - 1:016x}"
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one method, in this process."""
     if args.budget:
@@ -133,6 +139,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         with around():
             loss = F.cross_entropy(model(inputs).flatten(0, -2), targets)
             loss.backward()
+        if args.bits:
+            figures.setdefault("gradients", []).append(bits_of(model))
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -181,6 +189,8 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
         options += ["--spill", args.spill] if args.spill and budget else []
     if budget and args.problems:
         options += ["--problem", f"{args.problems}/{workload}-{method}-{budget >> 20}.json"]
+    if args.bits and method != "ours":
+        options.append("--bits")
     if method == "ours":
         command = [args.ours, workload, *options]
     else:
@@ -213,6 +223,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=4, help="steps before: at least 3 (default: %(default)s)")
     parser.add_argument("--host-gib", type=int, default=90, help="pinned memory of a budget (default: %(default)s)")
     parser.add_argument("--batch", type=int, help=f"another than the model's own ({WORKLOADS})")
+    parser.add_argument("--bits", action="store_true", help="tell gradients apart by their bits, and run plain twice")
     parser.add_argument("--spill", help="a folder for a budget to spill to, too")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
     parser.add_argument("--problems", help="a folder for what planners were asked: `tenure plan` has others answer")
@@ -228,6 +239,9 @@ def main() -> None:
     methods = args.method or [method for method in METHODS if method != "ours" or args.ours]
     for workload in args.workload or WORKLOADS:
         plain = args.plain_bytes or row(workload, "plain", None, 0, args).get("reserved_bytes", 0)
+        if args.bits:
+            # Whether it has the same bits without any budget.
+            row(workload, "plain", None, 0, args)
         for method in methods:
             if method not in ("plain", "tenure"):
                 row(workload, method, None, 0, args)
