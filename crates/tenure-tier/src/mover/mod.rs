@@ -275,13 +275,15 @@ impl Mover {
         let leaving = self.store(name, self.scratch(name)?, destination)?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
         leaving.wait()?;
+        // They take room.
+        drop((stored, leaving));
         self.shared.disk.as_ref().map_or(Ok(()), |disk| disk.probe_codecs(name)).map_err(MoverError::disk)
     }
 
-    /// Bytes that nobody needs.
+    /// Bytes that nobody needs: twice as many find room on the disk.
     fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
         let Shared { side, piece_bytes, disk, .. } = &*self.shared;
-        let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 2);
+        let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 4);
         let count = (piece_bytes * LANES).min(room);
         let Some(DeviceSide { memory, .. }) = side else {
             let mut bytes = vec![0_u8; count];
