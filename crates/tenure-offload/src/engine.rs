@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_core::{DType, Purpose, Storage, Tag};
 use tenure_device::Stream;
-use tenure_plan::planner::{PlannerError, PlannerOptions};
+use tenure_plan::planner::PlannerOptions;
 use tenure_plan::{Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
@@ -430,7 +430,7 @@ impl Shared {
                 }
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
-                (report.is_planned, report.predicted) = (true, Some(planned.predicted));
+                (report.is_planned, report.predicted) = (true, planned.predicted);
                 state.learn(&report);
                 if let Some(clock) = clock {
                     state.profiles.insert(signature, Arc::new(profiled.timed(&clock.finish()?)));
@@ -477,8 +477,10 @@ impl Shared {
         let plan = |spare_bytes| {
             let problem = self.problem(profile, budget_bytes, spare_bytes)?;
             let plan = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?.plan;
-            let nanoseconds = simulator::simulate(&problem, &plan).map_err(PlannerError::from)?.makespan_ns;
-            let (schedule, predicted) = (Schedule::of(profile, &plan), Duration::from_nanos(nanoseconds as u64));
+            // A plan that cannot be played is followed as far as it goes.
+            let outcome = simulator::simulate(&problem, &plan).ok();
+            let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
+            let schedule = Schedule::of(profile, &plan);
             Ok(Planned { repeated: profiled.repeated(&schedule), schedule, predicted })
         };
         let spare_bytes = self.state.lock().spare_bytes;

@@ -185,8 +185,8 @@ impl Measured {
 /// What is to be done in them.
 pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
-    /// How long that takes.
-    pub(crate) predicted: Duration,
+    /// How long that takes, if it can be played.
+    pub(crate) predicted: Option<Duration>,
     /// The intervals whose operations make what is computed again, and what that is made of.
     pub(crate) repeated: HashSet<usize>,
 }
