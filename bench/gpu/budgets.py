@@ -10,6 +10,7 @@ Prints a row of JSON for each.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -123,6 +124,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         import tenure.torch
 
         tenure.torch.install()
+    if args.bits:
+        # cuBLAS wants to be told before it begins; the backward pass of attention adds in any order otherwise.
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
     make = {"llama": llama, "resnet152": resnet152}[args.workload]
     model, blocks, optimizer, inputs, targets = make(args.batch or WORKLOADS[args.workload])
@@ -223,7 +228,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=4, help="steps before: at least 3 (default: %(default)s)")
     parser.add_argument("--host-gib", type=int, default=90, help="pinned memory of a budget (default: %(default)s)")
     parser.add_argument("--batch", type=int, help=f"another than the model's own ({WORKLOADS})")
-    parser.add_argument("--bits", action="store_true", help="tell gradients apart by their bits, and run plain twice")
+    parser.add_argument("--bits", action="store_true", help="deterministic steps: gradients' bits, and plain twice")
     parser.add_argument("--spill", help="a folder for a budget to spill to, too")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
     parser.add_argument("--problems", help="a folder for what planners were asked: `tenure plan` has others answer")
