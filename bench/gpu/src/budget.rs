@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::{Value, json};
+use tenure_device::Executor;
+use tenure_device::cuda::Timing;
 use tenure_device::memory::DeviceMemory;
 use tenure_nn::data::{DataLoader, LoaderOptions};
 use tenure_nn::train::{Pass, Plan, StepReport, Trainer};
@@ -59,6 +61,7 @@ pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static Devi
         losses.extend(run.step()?.map(|step| step.loss));
     }
     memory.allocator().reset_peak_statistics();
+    let before = timings(memory);
     let (mut milliseconds, mut reports) = (Vec::new(), Vec::new());
     for _ in 0..arguments.repeats {
         let began = Instant::now();
@@ -83,6 +86,7 @@ pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static Devi
         "device_bytes": info.total - info.free,
         "report": reports.last(),
         "unplanned": reports.iter().filter_map(|report| report["unplanned"].as_u64()).sum::<u64>(),
+        "driver_ms": driver_ms(&before, &timings(memory)),
         "links": Link::of(engine.mover()).iter().map(|(link, _)| link_told(link)).collect::<Vec<_>>(),
     });
     println!("{figures}");
@@ -102,6 +106,20 @@ fn engine(options: &BudgetArguments, memory: &'static DeviceMemory) -> Result<En
     let planning = PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
     let options = Options { least_bytes: LEAST_BYTES, links, planner: Box::new(Scheduled), planning };
     Ok(Engine::new(Memory::Device(memory), mover, options))
+}
+
+/// What the driver took for its calls so far.
+fn timings(memory: &DeviceMemory) -> Vec<Timing> {
+    if let Executor::Cuda(driver) = memory.driver().executor() { driver.timings() } else { Vec::new() }
+}
+
+/// What it took since, and for how many chunks or waits.
+fn driver_ms(before: &[Timing], after: &[Timing]) -> Value {
+    let of = |(before, after): (&Timing, &Timing)| {
+        let (count, ms) = (after.count - before.count, (after.elapsed_us - before.elapsed_us) / 1e3);
+        (after.call.name().to_owned(), json!({ "count": count, "ms": ms }))
+    };
+    Value::Object(before.iter().zip(after).filter(|(before, after)| after.count > before.count).map(of).collect())
 }
 
 fn told(report: StepReport) -> Value {
