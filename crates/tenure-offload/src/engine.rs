@@ -511,12 +511,11 @@ impl Shared {
 }
 
 impl State {
-    /// Lets go of what is where it was to go, and takes no memory any more or is needed by nobody. Whether there was any.
+    /// Lets go of what is where it was to go, and takes no memory any more. Whether there was any.
     pub(crate) fn forget_gone(&mut self) -> bool {
-        let Self { held, leaving, .. } = self;
-        let before = leaving.len();
-        leaving.retain(|(id, stored)| !stored.is_settled() || stored.keeps_source() && held.contains_key(id));
-        leaving.len() < before
+        let before = self.leaving.len();
+        self.leaving.retain(|(_, stored)| stored.keeps_source() || !stored.is_settled());
+        self.leaving.len() < before
     }
 
     /// Has the next plan leave more where there was less room than this one had.

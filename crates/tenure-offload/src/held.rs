@@ -22,7 +22,7 @@ impl Drop for Saved {
         let held = state.held.remove(&self.id);
         // What it was is freed when nothing is locked.
         drop(state);
-        drop(held);
+        held.iter().for_each(Held::leave_behind);
     }
 }
 
@@ -60,6 +60,13 @@ impl Held {
     /// Lets go of them, to be computed again; they stay if nobody knows how.
     pub(crate) fn give_up(&mut self) -> Option<Storage> {
         self.storage.take_if(|_| self.recompute.is_some() && self.arrival.is_none())
+    }
+
+    /// What they were stored from is let go of, in the order of their stream. A driver that fails tells the next who asks.
+    pub(crate) fn leave_behind(&self) {
+        if let (Some(stored), Some(stream)) = (&self.stored, &self.stream) {
+            let _ = stored.lead_to(stream);
+        }
     }
 
     /// Whether others have them in memory.

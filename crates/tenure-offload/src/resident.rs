@@ -71,6 +71,7 @@ impl Engine {
         let storage = shared.here(id, stream)?;
         if let Some(held) = shared.state.lock().held.get_mut(&id) {
             // What was stored is about to be of the past.
+            held.leave_behind();
             (held.storage, held.stored, held.is_lent) = (None, None, true);
         }
         shared.begin_interval(stream)?;

@@ -11,7 +11,7 @@ use crate::engine::Shared;
 use crate::held::Held;
 use crate::memory::Peak;
 use crate::recompute::{Making, Operations};
-use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule};
+use crate::{Action, Id, OffloadError, Profile, Recompute, Schedule, reclaim};
 
 /// What a pass over a batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,8 @@ impl Step {
 impl Drop for Step {
     fn drop(&mut self) {
         self.shared.state.lock().course = Course::None;
+        // A driver that fails tells the next who asks.
+        let _ = reclaim::part_with_all(&self.shared);
     }
 }
 

@@ -156,11 +156,11 @@ impl DeviceSide {
         self.mark(name, stream)
     }
 
-    /// Keeps what leaves until an event has passed, unless it is [released](Stored::lead_to) before.
+    /// Keeps what leaves until it is [released](Stored::lead_to); or, where who stored it drops it, until an event has passed.
     fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
         let source = Arc::new(Source::new(source));
         let kept = Arc::clone(&source);
-        self.departures.when_passed(Arc::clone(event), move |_| kept.release(|_| true));
+        self.departures.when_passed(Arc::clone(event), move |_| drop(kept));
         source
     }
 }

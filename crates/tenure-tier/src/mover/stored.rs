@@ -69,7 +69,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Whether it keeps what it was stored from: until its bytes are out, or on a device [before](Self::lead_to).
+    /// Whether it keeps what it was stored from: on a device until somebody is [behind](Self::lead_to) that, or
+    /// [waited](Self::wait); on the host until its bytes are out.
     pub fn keeps_source(&self) -> bool {
         let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
         let Inner { source, pieces, progress, .. } = &*self.inner;
@@ -95,7 +96,8 @@ impl Stored {
     }
 }
 
-/// Bytes on a device, until they are out, or their stream comes behind that.
+/// Bytes on a device, until somebody comes behind that they are out: a program, so that what it does next finds the same
+/// memory free in each of its steps, however long the copies take.
 #[derive(Default)]
 pub(super) struct Source {
     bytes: Mutex<Option<Arc<Bytes>>>,

@@ -153,6 +153,24 @@ fn what_goes_out_is_freed_in_the_order_of_its_stream_by_who_comes_behind_it() {
 }
 
 #[test]
+fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
+    for memory in memories() {
+        let mover = mover(Some(memory), None);
+        let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
+        let before = allocated();
+        let stored = store(&mover, memory, MIB, 7, Destination::Host).unwrap();
+        stored.inner.progress.event().unwrap().synchronize().unwrap();
+        // Long enough for a thread that would free it.
+        thread::sleep(Duration::from_millis(50));
+        assert!(stored.is_settled() && stored.keeps_source() && allocated() > before);
+        drop(stored);
+        eventually(|| allocated() == before);
+        drop(mover);
+        expect_peace(memory);
+    }
+}
+
+#[test]
 fn what_goes_out_comes_back_though_its_memory_is_used_again() {
     for memory in memories() {
         let (_folders, disk) = disk();
@@ -162,6 +180,7 @@ fn what_goes_out_comes_back_though_its_memory_is_used_again() {
             for length in [0, 1, MIB / 4 - 1, MIB / 4, MIB / 4 + 1, MIB + 77] {
                 let stored = store(&mover, memory, length, 7, to).unwrap();
                 // On the same stream, at the same address.
+                stored.lead_to(&memory.streams().current()).unwrap();
                 drop(filled(memory, length, 99));
                 assert_eq!((stored.name(), stored.bytes()), ("layer.7/out#0", length as u64));
                 for urgency in [Urgency::Ahead, Urgency::Now] {
