@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tenure import _native
+from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.held import Layout
 
 __all__ = ["Recorder", "stream_of"]
@@ -108,6 +109,12 @@ class Recorder(TorchDispatchMode):
         """Compiled code is what it is without: nothing is known of what it does."""
         return True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # The next line does it, without a call of Dynamo's for each operation.
+        return False
+
+    @runs_beside_compiled_code
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Calls an operation, and tells of it."""
         kwargs = kwargs or {}
@@ -153,7 +160,7 @@ class Recorder(TorchDispatchMode):
         return _is_plain(tensor) and tensor.device == self.device
 
     def _is_captured(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return self.device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 class _Call:

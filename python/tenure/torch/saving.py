@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -57,22 +58,29 @@ class Saving:
 
     @runs_beside_compiled_code
     def _pack(self, tensor: Tensor) -> _Packed:
-        # What hooks do is no operation of the model.
+        if self._may_go(tensor):
+            # What hooks do is no operation of the model.
+            with torch._C._DisableTorchDispatch():
+                if held := self._hold(tensor):
+                    return held
+        if tensor.grad_fn is None:
+            return tensor, _version_of(tensor)
+        # Not the tensor itself: what an operation returns has the operation, which would have it.
         with torch._C._DisableTorchDispatch():
-            if held := self._hold(tensor):
-                return held
-            # Not the tensor itself: what an operation returns has the operation, which would have it.
-            return tensor if tensor.grad_fn is None else tensor.detach(), _version_of(tensor)
+            return tensor.detach(), _version_of(tensor)
+
+    def _may_go(self, tensor: Tensor) -> bool:
+        """Whether there is something to gain: most of what is saved is small, or the model's own; found out fast."""
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        if storage.nbytes() < _LEAST_BYTES or tensor.device != self._device:
+            return False
+        return storage.data_ptr() not in self._stays and not (tensor.is_conj() or tensor.is_neg())
 
     def _hold(self, tensor: Tensor) -> Held | None:
-        """It is held, if there is something to gain."""
-        if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-            return None
-        if tensor.device != self._device or tensor.is_conj() or tensor.is_neg():
-            return None
+        """It is held, if the engine takes it."""
         storage = tensor.untyped_storage()
-        if storage.nbytes() < _LEAST_BYTES or storage.data_ptr() in self._stays:
-            return None
         if given := self._given.get(storage._cdata):
             held = given[1]()
             if held is None or tensor._version > 0:
@@ -81,11 +89,10 @@ class Saving:
             return Held(held.saved, tensor, self._writes_of(tensor))
         # A graph's memory is always where it was captured; what is foreign has another deleter.
         if tensor.is_cuda and (
-            torch.cuda.is_current_stream_capturing() or not torch._C._has_Standard_Deleter(storage._cdata)
+            torch._C._cuda_isCurrentStreamCapturing() or not torch._C._has_Standard_Deleter(storage._cdata)
         ):
             return None
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        there = storage.data_ptr(), storage.nbytes(), tensor._version, dtype
+        there = storage.data_ptr(), storage.nbytes(), tensor._version, _name_of_type(tensor.dtype)
         saved = self._native.save(there, stream_of(self._device), _name_of(tensor))
         return None if saved is None else Held(saved, tensor, self._writes_of(tensor))
 
@@ -126,9 +133,19 @@ def _version_of(tensor: Tensor) -> int | None:
 
 def _name_of(tensor: Tensor) -> str:
     """What to call it in an error."""
-    path = _native.module_of_key(_native.current_purpose()[1])
-    made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
-    return " ".join(part for part in (path, made_by, str(tensor.dtype), str(list(tensor.shape))) if part)
+    made_by = tensor.grad_fn
+    return _name(_native.current_purpose()[1], "" if made_by is None else made_by.name(), tensor.dtype, tensor.shape)
+
+
+@lru_cache(maxsize=1 << 14)
+def _name(key: int, made_by: str, dtype: torch.dtype, shape: torch.Size) -> str:
+    path = _native.module_of_key(key)
+    return " ".join(part for part in (path, made_by, str(dtype), str(list(shape))) if part)
+
+
+@cache
+def _name_of_type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _modified(tensor: Tensor, sizes: torch.Size, expected: int) -> RuntimeError:
