@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import random
 import re
 import subprocess
@@ -468,6 +469,27 @@ def test_any_model_has_the_same_gradients_and_errors(tmp_path: Path) -> None:
                 memory = least(error)
         has_moved += reports[-1].is_planned and moved(reports[-1])
     assert kinds == {list, str} and has_moved > 4
+
+
+def test_what_the_planner_was_asked_can_be_written(tmp_path: Path) -> None:
+    model, loss_of = transformer()
+    path = tmp_path / "problem.json"
+    with tenure.torch.budget(model, "70%", spill=tmp_path) as budget:
+        with pytest.raises(tenure.Error, match="there is no plan yet"):
+            budget.write_problem(path)
+        for number in range(STEPS):
+            loss_of(number).backward()
+            model.zero_grad()
+        report = budget.report()
+        budget.write_problem(path)
+        with pytest.raises(tenure.Error, match="nowhere"):
+            budget.write_problem(tmp_path / "nowhere" / "problem.json")
+    problem = json.loads(path.read_text())
+    assert problem["format"] == "tenure-problem"
+    spilled = sum(tensor["bytes"] for tensor in problem["tensors"] if tensor.get("tag") == "activation")
+    assert report is not None and 0 < report.spilled_bytes < spilled
+    of_kernels = sum(kernel["time_ns"] for kernel in problem["kernels"])
+    assert report.predicted_us is not None and report.predicted_us >= of_kernels // 1000
 
 
 def test_what_was_saved_can_be_used_when_the_budget_is_over(tmp_path: Path) -> None:
