@@ -172,6 +172,7 @@ fn a_budget_that_is_too_small_is_refused_before_the_first_step() {
     run.engine().unwrap().set_budget(4 << 20);
     let error = run.rehearse(Pass::Budgeted).unwrap_err().to_string();
     assert!(error.contains("a budget of 4194304 bytes is too small"), "{error}");
+    assert!(error.contains("weight ") && error.contains("what is being computed "), "{error}");
     let words: Vec<&str> = error.split(' ').collect();
     let least: u64 = words[words.iter().position(|word| *word == "small:").unwrap() + 1].parse().unwrap();
     run.engine().unwrap().set_budget(least);
