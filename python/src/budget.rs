@@ -1,34 +1,22 @@
 //! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use pyo3::prelude::*;
-use tenure::offload::{
-    self, Engine, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute,
-};
+use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup};
 use tenure::plan::Planner;
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
+use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
 use tenure::prelude::*;
 use tenure::tier::codec::{Choice, UnknownCodec};
-use tenure::tier::{self, Disk, DiskOptions, Mover, MoverOptions};
 use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
 
 use crate::errors::complaint;
+use crate::recipe::{Bytes, Ingredient, Recipe, given};
 
-/// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
-const STAGING_BYTES: usize = 8 << 20;
-/// What has fewer bytes is kept.
-const LEAST_BYTES: u64 = 1 << 20;
-/// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
-const MOST_SPILLED: u64 = 64 << 30;
-/// How long a planner may think.
-const PLANNING: Duration = Duration::from_secs(10);
 /// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
 const PASSES: u64 = 2;
 
@@ -41,8 +29,6 @@ pub(crate) struct Saved(Arc<offload::Saved>);
 pub(crate) struct Budget {
     engine: Engine,
     device: Device,
-    /// Bytes of the budget that the engine has none of.
-    staging_bytes: u64,
     /// Makes a storage of PyTorch's of so many bytes.
     make: Arc<Py<PyAny>>,
     state: Mutex<State>,
@@ -103,45 +89,21 @@ impl Budget {
     ) -> PyResult<Self> {
         let device = device.map_or(Device::CPU, |index| Device::cuda(index as _));
         let planner = planner_of(planner)?;
-        let open = || -> Result<Engine, String> {
-            let told = |error: &dyn std::fmt::Display| error.to_string();
-            let memory = Memory::of(device).ok_or_else(|| format!("Tenure does not manage the memory of {device}"))?;
-            let disk = if spill.is_empty() {
-                None
-            } else {
-                let capacity = match spill_bytes {
-                    Some(bytes) => bytes,
-                    None => {
-                        let free = spill.iter().map(|folder| Disk::free_bytes_in(folder));
-                        (free.sum::<Result<u64, _>>().map_err(|error| told(&error))? / 2).min(MOST_SPILLED)
-                    }
-                };
-                let options = DiskOptions { staging_bytes: STAGING_BYTES, ..DiskOptions::new(capacity) };
-                Some(Disk::open(&spill, options).map_err(|error| told(&error))?)
-            };
-            let memory_bytes = match host_bytes {
-                _ if device.is_cpu() => usize::MAX >> 1,
-                Some(bytes) => bytes as usize,
-                None => (tier::available_bytes() / 2) as usize,
-            };
-            let mover = Mover::new(memory.device(), MoverOptions { disk, ..MoverOptions::new(memory_bytes) })
-                .map_err(|error| told(&error))?;
-            mover.probe().map_err(|error| told(&error))?;
-            let planning =
-                PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
-            let options = Options { least_bytes: LEAST_BYTES, links: Link::of(&mover), planner, planning };
-            Ok(Engine::new(memory, mover, options))
+        let Some(memory) = Memory::of(device) else {
+            return Err(complaint(format!("Tenure does not manage the memory of {device}")));
         };
+        let (folders, disk_bytes, pinned_bytes) = (spill, spill_bytes, host_bytes);
+        let setup = Setup { folders, disk_bytes, pinned_bytes, planner, ..Setup::default() };
+        let open = || setup.engine(memory).map_err(|error| error.to_string());
         let engine = py.detach(open).map_err(complaint)?;
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
-        let staging_bytes = if device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
         let state = Mutex::new(State { on_host, ..State::default() });
-        Ok(Self { engine, device, staging_bytes, make: Arc::new(make), state })
+        Ok(Self { engine, device, make: Arc::new(make), state })
     }
 
     /// Sets the budget.
     fn set_bytes(&self, bytes: u64) {
-        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
+        self.engine.set_budget(bytes);
     }
 
     /// Sets by what bytes are encoded on their way to a disk.
@@ -159,7 +121,7 @@ impl Budget {
     /// The budget, if it is known.
     #[getter]
     fn bytes(&self) -> Option<u64> {
-        self.engine.budget_bytes().map(|bytes| bytes.saturating_add(self.staging_bytes))
+        self.engine.budget_bytes()
     }
 
     /// The most that a step took without a budget, if one was measured.
@@ -176,13 +138,13 @@ impl Budget {
 
     /// A step begins.
     fn begin(&self, py: Python<'_>, signature: u64) -> PyResult<()> {
-        py.detach(|| self.begin_step(signature)).map_err(|error| self.told(error))
+        py.detach(|| self.begin_step(signature)).map_err(told)
     }
 
     /// The step ends, if there is one.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
         let Some((step, pass)) = self.end() else { return Ok(None) };
-        let report = py.detach(|| step.finish()).map_err(|error| self.told(error))?;
+        let report = py.detach(|| step.finish()).map_err(told)?;
         if pass == Pass::Plain {
             let mut state = self.state();
             state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
@@ -194,13 +156,13 @@ impl Budget {
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
             drop(self.end());
-            self.engine.take_failure().map(|error| self.words(error))
+            self.engine.take_failure().map(|error| error.to_string())
         })
     }
 
     /// Writes what the planner of the last step was asked. Whether there was one.
     fn write_problem(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-        let Some(problem) = py.detach(|| self.engine.problem()).map_err(|error| self.told(error))? else {
+        let Some(problem) = py.detach(|| self.engine.problem()).map_err(told)? else {
             return Ok(false);
         };
         problem.write(path).map_err(|error| complaint(error.to_string()))?;
@@ -214,7 +176,7 @@ impl Budget {
             drop(self.state().on_host.take());
             self.engine.lift()
         })
-        .map_err(|error| self.told(error))
+        .map_err(told)
     }
 
     /// An operation has been asked for on a stream. Whether it is to be told what it has made.
@@ -273,13 +235,13 @@ impl Budget {
             let saved = self.engine.save(&storage, version, dtype, self.stream(stream).as_ref(), recipe, || name)?;
             Ok(saved.map(Saved))
         })
-        .map_err(|error| self.told(error))
+        .map_err(told)
     }
 
     /// What was saved, as a storage of PyTorch's.
     fn need<'py>(&self, py: Python<'py>, saved: &Saved, stream: usize) -> PyResult<Bound<'py, PyAny>> {
         let need = || self.engine.need(&saved.0, self.stream(stream).as_ref());
-        given(py.detach(need).map_err(|error| self.told(error))?, self.make.bind(py))
+        given(py.detach(need).map_err(told)?, self.make.bind(py))
     }
 }
 
@@ -304,7 +266,7 @@ impl Budget {
         let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
-        let tolerance = (LEAST_BYTES + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
+        let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_measured = *passes < PASSES || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
         if is_measured {
             kind.passes += 1;
@@ -334,10 +296,10 @@ impl Budget {
 
     fn report(&self, report: &offload::StepReport, pass: Pass) -> StepReport {
         let is_budgeted = pass == Pass::Budgeted;
-        let staging_bytes = if is_budgeted { self.staging_bytes } else { 0 };
+        let aside_bytes = if is_budgeted { self.engine.aside_bytes() } else { 0 };
         StepReport {
             budget_bytes: self.bytes().filter(|_| is_budgeted),
-            peak_bytes: report.peak_bytes.map(|bytes| bytes + staging_bytes),
+            peak_bytes: report.peak_bytes.map(|bytes| bytes + aside_bytes),
             spilled_bytes: report.spilled_bytes,
             fetched_bytes: report.fetched_bytes,
             recomputed_bytes: report.recomputed_bytes,
@@ -349,135 +311,11 @@ impl Budget {
             codec: report.codec.to_string(),
         }
     }
-
-    fn told(&self, error: OffloadError) -> PyErr {
-        complaint(self.words(error))
-    }
-
-    /// An error in words, which count all of the budget.
-    fn words(&self, error: OffloadError) -> String {
-        let OffloadError::Profile(ProfileError::TooSmall { budget_bytes, least_bytes, when, other_bytes }) = error
-        else {
-            return error.to_string();
-        };
-        let more = self.staging_bytes;
-        ProfileError::TooSmall {
-            budget_bytes: budget_bytes + more,
-            least_bytes: least_bytes + more,
-            when,
-            other_bytes: other_bytes + more,
-        }
-        .to_string()
-    }
 }
 
-/// A storage of PyTorch's: its address, its bytes, and how often it was written to.
-type Bytes = (usize, usize, u64);
-
-/// Which bytes, and how they are made themselves.
-type Ingredient = (Id, Option<Arc<Recipe>>);
-
-/// A storage, as one of PyTorch's.
-fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = storage.bytes();
-    let lent = shared::lend(storage);
-    let made = make.call1((bytes,))?;
-    if lent.is_taken() {
-        Ok(made)
-    } else {
-        Err(complaint("PyTorch did not ask Tenure for memory: another allocator took its place".into()))
-    }
+fn told(error: OffloadError) -> PyErr {
+    complaint(error.to_string())
 }
-
-/// How an operation of PyTorch's makes a result again.
-struct Recipe {
-    id: Id,
-    inputs: Vec<Ingredient>,
-    made_in: Option<usize>,
-    bytes: usize,
-    device: Device,
-    stream: usize,
-    make: Arc<Py<PyAny>>,
-    /// See [`Budget::operation`].
-    compute: Py<PyAny>,
-}
-
-impl Recompute for Recipe {
-    fn id(&self) -> Id {
-        self.id
-    }
-
-    fn inputs(&self) -> Vec<Input> {
-        let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recompute>;
-        let input =
-            |(id, recipe): &Ingredient| Input { id: *id, stays: false, recompute: recipe.as_ref().map(recompute) };
-        self.inputs.iter().map(input).collect()
-    }
-
-    fn made_in(&self) -> Option<usize> {
-        self.made_in
-    }
-
-    fn run(&self, find: Find<'_>) -> Result<Storage, Failure> {
-        // Also when the budget is over.
-        let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
-        // Not one inside the other: a chain may be deeper than the stack.
-        let (mut next, mut waiting, mut made) = (self, Vec::new(), HashMap::new());
-        loop {
-            let (mut inputs, mut lacking) = (Vec::with_capacity(next.inputs.len()), None);
-            for (id, recipe) in &next.inputs {
-                let found = match made.get(id) {
-                    Some(found) => Some(Storage::clone(found)),
-                    None => find(*id)?,
-                };
-                match found {
-                    Some(found) => inputs.push(found),
-                    None => {
-                        lacking = Some(recipe.as_deref().ok_or("what it is made of is gone")?);
-                        break;
-                    }
-                }
-            }
-            if let Some(recipe) = lacking {
-                waiting.push(std::mem::replace(&mut next, recipe));
-                continue;
-            }
-            let result = next.compute(inputs)?;
-            let Some(later) = waiting.pop() else { return Ok(result) };
-            made.insert(next.id, result);
-            next = later;
-        }
-    }
-}
-
-impl Recipe {
-    /// The result of an operation whose inputs are there.
-    fn compute(&self, inputs: Vec<Storage>) -> Result<Storage, Failure> {
-        Python::attach(|py| {
-            let inputs = inputs.into_iter().map(|input| given(input, self.make.bind(py)));
-            let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
-            let made = self.compute.call1(py, (inputs, self.stream))?;
-            let (_result, address, bytes) = made.extract::<(Py<PyAny>, usize, usize)>(py)?;
-            // SAFETY: the result has the storage.
-            let storage = unsafe { shared::share(self.device, address, bytes) };
-            storage.filter(|_| bytes == self.bytes).ok_or_else(|| "its operation makes something else now".into())
-        })
-    }
-}
-
-impl Drop for Recipe {
-    /// One after the other, not one inside the other: a chain may be deeper than the stack.
-    fn drop(&mut self) {
-        let mut chain: Vec<Arc<Self>> = self.inputs.iter_mut().filter_map(|(_, recipe)| recipe.take()).collect();
-        while let Some(next) = chain.pop() {
-            if let Some(mut last) = Arc::into_inner(next) {
-                chain.extend(last.inputs.iter_mut().filter_map(|(_, recipe)| recipe.take()));
-            }
-        }
-    }
-}
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 fn planner_of(name: &str) -> PyResult<Box<dyn Planner + Send + Sync>> {
     Ok(match name {

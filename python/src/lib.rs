@@ -10,6 +10,7 @@ mod interrupt;
 mod memory;
 mod placement;
 mod purpose;
+mod recipe;
 mod sharing;
 mod torch;
 mod trace;

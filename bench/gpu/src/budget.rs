@@ -1,9 +1,9 @@
 //! Training within a budget of memory.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use serde_json::{Value, json};
 use tenure_device::Executor;
@@ -11,16 +11,10 @@ use tenure_device::cuda::Timing;
 use tenure_device::memory::DeviceMemory;
 use tenure_nn::data::{DataLoader, LoaderOptions};
 use tenure_nn::train::{Pass, Plan, StepReport, Trainer};
-use tenure_offload::{Engine, Link, Memory, Options};
-use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
-use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
+use tenure_offload::{Engine, Link, Memory, Setup};
 
+use crate::Arguments;
 use crate::workloads::{self, Numbers, Trained};
-use crate::{Arguments, GIB};
-
-/// As in the program.
-const LEAST_BYTES: u64 = 1 << 20;
-const PLANNING: Duration = Duration::from_secs(10);
 
 /// What it is made of.
 #[derive(Args)]
@@ -30,7 +24,7 @@ pub(crate) struct BudgetArguments {
     pub(crate) budget: Option<u64>,
     /// Pinned memory to spill to
     #[arg(long, default_value_t = 90)]
-    host_gib: usize,
+    host_gib: u64,
     /// A folder to spill to, too
     #[arg(long)]
     spill: Option<PathBuf>,
@@ -94,18 +88,13 @@ pub(crate) fn run(arguments: &Arguments, trained: Trained, memory: &'static Devi
 }
 
 fn engine(options: &BudgetArguments, memory: &'static DeviceMemory) -> Result<Engine> {
-    let disk = options
-        .spill
-        .as_ref()
-        .map(|folder| Disk::open(std::slice::from_ref(folder), DiskOptions::new(options.spill_gib << 30)));
-    let mover = MoverOptions { disk: disk.transpose()?, ..MoverOptions::new(options.host_gib * GIB) };
-    let mover = Mover::new(Some(memory), mover)?;
-    mover.probe()?;
-    let links = Link::of(&mover);
-    ensure!(!links.is_empty(), "there is nothing to spill to");
-    let planning = PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: 0 };
-    let options = Options { least_bytes: LEAST_BYTES, links, planner: Box::new(Scheduled), planning };
-    Ok(Engine::new(Memory::Device(memory), mover, options))
+    let setup = Setup {
+        folders: options.spill.iter().cloned().collect(),
+        disk_bytes: Some(options.spill_gib << 30),
+        pinned_bytes: Some(options.host_gib << 30),
+        ..Setup::default()
+    };
+    Ok(setup.engine(Memory::Device(memory))?)
 }
 
 /// What the driver took for its calls so far.

@@ -17,8 +17,6 @@ use tenure_tensor::{MemoryFormat, Tensor, tuning};
 
 use workloads::{Kind, Trained, Workload};
 
-const GIB: usize = 1 << 30;
-
 /// What is measured, and how.
 #[derive(Parser)]
 struct Arguments {

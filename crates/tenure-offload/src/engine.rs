@@ -19,7 +19,7 @@ use crate::memory::Peak;
 use crate::reclaim;
 use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Planned, Profiled, Step, StepReport};
-use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, Recompute, Schedule};
+use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, ProfileError, Recompute, Schedule};
 
 /// What an engine works with.
 pub struct Options {
@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub(crate) course: Course,
     signature: u64,
     budget_bytes: Option<u64>,
+    /// Of the budget, what is taken by what is not of its memory.
+    aside_bytes: u64,
     /// What plans leave of it, since steps found no room where a plan had some: in pages of which only parts are in use.
     spare_bytes: u64,
     /// By what bytes are encoded on their way to a disk.
@@ -95,6 +97,19 @@ impl Engine {
         state.plans.clear();
     }
 
+    /// So many bytes of the budget are taken by what is not allocated of its memory, from the next step on: on the host what
+    /// bytes pass through on their way to a disk, and whatever else a process has.
+    pub fn set_aside(&self, bytes: u64) {
+        let mut state = self.shared.state.lock();
+        state.aside_bytes = bytes;
+        state.plans.clear();
+    }
+
+    /// How many of the budget's bytes are taken by what is not allocated of its memory.
+    pub fn aside_bytes(&self) -> u64 {
+        self.shared.state.lock().aside_bytes
+    }
+
     /// By what bytes are encoded on their way to a disk, from the next step on: at first by nothing. What measurements are
     /// to choose is chosen in the step that is measured, for all that has the same place in later ones.
     pub fn set_codec(&self, codec: Choice) {
@@ -113,7 +128,7 @@ impl Engine {
     /// # Errors
     /// The limit cannot be set.
     pub fn enforce(&self) -> Result<(), OffloadError> {
-        let bytes = self.budget_bytes();
+        let bytes = self.shared.state.lock().limit_bytes();
         *self.shared.limit.lock() = None;
         self.shared.set_limit(bytes)
     }
@@ -203,7 +218,7 @@ impl Engine {
             Pass::Plain => shared.measured(pass),
             Pass::Budgeted => shared.course(signature)?,
         };
-        let limit = self.budget_bytes().filter(|_| pass == Pass::Budgeted);
+        let limit = shared.state.lock().limit_bytes().filter(|_| pass == Pass::Budgeted);
         shared.set_limit(limit)?;
         let mut state = shared.state.lock();
         state.course = course;
@@ -505,12 +520,33 @@ impl Shared {
         if is_scarce {
             profile.forget_compression();
         }
-        let slack_bytes = self.memory.slack_bytes() + spare_bytes;
-        Ok(profile.problem("a training step", &Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links })?)
+        let slack_bytes = self.memory.slack_bytes() + spare_bytes + self.state.lock().aside_bytes;
+        let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links };
+        let mut problem = profile.problem("a training step", &machine);
+        if let Err(ProfileError::TooSmall { staying, .. }) = &mut problem {
+            *staying = self.staying();
+        }
+        Ok(problem?)
+    }
+
+    /// What is allocated between steps, by what it is for, and is in nobody's hands here.
+    fn staying(&self) -> Vec<(Tag, u64)> {
+        let (tags, state) = (self.memory.statistics().tags, self.state.lock());
+        let held = |tag| state.held.values().filter(move |held| held.tag == tag && held.storage.is_some());
+        let of = |tag: Tag| {
+            let allocated = tags[tag as usize].allocated_bytes.current;
+            (tag, allocated.saturating_sub(held(tag).map(|held| held.bytes).sum()))
+        };
+        [Tag::Weight, Tag::Gradient, Tag::OptimizerState, Tag::Input].map(of).to_vec()
     }
 }
 
 impl State {
+    /// What may be allocated of its memory.
+    pub(crate) fn limit_bytes(&self) -> Option<u64> {
+        self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
+    }
+
     /// Lets go of what is where it was to go, and takes no memory any more. Whether there was any.
     pub(crate) fn forget_gone(&mut self) -> bool {
         let before = self.leaving.len();

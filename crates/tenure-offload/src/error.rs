@@ -1,7 +1,7 @@
 use tenure_core::StorageError;
 use tenure_device::DriverError;
 use tenure_plan::planner::PlannerError;
-use tenure_tier::MoverError;
+use tenure_tier::{MoverError, TierError};
 
 use crate::ProfileError;
 
@@ -12,6 +12,9 @@ pub enum OffloadError {
     /// What was saved could not be moved.
     #[error(transparent)]
     Mover(Box<MoverError>),
+    /// There is no disk to spill to where one was to be.
+    #[error(transparent)]
+    Disk(#[from] TierError),
     /// No plan keeps to the budget.
     #[error(transparent)]
     Profile(#[from] ProfileError),

@@ -21,6 +21,7 @@ mod recompute;
 mod record;
 mod resident;
 mod schedule;
+mod setup;
 mod step;
 
 pub use engine::{Engine, Options};
@@ -34,4 +35,5 @@ pub use recompute::{Find, Id, Input, Recompute};
 pub use record::{Fate, SavedRecord, StepRecord, StepRecorder, TierMoment};
 pub use resident::Resident;
 pub use schedule::{Action, Schedule};
+pub use setup::Setup;
 pub use step::{Pass, Step, StepReport};

@@ -67,8 +67,8 @@ pub enum ProfileError {
     /// Whatever is spilled.
     #[error(
         "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when}, of which {other_bytes} \
-         cannot be spilled (weights, gradients, what is being computed); take a smaller batch, or a budget of at least \
-         {least_bytes}"
+         cannot be spilled ({}); take a smaller batch, or a budget of at least {least_bytes}",
+        parts(*other_bytes, staying)
     )]
     TooSmall {
         /// What was asked for.
@@ -79,10 +79,22 @@ pub enum ProfileError {
         when: String,
         /// What it needs beside what is saved.
         other_bytes: u64,
+        /// Of that, what stays from step to step, by what it is for, if somebody said: the rest is being computed.
+        staying: Vec<(Tag, u64)>,
     },
     /// Times, bytes or bandwidths that no problem can have.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+}
+
+/// What memory is taken by, the most first.
+fn parts(other_bytes: u64, staying: &[(Tag, u64)]) -> String {
+    let computed = other_bytes.saturating_sub(staying.iter().map(|(_, bytes)| bytes).sum());
+    let mut parts: Vec<(u64, &str)> = staying.iter().map(|(tag, bytes)| (*bytes, tag.name())).collect();
+    parts.push((computed, "what is being computed"));
+    parts.sort_unstable_by(|a, b| b.cmp(a));
+    let words = parts.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, name)| format!("{name} {bytes}"));
+    words.collect::<Vec<_>>().join(", ")
 }
 
 impl Profile {
@@ -236,7 +248,8 @@ impl Profile {
         let least_bytes = least_bytes + machine.slack_bytes;
         if least_bytes > machine.budget_bytes {
             let (when, other_bytes) = (self.name_of(interval), self.intervals[interval].other_bytes);
-            return Err(ProfileError::TooSmall { budget_bytes: machine.budget_bytes, least_bytes, when, other_bytes });
+            let (budget_bytes, staying) = (machine.budget_bytes, Vec::new());
+            return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, other_bytes, staying });
         }
         let always = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
         let mut kernels: Vec<Kernel> = (0..self.intervals.len())

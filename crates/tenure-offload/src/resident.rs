@@ -53,7 +53,8 @@ impl Engine {
         drop(state);
         let resident = Resident { saved: Saved { shared: self.shared.clone(), id } };
         let allocated = self.shared.memory.statistics().all.allocated_bytes.current;
-        if self.budget_bytes().is_some_and(|budget| allocated > budget) {
+        let limit = self.shared.state.lock().limit_bytes();
+        if limit.is_some_and(|limit| allocated > limit) {
             self.shared.spill(&mut self.shared.state.lock(), id, 0)?;
             reclaim::wait_for_all(&self.shared)?;
         }

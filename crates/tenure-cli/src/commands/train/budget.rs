@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::time::Duration;
+use std::num::NonZeroU64;
 
 use serde::{Serialize, Serializer};
 use tenure::nn::train::{Pass, Step, Trainer};
 use tenure::offload::Memory::Host as OnCpu;
-use tenure::offload::{Engine, Link, Memory, Options};
+use tenure::offload::{Engine, Link, Memory, Setup};
 use tenure::plan::Planner;
 #[cfg(feature = "milp")]
 use tenure::plan::planner::Milp;
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
+use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
 use tenure::tier::codec::Choice;
-use tenure::tier::{self, Disk, DiskOptions, DiskStatistics, Mover, MoverOptions};
+use tenure::tier::{Disk, DiskStatistics};
 use tenure::units::{Bytes, Micros};
 
 use super::Examples;
@@ -23,15 +23,8 @@ use super::outcome::median;
 use crate::commands::plan::FastBytes;
 use crate::resident;
 
-/// Memory that bytes pass through on their way to disk: a part of the budget on the CPU.
-const STAGING_BYTES: usize = 4 << 20;
-/// What has fewer bytes is kept: on a device; and on the CPU, where they are worth more.
-const LEAST_BYTES: u64 = 1 << 20;
+/// What has fewer bytes is kept on the CPU, where they are worth more than on a device.
 const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
-/// Bytes of a disk that are taken, if nobody says how many: half of those that are free, but no more than these.
-const MOST_SPILLED: u64 = 64 << 30;
-/// How long a planner may think.
-const PLANNING: Duration = Duration::from_secs(10);
 
 /// Who plans what is kept, and what is spilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -62,8 +55,6 @@ impl PlannerName {
 /// A run's budget.
 pub(super) struct Budget {
     engine: Engine,
-    bytes: u64,
-    staging_bytes: u64,
     /// Of this process, before there was a model.
     resident_bytes: u64,
     /// What the disk did before the first step.
@@ -113,28 +104,18 @@ impl Budget {
         let Some(memory) = Memory::of(args.device) else {
             anyhow::bail!("--budget: Tenure does not manage the memory of {}", args.device)
         };
-        let folders = if args.spill.is_empty() { vec![std::env::temp_dir()] } else { args.spill.clone() };
-        let capacity = match args.spill_bytes {
-            Some(bytes) => bytes.get(),
-            None => {
-                let free = folders.iter().map(|folder| Disk::free_bytes_in(folder)).sum::<Result<u64, _>>()?;
-                (free / 2).min(MOST_SPILLED)
-            }
+        let setup = Setup {
+            folders: if args.spill.is_empty() { vec![std::env::temp_dir()] } else { args.spill.clone() },
+            disk_bytes: args.spill_bytes.map(NonZeroU64::get),
+            least_bytes: if args.device.is_cpu() { LEAST_BYTES_ON_CPU } else { Setup::default().least_bytes },
+            planner: args.planner.planner(),
+            seed: args.seed,
+            ..Setup::default()
         };
-        let disk = Disk::open(&folders, DiskOptions { staging_bytes: STAGING_BYTES, ..DiskOptions::new(capacity) })?;
-        let mover =
-            Mover::new(memory.device(), MoverOptions { disk: Some(disk), ..MoverOptions::new(pinned_bytes(args)) })?;
-        mover.probe()?;
-        let planning =
-            PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed: args.seed };
-        let (links, planner) = (Link::of(&mover), args.planner.planner());
-        let least_bytes = if args.device.is_cpu() { LEAST_BYTES_ON_CPU } else { LEAST_BYTES };
-        let options = Options { least_bytes, links, planner, planning };
-        let engine = Engine::new(memory, mover, options);
+        let engine = setup.engine(memory)?;
         engine.set_codec(args.codec);
-        let staging_bytes = if args.device.is_cpu() { STAGING_BYTES as u64 } else { 0 };
         let disk = DiskStatistics::default();
-        Ok(Some(Self { engine, bytes: 0, staging_bytes, resident_bytes, disk }))
+        Ok(Some(Self { engine, resident_bytes, disk }))
     }
 
     /// Has a run keep to it: a plain step is measured first, or one within the budget, so that one that is too small is
@@ -147,16 +128,17 @@ impl Budget {
         let mut run = run.within(self.engine.clone())?;
         let Some(budget) = args.budget else { return Ok(run) };
         match budget {
-            FastBytes::Bytes(bytes) => self.set(bytes),
+            FastBytes::Bytes(bytes) => self.engine.set_budget(bytes),
             FastBytes::Percent(percent) => {
                 let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
-                self.set((plain as f64 * percent / 100.0) as u64);
+                let bytes = (plain as f64 * percent / 100.0) as u64;
+                self.engine.set_budget(bytes);
                 // Nobody is left to tell of a failure here.
                 let _ = writeln!(
                     io::stderr(),
                     "tenure: a plain step takes {}; {percent}% of it are {}",
                     Bytes(plain),
-                    Bytes(self.bytes)
+                    Bytes(bytes)
                 );
             }
         }
@@ -167,10 +149,10 @@ impl Budget {
             resident::forget_most();
             rehearsed = run.rehearse(Pass::Budgeted)?;
         }
-        let beside = self.beside_tensors(rehearsed.reserved_bytes.unwrap_or(0));
-        if beside > 0 {
-            self.engine.set_budget(self.bytes.saturating_sub(self.staging_bytes + beside));
-            run.rehearse(Pass::Budgeted)?;
+        if let (OnCpu(_), Some(most)) = (self.engine.memory(), resident::most()) {
+            // What the process grew by beside tensors is a part of the budget as well.
+            let beside = most.saturating_sub(self.resident_bytes + rehearsed.reserved_bytes.unwrap_or(0));
+            self.engine.set_aside(beside.max(self.engine.aside_bytes()));
         }
         self.engine.prepare()?;
         self.engine.enforce()?;
@@ -181,18 +163,6 @@ impl Budget {
 
     fn disk_now(&self) -> DiskStatistics {
         self.engine.mover().disk().map(Disk::statistics).unwrap_or_default()
-    }
-
-    /// What the process grew by on the CPU in a rehearsal, beside tensors, which held so many bytes at once, and what bytes
-    /// pass through: a part of the budget as well.
-    fn beside_tensors(&self, tensors: u64) -> u64 {
-        let (OnCpu(_), Some(most)) = (self.engine.memory(), resident::most()) else { return 0 };
-        most.saturating_sub(self.resident_bytes + tensors + self.staging_bytes)
-    }
-
-    fn set(&mut self, bytes: u64) {
-        self.bytes = bytes;
-        self.engine.set_budget(bytes.saturating_sub(self.staging_bytes));
     }
 
     /// What it took.
@@ -208,7 +178,7 @@ impl Budget {
             (name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth })
         });
         Offloaded {
-            budget_bytes: self.bytes,
+            budget_bytes: self.engine.budget_bytes().unwrap_or(0),
             resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
             spilled_bytes: of(|report| report.spilled_bytes as f64),
             recomputed_us: of(|report| report.recomputed.as_micros() as f64),
@@ -252,9 +222,4 @@ impl Offloaded {
 
 fn by_name<S: Serializer>(codec: &Choice, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(codec)
-}
-
-/// Memory to move bytes of a device through, and to keep them in; of the host, those that are on their way.
-fn pinned_bytes(args: &TrainArgs) -> usize {
-    if args.device.is_cpu() { usize::MAX >> 1 } else { (tier::available_bytes() / 2) as usize }
 }
