@@ -213,7 +213,11 @@ class _Call:
         args, kwargs = _given(self._args, left), _given(self._kwargs, left)
         again = self._kind.again
         assert again is not None
-        with torch.no_grad(), torch.autocast(device.type, enabled=False), _on(stream, device):
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or stream_of(device) != stream:
+            with torch.no_grad(), torch.autocast(device.type, enabled=False), _on(stream, device):
+                results = again(*args, **kwargs)
+        else:
+            # Backward is like this as a rule, and entering all three takes as long as launching a kernel.
             results = again(*args, **kwargs)
         result = results[number] if isinstance(results, tuple | list) else results
         if Layout.by(result) != self._results[number]:

@@ -36,7 +36,8 @@ class Saving:
         self._made: set[tuple[int, int]] = set()
         #: Nothing, by its type.
         self._nothing: dict[torch.dtype, Tensor] = {}
-        #: What was given to backward, by its storage: autograd saves it again where backward itself is differentiated.
+        #: What was given to backward, by its storage: autograd saves it again where backward itself is differentiated,
+        #: and where a reentrant checkpoint computes again.
         self._given: dict[int, tuple[StorageWeakRef, weakref.ref[Held]]] = {}
         #: Whether something was needed since this was set to false.
         self.is_needed = False
