@@ -64,7 +64,9 @@ impl Held {
 
     /// What they were stored from is let go of, in the order of their stream. A driver that fails tells the next who asks.
     pub(crate) fn leave_behind(&self) {
-        if let (Some(stored), Some(stream)) = (&self.stored, &self.stream) {
+        if let (Some(stored), Some(stream)) = (&self.stored, &self.stream)
+            && stored.keeps_source()
+        {
             let _ = stored.lead_to(stream);
         }
     }

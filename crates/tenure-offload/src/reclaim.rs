@@ -62,7 +62,10 @@ fn wait_for_one(shared: &Shared) -> Result<bool, OffloadError> {
 /// Lets go of all that is on its way out of a device, in the order of the thread's stream.
 pub(crate) fn part_with_all(shared: &Shared) -> Result<(), OffloadError> {
     let Some(device) = shared.memory.device() else { return Ok(()) };
-    let leaving: Vec<Stored> = shared.state.lock().leaving.iter().map(|(_, stored)| stored.clone()).collect();
+    let leaving: Vec<Stored> = {
+        let state = shared.state.lock();
+        state.leaving.iter().filter(|(_, stored)| stored.keeps_source()).map(|(_, stored)| stored.clone()).collect()
+    };
     let stream = device.streams().current();
     Ok(leaving.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
