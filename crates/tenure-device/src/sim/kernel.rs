@@ -71,7 +71,7 @@ impl Kernel {
 
 /// Device memory, as a running kernel sees it.
 ///
-/// An access must lie within one declared range. Another one does nothing, ends the context when the kernel ends, and
+/// An access of any bytes must lie within one declared range. Another one does nothing, ends the context when the kernel ends, and
 /// is reported by the call that made the kernel run.
 pub struct KernelMemory<'a> {
     memory: &'a mut Memory,
@@ -112,6 +112,9 @@ impl<'a> KernelMemory<'a> {
         declared: &[&Vec<Range<Address>>],
         action: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind>,
     ) {
+        if len == 0 {
+            return;
+        }
         let range = address..address.saturating_add(len as u64);
         let covered = |given: &Range<Address>| given.start <= range.start && range.end <= given.end;
         let result = if declared.iter().any(|ranges| ranges.iter().any(covered)) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_alloc::MemoryInfo;
 use tenure_core::StreamId;
-use tenure_device::sim::{Kernel, SimConfig, SimDriver};
+use tenure_device::sim::{Kernel, KernelMemory, SimConfig, SimDriver};
 use tenure_device::{Access, CallError, Driver, ErrorKind, EventKind, Priority, ProcessMemory};
 
 use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
@@ -342,6 +342,19 @@ fn a_kernel_that_touches_what_it_did_not_declare_is_caught_when_it_runs() {
         matches!(&error.kind, ErrorKind::Undeclared { range, .. } if *range == (address + 30..address + 34)),
         "{error}"
     );
+}
+
+#[test]
+fn a_kernel_that_accesses_no_bytes_touches_nothing() {
+    let driver = sim(0);
+    let address = driver.malloc(64).unwrap();
+    let kernel = Kernel::new("empty", StreamId::NULL).reads(address, 0).writes(address, 64);
+    let body = move |memory: &mut KernelMemory<'_>| {
+        memory.read(address + 128, &mut []);
+        memory.write(address + 128, &[]);
+    };
+    driver.launch(kernel.body(body)).unwrap();
+    driver.synchronize().unwrap();
 }
 
 #[test]
