@@ -1,15 +1,20 @@
 //! How long the device, or the host, computes between points.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tenure_device::{DriverError, Event, EventKind, Stream};
+
+/// So far ahead a host gets when its device has nothing left to do: some hundred operations.
+pub(crate) const LEAD: Duration = Duration::from_millis(20);
 
 /// Intervals of time, each from a mark to another.
 #[derive(Default)]
 pub(crate) struct Clock {
     intervals: Vec<(Mark, Mark)>,
     began: Option<Mark>,
+    lead: Duration,
 }
 
 enum Mark {
@@ -18,8 +23,21 @@ enum Mark {
 }
 
 impl Clock {
+    /// One whose intervals are the device's own time: a device that waits for its host to ask for more would count that. So
+    /// where it has nothing left to do, it waits for so long, before an interval, as the host goes on.
+    pub(crate) fn with_lead(lead: Duration) -> Self {
+        Self { lead, ..Self::default() }
+    }
+
     /// An interval begins.
     pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
+        let is_idle = || self.intervals.last().map_or(Ok(true), |(_, end)| end.is_passed());
+        if let (Some(stream), false) = (stream, self.lead.is_zero())
+            && is_idle()?
+        {
+            let lead = self.lead;
+            stream.host_function(move || thread::sleep(lead))?;
+        }
         self.began = Some(Mark::now(stream)?);
         Ok(())
     }
@@ -49,6 +67,13 @@ impl Mark {
         Ok(Self::Device(event))
     }
 
+    fn is_passed(&self) -> Result<bool, DriverError> {
+        match self {
+            Self::Host(_) => Ok(true),
+            Self::Device(event) => event.query(),
+        }
+    }
+
     fn until(&self, end: &Self) -> Result<u64, DriverError> {
         match (self, end) {
             (Self::Host(began), Self::Host(end)) => Ok((*end - *began).as_nanos() as u64),
@@ -59,5 +84,35 @@ impl Mark {
             // What began on the host and ended on a device is nobody's work.
             _ => Ok(0),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_device::memory::{DeviceMemory, MemoryConfig};
+    use tenure_device::sim::{SimConfig, SimDriver};
+
+    use super::*;
+
+    #[test]
+    fn a_device_waits_ahead_of_intervals_where_it_has_nothing_to_do() {
+        let driver = Arc::new(SimDriver::new(SimConfig::default()));
+        let memory = DeviceMemory::new(driver, MemoryConfig::default()).unwrap();
+        let stream = memory.streams().null();
+        for (lead, times) in [(Duration::ZERO, 0), (Duration::from_millis(3), 2)] {
+            let (mut clock, since) = (Clock::with_lead(lead), Instant::now());
+            for _ in 0..2 {
+                clock.begin(Some(&stream)).unwrap();
+                clock.end(Some(&stream)).unwrap();
+                stream.synchronize().unwrap();
+            }
+            assert!(since.elapsed() >= lead * times);
+            assert_eq!(clock.finish().unwrap().len(), 2);
+        }
+        // A host never waits for itself.
+        let (mut clock, since) = (Clock::with_lead(Duration::from_secs(60)), Instant::now());
+        clock.begin(None).unwrap();
+        clock.end(None).unwrap();
+        assert!(since.elapsed() < Duration::from_secs(60));
     }
 }

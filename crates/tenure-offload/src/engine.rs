@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tenure_core::{DType, Purpose, Storage, Tag};
-use tenure_device::Stream;
+use tenure_device::memory::DeviceMemory;
+use tenure_device::{Executor, Stream};
 use tenure_plan::planner::PlannerOptions;
 use tenure_plan::{Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
 
-use crate::clock::Clock;
+use crate::clock::{Clock, LEAD};
 use crate::held::{Held, Saved};
 use crate::memory::Peak;
 use crate::reclaim;
@@ -481,8 +482,11 @@ impl Shared {
                 planned
             }
         };
-        let is_to_be_timed = self.memory.device().is_some() && !profiled.is_timed;
-        Ok(Course::Planned { profiled, planned, events: 0, clock: is_to_be_timed.then(Clock::default) })
+        let device = self.memory.device().filter(|_| !profiled.is_timed);
+        // A simulated one has no time of its own.
+        let is_simulated = |device: &DeviceMemory| matches!(device.driver().executor(), Executor::Sim(_));
+        let clock = device.map(|device| Clock::with_lead(if is_simulated(device) { Duration::ZERO } else { LEAD }));
+        Ok(Course::Planned { profiled, planned, events: 0, clock })
     }
 
     /// What is done when, in a step that does what was measured.
