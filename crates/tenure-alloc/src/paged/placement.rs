@@ -27,6 +27,11 @@ impl State {
         if bytes > self.limit().total {
             return Err(Refusal::Full);
         }
+        // Within a limit, a program may find out at every other allocation that nothing is left: nothing is searched then.
+        let free = self.space.free_bytes();
+        if bytes > free && bytes > free.saturating_add(self.limit().bytes().saturating_sub(self.reserved())) {
+            return Err(Refusal::Full);
+        }
         let peak = self.peak_requested.max(requested);
         let found = match self.find_free(bytes, stream)? {
             Some(address) => (address, false),

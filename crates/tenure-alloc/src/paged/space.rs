@@ -33,6 +33,8 @@ pub(super) struct Space {
     pub(super) stale: Vec<usize>,
     /// Bytes of all chunks.
     pub(super) reserved: u64,
+    /// Bytes of blocks.
+    occupied: u64,
     /// Mappings that could neither be completed nor undone: (address, chunk). Undone before the chunk is released.
     stuck: Vec<(Address, usize)>,
     /// The end of the block placed last.
@@ -58,6 +60,7 @@ impl Space {
             windows: Windows::default(),
             stale: Vec::new(),
             reserved: 0,
+            occupied: 0,
             stuck: Vec::new(),
             end_of_last: 0,
             clock: 0,
@@ -70,6 +73,11 @@ impl Space {
         let id = backing.create(bytes)?;
         self.reserved += bytes;
         Ok(self.chunks.insert(Chunk::new(id, bytes)))
+    }
+
+    /// Bytes that are in no block, wherever they are.
+    pub(super) fn free_bytes(&self) -> u64 {
+        self.reserved - self.occupied
     }
 
     /// The chunks with no byte in use, (bytes, index), from the smallest up.
@@ -107,6 +115,7 @@ impl Space {
             slot += 1;
         }
         self.windows.settle(&changes);
+        self.occupied += bytes;
         self.end_of_last = place.address + bytes;
         self.clock += 1;
         let window = self.windows.get_mut(place.window);
@@ -132,6 +141,7 @@ impl Space {
             slot += 1;
         }
         self.windows.settle(&changes);
+        self.occupied -= bytes;
         let window = self.windows.get_mut(place.window);
         window.blocks -= 1;
         window.uses.add(last);
