@@ -179,12 +179,17 @@ impl Budget {
         .map_err(told)
     }
 
-    /// An operation has been asked for on a stream. Whether it is to be told what it has made.
+    /// An operation has been asked for on a stream. Whether it is to be told what it has made: never where it is captured,
+    /// which is no part of the step.
     fn is_repeated(&self, py: Python<'_>, stream: usize) -> bool {
         py.detach(|| {
+            let stream = self.stream(stream);
+            if stream.as_ref().is_some_and(is_captured) {
+                return false;
+            }
             let is_repeated = self.engine.is_repeated();
             if !is_repeated {
-                self.engine.point(self.stream(stream).as_ref());
+                self.engine.point(stream.as_ref());
             }
             is_repeated
         })
@@ -311,6 +316,10 @@ impl Budget {
             codec: report.codec.to_string(),
         }
     }
+}
+
+fn is_captured(stream: &Stream) -> bool {
+    stream.driver().is_capturing(stream.id()).unwrap_or(false)
 }
 
 fn told(error: OffloadError) -> PyErr {

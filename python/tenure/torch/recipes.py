@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,9 +57,19 @@ class _Kind(NamedTuple):
     is_in_place: bool
 
 
-@cache
 def _kind_of(operation: Any) -> _Kind | None:
     """None if it only looks at what it is given."""
+    # Found by its number: an operation's hash is computed by Python. The operation is kept, so nothing else gets it.
+    known = _kinds.get(id(operation))
+    if known is None:
+        known = _kinds[id(operation)] = operation, _look_at(operation)
+    return known[1]
+
+
+_kinds: dict[int, tuple[Any, _Kind | None]] = {}
+
+
+def _look_at(operation: Any) -> _Kind | None:
     schema = operation._schema
     name, is_known = schema.name.removeprefix("aten::"), schema.name.startswith("aten::")
     writes = [argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments]
@@ -119,7 +129,7 @@ class Recorder(TorchDispatchMode):
         """Calls an operation, and tells of it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (kind := _kind_of(func)) is not None and not self._is_captured():
+        if (kind := _kind_of(func)) is not None:
             stream = stream_of(self.device)
             if self._native.is_repeated(stream):
                 self._tell(kind, args, kwargs, result if isinstance(result, tuple | list) else (result,), stream)
@@ -158,9 +168,6 @@ class Recorder(TorchDispatchMode):
 
     def _is_here(self, tensor: Tensor) -> bool:
         return _is_plain(tensor) and tensor.device == self.device
-
-    def _is_captured(self) -> bool:
-        return self.device.type == "cuda" and torch._C._cuda_isCurrentStreamCapturing()
 
 
 class _Call:
