@@ -11,7 +11,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
 from torch import nn
-from transformers import BertConfig, BertModel
 
 DEVICE = torch.device("cuda")
 
@@ -180,6 +179,8 @@ def inception(memory_format=torch.contiguous_format):
 
 
 def bert():
+    from transformers import BertConfig, BertModel
+
     return infer(BertModel(BertConfig()), ids(0, 8, 128, 30522))
 
 

@@ -19,11 +19,13 @@ CUresult copy(const Device *writer, void *target, const Device *reader, const vo
   const auto from = reinterpret_cast<Address>(source), to = reinterpret_cast<Address>(target);
   if (!writer || !reader || !mapped(from, bytes) || !mapped(to, bytes))
     return CUDA_ERROR_INVALID_VALUE;
+  const bool is_inside = is_on_device(from) && is_on_device(to);
   return submit(stream, [=] {
     check_access(*reader, from, bytes, PROT_READ);
     check_access(*writer, to, bytes, PROT_WRITE);
-    std::memmove(target, source, bytes);
-    return 0;
+    if (has_content(bytes))
+      std::memmove(target, source, bytes);
+    return is_inside ? memory_time(2 * bytes) : link_time(bytes);
   });
 }
 
@@ -41,9 +43,9 @@ template <class Value> CUresult fill(CUdeviceptr target, Value value, size_t cou
     return CUDA_ERROR_INVALID_VALUE;
   return submit(handle, [=, &user = *it->device] {
     check_access(user, target, count * sizeof value, PROT_WRITE);
-    for (size_t i = 0; i < count; ++i)
+    for (size_t i = 0; has_content(count * sizeof value) && i < count; ++i)
       std::memcpy(reinterpret_cast<void *>(target + i * sizeof value), &value, sizeof value);
-    return 0;
+    return memory_time(count * sizeof value);
   });
 }
 

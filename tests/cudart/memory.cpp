@@ -19,6 +19,9 @@ namespace {
 /// Where addresses of devices begin and end: far from where the system places anything by itself.
 constexpr Address FIRST = 0x200000000000, LAST = 0x500000000000;
 
+/// How long an H200 takes to let a range be accessed, with nothing to do and under load.
+constexpr Time ACCESS = 20000, BUSY_ACCESS = 250000;
+
 struct Handle {
   std::shared_ptr<Chunk> chunk;
   int references;
@@ -69,7 +72,7 @@ void hide(Address address, size_t bytes) {
 /// Whether a range is mapped, and `test` says yes to each of its mappings.
 template <class Test> bool all_mapped(Address address, size_t bytes, Test test) {
   std::lock_guard lock(state());
-  for (Address at = address; at < address + bytes && at >= FIRST && at < LAST;) {
+  for (Address at = address; at < address + bytes && is_on_device(at);) {
     Address start;
     const Mapping *mapping = mapping_at(at, &start);
     if (!mapping || !test(*mapping))
@@ -156,6 +159,8 @@ bool Mapping::allows(const Device &user, int protection) const {
   const auto right = rights.find(&user);
   return segment || (right != rights.end() && (right->second & protection) == protection);
 }
+
+bool is_on_device(Address address) { return address >= FIRST && address < LAST; }
 
 bool mapped(Address address, size_t bytes) {
   return all_mapped(address, bytes, [](const Mapping &) { return true; });
@@ -259,6 +264,10 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
       right |= PROT_READ;
     if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       right |= PROT_WRITE;
+  }
+  if (slowness() != 0) {
+    const bool is_busy = device_done_at(*device(0)) > now();
+    sleep_until(now() + (is_busy ? BUSY_ACCESS : ACCESS));
   }
   std::lock_guard lock(state());
   return each_whole(address, bytes, [&rights](auto found) {

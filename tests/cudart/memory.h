@@ -56,6 +56,9 @@ Mapping *mapping_at(Address address, Address *start = nullptr);
 /// Ends a mapping that is a segment. Needs the state's lock.
 CUresult unmap_segment(Address start);
 
+/// Whether an address is one of a device's.
+bool is_on_device(Address address);
+
 /// Whether all of a range is mapped: of addresses that are no device's, that is assumed.
 bool mapped(Address address, size_t bytes);
 

@@ -41,6 +41,11 @@ bool is_virtual() {
   return it;
 }
 
+/// Bytes a nanosecond, and what a kernel takes at least.
+constexpr double MEMORY = 3000, LINK = 54;
+constexpr Time LEAST_TIME = 4000;
+constexpr size_t LARGE = 256 << 10;
+
 // An event whose time is 0 was never recorded.
 std::atomic<Time> virtual_now{1};
 
@@ -64,6 +69,20 @@ void sleep_until(Time time) {
   while (now() < time)
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, nullptr);
 }
+
+double slowness() {
+  static const double it = [] {
+    const char *slowness = std::getenv("TENURE_CUDART_SLOWNESS");
+    return slowness ? std::strtod(slowness, nullptr) : 0;
+  }();
+  return it;
+}
+
+bool has_content(size_t bytes) { return slowness() == 0 || bytes <= LARGE; }
+
+Time memory_time(size_t bytes) { return slowness() == 0 ? 0 : LEAST_TIME + Time(slowness() * bytes / MEMORY); }
+
+Time link_time(size_t bytes) { return Time(slowness() * bytes / LINK); }
 
 Stream *stream(CUstream handle) {
   std::lock_guard lock(state());
@@ -179,8 +198,9 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
   return submit(handle, [=] {
+    const Time since = now();
     function(data);
-    return 0;
+    return now() - since;
   });
 }
 

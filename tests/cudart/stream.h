@@ -25,6 +25,17 @@ Time now();
 /// Blocks until `time` has come.
 void sleep_until(Time time);
 
+/// How many times slower than an H200 the devices are (TENURE_CUDART_SLOWNESS); 0, if they take no time for anything.
+/// Devices that take time do not move or fill what is large: a program then needs far less memory than they have.
+double slowness();
+
+/// Whether so many bytes are moved and filled.
+bool has_content(size_t bytes);
+
+/// How long a device takes to read or write so many bytes of its own memory, or to move as many to the host or from there.
+Time memory_time(size_t bytes);
+Time link_time(size_t bytes);
+
 struct Stream {
   Device *device = nullptr;
   unsigned flags = 0;

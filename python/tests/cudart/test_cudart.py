@@ -54,6 +54,23 @@ def test_pages_are_taken_when_they_are_written() -> None:
     tensor(16 << 20)
 
 
+def test_work_takes_as_long_as_a_slow_h200_would() -> None:
+    os.environ.update(TENURE_CUDART_CLOCK="virtual", TENURE_CUDART_SLOWNESS="1000")
+    host, device = torch.ones(4 * MIB, dtype=torch.uint8).pin_memory(), tensor(4)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    marks[0].record()
+    device.copy_(host, non_blocking=True)
+    marks[1].record()
+    device.clone()
+    marks[2].record()
+    device.add_(1)
+    marks[3].record()
+    torch.cuda.synchronize()
+    times = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
+    assert times == pytest.approx([1000 * 4 * MIB / rate / 1e6 for rate in (54, 1500, 500)], rel=0.01)
+    assert not host.eq(device.cpu()).any(), "what is large is not moved"
+
+
 def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
     os.environ["TENURE_CUDART_CLOCK"] = "virtual"
     side, before, after = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
