@@ -68,7 +68,9 @@ def test_work_takes_as_long_as_a_slow_h200_would() -> None:
     torch.cuda.synchronize()
     times = [before.elapsed_time(after) for before, after in zip(marks, marks[1:], strict=False)]
     assert times == pytest.approx([1000 * 4 * MIB / rate / 1e6 for rate in (54, 1500, 500)], rel=0.01)
-    assert not host.eq(device.cpu()).any(), "what is large is not moved"
+    device[:1000].fill_(7)
+    assert device[:1000].cpu().eq(7).all()
+    assert host.copy_(device).eq(1).all(), "what is large is not moved"
 
 
 def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
