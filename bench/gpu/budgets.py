@@ -128,6 +128,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         # cuBLAS wants to be told before it begins; the backward pass of attention adds in any order otherwise.
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
+    if args.limit:
+        torch.cuda.set_per_process_memory_fraction(args.limit / torch.cuda.mem_get_info()[1])
     torch.manual_seed(0)
     make = {"llama": llama, "resnet152": resnet152}[args.workload]
     model, blocks, optimizer, inputs, targets = make(args.batch or WORKLOADS[args.workload])
@@ -192,6 +194,8 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     if budget or method != "ours":
         options += ["--budget", str(budget), "--host-gib", str(args.host_gib)]
         options += ["--spill", args.spill] if args.spill and budget else []
+    if args.limit and method not in ("tenure", "ours"):
+        options += ["--limit", str(args.limit)]
     if budget and args.problems:
         options += ["--problem", f"{args.problems}/{workload}-{method}-{budget >> 20}.json"]
     if args.bits and method != "ours":
@@ -217,8 +221,9 @@ def row(workload: str, method: str, percent: int | None, budget: int, args: argp
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What a method is to be measured by."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append", help="only this one; may be repeated")
     parser.add_argument("--method", choices=METHODS, action="append", help="beside plain only this; may be repeated")
     parser.add_argument("--percent", type=int, action="append", help=f"of the plain peak (default: {PERCENTS})")
@@ -228,6 +233,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=4, help="steps before: at least 3 (default: %(default)s)")
     parser.add_argument("--host-gib", type=int, default=90, help="pinned memory of a budget (default: %(default)s)")
     parser.add_argument("--batch", type=int, help=f"another than the model's own ({WORKLOADS})")
+    parser.add_argument("--limit", type=int, help="bytes that PyTorch may reserve where no budget says so")
     parser.add_argument("--bits", action="store_true", help="deterministic steps: gradients' bits, and plain twice")
     parser.add_argument("--spill", help="a folder for a budget to spill to, too")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
@@ -236,7 +242,11 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--problem", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    args = arguments(__doc__).parse_args()
     if args.child:
         (args.workload,), (args.method,) = args.workload, args.method
         print(json.dumps(measure(args)))

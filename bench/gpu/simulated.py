@@ -123,7 +123,7 @@ def main() -> None:
     replace_libraries(args.slowness)
     import budgets
 
-    args.bits, args.spill = False, None
+    args.bits, args.spill, args.limit = False, None, None
     print(json.dumps(budgets.measure(args)))
 
 

@@ -1,0 +1,54 @@
+"""The largest batches that can be trained within a device's memory of so many bytes, and how fast.
+
+PyTorch's plain step and every block checkpointed, with no more memory than that; `tenure.torch.budget`, and the same
+model of our own tensors, within that budget, which spill to pinned memory, or to a disk. Batches are doubled until one
+does not fit, and then the one between that and the last is tried. Prints a row of JSON for each that was tried.
+
+    batches.py --ours ./bench-gpu --bytes 17179869184 --spill /tmp    # takes the options of budgets.py
+"""
+
+import copy
+import json
+from argparse import Namespace
+
+from budgets import WORKLOADS, arguments, child
+
+#: Of each workload.
+LEAST_BATCHES = {"llama": 1, "resnet152": 64}
+#: Pinned memory where spilled bytes go to a disk: they pass through.
+STAGING_GIB = 4
+
+
+def fits(workload: str, method: str, place: str | None, batch: int, args: Namespace) -> bool:
+    """Whether a batch does: its row is printed."""
+    one = copy.copy(args)
+    one.batch, one.limit = batch, args.bytes
+    one.spill, one.host_gib = (args.spill, STAGING_GIB) if place == "disk" else (None, args.host_gib)
+    budget = args.bytes if place else 0
+    figures = child(workload, method, budget, one)
+    row = {"workload": workload, "method": method, "spill": place, "batch": batch} | figures
+    if "ms" in figures:
+        row["examples_per_second"] = batch / min(figures["ms"]) * 1e3
+    print(json.dumps(row), flush=True)
+    return "ms" in figures
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--bytes", type=int, default=16 << 30, help="of the device (default: %(default)s)")
+    args = parser.parse_args()
+    ways: list[tuple[str, str | None]] = [("plain", None), ("checkpoint", None)]
+    for method in ("tenure", "ours") if args.ours else ("tenure",):
+        ways += [(method, place) for place in (("host", "disk") if args.spill else ("host",))]
+    ways = [(method, place) for method, place in ways if not args.method or method in args.method]
+    for workload in args.workload or WORKLOADS:
+        for method, place in ways:
+            batch = LEAST_BATCHES[workload]
+            while fits(workload, method, place, batch, args):
+                batch *= 2
+            if batch // 4 * 3 > batch // 2:
+                fits(workload, method, place, batch // 4 * 3, args)
+
+
+if __name__ == "__main__":
+    main()
