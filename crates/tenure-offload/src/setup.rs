@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_plan::Planner;
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
-use tenure_tier::{self as tier, Disk, DiskOptions, Mover, MoverOptions};
+use tenure_tier::{self as tier, Disk, DiskOptions, Mover, MoverOptions, TierError};
 
 use crate::{Engine, Link, Memory, OffloadError, Options};
 
@@ -13,6 +13,8 @@ use crate::{Engine, Link, Memory, OffloadError, Options};
 const STAGING_BYTES: usize = 4 << 20;
 /// Bytes of disks that are taken, if nobody says how many.
 const MOST_SPILLED: u64 = 64 << 30;
+/// With fewer it is said that there is no room.
+const LEAST_SPILLED: u64 = 64 << 20;
 /// How long a planner may think.
 const PLANNING: Duration = Duration::from_secs(10);
 
@@ -70,15 +72,21 @@ impl Setup {
         if self.folders.is_empty() {
             return Ok(None);
         }
-        let capacity = match self.disk_bytes {
+        let mut capacity = match self.disk_bytes {
             Some(bytes) => bytes,
             None => {
                 let free = self.folders.iter().map(|folder| Disk::free_bytes_in(folder));
                 (free.sum::<Result<u64, _>>()? / 2).min(MOST_SPILLED)
             }
         };
-        let options = DiskOptions::new(capacity);
-        let staging_bytes = if memory.device().is_none() { STAGING_BYTES } else { options.staging_bytes };
-        Ok(Some(Disk::open(&self.folders, DiskOptions { staging_bytes, ..options })?))
+        loop {
+            let options = DiskOptions::new(capacity);
+            let staging_bytes = if memory.device().is_none() { STAGING_BYTES } else { options.staging_bytes };
+            match Disk::open(&self.folders, DiskOptions { staging_bytes, ..options }) {
+                // Processes that train together take their halves at the same time.
+                Err(TierError::NoRoom { .. }) if self.disk_bytes.is_none() && capacity > LEAST_SPILLED => capacity /= 2,
+                opened => return Ok(Some(opened?)),
+            }
+        }
     }
 }

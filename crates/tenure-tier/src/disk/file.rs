@@ -25,12 +25,17 @@ impl ExtentFile {
     pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
         let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
         let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
+        let no_room = |available| TierError::NoRoom { path: folder.into(), capacity: bytes, available };
         let available = free_bytes(folder)?;
         if bytes > available {
-            return Err(TierError::NoRoom { path: folder.into(), capacity: bytes, available });
+            return Err(no_room(available));
         }
         // So that the file system cannot be full later.
-        fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(|error| failed("fallocate", error.into()))?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+            // Somebody else took it meanwhile.
+            Err(Errno::NOSPC) => return Err(no_room(free_bytes(folder)?)),
+            allocated => allocated.map_err(|error| failed("fallocate", error.into()))?,
+        }
         let is_direct = make_direct(&file, chunk).map_err(|error| failed("fcntl", error))?;
         Ok(Self { file, folder: folder.into(), is_direct })
     }
