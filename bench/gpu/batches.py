@@ -46,8 +46,9 @@ def main() -> None:
             batch = LEAST_BATCHES[workload]
             while fits(workload, method, place, batch, args):
                 batch *= 2
-            if batch // 4 * 3 > batch // 2:
-                fits(workload, method, place, batch // 4 * 3, args)
+            between = batch * 3 // 4
+            if batch > LEAST_BATCHES[workload] and between > batch // 2:
+                fits(workload, method, place, between, args)
 
 
 if __name__ == "__main__":

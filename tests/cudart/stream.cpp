@@ -200,7 +200,7 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data) {
   return submit(handle, [=] {
     const Time since = now();
     function(data);
-    return now() - since;
+    return slowness() == 0 ? 0 : now() - since;
   });
 }
 

@@ -1,7 +1,8 @@
 // Streams, and the work that is put on them.
 //
 // Work is done in the call that submits it. What a stream has of a real one is time: it is busy until `done_at`, which
-// only kernels that take time move (`torch.cuda._sleep`). Events take that time over, waits and queries look at it.
+// only `torch.cuda._sleep` moves, or all work that takes time (see `slowness`). Events take that time over, waits and
+// queries look at it.
 #pragma once
 
 #include <cuda.h>

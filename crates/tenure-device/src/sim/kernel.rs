@@ -71,8 +71,8 @@ impl Kernel {
 
 /// Device memory, as a running kernel sees it.
 ///
-/// An access of any bytes must lie within one declared range. Another one does nothing, ends the context when the kernel ends, and
-/// is reported by the call that made the kernel run.
+/// An access of any bytes must lie within one declared range. Another one does nothing, ends the context when the kernel
+/// ends, and is reported by the call that made the kernel run.
 pub struct KernelMemory<'a> {
     memory: &'a mut Memory,
     launch: &'a Arc<Launch>,
