@@ -1,10 +1,12 @@
-//! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine.
+//! Steps of PyTorch's within a budget of memory: what `tenure.torch.budget` tells the offload engine, and what autograd does.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup};
 use tenure::plan::Planner;
@@ -15,22 +17,34 @@ use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
 
 use crate::errors::complaint;
-use crate::recipe::{Bytes, Ingredient, Recipe, given};
+use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor, Wish};
+use crate::purpose::module_of_key;
+use crate::recipe::{Ingredient, Recipe};
 
 /// Steps that are measured at first: one compiles kernels and makes the optimizer's state.
 const PASSES: u64 = 2;
 
-/// What was saved: kept, or somewhere else.
+/// A tensor that autograd has saved: as it is, or its bytes are the engine's.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Saved(Arc<offload::Saved>);
+pub(crate) struct Packed {
+    tensor: Saved,
+    held: Option<Arc<offload::Saved>>,
+}
 
 /// A budget of one device's memory, or of the host's.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Budget {
+    inner: Arc<Inner>,
+    shim: Shim,
+    recorder: Recorder,
+    /// Whether something was needed since the step began.
+    is_needed: AtomicBool,
+}
+
+/// What a recorder tells, too.
+struct Inner {
     engine: Engine,
     device: Device,
-    /// Makes a storage of PyTorch's of so many bytes.
-    make: Arc<Py<PyAny>>,
     state: Mutex<State>,
 }
 
@@ -45,6 +59,9 @@ struct State {
     passes: u64,
     /// How things were made in the step.
     book: HashMap<Id, Arc<Recipe>>,
+    /// What was given to backward: autograd saves it again where backward itself is differentiated, and where a reentrant
+    /// checkpoint computes again.
+    given: HashMap<Id, Weak<offload::Saved>>,
     on_host: Option<OnHostMemory>,
 }
 
@@ -75,8 +92,8 @@ pub(crate) struct StepReport {
 
 #[pymethods]
 impl Budget {
-    /// Of CUDA device number `device`, or of the host's memory. `make` makes a storage there of so many bytes, by PyTorch's
-    /// allocator.
+    /// Of CUDA device number `device`, or of the host's memory. `operations` is the address of the table of the shim that
+    /// tells of PyTorch's operations.
     #[new]
     fn new(
         py: Python<'_>,
@@ -85,8 +102,10 @@ impl Budget {
         spill_bytes: Option<u64>,
         host_bytes: Option<u64>,
         planner: &str,
-        make: Py<PyAny>,
+        operations: usize,
     ) -> PyResult<Self> {
+        // SAFETY: the package loads the shim, which stays.
+        let shim = unsafe { Shim::at(operations) }?;
         let device = device.map_or(Device::CPU, |index| Device::cuda(index as _));
         let planner = planner_of(planner)?;
         let Some(memory) = Memory::of(device) else {
@@ -98,71 +117,82 @@ impl Budget {
         let engine = py.detach(open).map_err(complaint)?;
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
         let state = Mutex::new(State { on_host, ..State::default() });
-        Ok(Self { engine, device, make: Arc::new(make), state })
+        let inner = Arc::new(Inner { engine, device, state });
+        let recorder = Recorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
+        Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false) })
     }
 
     /// Sets the budget.
     fn set_bytes(&self, bytes: u64) {
-        self.engine.set_budget(bytes);
+        self.inner.engine.set_budget(bytes);
     }
 
     /// Sets by what bytes are encoded on their way to a disk.
     fn set_codec(&self, codec: &str) -> PyResult<()> {
         let codec: Choice = codec.parse().map_err(|error: UnknownCodec| complaint(error.to_string()))?;
-        self.engine.set_codec(codec);
+        self.inner.engine.set_codec(codec);
         Ok(())
     }
 
     /// Sets the budget, when it is known what a step takes without.
     fn set_percent(&self, percent: f64) {
-        self.state().percent = Some(percent);
+        self.inner.state().percent = Some(percent);
     }
 
     /// The budget, if it is known.
     #[getter]
     fn bytes(&self) -> Option<u64> {
-        self.engine.budget_bytes()
+        self.inner.engine.budget_bytes()
     }
 
     /// The most that a step took without a budget, if one was measured.
     #[getter]
     fn plain_bytes(&self) -> Option<u64> {
-        Some(self.state().plain_bytes).filter(|bytes| *bytes > 0)
+        Some(self.inner.state().plain_bytes).filter(|bytes| *bytes > 0)
     }
 
     /// Whether there is a step.
     #[getter]
     fn is_in_step(&self) -> bool {
-        self.state().step.is_some()
+        self.inner.state().step.is_some()
     }
 
-    /// A step begins.
-    fn begin(&self, py: Python<'_>, signature: u64) -> PyResult<()> {
-        py.detach(|| self.begin_step(signature)).map_err(told)
+    /// Whether something was needed for backward since the last step began or ended.
+    #[getter]
+    fn is_needed(&self) -> bool {
+        self.is_needed.load(Ordering::Relaxed)
+    }
+
+    /// A step begins, in which storages at these addresses stay.
+    fn begin(&self, py: Python<'_>, signature: u64, staying: Vec<usize>) -> PyResult<()> {
+        self.recorder.begin(&staying);
+        self.is_needed.store(false, Ordering::Relaxed);
+        py.detach(|| self.inner.begin_step(signature)).map_err(told)
     }
 
     /// The step ends, if there is one.
     fn finish(&self, py: Python<'_>) -> PyResult<Option<StepReport>> {
-        let Some((step, pass)) = self.end() else { return Ok(None) };
+        self.is_needed.store(false, Ordering::Relaxed);
+        let Some((step, pass)) = self.inner.end() else { return Ok(None) };
         let report = py.detach(|| step.finish()).map_err(told)?;
         if pass == Pass::Plain {
-            let mut state = self.state();
+            let mut state = self.inner.state();
             state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
         }
-        Ok(Some(self.report(&report, pass)))
+        Ok(Some(self.inner.report(&report, pass)))
     }
 
     /// The step ends, and nothing is learned of it. What went wrong that nobody was told of.
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
-            drop(self.end());
-            self.engine.take_failure().map(|error| error.to_string())
+            drop(self.inner.end());
+            self.inner.engine.take_failure().map(|error| error.to_string())
         })
     }
 
     /// Writes what the planner of the last step was asked. Whether there was one.
     fn write_problem(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-        let Some(problem) = py.detach(|| self.engine.problem()).map_err(told)? else {
+        let Some(problem) = py.detach(|| self.inner.engine.problem()).map_err(told)? else {
             return Ok(false);
         };
         problem.write(path).map_err(|error| complaint(error.to_string()))?;
@@ -172,85 +202,46 @@ impl Budget {
     /// Nothing is limited any more. What was saved can still come back.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
-            drop(self.end());
-            drop(self.state().on_host.take());
-            self.engine.lift()
+            drop(self.inner.end());
+            drop(self.inner.state().on_host.take());
+            self.inner.engine.lift()
         })
         .map_err(told)
     }
 
-    /// An operation has been asked for on a stream. Whether it is to be told what it has made: never where it is captured,
-    /// which is no part of the step.
-    fn is_repeated(&self, py: Python<'_>, stream: usize) -> bool {
-        py.detach(|| {
-            let stream = self.stream(stream);
-            if stream.as_ref().is_some_and(is_captured) {
-                return false;
-            }
-            let is_repeated = self.engine.is_repeated();
-            if !is_repeated {
-                self.engine.point(stream.as_ref());
-            }
-            is_repeated
-        })
+    /// This thread's operations are noted from now on, or not any more.
+    fn listen(&self, on: bool) {
+        self.recorder.listen(on);
     }
 
-    /// Such an operation has made bytes, each at an address, so many, at a version, of others on a stream. What makes each of them
-    /// again, if anything does, is called with storages of the inputs and the stream, and returns the result, its address
-    /// and its bytes.
-    fn operation(&self, py: Python<'_>, made: Vec<Bytes>, stream: usize, inputs: Vec<Bytes>, again: Vec<Py<PyAny>>) {
-        py.detach(|| {
-            let ids: Vec<Option<Id>> = made.iter().map(|made| self.id(*made)).collect();
-            let on = self.stream(stream);
-            match ids.iter().flatten().next() {
-                Some(id) => self.engine.operation(*id, on.as_ref()),
-                None => self.engine.point(on.as_ref()),
-            }
-            let made_in = self.engine.interval().and_then(|now| now.checked_sub(1));
-            let Some(inputs) = inputs.into_iter().map(|input| self.id(input)).collect::<Option<Vec<Id>>>() else {
-                return;
-            };
-            let mut state = self.state();
-            let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, state.book.get(&id).cloned())).collect();
-            for ((id, (_, bytes, _)), compute) in ids.into_iter().zip(made).zip(again) {
-                let Some(id) = id else { continue };
-                let (inputs, make, device) = (inputs.clone(), Arc::clone(&self.make), self.device);
-                let recipe = Recipe { id, inputs, made_in, bytes, device, stream, make, compute };
-                state.book.insert(id, Arc::new(recipe));
-            }
-        });
+    /// What autograd saves for backward: in the engine's hands, if there is something to gain.
+    fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
+        let py = tensor.py();
+        let tensor = Tensor::of(tensor)?;
+        let look = self.recorder.look(tensor);
+        let held = if look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
+            let name = format!("{} {}", module_of_key(Purpose::current().1.to_raw()), tensor.name(self.shim));
+            let stream = self.shim.stream(self.inner.device);
+            py.detach(|| self.inner.save(look, stream, name)).map_err(told)?
+        } else {
+            None
+        };
+        Ok(Packed { tensor: Saved::new(self.shim, tensor, held.is_some())?, held })
     }
 
-    /// PyTorch's storage at an address, of so many bytes, is saved at a version, with elements of a dtype. None if it stays.
-    fn save(
-        &self,
-        py: Python<'_>,
-        storage: (usize, usize, u64, &str),
-        stream: usize,
-        name: String,
-    ) -> PyResult<Option<Saved>> {
-        let (address, bytes, version, dtype) = storage;
-        // Of those that Tenure does not have, nothing is known.
-        let dtype = dtype.parse().unwrap_or(DType::U8);
-        py.detach(|| {
-            // SAFETY: who calls has the storage.
-            let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
-            let recipe = self.state().book.get(&(storage.generation(), version)).cloned();
-            let recipe = recipe.map(|recipe| recipe as Arc<dyn Recompute>);
-            let saved = self.engine.save(&storage, version, dtype, self.stream(stream).as_ref(), recipe, || name)?;
-            Ok(saved.map(Saved))
-        })
-        .map_err(told)
-    }
-
-    /// What was saved, as a storage of PyTorch's.
-    fn need<'py>(&self, py: Python<'py>, saved: &Saved, stream: usize) -> PyResult<Bound<'py, PyAny>> {
-        let need = || self.engine.need(&saved.0, self.stream(stream).as_ref());
-        given(py.detach(need).map_err(told)?, self.make.bind(py))
+    /// What was saved, for backward.
+    fn unpack<'py>(&self, py: Python<'py>, packed: &Packed) -> PyResult<Bound<'py, PyAny>> {
+        self.is_needed.store(true, Ordering::Relaxed);
+        if let Some(words) = packed.tensor.modified() {
+            return Err(PyRuntimeError::new_err(words));
+        }
+        let stream = self.shim.stream(self.inner.device);
+        let need = |held| py.detach(|| self.inner.need(held, stream)).map_err(told);
+        packed.tensor.restored(py, packed.held.as_ref().map(need).transpose()?)
     }
 }
 
-impl Budget {
+impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -258,9 +249,40 @@ impl Budget {
     /// No step goes on. The one that did.
     fn end(&self) -> Option<(offload::Step, Pass)> {
         let mut state = self.state();
-        // What is kept to make things again goes now.
-        state.book.clear();
-        state.step.take()
+        // What is kept to make things again goes now, with nothing locked: PyTorch may want Python's lock for it.
+        let (book, step) = (std::mem::take(&mut state.book), state.step.take());
+        drop(state);
+        drop(book);
+        step
+    }
+
+    /// Bytes are saved. None if they stay: nothing is gained, or known of them.
+    fn save(&self, look: Look, stream: usize, name: String) -> Result<Option<Arc<offload::Saved>>, OffloadError> {
+        let Bytes { address, bytes, version } = look.bytes;
+        let stream = self.stream(stream);
+        if stream.as_ref().is_some_and(is_captured) {
+            // A graph's memory is always where it was captured.
+            return Ok(None);
+        }
+        // SAFETY: who calls has the storage.
+        let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
+        let (given, recipe) = {
+            let (state, generation) = (self.state(), storage.generation());
+            (state.given.get(&(generation, 0)).cloned(), state.book.get(&(generation, version)).cloned())
+        };
+        if let Some(given) = given {
+            // If nobody needs it any more, or it was written to, it is something else.
+            return Ok(given.upgrade().filter(|_| version == 0));
+        }
+        let recipe = recipe.map(|recipe| recipe as Arc<dyn Recompute>);
+        self.engine.save(&storage, version, look.dtype(), stream.as_ref(), recipe, || name)
+    }
+
+    /// Bytes that were saved.
+    fn need(&self, held: &Arc<offload::Saved>, stream: usize) -> Result<Storage, OffloadError> {
+        let storage = self.engine.need(held, self.stream(stream).as_ref())?;
+        self.state().given.insert((storage.generation(), 0), Arc::downgrade(held));
+        Ok(storage)
     }
 
     /// A step begins: one that is measured, if none of its kind was, or more is held now than there was then, such as an
@@ -268,6 +290,7 @@ impl Budget {
     fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
         let mut state = self.state();
+        state.given.retain(|_, given| given.strong_count() > 0);
         let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
@@ -278,7 +301,7 @@ impl Budget {
             *passes += 1;
             kind.held_bytes = kind.held_bytes.max(held_bytes);
         } else if let Some(percent) = percent.take() {
-            self.set_bytes((*plain_bytes as f64 * percent / 100.0) as u64);
+            self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
         }
         let mut hasher = DefaultHasher::new();
         (signature, kind.passes).hash(&mut hasher);
@@ -289,9 +312,10 @@ impl Budget {
     }
 
     /// Which bytes those are, if they are Tenure's.
-    fn id(&self, (address, bytes, version): Bytes) -> Option<Id> {
+    fn id(&self, bytes: &Bytes) -> Option<Id> {
         // SAFETY: who calls has the storage.
-        unsafe { shared::share(self.device, address, bytes) }.map(|storage| (storage.generation(), version))
+        let storage = unsafe { shared::share(self.device, bytes.address, bytes.bytes) };
+        storage.map(|storage| (storage.generation(), bytes.version))
     }
 
     fn stream(&self, handle: usize) -> Option<Stream> {
@@ -303,7 +327,7 @@ impl Budget {
         let is_budgeted = pass == Pass::Budgeted;
         let aside_bytes = if is_budgeted { self.engine.aside_bytes() } else { 0 };
         StepReport {
-            budget_bytes: self.bytes().filter(|_| is_budgeted),
+            budget_bytes: self.engine.budget_bytes().filter(|_| is_budgeted),
             peak_bytes: report.peak_bytes.map(|bytes| bytes + aside_bytes),
             spilled_bytes: report.spilled_bytes,
             fetched_bytes: report.fetched_bytes,
@@ -315,6 +339,42 @@ impl Budget {
             predicted_us: report.predicted.map(|predicted| predicted.as_micros() as u64),
             codec: report.codec.to_string(),
         }
+    }
+}
+
+impl Listen for Inner {
+    /// Nothing of what is captured, which is no part of the step.
+    fn wish(&self, stream: usize) -> Wish {
+        if self.stream(stream).as_ref().is_some_and(is_captured) {
+            Wish::Nothing
+        } else if self.engine.is_repeated() {
+            Wish::All
+        } else {
+            Wish::ThatItWas
+        }
+    }
+
+    fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>) {
+        let ids: Vec<Option<Id>> = made.iter().map(|made| self.id(made)).collect();
+        let stream = self.stream(stream);
+        match ids.iter().flatten().next() {
+            Some(id) => self.engine.operation(*id, stream.as_ref()),
+            None => self.engine.point(stream.as_ref()),
+        }
+        let Some(call) = call.map(Arc::new) else { return };
+        let made_in = self.engine.interval().and_then(|now| now.checked_sub(1));
+        let Some(inputs) = inputs.iter().map(|input| self.id(input)).collect::<Option<Vec<Id>>>() else { return };
+        let mut state = self.state();
+        let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, state.book.get(&id).cloned())).collect();
+        let recipe = |(number, (id, made)): (usize, (Option<Id>, &Bytes))| {
+            let (inputs, call, device) = (inputs.clone(), Arc::clone(&call), self.device);
+            id.map(|id| Recipe { id, inputs, made_in, bytes: made.bytes, device, call, number })
+        };
+        let recipes = ids.into_iter().zip(made).enumerate().filter_map(recipe);
+        let before: Vec<_> = recipes.map(|recipe| state.book.insert(recipe.id, Arc::new(recipe))).collect();
+        // As where the step ends.
+        drop(state);
+        drop(before);
     }
 }
 

@@ -8,6 +8,7 @@ mod devices;
 mod errors;
 mod interrupt;
 mod memory;
+mod operations;
 mod placement;
 mod purpose;
 mod recipe;
@@ -26,7 +27,7 @@ mod _native {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
-    use crate::budget::{Budget, Saved};
+    use crate::budget::{Budget, Packed};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]

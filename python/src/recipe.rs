@@ -4,30 +4,14 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use pyo3::prelude::*;
 use tenure::offload::{Find, Id, Input, Recompute};
 use tenure::prelude::*;
-use tenure_capi::shared::{self, OnHostMemory};
+use tenure_capi::shared::OnHostMemory;
 
-use crate::errors::complaint;
-
-/// A storage of PyTorch's: its address, its bytes, and how often it was written to.
-pub(crate) type Bytes = (usize, usize, u64);
+use crate::operations::Call;
 
 /// Which bytes, and how they are made themselves.
 pub(crate) type Ingredient = (Id, Option<Arc<Recipe>>);
-
-/// A storage, as one of PyTorch's.
-pub(crate) fn given<'py>(storage: Storage, make: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    let bytes = storage.bytes();
-    let lent = shared::lend(storage);
-    let made = make.call1((bytes,))?;
-    if lent.is_taken() {
-        Ok(made)
-    } else {
-        Err(complaint("PyTorch did not ask Tenure for memory: another allocator took its place".into()))
-    }
-}
 
 /// How an operation of PyTorch's makes a result again.
 pub(crate) struct Recipe {
@@ -36,10 +20,9 @@ pub(crate) struct Recipe {
     pub(crate) made_in: Option<usize>,
     pub(crate) bytes: usize,
     pub(crate) device: Device,
-    pub(crate) stream: usize,
-    pub(crate) make: Arc<Py<PyAny>>,
-    /// See [`Budget::operation`](crate::budget::Budget::operation).
-    pub(crate) compute: Py<PyAny>,
+    pub(crate) call: Arc<Call>,
+    /// Which of the call's results.
+    pub(crate) number: usize,
 }
 
 impl Recompute for Recipe {
@@ -93,15 +76,9 @@ impl Recompute for Recipe {
 impl Recipe {
     /// The result of an operation whose inputs are there.
     fn compute(&self, inputs: Vec<Storage>) -> Result<Storage, Failure> {
-        Python::attach(|py| {
-            let inputs = inputs.into_iter().map(|input| given(input, self.make.bind(py)));
-            let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
-            let made = self.compute.call1(py, (inputs, self.stream))?;
-            let (_result, address, bytes) = made.extract::<(Py<PyAny>, usize, usize)>(py)?;
-            // SAFETY: the result has the storage.
-            let storage = unsafe { shared::share(self.device, address, bytes) };
-            storage.filter(|_| bytes == self.bytes).ok_or_else(|| "its operation makes something else now".into())
-        })
+        let storage = self.call.run(self.number, inputs, self.device)?;
+        let is_same = storage.bytes() == self.bytes;
+        if is_same { Ok(storage) } else { Err("its operation makes something else now".into()) }
     }
 }
 

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
 from tenure import _native  # noqa: E402
+from tenure.torch.recipes import operations  # noqa: E402
 
 from torch import nn  # noqa: E402  isort: skip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  isort: skip
@@ -683,4 +684,4 @@ def test_mistakes_with_models_and_blocks_are_told(tmp_path: Path) -> None:
 
 def test_a_native_budget_refuses_what_it_cannot_manage() -> None:
     with pytest.raises(tenure.Error, match="does not manage the memory of cuda:63"):
-        _native.Budget(63, [], None, None, "scheduled", bytes)
+        _native.Budget(63, [], None, None, "scheduled", operations())

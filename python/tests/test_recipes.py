@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -12,34 +16,102 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from tenure.torch.recipes import Recorder  # noqa: E402
+from tenure.torch.recipes import operations  # noqa: E402
 
 from torch import nn  # noqa: E402  isort: skip
 
+CPU = -1
+ALL = 2
 
-class Told:
-    """Is told what an engine is, and keeps what it is told of."""
 
-    def __init__(self) -> None:
-        self.made: dict[tuple[int, int], tuple[list[tuple[int, int]], Any]] = {}
+class Bytes(Structure):
+    """`tenure_bytes`."""
+
+    _fields_ = (("address", c_size_t), ("bytes", c_size_t), ("version", c_uint64))
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return self.address, self.version
+
+
+Drop = CFUNCTYPE(None, c_void_p)
+Wish = CFUNCTYPE(c_int, c_void_p, c_void_p)
+Told = CFUNCTYPE(None, c_void_p, c_void_p, POINTER(Bytes), c_size_t, POINTER(Bytes), c_size_t, c_void_p)
+
+
+class Listener(Structure):
+    """`tenure_listener`."""
+
+    _fields_ = (("user", c_void_p), ("drop", Drop), ("wish", Wish), ("operation", Told))
+
+
+class Operations(Structure):
+    """`tenure_operations`."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("last_error", CFUNCTYPE(c_char_p)),
+        ("new_recorder", CFUNCTYPE(c_void_p, c_int, Listener)),
+        ("drop_recorder", Drop),
+        ("begin", CFUNCTYPE(None, c_void_p, POINTER(c_size_t), c_size_t)),
+        ("listen", Drop),
+        ("run", CFUNCTYPE(c_void_p, c_void_p, c_size_t, POINTER(c_void_p), POINTER(Bytes))),
+        ("drop_call", Drop),
+        ("drop_tensor", Drop),
+        # What is saved, and storages: test_budget.py has these.
+        ("others", c_void_p * 9),
+    )
+
+
+class Book:
+    """Listens to what is made on the CPU, and makes it again."""
+
+    def __init__(self, staying: list[int]) -> None:
+        self.table = Operations.from_address(operations())
+        assert self.table.size == ctypes.sizeof(Operations)
+        #: How each was made: of what, by which call, as which of its results.
+        self.made: dict[tuple[int, int], tuple[list[tuple[int, int]], int, int]] = {}
         self.bytes: dict[tuple[int, int], Any] = {}
+        self.is_dropped = False
+        self._listener = Listener(None, Drop(self._drop), Wish(lambda user, stream: ALL), Told(self._told))
+        self._recorder = self.table.new_recorder(CPU, self._listener)
+        self.table.begin(self._recorder, (c_size_t * len(staying))(*staying), len(staying))
 
-    def is_repeated(self, stream: int) -> bool:
-        return True
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        self.table.listen(self._recorder)
+        try:
+            yield
+        finally:
+            self.table.listen(None)
 
-    def operation(self, made: list[Any], stream: int, inputs: list[Any], again: list[Any]) -> None:
-        given = [(address, version) for address, _, version in inputs]
-        for (address, _, version), compute in zip(made, again, strict=False):
-            self.made[address, version] = given, compute
+    def close(self) -> None:
+        for call in {call for _, call, _ in self.made.values()}:
+            self.table.drop_call(call)
+        self.table.drop_recorder(self._recorder)
 
     def compute(self, made: tuple[int, int]) -> Any:
         """The storage of what was made, computed again from the beginning."""
         if made not in self.made:
             return self.bytes[made]
-        given, compute = self.made[made]
-        result, address, count = compute([self.compute(each) for each in given], 0)
-        assert (address, count) == (result.untyped_storage().data_ptr(), result.untyped_storage().nbytes())
-        return result.untyped_storage()
+        given, call, number = self.made[made]
+        storages = [self.compute(each) for each in given]
+        handles = (c_void_p * len(storages))(*(storage._cdata for storage in storages))
+        found = Bytes()
+        result = self.table.run(call, number, handles, byref(found))
+        if not result:
+            raise RuntimeError(self.table.last_error().decode())
+        copy = bytes((ctypes.c_char * found.bytes).from_address(found.address))
+        self.table.drop_tensor(result)
+        return torch.frombuffer(bytearray(copy), dtype=torch.uint8).untyped_storage()
+
+    def _drop(self, user: Any) -> None:
+        self.is_dropped = True
+
+    def _told(self, user: Any, stream: Any, made: Any, count: int, inputs: Any, given: int, call: Any) -> None:
+        of = [inputs[at].id for at in range(given)]
+        for number in range(count if call else 0):
+            self.made[made[number].id] = of, call, number
 
 
 class Keeping(TorchDispatchMode):
@@ -85,15 +157,18 @@ def convolved(x: Any) -> Any:
     ],
 )
 def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) -> None:
-    told, x = Told(), rows().requires_grad_()
+    x = rows().requires_grad_()
     there = lambda tensor: (tensor.untyped_storage().data_ptr(), tensor._version)  # noqa: E731
-    told.bytes[there(x)] = x.untyped_storage()
-    with Keeping(), Recorder(told, x.device, lambda tensor: tensor is x, set()):  # type: ignore[arg-type]
+    book = Book([x.data_ptr()])
+    book.bytes[there(x)] = x.untyped_storage()
+    with Keeping(), book.listening():
         made = compute(x)
     again = torch.empty(0, dtype=made.dtype)
-    assert there(made) in told.made
-    again.set_(told.compute(there(made)), made.storage_offset(), made.shape, made.stride())
+    assert there(made) in book.made
+    again.set_(book.compute(there(made)), made.storage_offset(), made.shape, made.stride())
     assert again.data_ptr() != made.data_ptr() and torch.equal(again, made)
+    book.close()
+    assert book.is_dropped
 
 
 @pytest.mark.parametrize(
@@ -108,16 +183,31 @@ def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) ->
     ],
 )
 def test_what_nobody_can_repeat_is_not_made_again(compute: Callable[[Any], Any]) -> None:
-    told, x = Told(), rows().requires_grad_()
-    with Keeping(), Recorder(told, x.device, lambda tensor: tensor is x, set()):  # type: ignore[arg-type]
+    x = rows().requires_grad_()
+    book = Book([x.data_ptr()])
+    with Keeping(), book.listening():
         made = compute(x)
-    assert (made.untyped_storage().data_ptr(), made._version) not in told.made
+    assert (made.untyped_storage().data_ptr(), made._version) not in book.made
+    book.close()
 
 
 def test_what_was_written_to_since_is_not_computed_with() -> None:
-    told, weight = Told(), torch.ones(32)
-    with Recorder(told, weight.device, lambda tensor: tensor is weight, set()):  # type: ignore[arg-type]
+    weight = torch.ones(32)
+    book = Book([weight.data_ptr()])
+    with book.listening():
         made = rows() * weight
     weight.add_(1)
     with pytest.raises(RuntimeError, match="written to"):
-        told.compute((made.untyped_storage().data_ptr(), 0))
+        book.compute((made.untyped_storage().data_ptr(), 0))
+    book.close()
+
+
+def test_operations_that_nobody_listens_to_are_not_told() -> None:
+    book, x = Book([]), rows()
+    with book.listening():
+        elsewhere = Thread(target=x.exp)
+        elsewhere.start()
+        elsewhere.join()
+    x.exp()
+    assert not book.made
+    book.close()

@@ -212,7 +212,7 @@ def test_a_shim_is_built_once(machine: Machine) -> None:
 
 
 # The shim that would come with the package.
-PREBUILT = "build._PREBUILT / build.Torch.current().prebuilt_name"
+PREBUILT = "build._PREBUILT / build.Torch.current().prebuilt_name()"
 
 
 def test_a_shim_of_other_sources_is_not_taken(machine: Machine) -> None:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 
 from tenure import Error, _native
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.held import make_storage
 from tenure.torch.holdings import tensors_in
 from tenure.torch.placement import is_alone, put_under
-from tenure.torch.recipes import Recorder
-from tenure.torch.saving import Saving
+from tenure.torch.purpose import address_of
+from tenure.torch.recipes import operations
 from tenure.torch.tags import Hook
 
 __all__ = ["Budget", "StepReport", "budget"]
@@ -73,9 +71,9 @@ class _Threads(threading.local):
 
     def __init__(self) -> None:
         self.hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
-        #: What was entered where the model was called, and how often it was.
-        self.recorder: Recorder | None = None
+        #: How often the model was called, and whether what it makes is noted.
         self.calls = 0
+        self.is_noted = False
 
 
 class Budget:
@@ -85,7 +83,6 @@ class Budget:
         self._module = module
         self._native = native
         self._device = device
-        self._saving = Saving(native, device)
         self._threads = _Threads()
         self._entering = threading.Lock()
         self._entered = 0
@@ -133,7 +130,7 @@ class Budget:
         StepReport or None
             None if there was none.
         """
-        if self._saving.is_needed and not self._is_told:
+        if self._native.is_needed and not self._is_told:
             self._end()
         return self._report
 
@@ -167,7 +164,7 @@ class Budget:
     def __enter__(self) -> Self:
         if self._is_over:
             raise Error("this budget is over: make another by tenure.torch.budget()")
-        hooks = self._saving.hooks()
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._native.pack, self._native.unpack)
         hooks.__enter__()
         self._threads.hooks.append(hooks)
         with self._entering:
@@ -201,24 +198,21 @@ class Budget:
         # Not where a checkpoint computes again.
         if not is_here or torch._C._current_graph_task_id() != -1:
             return
-        if not self._native.is_in_step or (not self._is_told and self._saving.is_needed):
+        if not self._native.is_in_step or (not self._is_told and self._native.is_needed):
             self._end()
-            self._saving.begin(self._module)
-            self._native.begin(self._signature(args, kwargs))
-        if self._threads.recorder is None:
-            self._threads.recorder = self._saving.recorder()
-            self._threads.recorder.__enter__()
+            self._native.begin(self._signature(args, kwargs), self._staying())
+        self._threads.is_noted = True
+        self._native.listen(True)
 
     def _leave_model(self, *, all_calls: bool = False) -> None:
         """The model has returned, or raised an error."""
         self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
-        if self._threads.calls == 0 and self._threads.recorder is not None:
-            self._threads.recorder.__exit__(None, None, None)
-            self._threads.recorder = None
+        if self._threads.calls == 0 and self._threads.is_noted:
+            self._threads.is_noted = False
+            self._native.listen(False)
 
     def _end(self) -> None:
         report = self._native.finish()
-        self._saving.is_needed = False
         if report is not None:
             self._report = StepReport(**report)
 
@@ -227,6 +221,10 @@ class Budget:
         failure = self._native.abandon()
         if failure is not None and isinstance(error, Exception):
             raise Error(failure) from error
+
+    def _staying(self) -> list[int]:
+        """Where that is which the model itself has."""
+        return [address_of(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())]
 
     def _signature(self, args: Any, kwargs: Any) -> int:
         """A number for what the model does: the same for the same sizes and modes."""
@@ -355,8 +353,7 @@ def budget(
         if device.index in _open:
             raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
         paths = [os.fspath(folder) for folder in folders]
-        make = partial(make_storage, device)
-        native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, make)
+        native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, operations())
         native.set_codec(codec)
         if isinstance(wanted, int):
             native.set_bytes(wanted)

@@ -61,6 +61,12 @@ def on_cpu() -> Shim:
     return Shim(_HERE / "shim_cpu", ("c10",), "c10/core/CPUAllocator.h", needs_cuda=False)
 
 
+def on_operations() -> Shim:
+    """The shim between PyTorch's autograd and its kernels."""
+    libraries = ("c10", "torch_cpu", "torch_python")
+    return Shim(_HERE / "shim_operations", libraries, "ATen/core/dispatch/Dispatcher.h", needs_cuda=False)
+
+
 @dataclass(frozen=True)
 class Torch:
     """The PyTorch that a shim is for: a shim fits one build of PyTorch and no other."""
@@ -95,13 +101,12 @@ class Torch:
         """The C++ that this PyTorch's headers are written in."""
         return "c++20" if self.release >= (2, 14) else "c++17"
 
-    @property
-    def prebuilt_name(self) -> str:
-        """The name of the shim's file, if one comes with the package.
+    def prebuilt_name(self, shim: Shim | None = None) -> str:
+        """The name of a shim's file, if one comes with the package: that of GPUs, unless another is given.
 
         It ends with `sources_digest`, so that a shim of other sources is not found.
         """
-        return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}-{sources_digest()}.so"
+        return f"{self.version.split('+')[0]}-cu{self.cuda}-{self.git[:8]}-{sources_digest(shim)}.so"
 
 
 def sources_digest(shim: Shim | None = None) -> str:
@@ -111,9 +116,9 @@ def sources_digest(shim: Shim | None = None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def prebuilt(torch: Torch) -> Path | None:
-    """The shim for `torch` that came with the package."""
-    path = _PREBUILT / torch.prebuilt_name
+def prebuilt(torch: Torch, shim: Shim | None = None) -> Path | None:
+    """The shim for `torch` that came with the package: that of GPUs, unless another is given."""
+    path = _PREBUILT / torch.prebuilt_name(shim)
     return path if _is_whole(path) else None
 
 

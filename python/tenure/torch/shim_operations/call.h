@@ -1,0 +1,82 @@
+// An operation, and what it was given.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "kind.h"
+#include "tensor.h"
+
+namespace tenure {
+
+/// A tensor that is kept.
+struct Kept {
+  at::Tensor tensor;
+  int64_t version;
+};
+
+/// What stays, and what a step has made of it.
+struct Known {
+  c10::Device device;
+  /// Addresses.
+  std::unordered_set<uintptr_t> staying;
+  /// Addresses of what was made, each with its versions.
+  std::unordered_multimap<uintptr_t, uint64_t> made;
+
+  bool has_made(const tenure_bytes &bytes) const;
+  /// Whether a tensor is kept, rather than made again.
+  bool stays(const at::Tensor &tensor) const;
+};
+
+class Call {
+public:
+  /// What was given, some of which stays. Throws `Unrepeatable`.
+  Call(const Kind &kind, c10::Stream stream, torch::jit::Stack given, const Known &known,
+       std::vector<std::pair<size_t, Layout>> results);
+
+  /// What it was given that does not stay.
+  const std::vector<tenure_bytes> &inputs() const { return inputs_; }
+
+  /// Whether any of these bytes is an input's.
+  bool takes_any(const std::vector<tenure_bytes> &bytes) const;
+
+  /// One of the results, of storages of the inputs.
+  at::Tensor run(size_t result, void *const *storages) const;
+
+private:
+  struct Given;
+  using Givens = std::vector<Given>;
+  /// Of optional tensors, or of tensors.
+  struct List {
+    bool is_optional;
+    Givens givens;
+  };
+  struct Given {
+    std::variant<c10::IValue, Layout, Kept, List> what;
+  };
+
+  Given take(const c10::IValue &value, const Known &known);
+  Given take(const at::Tensor &tensor, const Known &known);
+  static c10::IValue value_of(const Given &given, void *const *&storages);
+
+  std::string name_;
+  c10::OperatorHandle again_;
+  c10::Stream stream_;
+  Givens givens_;
+  std::vector<tenure_bytes> inputs_;
+  /// With the number that each has among all.
+  std::vector<std::pair<size_t, Layout>> results_;
+};
+
+/// Nobody knows how to make something again.
+struct Unrepeatable {};
+
+/// Tensors among what an operation has returned.
+std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> results);
+
+} // namespace tenure

@@ -1,0 +1,70 @@
+#include "tensor.h"
+
+#include <c10/core/TensorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <utility>
+
+namespace tenure {
+
+namespace {
+
+/// Tensors of these are not what they seem to be.
+constexpr c10::DispatchKeySet kSeeming{
+    c10::DispatchKey::Python,           c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched,       c10::DispatchKey::Conjugate,
+    c10::DispatchKey::Negative,         c10::DispatchKey::ZeroTensor};
+
+c10::DispatchKeySet key_of(c10::Device device) {
+  return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+} // namespace
+
+tenure_bytes bytes_of(const at::Tensor &tensor) {
+  const auto &storage = tensor.storage();
+  return {reinterpret_cast<uintptr_t>(storage.data()), storage.nbytes(), static_cast<uint64_t>(tensor._version())};
+}
+
+bool is_plain(const at::Tensor &tensor) {
+  return tensor.defined() && tensor.layout() == c10::kStrided && tensor.unsafeGetTensorImpl()->has_storage() &&
+         !tensor.is_inference() && !tensor.key_set().has_any(kSeeming) &&
+         !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+Layout Layout::by(const at::Tensor &tensor) {
+  return {tensor.dtype(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec()};
+}
+
+bool Layout::operator==(const Layout &other) const {
+  return dtype == other.dtype && offset == other.offset && sizes == other.sizes && strides == other.strides;
+}
+
+at::Tensor Layout::of(c10::Storage storage) const {
+  const auto key = key_of(storage.device());
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return tensor;
+}
+
+at::Tensor alias_of(const at::Tensor &tensor) {
+  // Python's modes would be asked for it.
+  const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::Python);
+  auto *impl = tensor.unsafeGetTensorImpl();
+  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+}
+
+at::Tensor counter_of(const at::Tensor &tensor) {
+  at::Tensor counter = at::detail::make_tensor<c10::TensorImpl>(key_of(tensor.device()), tensor.dtype(), tensor.device());
+  counter.unsafeGetTensorImpl()->set_version_counter(tensor.unsafeGetTensorImpl()->version_counter());
+  return counter;
+}
+
+c10::Stream stream_of(c10::Device device) {
+  return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
+}
+
+void *handle_of(c10::Stream stream) { return stream.device().is_cpu() ? nullptr : stream.native_handle(); }
+
+} // namespace tenure
