@@ -1,7 +1,7 @@
 """The shim that tells what PyTorch's operations make, makes it again, and has what autograd saves.
 
-It stands between autograd and the kernels, for threads that a budget listens to. A mode of Python's would hear the same,
-and take as long as the operation itself for it.
+It stands between autograd and the kernels, for threads that a budget listens to. A mode of Python's would hear the
+same, and take as long as the operation itself for it.
 """
 
 from __future__ import annotations

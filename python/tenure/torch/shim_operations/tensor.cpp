@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include <dlfcn.h>
+
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -18,6 +20,19 @@ constexpr c10::DispatchKeySet kSeeming{
 
 c10::DispatchKeySet key_of(c10::Device device) {
   return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
+}
+
+template <typename Stream> auto native_handle_of(const Stream &stream, int) -> decltype(stream.native_handle()) {
+  return stream.native_handle();
+}
+
+/// In older versions a stream does not tell: CUDA's own class does, of which it is all. It is in a library that is loaded
+/// where there is CUDA.
+template <typename Stream> void *native_handle_of(const Stream &stream, long) {
+  static void *const library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  static void *const found = library == nullptr ? nullptr : dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv");
+  TORCH_CHECK(found != nullptr, "this PyTorch tells nobody what its streams are to CUDA");
+  return reinterpret_cast<void *(*)(const Stream *)>(found)(&stream);
 }
 
 } // namespace
@@ -65,6 +80,6 @@ c10::Stream stream_of(c10::Device device) {
   return c10::impl::getDeviceGuardImpl(device.type())->getStream(device);
 }
 
-void *handle_of(c10::Stream stream) { return stream.device().is_cpu() ? nullptr : stream.native_handle(); }
+void *handle_of(c10::Stream stream) { return stream.device().is_cpu() ? nullptr : native_handle_of(stream, 0); }
 
 } // namespace tenure
