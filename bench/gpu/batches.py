@@ -37,6 +37,8 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--bytes", type=int, default=16 << 30, help="of the device (default: %(default)s)")
     args = parser.parse_args()
+    if args.percent or args.plain_bytes or args.batch:
+        parser.error("--percent, --plain-bytes and --batch are what is looked for")
     ways: list[tuple[str, str | None]] = [("plain", None), ("checkpoint", None)]
     for method in ("tenure", "ours") if args.ours else ("tenure",):
         ways += [(method, place) for place in (("host", "disk") if args.spill else ("host",))]

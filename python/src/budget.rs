@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
 use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup};
 use tenure::plan::Planner;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
@@ -217,10 +219,13 @@ impl Budget {
     /// What autograd saves for backward: in the engine's hands, if there is something to gain.
     fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
         let py = tensor.py();
+        // Subclasses may be more than their bytes.
+        let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
         let look = self.recorder.look(tensor);
-        let held = if look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
-            let name = format!("{} {}", module_of_key(Purpose::current().1.to_raw()), tensor.name(self.shim));
+        let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
+            let module = module_of_key(Purpose::current().1.to_raw());
+            let name = format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned();
             let stream = self.shim.stream(self.inner.device);
             py.detach(|| self.inner.save(look, stream, name)).map_err(told)?
         } else {
@@ -289,9 +294,10 @@ impl Inner {
     /// optimizer's state.
     fn begin_step(&self, signature: u64) -> Result<(), OffloadError> {
         let held_bytes = self.engine.memory().statistics().all.allocated_bytes.current;
+        drop(self.end());
         let mut state = self.state();
         state.given.retain(|_, given| given.strong_count() > 0);
-        let State { percent, plain_bytes, step, kinds, passes, .. } = &mut *state;
+        let State { percent, plain_bytes, kinds, passes, .. } = &mut *state;
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
@@ -306,8 +312,9 @@ impl Inner {
         let mut hasher = DefaultHasher::new();
         (signature, kind.passes).hash(&mut hasher);
         let pass = if percent.is_some() { Pass::Plain } else { Pass::Budgeted };
-        *step = None;
-        *step = Some((self.engine.begin(hasher.finish(), pass)?, pass));
+        drop(state);
+        let step = self.engine.begin(hasher.finish(), pass)?;
+        self.state().step = Some((step, pass));
         Ok(())
     }
 
@@ -376,6 +383,12 @@ impl Listen for Inner {
         drop(state);
         drop(before);
     }
+}
+
+/// `torch.Tensor`.
+fn type_of_tensors(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TYPE.import(py, "torch", "Tensor")
 }
 
 fn is_captured(stream: &Stream) -> bool {

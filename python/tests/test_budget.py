@@ -14,18 +14,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
 from tenure import _native  # noqa: E402
 from tenure.torch.recipes import operations  # noqa: E402
 
-from torch import nn  # noqa: E402  isort: skip
+from torch import Tensor, nn  # noqa: E402  isort: skip
+from torch.autograd import Function  # noqa: E402  isort: skip
 from torch.utils.checkpoint import checkpoint  # noqa: E402  isort: skip
 
 MIB = 1 << 20
@@ -529,6 +531,92 @@ def test_weights_that_were_written_to_are_pytorchs_error(tmp_path: Path) -> None
         with torch.no_grad():
             model.weight.add_(1)
         loss.backward()
+
+
+class Kind(Tensor):
+    """A subclass that does nothing else."""
+
+
+class Keep(Function):
+    """Saves something beside."""
+
+    kinds: ClassVar[list[type]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, beside: Any) -> Any:
+        ctx.save_for_backward(beside)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        Keep.kinds.append(type(ctx.saved_tensors[0]))
+        return gradient, None
+
+
+def written_without_gradients(x: Any) -> Any:
+    with torch.no_grad():
+        base = torch.zeros(8)
+        view = base.view(-1)
+    base.mul_(x[0, :8])
+    with torch.no_grad():
+        view * 2
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+        lambda x: torch.nested.nested_tensor([torch.ones(512, 512), torch.ones(256, 512)]).mul(2).unbind()[0] * x,
+        lambda x: Keep.apply(x, torch.quantize_per_tensor(torch.ones(2048, 1024), 0.1, 0, torch.quint8)),
+        lambda x: Keep.apply(x, torch.ones(512, 1024).as_subclass(Kind)),
+        written_without_gradients,
+    ],
+)
+def test_what_is_more_than_its_bytes_is_left_alone(work: Callable[[Any], Any], tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, x: Any) -> Any:
+            return work(self.inner(x).tanh()).sin()
+
+    def gradient(model: Any) -> Any:
+        model.zero_grad()
+        model(torch.ones(512, 512)).sum().backward()
+        return model.inner.weight.grad.clone()
+
+    plain, model = Model(), Model()
+    Keep.kinds.clear()
+    expected = gradient(plain)
+    with budgeted(model, tmp_path):
+        for _ in range(3):
+            assert torch.equal(gradient(model), expected)
+    assert len(set(Keep.kinds)) < 2
+
+
+def test_threads_and_small_tensors_get_along(tmp_path: Path) -> None:
+    """Whoever notes an operation may wait for Python's lock, and whoever saves has it."""
+    model = nn.Linear(8, 8)
+
+    def work() -> None:
+        with budget:
+            for _ in range(20):
+                x = torch.ones(4, 8)
+                for _ in range(50):
+                    x = (x * model.bias).tanh()
+                (model(x) * torch.from_numpy(numpy.ones((4, 1), dtype="f4"))).sum().backward()
+                assert budget.bytes is None or budget.bytes > 0
+
+    with tenure.torch.budget(model, 64 * MIB, spill=tmp_path) as budget:
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def test_threads_compute_and_go_back_at_once(tmp_path: Path) -> None:

@@ -152,6 +152,9 @@ def convolved(x: Any) -> Any:
         lambda x: nn.functional.max_pool2d(x.view(8, 4, 8, 16).exp(), 2).permute(0, 2, 3, 1).contiguous(),
         attended,
         convolved,
+        # What the functional operation would give another type, or other strides.
+        lambda x: x.exp().to(torch.bfloat16).mul_(torch.full((32,), 0.5)),
+        lambda x: x.exp().view(16, 1, 256).transpose(1, 2).relu_(),
         # What was dropped is small, and kept.
         lambda x: nn.functional.dropout(x, 0.5),
     ],
@@ -199,6 +202,16 @@ def test_what_was_written_to_since_is_not_computed_with() -> None:
     weight.add_(1)
     with pytest.raises(RuntimeError, match="written to"):
         book.compute((made.untyped_storage().data_ptr(), 0))
+    book.close()
+
+
+def test_what_is_small_may_be_written_to_since() -> None:
+    small, book = torch.ones(32), Book([])
+    with Keeping(), book.listening():
+        made = rows() * small
+    small.add_(1)
+    again = torch.empty(0).set_(book.compute((made.untyped_storage().data_ptr(), 0)), 0, made.shape, made.stride())
+    assert torch.equal(again, made)
     book.close()
 
 

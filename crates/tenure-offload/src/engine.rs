@@ -222,11 +222,12 @@ impl Engine {
         let limit = shared.state.lock().limit_bytes().filter(|_| pass == Pass::Budgeted);
         shared.set_limit(limit)?;
         let mut state = shared.state.lock();
-        state.course = course;
+        let before = std::mem::replace(&mut state.course, course);
         let report = StepReport { codec: state.codec, ..StepReport::default() };
         (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
         drop(state);
+        drop(before);
         let step = Step { shared: Arc::clone(shared) };
         shared.open()?;
         // What was held at a time before is not the step's.
@@ -427,15 +428,19 @@ impl Shared {
         state.end_interval(&self.memory, None, None, "")?;
         let (course, signature) = (std::mem::take(&mut state.course), state.signature);
         if let Some(error) = state.failure.take() {
+            drop(state);
             return Err(error);
         }
         let mut report = state.report;
         match course {
             Course::Measured(measured) => {
+                // Recipes go with it: a front end may wait for something to free one.
+                drop(state);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
                 let pass = measured.pass;
                 let profiled = Arc::new(measured.finish()?);
+                let mut state = self.state.lock();
                 state.profiles.insert(signature, Arc::clone(&profiled));
                 state.plans.remove(&signature);
                 let budget_bytes = state.budget_bytes.unwrap_or(u64::MAX);

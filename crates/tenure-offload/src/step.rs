@@ -67,7 +67,9 @@ impl Step {
 
 impl Drop for Step {
     fn drop(&mut self) {
-        self.shared.state.lock().course = Course::None;
+        let course = std::mem::take(&mut self.shared.state.lock().course);
+        // With nothing locked, as where a step is finished.
+        drop(course);
         // A driver that fails tells the next who asks.
         let _ = reclaim::part_with_all(&self.shared);
     }

@@ -156,6 +156,7 @@ class Budget:
             if self._is_over:
                 return
             self._is_over = True
+            self._leave_model(all_calls=True)
             for hook in self._hooks:
                 hook.remove()
             self._native.close()
@@ -201,6 +202,8 @@ class Budget:
         if not self._native.is_in_step or (not self._is_told and self._native.is_needed):
             self._end()
             self._native.begin(self._signature(args, kwargs), self._staying())
+            # A call before may have been interrupted, of which hooks are not told.
+            self._threads.calls = 1
         self._threads.is_noted = True
         self._native.listen(True)
 
@@ -316,6 +319,9 @@ def budget(
 
     Notes
     -----
+    In the steps that are measured for a budget in bytes all that is saved leaves, so there must be room for it. For a
+    share they keep everything, and what finds no room later is computed again.
+
     Steps that do something else than others of their kind are made without a plan, and measured again. So are those
     that begin with more memory held than there was, such as an optimizer's state.
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 
+from torch import _ops
+from torch._C import _dispatch_key_parse as _parse_dispatch_key
+
 from tenure.torch import build
 
 __all__ = ["operations"]
+
+#: Where the shim stands.
+_KEY = "Fake"
 
 
 @cache
@@ -31,4 +37,13 @@ def operations() -> int:
     except (build.BuildError, OSError) as error:
         raise InstallError(f"Tenure cannot note what PyTorch's operations make: {error}") from error
     library.tenure_operations_table.restype = ctypes.c_size_t
+    _let_through()
     return int(library.tenure_operations_table())
+
+
+def _let_through() -> None:
+    """Has operations that are given functions, such as ``torch.cond``, pass by: what the functions do is noted."""
+    key = _parse_dispatch_key(_KEY)
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
+    for operation in _ops._higher_order_ops.values():
+        operation.fallthrough(key)

@@ -21,39 +21,59 @@ bool is_whole(const at::Tensor &tensor) {
 
 } // namespace
 
+void Known::begin(const uintptr_t *staying, size_t count) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  staying_ = {staying, staying + count};
+  made_.clear();
+}
+
+void Known::add(const std::vector<tenure_bytes> &made) {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  for (const auto &bytes : made)
+    made_.emplace(bytes.address, bytes.version);
+}
+
+bool Known::is_staying(const tenure_bytes &bytes) const {
+  const std::lock_guard<std::mutex> locked(mutex_);
+  return staying_.count(bytes.address) > 0;
+}
+
 bool Known::has_made(const tenure_bytes &bytes) const {
-  const auto [begin, end] = made.equal_range(bytes.address);
+  const std::lock_guard<std::mutex> locked(mutex_);
+  const auto [begin, end] = made_.equal_range(bytes.address);
   return std::any_of(begin, end, [&](const auto &version) { return version.second == bytes.version; });
 }
 
-bool Known::stays(const at::Tensor &tensor) const {
-  if (tensor.device() != device)
-    return tensor.numel() == 1;
+std::optional<Kept> Known::kept(const at::Tensor &tensor) const {
   const auto bytes = bytes_of(tensor);
-  if (staying.count(bytes.address) > 0)
-    return true;
+  const bool is_here = tensor.device() == device;
+  if ((is_here && is_staying(bytes)) || tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    return Kept{alias_of(tensor), tensor._version()};
   // What was made by what has saved others would keep these.
-  return bytes.bytes < kSmallBytes && tensor.grad_fn() == nullptr && !has_made(bytes);
+  const bool is_small = bytes.bytes < kSmallBytes && tensor.is_leaf() && !has_made(bytes);
+  if (is_here ? !is_small : tensor.numel() != 1)
+    return std::nullopt;
+  // Others may write to it.
+  auto copy = copy_of(tensor);
+  return Kept{copy, copy._version()};
 }
 
-Call::Call(const Kind &kind, c10::Stream stream, torch::jit::Stack given, const Known &known,
+Call::Call(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, const Known &known,
            std::vector<std::pair<size_t, Layout>> results)
-    : name_(kind.name), again_(kind.again ? *kind.again : throw Unrepeatable{}), stream_(stream),
-      results_(std::move(results)) {
-  if (results_.empty())
+    : kind_(kind), stream_(stream), results_(std::move(results)) {
+  if (!kind.again || results_.empty())
     throw Unrepeatable{};
-  if (kind.is_in_place && (!is_whole(given[0].toTensor()) || known.stays(given[0].toTensor())))
+  if (kind.is_in_place && (!is_whole(given[0].toTensor()) || known.kept(given[0].toTensor())))
     throw Unrepeatable{};
   if (kind.drops && given[*kind.drops].toDouble() > 0)
     throw Unrepeatable{};
   // The fastest is not always the same.
   if (kind.is_convolution && at::globalContext().benchmarkCuDNN())
     throw Unrepeatable{};
-  if (kind.is_counting && given[5].toBool())
-    given[3] = given[4] = c10::IValue();
+  const bool is_counting = kind.is_counting && given[5].toBool();
   givens_.reserve(given.size());
-  for (const auto &value : given)
-    givens_.push_back(take(value, known));
+  for (size_t at = 0; at < given.size(); ++at)
+    givens_.push_back(take(is_counting && (at == 3 || at == 4) ? c10::IValue() : given[at], known));
 }
 
 bool Call::takes_any(const std::vector<tenure_bytes> &bytes) const {
@@ -80,8 +100,8 @@ Call::Given Call::take(const at::Tensor &tensor, const Known &known) {
     return {c10::IValue(tensor)};
   if (!is_plain(tensor))
     throw Unrepeatable{};
-  if (known.stays(tensor))
-    return {Kept{alias_of(tensor), tensor._version()}};
+  if (auto kept = known.kept(tensor))
+    return {std::move(*kept)};
   if (tensor.device() != known.device)
     throw Unrepeatable{};
   inputs_.push_back(bytes_of(tensor));
@@ -112,21 +132,33 @@ c10::IValue Call::value_of(const Given &given, void *const *&storages) {
   return list->is_optional ? c10::IValue(std::move(optionals)) : c10::IValue(std::move(tensors));
 }
 
-at::Tensor Call::run(size_t result, void *const *storages) const {
-  torch::jit::Stack stack;
-  stack.reserve(givens_.size());
+torch::jit::Stack Call::values(void *const *storages) const {
+  torch::jit::Stack values;
+  values.reserve(givens_.size());
   for (const auto &given : givens_)
-    stack.push_back(value_of(given, storages));
+    values.push_back(value_of(given, storages));
+  return values;
+}
+
+at::Tensor Call::run(size_t result, void *const *storages) const {
   c10::AutoGradMode no_gradients(false);
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   c10::OptionalStreamGuard on;
   if (stream_of(stream_.device()) != stream_)
     on.reset_stream(stream_);
-  again_.callBoxed(stack);
   const auto &[number, layout] = results_.at(result);
-  const auto tensors = tensors_in(stack);
-  TORCH_CHECK(number < tensors.size() && Layout::by(tensors[number]) == layout, name_, " makes something else now");
-  return tensors[number];
+  auto stack = values(storages);
+  kind_.again->callBoxed(stack);
+  auto made = tensors_in(stack);
+  if (kind_.in_place && !(Layout::by(made.at(number)) == layout)) {
+    // What is written in place has its own type and strides.
+    stack = values(storages);
+    stack[0] = copy_of(stack[0].toTensor());
+    kind_.in_place->callBoxed(stack);
+    made = tensors_in(stack);
+  }
+  TORCH_CHECK(number < made.size() && Layout::by(made[number]) == layout, kind_.name, " makes something else now");
+  return made[number];
 }
 
 std::vector<at::Tensor> tensors_in(c10::ArrayRef<c10::IValue> results) {

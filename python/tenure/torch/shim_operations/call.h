@@ -3,6 +3,8 @@
 
 #include <ATen/core/stack.h>
 
+#include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -20,23 +22,36 @@ struct Kept {
   int64_t version;
 };
 
-/// What stays, and what a step has made of it.
-struct Known {
-  c10::Device device;
-  /// Addresses.
-  std::unordered_set<uintptr_t> staying;
-  /// Addresses of what was made, each with its versions.
-  std::unordered_multimap<uintptr_t, uint64_t> made;
+/// What stays, and what a step has made of it. Nothing is freed while it is locked: that may take Python's lock.
+class Known {
+public:
+  explicit Known(c10::Device device) : device(device) {}
 
+  const c10::Device device;
+
+  void begin(const uintptr_t *staying, size_t count);
+  void add(const std::vector<tenure_bytes> &made);
+
+  /// Whether that is at an address that stays.
+  bool is_staying(const tenure_bytes &bytes) const;
+
+  /// What an operation was given, if it is kept rather than made again.
+  std::optional<Kept> kept(const at::Tensor &tensor) const;
+
+private:
   bool has_made(const tenure_bytes &bytes) const;
-  /// Whether a tensor is kept, rather than made again.
-  bool stays(const at::Tensor &tensor) const;
+
+  mutable std::mutex mutex_;
+  /// Addresses.
+  std::unordered_set<uintptr_t> staying_;
+  /// Addresses of what was made, each with its versions.
+  std::unordered_multimap<uintptr_t, uint64_t> made_;
 };
 
 class Call {
 public:
   /// What was given, some of which stays. Throws `Unrepeatable`.
-  Call(const Kind &kind, c10::Stream stream, torch::jit::Stack given, const Known &known,
+  Call(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given, const Known &known,
        std::vector<std::pair<size_t, Layout>> results);
 
   /// What it was given that does not stay.
@@ -64,8 +79,10 @@ private:
   Given take(const at::Tensor &tensor, const Known &known);
   static c10::IValue value_of(const Given &given, void *const *&storages);
 
-  std::string name_;
-  c10::OperatorHandle again_;
+  /// What it was given, on these storages.
+  torch::jit::Stack values(void *const *storages) const;
+
+  const Kind kind_;
   c10::Stream stream_;
   Givens givens_;
   std::vector<tenure_bytes> inputs_;

@@ -54,6 +54,7 @@ std::unique_ptr<Kind> look_at(const c10::OperatorHandle &operation) {
     if (is_same && !is_random) {
       const auto name = schema.name().substr(0, schema.name().size() - 1);
       kind->again = c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
+      kind->in_place = operation;
     }
   } else if ((is_same && !is_random && written == 0) || kind->drops || kind->is_counting) {
     kind->again = operation;

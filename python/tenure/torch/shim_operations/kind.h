@@ -12,8 +12,9 @@ struct Kind {
   std::string name;
   /// What makes the same again; none if nothing does.
   std::optional<c10::OperatorHandle> again;
-  /// Whether it writes to what it is given first, which it returns.
+  /// Whether it writes to what it is given first, which it returns; and itself, if that can be made again.
   bool is_in_place;
+  std::optional<c10::OperatorHandle> in_place;
   /// Which argument says how much it drops: what drops something is not repeated.
   std::optional<size_t> drops;
   /// Whether it counts what it sees: in the fourth and fifth argument, if the sixth says so.

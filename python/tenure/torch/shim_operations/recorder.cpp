@@ -40,14 +40,8 @@ void stand_between() {
 } // namespace
 
 Recorder::Recorder(c10::Device device, tenure_listener listener)
-    : listener_(listener), user_(listener.user, listener.drop), known_{device, {}, {}} {
+    : listener_(listener), user_(listener.user, listener.drop), known_(device) {
   stand_between();
-}
-
-void Recorder::begin(const uintptr_t *staying, size_t count) {
-  const std::lock_guard<std::mutex> locked(mutex_);
-  known_.staying = {staying, staying + count};
-  known_.made.clear();
 }
 
 void Recorder::listen(std::shared_ptr<Recorder> recorder) {
@@ -67,44 +61,45 @@ void Recorder::call(const Kind &kind, const c10::OperatorHandle &operation, c10:
   }
   operation.redispatchBoxed(below, stack);
   if (wish == TENURE_ALL)
-    tell(kind, stream, std::move(given), torch::jit::last(*stack, operation.schema().returns().size()));
+    tell(kind, stream, given, torch::jit::last(*stack, operation.schema().returns().size()));
   else if (wish == TENURE_THAT_IT_WAS)
     listener_.operation(listener_.user, handle, nullptr, 0, nullptr, 0, nullptr);
 }
 
-void Recorder::tell(const Kind &kind, c10::Stream stream, torch::jit::Stack given,
+void Recorder::tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
                     c10::ArrayRef<c10::IValue> returned) {
   std::vector<tenure_bytes> made;
-  std::vector<std::pair<size_t, Layout>> results;
-  const auto tensors = tensors_in(returned);
-  for (size_t number = 0; number < tensors.size(); ++number) {
-    if (!is_plain(tensors[number]) || tensors[number].device() != known_.device)
-      continue;
-    made.push_back(bytes_of(tensors[number]));
-    // Autograd counts the write when the operation is over.
-    made.back().version += kind.is_in_place;
-    results.emplace_back(number, Layout::by(tensors[number]));
-  }
-  auto call = noted(kind, stream, std::move(given), std::move(results), made);
+  auto call = noted(kind, stream, given, returned, made);
   const auto inputs = call == nullptr ? std::vector<tenure_bytes>{} : call->inputs();
   listener_.operation(listener_.user, handle_of(stream), made.data(), made.size(), inputs.data(), inputs.size(),
                       reinterpret_cast<tenure_call *>(call.release()));
 }
 
-std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, torch::jit::Stack given,
-                                      std::vector<std::pair<size_t, Layout>> results, std::vector<tenure_bytes> &made) {
-  const std::lock_guard<std::mutex> locked(mutex_);
+std::unique_ptr<Call> Recorder::noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+                                      c10::ArrayRef<c10::IValue> returned, std::vector<tenure_bytes> &made) {
   try {
-    auto call = std::make_unique<Call>(kind, stream, std::move(given), known_, std::move(results));
+    std::vector<std::pair<size_t, Layout>> results;
+    const auto tensors = tensors_in(returned);
+    for (size_t number = 0; number < tensors.size(); ++number) {
+      if (!is_plain(tensors[number]) || tensors[number].device() != known_.device)
+        continue;
+      made.push_back(bytes_of(tensors[number]));
+      // Autograd counts the write when the operation is over.
+      made.back().version += kind.is_in_place;
+      results.emplace_back(number, Layout::by(tensors[number]));
+    }
+    auto call = std::make_unique<Call>(kind, stream, given, known_, std::move(results));
     if (!kind.is_in_place && call->takes_any(made)) {
       // It only looks at what it was given.
       made.clear();
       return nullptr;
     }
-    for (const auto &bytes : made)
-      known_.made.emplace(bytes.address, bytes.version);
+    known_.add(made);
     return call;
   } catch (const Unrepeatable &) {
+    return nullptr;
+  } catch (const std::exception &) {
+    // The operation itself is over, and was none of these.
     return nullptr;
   }
 }
@@ -113,11 +108,10 @@ tenure_look Recorder::look(const at::Tensor &tensor) const {
   if (!is_plain(tensor) || tensor.device() != known_.device)
     return {};
   const auto bytes = bytes_of(tensor);
-  const std::lock_guard<std::mutex> locked(mutex_);
   // What is foreign has another deleter. All of the CPU's memory may be shared.
   const auto deleter = tensor.storage().data_ptr().get_deleter();
   const bool is_own = tensor.is_cpu() || deleter == c10::GetAllocator(tensor.device().type())->raw_deleter();
-  return {is_own && known_.staying.count(bytes.address) == 0, static_cast<uint8_t>(tensor.scalar_type()), bytes};
+  return {is_own && !known_.is_staying(bytes), static_cast<uint8_t>(tensor.scalar_type()), bytes};
 }
 
 } // namespace tenure

@@ -4,7 +4,6 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <memory>
-#include <mutex>
 
 #include "call.h"
 
@@ -18,7 +17,7 @@ public:
   Recorder &operator=(const Recorder &) = delete;
 
   /// From now on these addresses stay, and nothing was made yet.
-  void begin(const uintptr_t *staying, size_t count);
+  void begin(const uintptr_t *staying, size_t count) { known_.begin(staying, count); }
 
   /// This thread tells of what it makes; or does not, for null.
   static void listen(std::shared_ptr<Recorder> recorder);
@@ -31,16 +30,16 @@ public:
   tenure_look look(const at::Tensor &tensor) const;
 
 private:
-  void tell(const Kind &kind, c10::Stream stream, torch::jit::Stack given, c10::ArrayRef<c10::IValue> returned);
+  void tell(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+            c10::ArrayRef<c10::IValue> returned);
 
-  /// How what was made is made again; null if nobody knows.
-  std::unique_ptr<Call> noted(const Kind &kind, c10::Stream stream, torch::jit::Stack given,
-                              std::vector<std::pair<size_t, Layout>> results, std::vector<tenure_bytes> &made);
+  /// How what was returned is made again, and what of it was made; null if nobody knows how.
+  std::unique_ptr<Call> noted(const Kind &kind, c10::Stream stream, const torch::jit::Stack &given,
+                              c10::ArrayRef<c10::IValue> returned, std::vector<tenure_bytes> &made);
 
   const tenure_listener listener_;
   /// For as long as it lives.
   const std::shared_ptr<void> user_;
-  mutable std::mutex mutex_;
   Known known_;
 };
 

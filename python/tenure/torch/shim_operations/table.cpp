@@ -81,13 +81,15 @@ void drop_call(tenure_call *call) { delete as<Call>(call); }
 void drop_tensor(void *tensor) { c10::intrusive_ptr<c10::TensorImpl>::reclaim(static_cast<c10::TensorImpl *>(tensor)); }
 
 tenure_look look(const tenure_recorder *recorder, const void *tensor) {
-  return (*as<const Shared>(recorder))->look(tensor_at(tensor));
+  tenure_look look{};
+  told([&] { return look = (*as<const Shared>(recorder))->look(tensor_at(tensor)), recorder; });
+  return look;
 }
 
 const char *name(const void *tensor) {
   thread_local std::string name;
-  name = name_of(tensor_at(tensor));
-  return name.c_str();
+  const char *text = told([&] { return (name = name_of(tensor_at(tensor))).c_str(); });
+  return text == nullptr ? last_error() : text;
 }
 
 tenure_saved *save(const void *tensor, bool is_without_bytes) {

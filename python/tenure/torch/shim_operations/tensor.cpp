@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -16,7 +19,8 @@ namespace {
 constexpr c10::DispatchKeySet kSeeming{
     c10::DispatchKey::Python,           c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
     c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::Batched,       c10::DispatchKey::Conjugate,
-    c10::DispatchKey::Negative,         c10::DispatchKey::ZeroTensor};
+    c10::DispatchKey::Negative,         c10::DispatchKey::ZeroTensor,    c10::DispatchKey::NestedTensor,
+    c10::DispatchKey::Quantized};
 
 c10::DispatchKeySet key_of(c10::Device device) {
   return c10::DispatchKeySet(device.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA);
@@ -53,7 +57,10 @@ Layout Layout::by(const at::Tensor &tensor) {
 }
 
 bool Layout::operator==(const Layout &other) const {
-  return dtype == other.dtype && offset == other.offset && sizes == other.sizes && strides == other.strides;
+  bool is_same = dtype == other.dtype && offset == other.offset && sizes == other.sizes;
+  for (size_t at = 0; is_same && at < sizes.size(); ++at)
+    is_same = sizes[at] <= 1 || strides[at] == other.strides[at];
+  return is_same;
 }
 
 at::Tensor Layout::of(c10::Storage storage) const {
@@ -68,6 +75,16 @@ at::Tensor alias_of(const at::Tensor &tensor) {
   const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKey::Python);
   auto *impl = tensor.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), false));
+}
+
+at::Tensor copy_of(const at::Tensor &tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_gradients;
+  const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Fake}));
+  const c10::OptionalDeviceGuard on(tensor.device());
+  const auto bytes = tensor.storage().nbytes();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(tensor.device().type()), true);
+  auto copy = Layout::by(tensor).of(std::move(storage));
+  return copy.copy_(tensor);
 }
 
 at::Tensor counter_of(const at::Tensor &tensor) {

@@ -23,6 +23,7 @@ struct Layout {
   std::vector<int64_t> sizes, strides;
 
   static Layout by(const at::Tensor &tensor);
+  /// But for strides along which there is nothing.
   bool operator==(const Layout &other) const;
   /// A tensor that lies so, never written to.
   at::Tensor of(c10::Storage storage) const;
@@ -30,6 +31,9 @@ struct Layout {
 
 /// The same bytes and versions, in a tensor that no operation has made, and that may be freed without Python's lock.
 at::Tensor alias_of(const at::Tensor &tensor);
+
+/// The same numbers in memory of its own, of all of the storage. No operation has made it, and nobody hears of it.
+at::Tensor copy_of(const at::Tensor &tensor);
 
 /// One that has the versions of another, and none of its bytes.
 at::Tensor counter_of(const at::Tensor &tensor);
