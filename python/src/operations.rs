@@ -171,26 +171,22 @@ impl<'py> Tensor<'py> {
 /// A tensor that autograd has saved.
 pub(crate) struct Saved {
     shim: Shim,
-    handle: NonNull<c_void>,
+    owned: Owned,
 }
-
-// SAFETY: its functions may be called from any thread.
-unsafe impl Send for Saved {}
-// SAFETY: as above.
-unsafe impl Sync for Saved {}
 
 impl Saved {
     /// As it is, or without its bytes.
     pub(crate) fn new(shim: Shim, tensor: Tensor<'_>, is_without_bytes: bool) -> PyResult<Self> {
         // SAFETY: the object has the tensor.
         let handle = unsafe { (shim.0.save)(tensor.handle, is_without_bytes) };
-        Ok(Self { shim, handle: handle.ok_or_else(|| complaint(shim.error()))? })
+        let handle = handle.ok_or_else(|| complaint(shim.error()))?;
+        Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_saved } })
     }
 
     /// PyTorch's own words, if it was written to since.
     pub(crate) fn modified(&self) -> Option<String> {
         // SAFETY: it lives.
-        let words = unsafe { (self.shim.0.modified)(self.handle) };
+        let words = unsafe { (self.shim.0.modified)(self.owned.handle) };
         // SAFETY: as the shim says.
         (!words.is_null()).then(|| unsafe { text(words) })
     }
@@ -200,75 +196,53 @@ impl Saved {
         let storage = storage.map(|storage| py.detach(|| Owned::storage(self.shim, storage)).map_err(complaint));
         let storage = storage.transpose()?;
         // SAFETY: both live, and Python's lock is held.
-        let object = unsafe { (self.shim.0.restore)(self.handle, storage.as_ref().map(|storage| storage.handle)) };
+        let object =
+            unsafe { (self.shim.0.restore)(self.owned.handle, storage.as_ref().map(|storage| storage.handle)) };
         let object = object.ok_or_else(|| complaint(self.shim.error()))?;
         // SAFETY: a new reference.
         Ok(unsafe { Bound::from_owned_ptr(py, object.as_ptr().cast()) })
     }
 }
 
-impl Drop for Saved {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
-        unsafe { (self.shim.0.drop_saved)(self.handle) }
-    }
-}
-
 /// Tells of what threads make on a device.
 pub(crate) struct Recorder {
     shim: Shim,
-    handle: NonNull<c_void>,
+    owned: Owned,
 }
-
-// SAFETY: its functions may be called from any thread.
-unsafe impl Send for Recorder {}
-// SAFETY: as above.
-unsafe impl Sync for Recorder {}
 
 impl Recorder {
     pub(crate) fn new(shim: Shim, device: Device, listener: Arc<dyn Listen>) -> PyResult<Self> {
         let user = Box::into_raw(Box::new(User { shim, listener })).cast();
         let listener = Listener { user, drop: dropped, wish, operation };
         let handle = (shim.0.new_recorder)(index_of(device), listener);
-        Ok(Self { shim, handle: handle.ok_or_else(|| complaint(shim.error()))? })
+        let handle = handle.ok_or_else(|| complaint(shim.error()))?;
+        Ok(Self { shim, owned: Owned { handle, drop: shim.0.drop_recorder } })
     }
 
     /// From now on storages at these addresses stay.
     pub(crate) fn begin(&self, staying: &[usize]) {
         // SAFETY: it lives.
-        unsafe { (self.shim.0.begin)(self.handle, staying.as_ptr(), staying.len()) }
+        unsafe { (self.shim.0.begin)(self.owned.handle, staying.as_ptr(), staying.len()) }
     }
 
     /// What there is to know of a tensor that is saved.
     pub(crate) fn look(&self, tensor: Tensor<'_>) -> Look {
         // SAFETY: both live.
-        unsafe { (self.shim.0.look)(self.handle, tensor.handle) }
+        unsafe { (self.shim.0.look)(self.owned.handle, tensor.handle) }
     }
 
     /// This thread's operations are told from now on, or not any more.
     pub(crate) fn listen(&self, on: bool) {
         // SAFETY: it lives; a thread that goes on to listen has it, too.
-        unsafe { (self.shim.0.listen)(on.then_some(self.handle)) }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
-        unsafe { (self.shim.0.drop_recorder)(self.handle) }
+        unsafe { (self.shim.0.listen)(on.then_some(self.owned.handle)) }
     }
 }
 
 /// An operation, and what it was given.
 pub(crate) struct Call {
     shim: Shim,
-    handle: NonNull<c_void>,
+    owned: Owned,
 }
-
-// SAFETY: its functions may be called from any thread.
-unsafe impl Send for Call {}
-// SAFETY: as above.
-unsafe impl Sync for Call {}
 
 impl Call {
     /// The storage of result number `made` of those that were told, of the inputs', as PyTorch makes it again.
@@ -279,19 +253,12 @@ impl Call {
         let handles: Vec<_> = inputs.iter().map(|input| input.handle).collect();
         let mut bytes = Bytes::default();
         // SAFETY: it lives, and these are storages.
-        let result = unsafe { (table.run)(self.handle, made, handles.as_ptr(), &mut bytes) };
+        let result = unsafe { (table.run)(self.owned.handle, made, handles.as_ptr(), &mut bytes) };
         let handle = result.ok_or_else(|| self.shim.error())?;
         let _result = Owned { handle, drop: table.drop_tensor };
         // SAFETY: the result has the storage.
         let storage = unsafe { shared::share(device, bytes.address, bytes.bytes) };
         storage.ok_or_else(|| "what it makes is not in Tenure's memory".into())
-    }
-}
-
-impl Drop for Call {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses it any more.
-        unsafe { (self.shim.0.drop_call)(self.handle) }
     }
 }
 
@@ -301,8 +268,10 @@ struct Owned {
     drop: unsafe extern "C" fn(NonNull<c_void>),
 }
 
-// SAFETY: its functions may be called from any thread.
+// SAFETY: the shim's functions may be called from any thread.
 unsafe impl Send for Owned {}
+// SAFETY: as above.
+unsafe impl Sync for Owned {}
 
 impl Owned {
     /// A storage, as one of PyTorch's.
@@ -364,7 +333,7 @@ unsafe extern "C" fn operation(
     };
     // SAFETY: the shim calls it with what a recorder was made with.
     let User { shim, listener } = unsafe { &*user.cast() };
-    let call = call.map(|handle| Call { shim: *shim, handle });
+    let call = call.map(|handle| Call { shim: *shim, owned: Owned { handle, drop: shim.0.drop_call } });
     let (made, inputs) = (slice(made, made_count), slice(inputs, input_count));
     let _ = catch_unwind(AssertUnwindSafe(|| listener.operation(stream.addr(), made, inputs, call)));
 }

@@ -43,7 +43,4 @@ private:
   Known known_;
 };
 
-/// Where recorders hear of operations: between autograd and kernels. PyTorch has no use for it.
-constexpr auto kKey = c10::DispatchKey::Fake;
-
 } // namespace tenure

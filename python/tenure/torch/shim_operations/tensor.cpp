@@ -79,7 +79,7 @@ at::Tensor alias_of(const at::Tensor &tensor) {
 
 at::Tensor copy_of(const at::Tensor &tensor) {
   const at::AutoDispatchBelowADInplaceOrView no_gradients;
-  const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Fake}));
+  const c10::impl::ExcludeDispatchKeyGuard inside(c10::DispatchKeySet({c10::DispatchKey::Python, kKey}));
   const c10::OptionalDeviceGuard on(tensor.device());
   const auto bytes = tensor.storage().nbytes();
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(tensor.device().type()), true);

@@ -10,6 +10,9 @@
 
 namespace tenure {
 
+/// Where recorders hear of operations: between autograd and kernels. PyTorch has no use for it.
+constexpr auto kKey = c10::DispatchKey::Fake;
+
 /// Where a tensor's bytes are.
 tenure_bytes bytes_of(const at::Tensor &tensor);
 
