@@ -322,6 +322,8 @@ def budget(
     In the steps that are measured for a budget in bytes all that is saved leaves, so there must be room for it. For a
     share they keep everything, and what finds no room later is computed again.
 
+    A C++ compiler is needed once for each PyTorch, unless what it makes came with the package.
+
     Steps that do something else than others of their kind are made without a plan, and measured again. So are those
     that begin with more memory held than there was, such as an optimizer's state.
 
