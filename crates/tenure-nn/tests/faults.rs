@@ -277,12 +277,9 @@ fn a_disk_that_is_full_half_way() {
     let spill = Spill::new(2 << 20);
     let mut run = spill.within(trainer());
     run.engine().unwrap().forget();
-    let said = run.step().unwrap_err().to_string();
-    let names = said.contains("float32 [512, 64]") && said.contains(spill.path().to_str().unwrap());
-    assert!(names && said.contains("give the tier more"), "{said}");
-    // With a plan it takes no more than there is.
-    run.rehearse(Pass::Plain).unwrap();
+    // In the step that is measured, what finds no room stays; a plan asks for no more than there is.
     assert!(learned(&mut run) == plain);
+    assert!(spill.disk.statistics().written_bytes > 1 << 20);
     drop(run);
     spill.expect_nothing_left();
 }

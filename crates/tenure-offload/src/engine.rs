@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use tenure_core::{DType, Purpose, Storage, Tag};
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Executor, Stream};
-use tenure_plan::planner::PlannerOptions;
-use tenure_plan::{Planner, Problem, simulator};
+use tenure_plan::planner::{PlannerError, PlannerOptions};
+use tenure_plan::{PlanError, Planner, Problem, simulator};
 use tenure_tier::codec::Choice;
 use tenure_tier::{Destination, Mover, Stored};
 
@@ -500,7 +500,8 @@ impl Shared {
         let profile = &profiled.profile;
         let plan = |spare_bytes| {
             let problem = self.problem(profile, budget_bytes, spare_bytes)?;
-            let plan = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()))?.plan;
+            let planned = planner.plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
+            let plan = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?.plan;
             // A plan that cannot be played is followed as far as it goes.
             let outcome = simulator::simulate(&problem, &plan).ok();
             let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
@@ -510,6 +511,21 @@ impl Shared {
         let spare_bytes = self.state.lock().spare_bytes;
         // Where nothing can be spared, room is made as it is found missing.
         plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
+    }
+
+    /// Why there is no plan, for who has a budget.
+    fn no_plan(&self, error: PlannerError, problem: &Problem, profile: &Profile, budget_bytes: u64) -> OffloadError {
+        let PlannerError::Plan(PlanError::NoRoom { kernel, .. }) = error else { return error.into() };
+        let folders = |destination| match (destination, self.mover.disk()) {
+            (Destination::Disk, Some(disk)) => format!(" in {}", disk.folders()),
+            _ => String::new(),
+        };
+        let room = |(link, destination): &(Link, Destination)| {
+            Some(format!("{}{} takes {}", link.name, folders(*destination), link.capacity?))
+        };
+        let rooms: Vec<String> = self.options.links.iter().filter_map(room).collect();
+        let (when, saved_bytes) = (problem.kernels()[kernel].name.clone(), profile.bytes());
+        OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
     }
 
     /// What planners are asked, for a budget of which some is spared.

@@ -18,7 +18,22 @@ pub enum OffloadError {
     /// No plan keeps to the budget.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The planner found none.
+    /// What leaves finds too little room.
+    #[error(
+        "no plan keeps to a budget of {budget_bytes} bytes {when}: of {saved_bytes} bytes that are saved {rooms}, and too \
+         little can be computed again; give it more room, or take a larger budget or a smaller batch"
+    )]
+    NoPlan {
+        /// What was asked for.
+        budget_bytes: u64,
+        /// The interval that found none, in words.
+        when: String,
+        /// Bytes that are saved.
+        saved_bytes: u64,
+        /// Where they go, and how many, in words.
+        rooms: String,
+    },
+    /// The planner failed.
     #[error(transparent)]
     Planner(#[from] PlannerError),
     /// There is no memory for what comes back.

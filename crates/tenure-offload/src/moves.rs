@@ -7,7 +7,7 @@ use parking_lot::MutexGuard;
 use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_tier::codec::{Choice, Coding};
-use tenure_tier::{Bytes, MoverError, Urgency};
+use tenure_tier::{Bytes, Urgency};
 
 use crate::engine::{Shared, State};
 use crate::held::Held;
@@ -89,7 +89,7 @@ impl Shared {
                     state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
-                Err(MoverError::NoRoom { .. }) => {}
+                Err(error) if error.is_no_room() => {}
                 Err(error) => {
                     held.storage = Some(storage);
                     return Err(error.into());

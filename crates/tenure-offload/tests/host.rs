@@ -252,11 +252,21 @@ fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_names_what_was_to_go() {
+fn a_disk_that_is_too_small_is_an_error_before_a_step_that_would_keep_to_the_budget() {
     let _one = ONE.lock();
-    let engine = engine(4 * BYTES, 5 * BYTES);
-    let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err().to_string();
-    assert!(error.contains("layer ") && error.contains("do not fit on disk"), "{error}");
+    let engine = engine(6 * BYTES, 5 * BYTES);
+    // What finds no room stays, in a step that is measured.
+    let report = step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    assert_eq!(report.spilled_bytes, 5 * BYTES);
+    assert!(report.peak_bytes.unwrap() > 6 * BYTES, "{report:?}");
+    let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err();
+    let OffloadError::NoPlan { budget_bytes, ref when, saved_bytes, ref rooms } = error else { panic!("{error}") };
+    assert_eq!((budget_bytes, saved_bytes), (6 * BYTES, LAYERS * BYTES));
+    assert_eq!(*rooms, format!("disk in {} takes {}", std::env::temp_dir().display(), 5 * BYTES));
+    assert!(when.contains("layer "), "{error}");
+    // What stays, and what is computed, has room in more.
+    engine.set_budget(11 * BYTES);
+    assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
 
 #[test]
@@ -329,7 +339,7 @@ fn a_disk_that_is_too_small_for_what_must_go_is_refused_by_the_plan_though_it_ge
     sparse_step(&engine, Pass::Plain, |_, _| ());
     engine.set_budget(3 * BYTES);
     let error = engine.begin(SPARSE, Pass::Budgeted).err().unwrap();
-    assert!(matches!(error, OffloadError::Planner(_)), "{error}");
+    assert!(matches!(error, OffloadError::NoPlan { .. }), "{error}");
 }
 
 #[test]

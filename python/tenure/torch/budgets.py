@@ -319,8 +319,8 @@ def budget(
 
     Notes
     -----
-    In the steps that are measured for a budget in bytes all that is saved leaves, so there must be room for it. For a
-    share they keep everything, and what finds no room later is computed again.
+    In the steps that are measured for a budget in bytes all that is saved leaves. What finds no room elsewhere stays,
+    and they may take more than the budget, as those that are measured for a share do; later steps compute it again.
 
     A C++ compiler is needed once for each PyTorch, unless what it makes came with the package.
 

@@ -174,6 +174,32 @@ impl fmt::Debug for Spilled {
     }
 }
 
+/// Room for what is going to be written.
+pub(crate) struct Room {
+    stored: Stored,
+}
+
+impl Room {
+    /// What it is for.
+    pub(crate) fn name(&self) -> &str {
+        &self.stored.name
+    }
+
+    /// Begins to write as many bytes, which are kept until they are on disk. It does not wait.
+    ///
+    /// # Errors
+    /// [`DiskError::Worn`].
+    pub(crate) fn write(self, source: impl AsRef<[u8]> + Send + 'static) -> Result<Ticket<Spilled>, DiskError> {
+        let (stored, source) = (Arc::new(self.stored), Box::new(source));
+        let shared = Arc::clone(&stored.shared);
+        shared.wear(&stored)?;
+        let start = (*source).as_ref().as_ptr().cast_mut();
+        let transfer = Transfer::new(Direction::Out, &stored, start, source);
+        shared.begin(&transfer, &stored);
+        Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
+    }
+}
+
 /// What disks did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct DiskStatistics {
@@ -277,15 +303,19 @@ impl Disk {
         source: impl AsRef<[u8]> + Send + 'static,
         coding: Coding,
     ) -> Result<Ticket<Spilled>, DiskError> {
-        let (shared, name, source) = (&self.running.shared, name.into(), Box::new(source));
+        let bytes = source.as_ref().len();
+        self.reserve(name, bytes, coding)?.write(source)
+    }
+
+    /// Room for what is going to be written, which is free again when it is dropped instead.
+    ///
+    /// # Errors
+    /// [`DiskError::Full`] and [`DiskError::Forked`].
+    pub(crate) fn reserve(&self, name: impl Into<String>, bytes: usize, coding: Coding) -> Result<Room, DiskError> {
+        let (shared, name) = (&self.running.shared, name.into());
         self.expect_threads(&name)?;
-        let bytes = (*source).as_ref();
-        let (start, length) = (bytes.as_ptr().cast_mut(), bytes.len());
-        let pieces = shared.take_extents(&name, length)?;
-        let stored = Arc::new(Stored { name, bytes: length as u64, coding, pieces, shared: Arc::clone(shared) });
-        let transfer = Transfer::new(Direction::Out, &stored, start, source);
-        shared.begin(&transfer, &stored);
-        Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
+        let pieces = shared.take_extents(&name, bytes)?;
+        Ok(Room { stored: Stored { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
     }
 
     /// Begins to read what was written into a buffer of as many bytes, which the ticket has. It does not wait, and goes
@@ -340,12 +370,17 @@ impl Disk {
         if self.running.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
     }
 
+    /// Where its files are, in words.
+    pub fn folders(&self) -> String {
+        self.running.shared.folders()
+    }
+
     /// What it is, in words: how many folders, and how they are reached.
     pub fn nature(&self) -> String {
         let Shared { files, engine, .. } = &*self.running.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
-        format!("files in {}, {direct}, by {}", self.running.shared.folders(), engine.name())
+        format!("files in {}, {direct}, by {}", self.folders(), engine.name())
     }
 
     /// Bytes that it can hold.
@@ -403,19 +438,12 @@ impl Shared {
 
     /// Room for so many bytes, in pieces, in the folders in turn.
     fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<Piece>, DiskError> {
-        let whole = bytes.next_multiple_of(BLOCK) as u64;
         let mut extents = self.extents.lock();
-        if extents.day.0.elapsed() > DAY {
-            extents.day = (Instant::now(), 0);
-        }
-        if let Some(limit) = self.options.daily_bytes.filter(|limit| extents.day.1 + whole > *limit) {
-            return Err(DiskError::Worn { name: name.into(), limit });
-        }
         let mut pieces = Vec::with_capacity(bytes.div_ceil(CHUNK));
         for begin in (0..bytes).step_by(CHUNK) {
-            let bytes = (bytes - begin).min(CHUNK);
-            match extents.take(bytes) {
-                Some((file, offset)) => pieces.push(Piece { file, offset, bytes, written: OnceLock::new() }),
+            let count = (bytes - begin).min(CHUNK);
+            match extents.take(count) {
+                Some((file, offset)) => pieces.push(Piece { file, offset, bytes: count, written: OnceLock::new() }),
                 None => {
                     extents.give_back(&pieces);
                     let free = extents.free.iter().map(Arena::free_bytes).sum();
@@ -423,15 +451,28 @@ impl Shared {
                     return Err(DiskError::Full {
                         name: name.into(),
                         folders: self.folders(),
-                        bytes: whole,
+                        bytes: bytes.next_multiple_of(BLOCK) as u64,
                         free,
                         capacity,
                     });
                 }
             }
         }
-        extents.day.1 += whole;
         Ok(pieces)
+    }
+
+    /// Counts what is about to be written, if so much may be today.
+    fn wear(&self, stored: &Stored) -> Result<(), DiskError> {
+        let whole = stored.bytes.next_multiple_of(BLOCK as u64);
+        let mut extents = self.extents.lock();
+        if extents.day.0.elapsed() > DAY {
+            extents.day = (Instant::now(), 0);
+        }
+        if let Some(limit) = self.options.daily_bytes.filter(|limit| extents.day.1 + whole > *limit) {
+            return Err(DiskError::Worn { name: stored.name.clone(), limit });
+        }
+        extents.day.1 += whole;
+        Ok(())
     }
 }
 

@@ -9,8 +9,9 @@ use super::bytes::{Bytes, Part};
 use super::link::Copy;
 use super::stored::{Held, Piece, Pinned, Place, Progress, Source};
 use super::{DeviceSide, MoverError, Shared, pinned};
-use crate::DiskError;
 use crate::codec::Coding;
+use crate::disk::Room;
+use crate::{Disk, DiskError};
 
 /// What is on its way to disk.
 #[derive(Default)]
@@ -24,13 +25,12 @@ pub(super) struct Departures {
 struct Departure {
     shared: Arc<Shared>,
     bytes: u64,
-    coding: Coding,
 }
 
 impl Departure {
-    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize, coding: Coding) -> Self {
+    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
         leaving.bytes += bytes as u64;
-        Self { shared: Arc::clone(shared), bytes: bytes as u64, coding }
+        Self { shared: Arc::clone(shared), bytes: bytes as u64 }
     }
 }
 
@@ -71,28 +71,41 @@ impl Shared {
         Ok(Departing { pieces, progress: Progress::new(0, Some(event)), source })
     }
 
+    /// The pieces of what goes to a disk, each with room there: for all of them, or none.
+    fn with_room(
+        &self,
+        disk: &Disk,
+        name: &str,
+        source: Arc<Bytes>,
+        coding: Coding,
+    ) -> Result<Vec<(Part, Room)>, MoverError> {
+        let with_room = |part: Part| disk.reserve(name, part.count, coding).map(|room| (part, room));
+        source.pieces(self.piece_bytes).map(with_room).collect::<Result<_, _>>().map_err(MoverError::disk)
+    }
+
     /// From a device through memory to a disk, piece by piece.
     pub(super) fn store_through(
         self: &Arc<Self>,
         side: &DeviceSide,
+        disk: &Disk,
         name: &str,
         source: Bytes,
         coding: Coding,
     ) -> Result<Departing, MoverError> {
         let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
-        let parts = Arc::clone(&source).pieces(self.piece_bytes);
+        let parts = self.with_room(disk, name, Arc::clone(&source), coding)?;
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        let mut pass = |part: Part| {
+        let mut pass = |(part, room): (Part, Room)| {
             let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: the buffer is nobody else's, and both ends are kept until the stream has passed.
             let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
             progress.mark(&event);
-            let departure = Departure::new(self, &mut self.leaving.lock(), part.count, coding);
+            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
             let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
-            let (weak, progress, name) = (Arc::downgrade(&piece), Arc::clone(&progress), name.to_owned());
+            let (weak, progress) = (Arc::downgrade(&piece), Arc::clone(&progress));
             pieces.push(piece);
-            side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, name));
+            side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, room));
             Ok(())
         };
         let passed = parts.into_iter().try_for_each(&mut pass);
@@ -102,22 +115,28 @@ impl Shared {
     }
 
     /// From the host's memory to a disk.
-    pub(super) fn store_host(self: &Arc<Self>, name: &str, source: Bytes, coding: Coding) -> Departing {
-        let parts = Arc::new(source).pieces(self.piece_bytes);
+    pub(super) fn store_host(
+        self: &Arc<Self>,
+        disk: &Disk,
+        name: &str,
+        source: Bytes,
+        coding: Coding,
+    ) -> Result<Departing, MoverError> {
+        let parts = self.with_room(disk, name, Arc::new(source), coding)?;
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        for part in parts {
+        for (part, room) in parts {
             let is_full = |leaving: &mut Departures| leaving.bytes + part.count as u64 > self.memory_bytes as u64;
             let mut leaving = self.leaving.lock();
             if is_full(&mut leaving) {
                 self.stalls.disk_write.wait(|| self.left.wait_while(&mut leaving, is_full));
             }
-            let departure = Departure::new(self, &mut leaving, part.count, coding);
+            let departure = Departure::new(self, &mut leaving, part.count);
             drop(leaving);
             let piece = Piece::new(Held::Host(part));
             pieces.push(Arc::clone(&piece));
-            departure.write(piece, Arc::clone(&progress), name.to_owned());
+            departure.write(piece, Arc::clone(&progress), room);
         }
-        Departing { pieces, progress, source: Arc::default() }
+        Ok(Departing { pieces, progress, source: Arc::default() })
     }
 
     /// Pinned memory for a piece to pass through: waits as long as what is on its way to disk makes room.
@@ -174,11 +193,11 @@ impl DeviceSide {
 
 impl Departure {
     /// The device has copied a piece out. It is written, unless nobody wants it any more.
-    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, name: String) {
+    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, room: Room) {
         match (piece.upgrade(), passed) {
-            (Some(piece), Ok(())) => self.write(piece, progress, name),
+            (Some(piece), Ok(())) => self.write(piece, progress, room),
             (Some(piece), Err(error)) => {
-                let error = MoverError::driver(&name)(error);
+                let error = MoverError::driver(room.name())(error);
                 piece.set(Place::Lost(error.clone()));
                 progress.step(|| Err(error));
             }
@@ -187,13 +206,9 @@ impl Departure {
     }
 
     /// Begins to write a piece, which stays in memory if that fails.
-    fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, name: String) {
-        let shared = Arc::clone(&self.shared);
-        let (Some(disk), Some(held)) = (&shared.disk, piece.held()) else {
-            unreachable!("only what is in memory goes to a disk, if there is one")
-        };
-        shared.stalls.disk_write.add_transfer();
-        let coding = self.coding;
+    fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, room: Room) {
+        let Some(held) = piece.held() else { unreachable!("only what is in memory goes to a disk") };
+        self.shared.stalls.disk_write.add_transfer();
         let written = move |result: Result<_, DiskError>| {
             let result = match result {
                 Ok(spilled) => {
@@ -210,7 +225,7 @@ impl Departure {
             drop((piece, self));
             progress.step(|| result);
         };
-        match disk.write_encoded(name, held.raw(), coding) {
+        match room.write(held.raw()) {
             Ok(ticket) => {
                 drop(held);
                 ticket.then(written);

@@ -106,6 +106,15 @@ fn said(failed: &Option<Arc<DiskError>>) -> String {
 }
 
 impl MoverError {
+    /// Whether there is no room where it was to go, in memory or on the disk: it can stay where it is.
+    pub fn is_no_room(&self) -> bool {
+        match self {
+            Self::NoRoom { .. } => true,
+            Self::Disk(error) => matches!(**error, DiskError::Full { .. }),
+            _ => false,
+        }
+    }
+
     pub(super) fn driver(name: &str) -> impl FnOnce(DriverError) -> Self + '_ {
         move |source| Self::Driver { name: name.into(), source }
     }

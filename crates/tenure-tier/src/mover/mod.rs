@@ -181,8 +181,8 @@ impl Mover {
     /// It waits only for room that bytes on their way to disk are about to make.
     ///
     /// # Errors
-    /// [`MoverError::NoRoom`] when nothing is about to make room, [`MoverError::NoPlace`],
-    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. What the disk refuses,
+    /// That there is [no room](MoverError::is_no_room) and nothing is about to make some, [`MoverError::NoPlace`],
+    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. What the disk refuses otherwise,
     /// [`Stored::wait`] tells.
     pub fn store(
         &self,
@@ -207,18 +207,17 @@ impl Mover {
     ) -> Result<Stored, MoverError> {
         let (shared, name, bytes) = (&self.shared, name.into(), source.count());
         shared.expect_device(&name, &source)?;
-        if destination == Destination::Disk && shared.disk.is_none() {
-            return Err(MoverError::NoPlace { name, place: "disk" });
-        }
-        let Departing { pieces, progress, source } = match (&shared.side, destination) {
+        let stored = match (destination, &shared.side, &shared.disk) {
+            (Destination::Disk, _, None) => Err(MoverError::NoPlace { name: name.clone(), place: "disk" }),
             _ if bytes == 0 => {
-                Departing { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() }
+                Ok(Departing { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() })
             }
-            (Some(side), Destination::Host) => shared.store_pinned(side, &name, source)?,
-            (Some(side), Destination::Disk) => shared.store_through(side, &name, source, coding)?,
-            (None, Destination::Disk) => shared.store_host(&name, source, coding),
-            (None, Destination::Host) => return Err(MoverError::NoPlace { name, place: "pinned memory" }),
+            (Destination::Host, Some(side), _) => shared.store_pinned(side, &name, source),
+            (Destination::Host, None, _) => Err(MoverError::NoPlace { name: name.clone(), place: "pinned memory" }),
+            (Destination::Disk, Some(side), Some(disk)) => shared.store_through(side, disk, &name, source, coding),
+            (Destination::Disk, None, Some(disk)) => shared.store_host(disk, &name, source, coding),
         };
+        let Departing { pieces, progress, source } = stored?;
         Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress, source }) })
     }
 

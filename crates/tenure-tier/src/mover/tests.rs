@@ -518,21 +518,41 @@ fn a_full_disk_says_so_and_takes_more_later() {
     let disk = Disk::open(&paths, DiskOptions::new(2 << 20)).unwrap();
     let (_, memory) = simulated(1);
     let mover = mover(Some(memory), Some(&disk));
+    let first = store(&mover, memory, MIB, 1, Destination::Disk).unwrap();
+    // It may still be on its way: there is room for a half, which is nobody's then.
+    let error = store(&mover, memory, 2 * MIB, 2, Destination::Disk).unwrap_err();
+    let said = error.to_string();
+    assert!(error.is_no_room() && said.starts_with("layer.2/out#0: ") && said.contains("do not fit on disk"), "{said}");
+    let third = store(&mover, memory, MIB, 3, Destination::Disk).unwrap();
+    for (stored, seed) in [(&first, 1), (&third, 3)] {
+        stored.wait().unwrap();
+        assert!(fetch(&mover, memory, stored, Urgency::Now).unwrap() == expected(MIB, seed));
+    }
+    drop((first, third));
+    store(&mover, memory, 2 * MIB, 4, Destination::Disk).unwrap().wait().unwrap();
+    drop(mover);
+    expect_peace(memory);
+}
+
+#[test]
+fn what_may_not_be_written_stays_in_memory() {
+    let (_folders, paths) = folders(1);
+    let options = DiskOptions { daily_bytes: Some(2 << 20), ..DiskOptions::new(16 << 20) };
+    let disk = Disk::open(&paths, options).unwrap();
+    let (_, memory) = simulated(1);
+    let mover = mover(Some(memory), Some(&disk));
     let first = store(&mover, memory, 2 * MIB, 1, Destination::Disk).unwrap();
     first.wait().unwrap();
     let second = store(&mover, memory, MIB, 2, Destination::Disk).unwrap();
     let said = second.wait().unwrap_err().to_string();
-    assert!(said.starts_with("layer.2/out#0: ") && said.contains("do not fit on disk"), "{said}");
+    assert!(said.starts_with("layer.2/out#0: ") && said.contains("may be written in a day"), "{said}");
     assert!(fetch(&mover, memory, &second, Urgency::Now).unwrap() == expected(MIB, 2));
     // The memory is full of what could not be written, and the error says why.
     let more: Vec<_> = (0..2).map(|seed| store(&mover, memory, MIB, seed, Destination::Disk)).collect();
-    let said = more.into_iter().find_map(Result::err).unwrap().to_string();
-    assert!(said.contains("its disk failed: layer.") && said.contains("do not fit on disk"), "{said}");
-    drop((first, second));
-    let third = store(&mover, memory, MIB, 3, Destination::Disk).unwrap();
-    third.wait().unwrap();
-    assert!(fetch(&mover, memory, &third, Urgency::Now).unwrap() == expected(MIB, 3));
-    drop((third, mover));
+    let error = more.into_iter().find_map(Result::err).unwrap();
+    let said = error.to_string();
+    assert!(error.is_no_room() && said.contains("its disk failed: layer."), "{said}");
+    drop((first, second, mover));
     expect_peace(memory);
 }
 
