@@ -2,7 +2,8 @@
 
 PyTorch's plain step and every block checkpointed, with no more memory than that; `tenure.torch.budget`, and the same
 model of our own tensors, within that budget, which spill to pinned memory, or to a disk. Batches are doubled until one
-does not fit, and then the one between that and the last is tried. Prints a row of JSON for each that was tried.
+does not fit, from the largest on that fits plainly, and then the one between that and the last is tried. Prints a row
+of JSON for each that was tried.
 
     batches.py --ours ./bench-gpu --bytes 17179869184 --spill /tmp    # takes the options of budgets.py
 """
@@ -13,7 +14,7 @@ from argparse import Namespace
 
 from budgets import WORKLOADS, arguments, child
 
-#: Of each workload.
+#: Of each workload's plain step.
 LEAST_BATCHES = {"llama": 1, "resnet152": 64}
 #: Pinned memory where spilled bytes go to a disk: they pass through.
 STAGING_GIB = 4
@@ -36,21 +37,26 @@ def fits(workload: str, method: str, place: str | None, batch: int, args: Namesp
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--bytes", type=int, default=16 << 30, help="of the device (default: %(default)s)")
+    parser.add_argument("--place", choices=["host", "disk"], help="budgets spill only there")
     args = parser.parse_args()
-    if args.percent or args.plain_bytes or args.batch:
-        parser.error("--percent, --plain-bytes and --batch are what is looked for")
+    if args.percent or args.plain_bytes:
+        parser.error("a budget is --bytes here")
     ways: list[tuple[str, str | None]] = [("plain", None), ("checkpoint", None)]
     for method in ("tenure", "ours") if args.ours else ("tenure",):
         ways += [(method, place) for place in (("host", "disk") if args.spill else ("host",))]
     ways = [(method, place) for method, place in ways if not args.method or method in args.method]
+    ways = [(method, place) for method, place in ways if args.place in (None, place) or not place]
     for workload in args.workload or WORKLOADS:
+        least = args.batch or LEAST_BATCHES[workload]
         for method, place in ways:
-            batch = LEAST_BATCHES[workload]
+            batch = least
             while fits(workload, method, place, batch, args):
                 batch *= 2
             between = batch * 3 // 4
-            if batch > LEAST_BATCHES[workload] and between > batch // 2:
+            if batch > least and between > batch // 2:
                 fits(workload, method, place, between, args)
+            if method == "plain":
+                least = max(least, batch // 2)
 
 
 if __name__ == "__main__":

@@ -157,6 +157,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         run(step, args, figures)
         return figures
     options = {"host_bytes": args.host_gib * GIB, "spill": args.spill}
+    if args.spill:
+        options["spill_bytes"] = args.spill_gib * GIB
     with tenure.torch.budget(model, args.budget, **options) as budget:
         run(step, args, figures)
         figures["report"] = asdict(budget.report())
@@ -193,7 +195,7 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     options = [text for name in counts for text in (f"--{name}", str(getattr(args, name)))] + ["--batch", str(batch)]
     if budget or method != "ours":
         options += ["--budget", str(budget), "--host-gib", str(args.host_gib)]
-        options += ["--spill", args.spill] if args.spill and budget else []
+        options += ["--spill", args.spill, "--spill-gib", str(args.spill_gib)] if args.spill and budget else []
     if args.limit and method not in ("tenure", "ours"):
         options += ["--limit", str(args.limit)]
     if budget and args.problems:
@@ -205,7 +207,9 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     else:
         command = [sys.executable, __file__, "--child", "--workload", workload, "--method", method, *options]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds)
+        # The last line of an error says what it is.
+        environment = os.environ | {"RUST_BACKTRACE": "0"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.seconds, env=environment)
     except subprocess.TimeoutExpired:
         return {"error": f"more than {args.seconds} s"}
     if done.returncode:
@@ -236,6 +240,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, help="bytes that PyTorch may reserve where no budget says so")
     parser.add_argument("--bits", action="store_true", help="deterministic steps: gradients' bits, and plain twice")
     parser.add_argument("--spill", help="a folder for a budget to spill to, too")
+    parser.add_argument("--spill-gib", type=int, default=32, help="that may lie there (default: %(default)s)")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
     parser.add_argument("--problems", help="a folder for what planners were asked: `tenure plan` has others answer")
     parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default: %(default)s)")
