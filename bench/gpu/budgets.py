@@ -6,6 +6,7 @@ Prints a row of JSON for each.
 
     budgets.py --ours ./bench-gpu                                 # both models: some ten minutes on an H200
     budgets.py --ours ./bench-gpu --workload llama --percent 50   # one of them, at one share
+    budgets.py --problems /tmp --bounds target/release/tenure     # with what no plan takes less than, by the MILP
 """
 
 import argparse
@@ -33,6 +34,8 @@ PERCENTS = [75, 50, 35, 25]
 GIB = 1 << 30
 #: As in `tenure.torch.budget`.
 LEAST_BYTES = 1 << 20
+#: For the mixed-integer program of a row.
+BOUND_SECONDS = 45
 
 
 def llama(batch: int) -> tuple[nn.Module, list[nn.Module], torch.optim.Optimizer, torch.Tensor, torch.Tensor]:
@@ -199,7 +202,7 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     if args.limit and method not in ("tenure", "ours"):
         options += ["--limit", str(args.limit)]
     if budget and args.problems:
-        options += ["--problem", f"{args.problems}/{workload}-{method}-{budget >> 20}.json"]
+        options += ["--problem", problem_of(workload, method, budget, args)]
     if args.bits and method != "ours":
         options.append("--bits")
     if method == "ours":
@@ -217,10 +220,26 @@ def child(workload: str, method: str, budget: int, args: argparse.Namespace) -> 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def problem_of(workload: str, method: str, budget: int, args: argparse.Namespace) -> str:
+    """The file for what the planner is asked."""
+    return f"{args.problems}/{workload}-{method}-{budget >> 20}.json"
+
+
+def bound(problem: str, program: str) -> dict[str, Any]:
+    """How long every plan takes at least."""
+    command = [program, "plan", problem, "--planner", "milp", "--seconds", str(BOUND_SECONDS), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"bound_error": done.stderr.strip()[-2000:]}
+    return {"bound_us": json.loads(done.stdout)["bound_makespan_us"]}
+
+
 def row(workload: str, method: str, percent: int | None, budget: int, args: argparse.Namespace) -> dict[str, Any]:
     """Prints a row."""
     asked = {"workload": workload, "method": method, "percent": percent, "budget_bytes": budget}
     row = asked | child(workload, method, budget, args)
+    if budget and args.bounds and "ms" in row:
+        row |= bound(problem_of(workload, method, budget, args), args.bounds)
     print(json.dumps(row), flush=True)
     return row
 
@@ -243,6 +262,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--spill-gib", type=int, default=32, help="that may lie there (default: %(default)s)")
     parser.add_argument("--ours", help="bench-gpu, for the same models of our own tensors")
     parser.add_argument("--problems", help="a folder for what planners were asked: `tenure plan` has others answer")
+    parser.add_argument("--bounds", help="the program `tenure`, for what no plan of --problems takes less than")
     parser.add_argument("--seconds", type=int, default=240, help="limit of one process (default: %(default)s)")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--budget", type=int, default=0, help=argparse.SUPPRESS)
@@ -251,7 +271,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    args = parser.parse_args()
+    if args.bounds and not args.problems:
+        parser.error("--bounds are of --problems")
     if args.child:
         (args.workload,), (args.method,) = args.workload, args.method
         print(json.dumps(measure(args)))
