@@ -706,8 +706,11 @@ def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_compute
 
     model, plain = made(), made()
     work(plain)
+    with tenure.torch.budget(model, "90%", spill=tmp_path) as measured:
+        work(model)
+    assert measured.plain_bytes is not None
     reports = []
-    with tenure.torch.budget(model, 32 * MIB, spill=tmp_path, spill_bytes=12 * MIB) as budget:
+    with tenure.torch.budget(model, measured.plain_bytes * 2 // 3, spill=tmp_path, spill_bytes=12 * MIB) as budget:
         for _ in range(4):
             work(model)
             reports.append(budget.report())
@@ -715,10 +718,6 @@ def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_compute
     assert [report is not None and report.is_planned for report in reports] == [False, False, True, True]
     assert all(report is not None and 0 < report.spilled_bytes <= 12 * MIB for report in reports[:2]), reports
     assert all(report is not None and report.recomputed_bytes > 0 for report in reports[2:]), reports
-    with tenure.torch.budget(model, 24 * MIB, spill=tmp_path, spill_bytes=4 * MIB):
-        with pytest.raises(tenure.Error, match=f"no plan keeps to .* {tmp_path} takes {4 * MIB}"):
-            for _ in range(3):
-                work(model)
 
 
 @pytest.mark.parametrize("codec", ["none", "zeros", "fp16"])
