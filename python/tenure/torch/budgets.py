@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from tenure import Error, _native
 from tenure.torch.dynamo import runs_beside_compiled_code
@@ -70,10 +71,38 @@ class _Threads(threading.local):
     """What a thread entered."""
 
     def __init__(self) -> None:
-        self.hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
-        #: How often the model was called, and whether what it makes is noted.
+        self.hooks: list[saved_tensors_hooks] = []
+        #: How often the model was called.
         self.calls = 0
-        self.is_noted = False
+
+
+class _Nested(threading.local):
+    """Budgets of a thread, of several devices, the innermost last."""
+
+    def __init__(self) -> None:
+        self.entered: list[Budget] = []
+        #: Those by which is noted what their models make.
+        self.noting: list[Budget] = []
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Whatever is saved is given to the budget of its device."""
+        natives = {budget._device: budget._native for budget in self.entered}
+        innermost = self.entered[-1]._native
+        if len(natives) == 1:
+            return saved_tensors_hooks(innermost.pack, innermost.unpack)
+
+        def pack(tensor: Tensor) -> tuple[_native.Budget, Any]:
+            native = natives.get(tensor.device, innermost)
+            return native, native.pack(tensor)
+
+        def unpack(saved: tuple[_native.Budget, Any]) -> Tensor:
+            native, packed = saved
+            return native.unpack(packed)
+
+        return saved_tensors_hooks(pack, unpack)
+
+
+_nested = _Nested()
 
 
 class Budget:
@@ -165,7 +194,8 @@ class Budget:
     def __enter__(self) -> Self:
         if self._is_over:
             raise Error("this budget is over: make another by tenure.torch.budget()")
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._native.pack, self._native.unpack)
+        _nested.entered.append(self)
+        hooks = _nested.hooks()
         hooks.__enter__()
         self._threads.hooks.append(hooks)
         with self._entering:
@@ -179,6 +209,7 @@ class Budget:
             raise Error("this thread has not entered it: what a thread enters, it leaves itself")
         self._leave_model(all_calls=True)
         self._threads.hooks.pop().__exit__(kind, error, traceback)
+        _nested.entered.remove(self)
         with self._entering:
             self._entered -= 1
             is_last = self._entered == 0
@@ -204,14 +235,19 @@ class Budget:
             self._native.begin(self._signature(args, kwargs), self._staying())
             # A call before may have been interrupted, of which hooks are not told.
             self._threads.calls = 1
-        self._threads.is_noted = True
+        if self not in _nested.noting:
+            _nested.noting.append(self)
         self._native.listen(True)
 
     def _leave_model(self, *, all_calls: bool = False) -> None:
         """The model has returned, or raised an error."""
         self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
-        if self._threads.calls == 0 and self._threads.is_noted:
-            self._threads.is_noted = False
+        if self._threads.calls > 0 or self not in _nested.noting:
+            return
+        _nested.noting.remove(self)
+        if _nested.noting:
+            _nested.noting[-1]._native.listen(True)
+        else:
             self._native.listen(False)
 
     def _end(self) -> None:

@@ -97,6 +97,41 @@ def test_streams_of_the_program_wait_and_are_waited_for() -> None:
             assert report is not None and report.spilled_bytes > 0
 
 
+class Both(Model):
+    """Calls a model on the CPU in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Not a part of it: its device is another.
+        self.inner = [nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())))]
+
+    def forward(self, first: int) -> Tensor:
+        beside = self.inner[0](torch.linspace(-1, 1, 4096 * 256).view(4096, 256)).sum()
+        return super().forward(first).sum().cpu() + beside
+
+
+def test_budgets_of_a_gpu_and_of_the_cpu_nest(tmp_path: Path) -> None:
+    tenure.torch.install()
+    model, plain = Both(), Both()
+    plain.inner[0].load_state_dict(model.inner[0].state_dict())
+    plain(0).backward()
+    (inner,) = model.inner
+    with (
+        tenure.torch.budget(model, "50%", host_bytes=64 * MIB) as on_gpu,
+        tenure.torch.budget(inner, "60%", spill=tmp_path) as on_cpu,
+    ):
+        for number in range(5):
+            Layer.came_back = 0
+            model.zero_grad()
+            inner.zero_grad()
+            model(number).backward()
+            assert Layer.came_back == LAYERS, number
+            reports = [budget.report() for budget in (on_gpu, on_cpu)]
+            assert all(report is not None and report.is_planned == (number > 1) for report in reports), reports
+        assert all(report is not None and report.spilled_bytes > 4 * MIB for report in reports), reports
+    assert torch.equal(inner[0].weight.grad, plain.inner[0][0].weight.grad)
+
+
 def test_a_gpu_without_tenures_allocator_has_no_budget() -> None:
     with pytest.raises(tenure.Error, match=r"call tenure.torch.install\(\)"):
         tenure.torch.budget(Model(), "50%")
