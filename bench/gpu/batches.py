@@ -6,6 +6,7 @@ does not fit, from the largest on that fits plainly, and then the one between th
 of JSON for each that was tried.
 
     batches.py --ours ./bench-gpu --bytes 17179869184 --spill /tmp    # takes the options of budgets.py
+    batches.py --workload llama --method tenure --batch 16            # from that batch on
 """
 
 import copy
@@ -41,11 +42,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.percent or args.plain_bytes:
         parser.error("a budget is --bytes here")
+    if args.place == "disk" and not args.spill:
+        parser.error("a disk needs --spill")
     ways: list[tuple[str, str | None]] = [("plain", None), ("checkpoint", None)]
     for method in ("tenure", "ours") if args.ours else ("tenure",):
-        ways += [(method, place) for place in (("host", "disk") if args.spill else ("host",))]
+        places = [args.place] if args.place else ["host", "disk"] if args.spill else ["host"]
+        ways += [(method, place) for place in places]
     ways = [(method, place) for method, place in ways if not args.method or method in args.method]
-    ways = [(method, place) for method, place in ways if args.place in (None, place) or not place]
     for workload in args.workload or WORKLOADS:
         least = args.batch or LEAST_BATCHES[workload]
         for method, place in ways:
