@@ -141,7 +141,8 @@ pub(crate) fn training(trained: Trained, device: Device) -> Result<(Training, Op
             model.to_device(device)?;
             let inputs = images(batch, 224, &generator)?.to_dtype(DType::BF16)?;
             let inputs = inputs.contiguous_in(MemoryFormat::ChannelsLast2d)?.to_device(device)?;
-            let targets = Tensor::arange(0, batch as i64, 1, DType::I64, Device::CPU)?.to_device(device)?;
+            let targets = Tensor::arange(0, batch as i64, 1, DType::I64, Device::CPU)?.remainder(1000)?;
+            let targets = targets.to_device(device)?;
             let optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
             Ok((Training { model: Box::new(model), inputs, targets }, optimizer))
         }
