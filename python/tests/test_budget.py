@@ -222,6 +222,9 @@ def test_a_budget_that_is_too_small_is_refused_with_what_would_do() -> None:
         budget.report()
     assert all(map(torch.equal, before.values(), model.state_dict().values()))
     assert "20971520 bytes is too small" in str(told.value)
+    # All of it is said what for.
+    parts = [int(part) for part in re.findall(r"(?:time|computed|used|aside) (\d+)", str(told.value))]
+    assert sum(parts) == least(told.value) and "what else is there all the time" in str(told.value)
     needed, error = 20 * MIB, told.value
     # Later steps have gradients and the optimizer's state to hold, too.
     run = None

@@ -548,8 +548,8 @@ impl Shared {
         let slack_bytes = self.memory.slack_bytes() + spare_bytes + self.state.lock().aside_bytes;
         let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, links };
         let mut problem = profile.problem("a training step", &machine);
-        if let Err(ProfileError::TooSmall { staying, .. }) = &mut problem {
-            *staying = self.staying();
+        if let Err(ProfileError::TooSmall { needed, .. }) = &mut problem {
+            needed.known = self.staying();
         }
         Ok(problem?)
     }

@@ -30,7 +30,7 @@ pub use flashneuron::{FnMemory, FnMemoryError};
 pub use held::Saved;
 pub use machine::{Link, Machine};
 pub use memory::Memory;
-pub use profile::{Profile, ProfileError, Recipe, Saved as ProfiledTensor};
+pub use profile::{Needed, Profile, ProfileError, Recipe, Saved as ProfiledTensor};
 pub use recompute::{Find, Id, Input, Recompute};
 pub use record::{Fate, SavedRecord, StepRecord, StepRecorder, TierMoment};
 pub use resident::Resident;

@@ -66,9 +66,9 @@ struct Interval {
 pub enum ProfileError {
     /// Whatever is spilled.
     #[error(
-        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when}, of which {other_bytes} \
-         cannot be spilled ({}); take a smaller batch, or a budget of at least {least_bytes}",
-        parts(*other_bytes, staying)
+        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
+         batch, or a budget of at least {least_bytes}",
+        needed.in_words()
     )]
     TooSmall {
         /// What was asked for.
@@ -77,24 +77,45 @@ pub enum ProfileError {
         least_bytes: u64,
         /// The interval that needs most, in words.
         when: String,
-        /// What it needs beside what is saved.
-        other_bytes: u64,
-        /// Of that, what stays from step to step, by what it is for, if somebody said: the rest is being computed.
-        staying: Vec<(Tag, u64)>,
+        /// What it needs them for.
+        needed: Needed,
     },
     /// Times, bytes or bandwidths that no problem can have.
     #[error(transparent)]
     Problem(#[from] ProblemError),
 }
 
-/// What memory is taken by, the most first.
-fn parts(other_bytes: u64, staying: &[(Tag, u64)]) -> String {
-    let computed = other_bytes.saturating_sub(staying.iter().map(|(_, bytes)| bytes).sum());
-    let mut parts: Vec<(u64, &str)> = staying.iter().map(|(tag, bytes)| (*bytes, tag.name())).collect();
-    parts.push((computed, "what is being computed"));
-    parts.sort_unstable_by(|a, b| b.cmp(a));
-    let words = parts.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, name)| format!("{name} {bytes}"));
-    words.collect::<Vec<_>>().join(", ")
+/// What an interval's memory is needed for, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needed {
+    /// What nobody spills, by what it is for, as far as somebody said.
+    pub known: Vec<(Tag, u64)>,
+    /// What is there in all of the step, `known` included.
+    pub always_bytes: u64,
+    /// All beside what is saved, `known` and `always_bytes` included.
+    pub other_bytes: u64,
+    /// What was saved, or stays from step to step, and cannot be elsewhere then.
+    pub used_bytes: u64,
+    /// What is kept free, or for bytes on their way.
+    pub aside_bytes: u64,
+}
+
+impl Needed {
+    /// The most first.
+    fn in_words(&self) -> String {
+        let known = self.known.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let unknown = self.always_bytes.saturating_sub(known);
+        let mut parts: Vec<(u64, &str)> = self.known.iter().map(|(tag, bytes)| (*bytes, tag.name())).collect();
+        parts.extend([
+            (unknown, "what else is there all the time"),
+            (self.other_bytes.saturating_sub(known.max(self.always_bytes)), "what is being computed"),
+            (self.used_bytes, "what can be spilled but is used"),
+            (self.aside_bytes, "what is set aside"),
+        ]);
+        parts.sort_unstable_by(|a, b| b.cmp(a));
+        let words = parts.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, name)| format!("{name} {bytes}"));
+        words.collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl Profile {
@@ -245,13 +266,15 @@ impl Profile {
     /// The budget is too small, whatever is spilled.
     pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
         let (least_bytes, interval) = self.least_bytes();
-        let least_bytes = least_bytes + machine.slack_bytes;
-        if least_bytes > machine.budget_bytes {
-            let (when, other_bytes) = (self.name_of(interval), self.intervals[interval].other_bytes);
-            let (budget_bytes, staying) = (machine.budget_bytes, Vec::new());
-            return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, other_bytes, staying });
+        let always_bytes = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
+        let (budget_bytes, aside_bytes) = (machine.budget_bytes, machine.slack_bytes);
+        if least_bytes + aside_bytes > budget_bytes {
+            let other_bytes = self.intervals.get(interval).map_or(0, |interval| interval.other_bytes);
+            let used_bytes = least_bytes - other_bytes;
+            let needed = Needed { known: Vec::new(), always_bytes, other_bytes, used_bytes, aside_bytes };
+            let (least_bytes, when) = (least_bytes + aside_bytes, self.name_of(interval));
+            return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, needed });
         }
-        let always = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
         let mut kernels: Vec<Kernel> = (0..self.intervals.len())
             .map(|interval| Kernel {
                 name: self.name_of(interval),
@@ -284,14 +307,14 @@ impl Profile {
             tensors.push(Tensor { key, bytes: *bytes, tag, compression: None, recompute: None });
         }
         for (interval, kernel) in kernels.iter_mut().enumerate() {
-            let bytes = self.intervals[interval].other_bytes - always;
+            let bytes = self.intervals[interval].other_bytes - always_bytes;
             if bytes > 0 {
                 kernel.writes.push(Access { tensor: tensors.len(), bytes: 0 });
                 let key = format!("interval {interval}");
                 tensors.push(Tensor { key, bytes, tag: Tag::Workspace, compression: None, recompute: None });
             }
         }
-        let (tiers, links) = machine.tiers(machine.budget_bytes - machine.slack_bytes - always);
+        let (tiers, links) = machine.tiers(budget_bytes - aside_bytes - always_bytes);
         let backward = self.saved.iter().flat_map(|saved| saved.needs.first()).min().map(|point| point + 1);
         let backward = backward.filter(|kernel| *kernel < kernels.len());
         let source = "a profiled training step".into();

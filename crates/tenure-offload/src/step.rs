@@ -294,7 +294,7 @@ impl Course {
         let Self::Planned { profiled, planned, events, .. } = self else { return Vec::new() };
         let point = *events;
         *events += 1;
-        if point >= profiled.events.len() {
+        if point >= profiled.events.len() && !matches!(event, Event::Need { .. }) {
             // All that was measured is done: what follows, such as an update, is no part of it.
             return Vec::new();
         }

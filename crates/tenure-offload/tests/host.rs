@@ -59,6 +59,11 @@ fn fill(storage: &Storage, value: u8) {
 
 /// A forward and a backward pass over layers that save what they make.
 fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadError> {
+    step_back_to(engine, pass, layers, 0)
+}
+
+/// The same, whose backward pass ends behind a layer.
+fn step_back_to(engine: &Engine, pass: Pass, layers: u64, last: u64) -> Result<StepReport, OffloadError> {
     let step = engine.begin(layers, pass)?;
     let mut saved: Vec<Arc<Saved>> = Vec::new();
     for layer in 0..layers {
@@ -71,7 +76,7 @@ fn step(engine: &Engine, pass: Pass, layers: u64) -> Result<StepReport, OffloadE
             &engine.save(&out, 0, DType::U8, None, None, String::new)?.unwrap()
         ));
     }
-    for layer in (0..layers).rev() {
+    for layer in (last..layers).rev() {
         let token = saved.pop().unwrap();
         let out = engine.need(&token, None)?;
         drop(storage(BYTES)?);
@@ -118,6 +123,17 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
     let other = step(&engine, Pass::Budgeted, LAYERS + 3).unwrap();
     assert!(!other.is_planned);
     assert!(step(&engine, Pass::Budgeted, LAYERS + 3).unwrap().is_planned);
+}
+
+#[test]
+fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
+    let _one = ONE.lock();
+    let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
+    // As where backward fails.
+    step_back_to(&engine, Pass::Budgeted, LAYERS, LAYERS - 1).unwrap();
+    assert!(!step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
+    assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().peak_bytes.is_some());
+    assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
 
 /// A layer that is filled with its number.

@@ -99,9 +99,11 @@ fn what_does_not_fit_is_spilled_or_computed_again_and_costs_little() {
 fn a_budget_that_is_too_small_is_an_error_that_says_what_would_do() {
     let profile = layers(8);
     let error = profile.problem("layers", &machine(100 * MIB)).unwrap_err();
-    let ProfileError::TooSmall { least_bytes, .. } = error else { panic!("{error}") };
+    let ProfileError::TooSmall { least_bytes, ref needed, .. } = error else { panic!("{error}") };
     assert_eq!(least_bytes, 136 * MIB);
-    assert!(error.to_string().contains("when layer 0/gelu is needed"), "{error}");
+    assert_eq!(needed.other_bytes + needed.used_bytes + needed.aside_bytes, least_bytes);
+    let words = error.to_string();
+    assert!(words.contains("when layer 0/gelu is needed") && words.contains("what is being computed "), "{error}");
     assert!(profile.problem("layers", &machine(least_bytes)).is_ok());
     assert!(profile.problem("layers", &machine(least_bytes - 1)).is_err());
 }

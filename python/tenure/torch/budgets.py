@@ -411,7 +411,7 @@ def budget(
 
 def _wanted(memory: int | str) -> int | float:
     """Bytes, or a percentage."""
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 1 << 63:
         return memory
     if isinstance(memory, str) and re.fullmatch(r"\d+(\.\d+)?%", memory) and 0 < (share := float(memory[:-1])) <= 100:
         return share

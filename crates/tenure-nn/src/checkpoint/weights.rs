@@ -211,7 +211,7 @@ pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &
         out.write_all(&header)?;
         tensors.iter().try_for_each(|entry| {
             let tensor = (entry.make)().map_err(io::Error::other)?;
-            out.write_all(&tensor.to_bytes().map_err(io::Error::other)?)
+            tensor.with_bytes(|bytes| out.write_all(bytes)).map_err(io::Error::other)?
         })
     };
     Ok(write_atomically(path, write)?)

@@ -34,14 +34,22 @@ impl Tensor {
     /// # Errors
     /// No memory; a device that cannot be used, or met something in an operation before.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.with_bytes(<[u8]>::to_vec)
+    }
+
+    /// The same, shown where they lie: only what is not dense, or on a device, is copied first. Who writes to the tensor
+    /// waits meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`to_bytes`](Self::to_bytes).
+    pub fn with_bytes<T>(&self, show: impl FnOnce(&[u8]) -> T) -> Result<T> {
         let dense = crate::autograd::no_grad(|| self.to_device(Device::CPU)?.contiguous())?;
-        let access = Access::new("to_bytes", &[], &[&dense])?;
-        let (data, length) = (access.read_ptr(0), dense.numel() * dense.dtype().size());
-        let mut bytes = Vec::with_capacity(length);
-        if length > 0 {
-            // SAFETY: contiguous, so this many initialised bytes from the first element; the guard keeps writers away.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(data, length) });
+        let access = Access::new("with_bytes", &[], &[&dense])?;
+        let length = dense.numel() * dense.dtype().size();
+        if length == 0 {
+            return Ok(show(&[]));
         }
-        Ok(bytes)
+        // SAFETY: contiguous, so this many initialised bytes from the first element; the guard keeps writers away.
+        Ok(show(unsafe { std::slice::from_raw_parts(access.read_ptr(0), length) }))
     }
 }
