@@ -74,15 +74,19 @@ pub(crate) fn part_with_all(shared: &Shared) -> Result<(), OffloadError> {
 /// the same order each time, however long copies take: an allocator that finds the same room need not piece it together
 /// anew. Whether there was anything.
 fn part_with_one(shared: &Shared) -> Result<bool, OffloadError> {
-    let first = {
+    let (id, stored) = {
         let mut state = shared.state.lock();
-        if shared.memory.device().is_none() && state.forget_gone() {
+        let is_host = shared.memory.device().is_none();
+        if is_host && state.forget_gone() {
             // They went since there was no room: now there may be.
             return Ok(true);
         }
-        state.leaving.iter().find(|(_, stored)| stored.keeps_source()).cloned()
+        match state.leaving.iter().find(|(_, stored)| stored.keeps_source()) {
+            Some(first) => first.clone(),
+            // So did what went just now.
+            None => return Ok(is_host && state.forget_gone()),
+        }
     };
-    let Some((id, stored)) = first else { return Ok(false) };
     if let Some(device) = shared.memory.device() {
         stored.lead_to(&device.streams().current())?;
     }

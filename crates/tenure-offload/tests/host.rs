@@ -125,6 +125,29 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
     assert!(step(&engine, Pass::Budgeted, LAYERS + 3).unwrap().is_planned);
 }
 
+/// What an allocation waits for may be out just when it looks for that.
+#[test]
+fn what_goes_while_room_is_looked_for_has_made_some() {
+    let _one = ONE.lock();
+    let engine = engine(4 * BYTES, 64 * MIB);
+    let one = |bytes, other_bytes| {
+        let step = engine.begin(1, Pass::Budgeted).unwrap();
+        let made = storage(bytes).unwrap();
+        let saved = engine.save(&made, 0, DType::U8, None, None, || "one".into()).unwrap().unwrap();
+        drop(made);
+        drop(storage(other_bytes).unwrap());
+        drop(engine.need(&saved, None).unwrap());
+        drop(saved);
+        step.finish().unwrap()
+    };
+    for _ in 0..30 {
+        assert!(one(MIB, MIB).peak_bytes.is_some());
+        // By no plan: it is another step than was measured, and what it saved leaves when there is no room.
+        let report = one(2 * BYTES, 3 * BYTES);
+        assert_eq!((report.is_planned, report.unplanned), (false, 1));
+    }
+}
+
 #[test]
 fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     let _one = ONE.lock();
