@@ -3,8 +3,11 @@
 # Where the Python package is installed and tested. If PyTorch is in it too, what needs PyTorch is tested.
 venv := env("TENURE_VENV", "target/venv")
 
-# `cargo test --workspace` and `cargo run` need Rust, and for HiGHS cmake, a C++ compiler and libclang; what the others need,
-# `.ci/run` installs.
+# Features of the program and the Python package: `TENURE_FEATURES=milp just test` tests the planner `milp` too.
+features := env("TENURE_FEATURES", "")
+
+# `cargo run` and `cargo test --workspace` need Rust and a C compiler, with `milp` also cmake, a C++ compiler and libclang.
+# `.ci/run` installs what the other recipes need.
 
 [private]
 default:
@@ -18,14 +21,31 @@ demo program="cargo run --release --" steps="20":
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
 test: rust python test-torch
 
-# Tests of Rust alone. If NVRTC is there, every CUDA kernel that they use is compiled too
+# Tests of Rust alone, under nextest if it is installed. If NVRTC is there, every CUDA kernel that they use is compiled too
 rust:
     #!/usr/bin/env bash
     set -euo pipefail
     for nvrtc in {{ venv }}/lib/python3*/site-packages/nvidia/cu13/lib; do
         [[ ! -e $nvrtc ]] || export TENURE_CHECK_KERNELS=1 LD_LIBRARY_PATH="$(realpath "$nvrtc")"
     done
-    cargo test --workspace
+    if cargo nextest --version >/dev/null 2>&1; then
+        cargo nextest run --workspace --features "{{ features }}"
+        cargo test --workspace --features "{{ features }}" --doc
+    else
+        cargo test --workspace --features "{{ features }}"
+    fi
+
+# The tests of Rust that took longest, the last time that they ran under nextest
+slowest count="20":
+    #!/usr/bin/env python3
+    import xml.etree.ElementTree as xml
+    tests = xml.parse("target/nextest/default/junit.xml").iter("testcase")
+    for test in sorted(tests, key=lambda test: -float(test.get("time")))[:{{ count }}]:
+        print(f'{float(test.get("time")):8.1f} s  {test.get("classname")} {test.get("name")}')
+
+# Builds Rust's tests, which takes longest
+build:
+    cargo test --workspace --features "{{ features }}" --no-run
 
 # The Python package, unoptimised, installed into target/venv: its tests and examples, types, style
 python *args: venv
@@ -68,16 +88,12 @@ shim *versions:
 wheel:
     {{ venv }}/bin/pip wheel --no-deps --wheel-dir target/wheels .
 
-# Rust's tests again, each in a process and under a time limit of its own
-nextest *args:
-    cargo nextest run --workspace {{ args }}
-
 # Format, clippy and documentation, no warning allowed
 lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
-    cargo clippy --workspace --all-targets -- -D warnings
-    cargo clippy --package tenure-plan --package tenure-cli --no-default-features --all-targets -- -D warnings
+    cargo clippy --workspace --all-targets --features "{{ features }}" -- -D warnings
+    cargo clippy --package tenure-plan --package tenure-cli --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # Licences, duplicates and origins of the dependencies
@@ -121,6 +137,10 @@ fuzz parser seconds="600":
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}
     RUSTC_BOOTSTRAP=1 cargo fuzz run {{ parser }} fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }} --strip-dead-code -- \
         -max_total_time={{ seconds }} -rss_limit_mb=2048
+
+# `.ci/run`, or another command, on the last commit as a fresh machine meets it: in a chroot with the base system and Rust
+fresh *command:
+    scripts/fresh {{ command }}
 
 # What a change must pass. The demonstration is of what the tests have built: nothing is built for it alone
 ci: test lint deny loom (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")

@@ -103,6 +103,17 @@ fn begin<'a, 'w>(
     Ok(Evaluator::new(problem, options, watch))
 }
 
+/// The planner `milp`.
+///
+/// # Errors
+/// [`PlannerError::NoMilp`] in a build without the feature `milp`.
+pub fn milp() -> Result<Box<dyn Planner + Send + Sync>, PlannerError> {
+    #[cfg(feature = "milp")]
+    return Ok(Box::new(Milp));
+    #[cfg(not(feature = "milp"))]
+    return Err(PlannerError::NoMilp);
+}
+
 /// Why there is no plan. Always one line.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -110,6 +121,11 @@ pub enum PlannerError {
     /// What was found cannot be played.
     #[error("no plan that can be played was found: {0}")]
     Plan(#[from] PlanError),
+    /// The solver of mixed-integer problems is not in this build.
+    #[error(
+        "this build lacks the planner milp: build it with the feature `milp`, which needs cmake, a C++ compiler and libclang"
+    )]
+    NoMilp,
     /// The solver of mixed-integer problems gave no answer.
     #[error("HiGHS gave no answer: {0}")]
     Solver(&'static str),

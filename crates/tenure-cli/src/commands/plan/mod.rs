@@ -12,7 +12,7 @@ use tenure::plan::{Problem, Trace};
 
 use crate::{files, output};
 use placement::ObjectiveName;
-pub(crate) use placement::{FastBytes, PlannerName};
+pub(crate) use placement::{FastBytes, PlannerName, milp};
 
 /// Plan what lives where, or place buffers in one range of memory
 #[derive(clap::Args)]

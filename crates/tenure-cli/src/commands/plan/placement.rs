@@ -5,12 +5,11 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use serde::Serialize;
 use tenure::agent::{Marl, Policy};
 use tenure::plan::bound;
-#[cfg(feature = "milp")]
-use tenure::plan::planner::Milp;
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Objective, Planned, PlannerOptions, Scheduled};
+use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Objective, Planned, PlannerOptions, Scheduled};
 use tenure::plan::simulator::Outcome;
 use tenure::plan::{Mapping, Planner, Problem, Rule, simulate};
 use tenure::units::{Bytes, Count, Micros, Percent};
@@ -75,8 +74,7 @@ pub(crate) enum PlannerName {
     Flashneuron,
     /// Ours: prices of room and links, then evolution
     Scheduled,
-    /// A mixed-integer program, solved by HiGHS
-    #[cfg(feature = "milp")]
+    /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
     Milp,
     /// Evolutionary search
     Evolutionary,
@@ -92,8 +90,12 @@ type AnyPlanner = Box<dyn Planner + Send + Sync>;
 impl PlannerName {
     /// In the order of reports.
     pub(crate) fn planners(self, policy: Option<&Path>) -> anyhow::Result<Vec<AnyPlanner>> {
+        if self != Self::All {
+            return Ok(vec![self.planner(policy)?]);
+        }
         let all = <Self as clap::ValueEnum>::value_variants().iter().filter(|name| **name != Self::All);
-        all.filter(|name| matches!(self, Self::All) || self == **name).map(|name| name.planner(policy)).collect()
+        let built = all.filter(|name| **name != Self::Milp || planner::milp().is_ok());
+        built.map(|name| name.planner(policy)).collect()
     }
 
     fn planner(self, policy: Option<&Path>) -> anyhow::Result<AnyPlanner> {
@@ -104,8 +106,7 @@ impl PlannerName {
             Self::Hotness => Box::new(Rule::Hotness),
             Self::Density => Box::new(Rule::Density),
             Self::Flashneuron => Box::new(FlashNeuron),
-            #[cfg(feature = "milp")]
-            Self::Milp => Box::new(Milp),
+            Self::Milp => milp()?,
             Self::Evolutionary => Box::new(Evolutionary::default()),
             Self::Marl => Box::new(Marl::new(match policy {
                 Some(path) => Policy::read(path).map_err(|error| files::about(path, error))?,
@@ -115,6 +116,13 @@ impl PlannerName {
             Self::Scheduled | Self::All => Box::new(Scheduled),
         })
     }
+}
+
+/// The planner `milp`; in a build without it, an error that says how to get one with it.
+pub(crate) fn milp() -> anyhow::Result<AnyPlanner> {
+    let install =
+        "--planner milp: `cargo install --path crates/tenure-cli --features milp` installs a program that has it";
+    planner::milp().context(install)
 }
 
 /// What is printed for machines.

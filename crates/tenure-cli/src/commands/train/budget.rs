@@ -9,8 +9,6 @@ use tenure::nn::train::{Pass, Step, Trainer};
 use tenure::offload::Memory::Host as OnCpu;
 use tenure::offload::{Engine, Link, Memory, Setup};
 use tenure::plan::Planner;
-#[cfg(feature = "milp")]
-use tenure::plan::planner::Milp;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
 use tenure::tier::codec::Choice;
 use tenure::tier::{Disk, DiskStatistics};
@@ -20,7 +18,7 @@ use super::Examples;
 use super::args::TrainArgs;
 use super::models::AnyTask;
 use super::outcome::median;
-use crate::commands::plan::FastBytes;
+use crate::commands::plan::{FastBytes, milp};
 use crate::resident;
 
 /// What has fewer bytes is kept on the CPU, where they are worth more than on a device.
@@ -35,20 +33,18 @@ pub(super) enum PlannerName {
     Scheduled,
     /// Random plans, and what becomes of the best
     Evolutionary,
-    /// A mixed-integer program, solved by HiGHS
-    #[cfg(feature = "milp")]
+    /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
     Milp,
 }
 
 impl PlannerName {
-    fn planner(self) -> Box<dyn Planner + Send + Sync> {
-        match self {
+    fn planner(self) -> anyhow::Result<Box<dyn Planner + Send + Sync>> {
+        Ok(match self {
             Self::Flashneuron => Box::new(FlashNeuron),
             Self::Scheduled => Box::new(Scheduled),
             Self::Evolutionary => Box::new(Evolutionary::default()),
-            #[cfg(feature = "milp")]
-            Self::Milp => Box::new(Milp),
-        }
+            Self::Milp => milp()?,
+        })
     }
 }
 
@@ -108,7 +104,7 @@ impl Budget {
             folders: if args.spill.is_empty() { vec![std::env::temp_dir()] } else { args.spill.clone() },
             disk_bytes: args.spill_bytes.map(NonZeroU64::get),
             least_bytes: if args.device.is_cpu() { LEAST_BYTES_ON_CPU } else { Setup::default().least_bytes },
-            planner: args.planner.planner(),
+            planner: args.planner.planner()?,
             seed: args.seed,
             ..Setup::default()
         };
