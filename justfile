@@ -21,12 +21,12 @@ demo program="cargo run --release --" steps="20":
 # All tests, and the examples in the documentation: Rust's, the Python package's, and those under PyTorch if it is there
 test: rust python test-torch
 
-# Tests of Rust alone, under nextest if it is installed. If NVRTC is there, every CUDA kernel that they use is compiled too
+# Tests of Rust alone, under nextest if it is installed. If NVRTC is there, the CUDA kernels that they use are checked too
 rust:
     #!/usr/bin/env bash
     set -euo pipefail
     for nvrtc in {{ venv }}/lib/python3*/site-packages/nvidia/cu13/lib; do
-        [[ ! -e $nvrtc ]] || export TENURE_CHECK_KERNELS=1 LD_LIBRARY_PATH="$(realpath "$nvrtc")"
+        [[ ! -e $nvrtc ]] || export TENURE_CHECK_KERNELS="${TENURE_CHECK_KERNELS:-1}" LD_LIBRARY_PATH="$(realpath "$nvrtc")"
     done
     if cargo nextest --version >/dev/null 2>&1; then
         cargo nextest run --workspace --features "{{ features }}"
@@ -34,6 +34,10 @@ rust:
     else
         cargo test --workspace --features "{{ features }}"
     fi
+
+# Tests of Rust in their long form, for hours: every kernel is compiled, and more random cases are drawn
+soak factor="5":
+    NEXTEST_PROFILE=soak TENURE_CHECK_KERNELS=full TENURE_TEST_FACTOR={{ factor }} just rust
 
 # The tests of Rust that took longest, the last time that they ran under nextest
 slowest count="20":
@@ -52,7 +56,9 @@ python *args: venv
     {{ venv }}/bin/ruff check python
     {{ venv }}/bin/ruff format --check python
     {{ venv }}/bin/mypy
-    {{ venv }}/bin/pytest {{ args }}
+    {{ venv }}/bin/pytest --numprocesses 2 {{ args }}
+
+# With TENURE_TEST_ALLOCATOR=native, it is the tests of PyTorch's behaviour, on its own allocator: after they have changed.
 
 # What needs PyTorch on a device, where it is installed: on a GPU, or without one on a simulated CUDA
 test-torch *args: venv
@@ -65,20 +71,25 @@ test-torch *args: venv
         echo "what needs PyTorch on a device is not tested: no PyTorch that is built for CUDA is in {{ venv }}"
         exit
     fi
-    # It is no failure if `args` choose none of some.
-    run() { {{ venv }}/bin/pytest "$@" {{ args }} || (($? == 5)); }
+    # It is no failure if `args` choose none of some. On a GPU, tests look at how much of it is in use.
+    processes=0
+    run() { {{ venv }}/bin/pytest --numprocesses "$processes" "$@" {{ args }} || (($? == 5)); }
     if ! nvidia-smi -L >/dev/null 2>&1; then
+        processes=2
         tests/cudart/build target/cudart {{ venv }}/bin/python
         export LD_PRELOAD="$PWD/target/cudart/libcudart.so.13" LD_LIBRARY_PATH="$PWD/target/cudart"
-        run python/tests/cudart
     fi
-    TENURE_TEST_ALLOCATOR=native run python/tests/pytorch
+    if [[ ${TENURE_TEST_ALLOCATOR:-} == native ]]; then
+        run python/tests/pytorch
+        exit
+    fi
+    [[ -z ${LD_PRELOAD:-} ]] || run python/tests/cudart
     run python/tests/pytorch python/tests/tags
 
 # The Python package and what its tests need, in target/venv
 venv:
     test -x {{ venv }}/bin/python || python3 -m venv {{ venv }}
-    {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev" '.[test]'
+    {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev --features={{ features }}" '.[test]'
 
 # Compiles the allocator shim for wheels and `just gpu` to take along: for the PyTorch in target/venv, or those versions
 shim *versions:
@@ -131,7 +142,7 @@ gpu:
 gpu-tensors:
     scripts/gpu-tensors
 
-# Feeds a parser (unpickle, codec, compact_trace, wire, agent, block_handle, idx, mapping, packing, problem, weights) hostile bytes
+# Feeds a parser (unpickle, codec, compact_trace, wire, agent, block_handle, idx, infer, mapping, packing, problem, weights) hostile bytes
 fuzz parser seconds="600":
     # The sanitizer's flags are unstable, hence the bootstrap. pulp has dead code that does not compile, if it must.
     mkdir -p fuzz/corpus/{{ parser }} fuzz/seeds/{{ parser }}

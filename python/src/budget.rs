@@ -12,8 +12,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup};
 use tenure::plan::Planner;
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
+use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 use tenure::prelude::*;
+use tenure::tier::Disk;
 use tenure::tier::codec::{Choice, UnknownCodec};
 use tenure_capi::shared::{self, OnHostMemory};
 use tenure_device::Stream;
@@ -94,14 +95,14 @@ pub(crate) struct StepReport {
 
 #[pymethods]
 impl Budget {
-    /// Of CUDA device number `device`, or of the host's memory. `operations` is the address of the table of the shim that
+    /// Of CUDA device number `device`, or of the host's memory. `spill` is folders, their bytes, and how many may be written
+    /// to them a day. `operations` is the address of the table of the shim that
     /// tells of PyTorch's operations.
     #[new]
     fn new(
         py: Python<'_>,
         device: Option<u16>,
-        spill: Vec<PathBuf>,
-        spill_bytes: Option<u64>,
+        spill: (Vec<PathBuf>, Option<u64>, Option<u64>),
         host_bytes: Option<u64>,
         planner: &str,
         operations: usize,
@@ -113,8 +114,11 @@ impl Budget {
         let Some(memory) = Memory::of(device) else {
             return Err(complaint(format!("Tenure does not manage the memory of {device}")));
         };
-        let (folders, disk_bytes, pinned_bytes) = (spill, spill_bytes, host_bytes);
-        let setup = Setup { folders, disk_bytes, pinned_bytes, planner, ..Setup::default() };
+        let ((mut folders, disk_bytes, daily_bytes), pinned_bytes) = (spill, host_bytes);
+        if folders.is_empty() && device.is_cpu() {
+            folders.push(Setup::default_folder());
+        }
+        let setup = Setup { folders, disk_bytes, daily_bytes, pinned_bytes, planner, ..Setup::default() };
         let open = || setup.engine(memory).map_err(|error| error.to_string());
         let engine = py.detach(open).map_err(complaint)?;
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
@@ -122,6 +126,12 @@ impl Budget {
         let inner = Arc::new(Inner { engine, device, state });
         let recorder = Recorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
         Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false) })
+    }
+
+    /// Whether a folder is in memory itself.
+    #[staticmethod]
+    fn is_in_memory(folder: PathBuf) -> bool {
+        Disk::is_in_memory(&folder)
     }
 
     /// Sets the budget.
@@ -177,9 +187,16 @@ impl Budget {
         self.is_needed.store(false, Ordering::Relaxed);
         let Some((step, pass)) = self.inner.end() else { return Ok(None) };
         let report = py.detach(|| step.finish()).map_err(told)?;
-        if pass == Pass::Plain {
+        let passes = {
             let mut state = self.inner.state();
-            state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
+            if pass == Pass::Plain {
+                state.plain_bytes = state.plain_bytes.max(report.peak_bytes.unwrap_or(0));
+            }
+            state.passes
+        };
+        // After one step an optimizer's state is still missing.
+        if pass == Pass::Budgeted && report.peak_bytes.is_some() && passes >= PASSES {
+            py.detach(|| self.inner.engine.check()).map_err(told)?;
         }
         Ok(Some(self.inner.report(&report, pass)))
     }
@@ -301,12 +318,14 @@ impl Inner {
         let kind = kinds.entry(signature).or_default();
         // Where ever more is held, it is measured ever more seldom.
         let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
-        let is_measured = *passes < PASSES || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance;
-        if is_measured {
+        let is_plain_known = *passes >= PASSES;
+        if !is_plain_known || kind.passes == 0 || held_bytes > kind.held_bytes + tolerance {
             kind.passes += 1;
             *passes += 1;
             kind.held_bytes = kind.held_bytes.max(held_bytes);
-        } else if let Some(percent) = percent.take() {
+        }
+        // Whatever the step is: another may never come twice.
+        if is_plain_known && let Some(percent) = percent.take() {
             self.engine.set_budget((*plain_bytes as f64 * percent / 100.0) as u64);
         }
         let mut hasher = DefaultHasher::new();
@@ -404,8 +423,12 @@ fn planner_of(name: &str) -> PyResult<Box<dyn Planner + Send + Sync>> {
         "scheduled" => Box::new(Scheduled),
         "flashneuron" => Box::new(FlashNeuron),
         "evolutionary" => Box::new(Evolutionary::default()),
+        "milp" => planner::milp().map_err(|error| {
+            let install = "pip install --config-settings build-args=\"--features milp\" .";
+            complaint(format!("planner='milp': {error}: `{install}` installs a package that has it"))
+        })?,
         _ => {
-            let names = "'scheduled', 'flashneuron' or 'evolutionary'";
+            let names = "'scheduled', 'flashneuron', 'evolutionary' or 'milp'";
             return Err(complaint(format!("planner={name:?}: expected {names}")));
         }
     })

@@ -5,6 +5,7 @@
 
 mod budget;
 mod devices;
+mod dlpack;
 mod errors;
 mod interrupt;
 mod memory;
@@ -13,6 +14,7 @@ mod placement;
 mod purpose;
 mod recipe;
 mod sharing;
+mod switcher;
 mod torch;
 mod trace;
 
@@ -48,6 +50,8 @@ mod _native {
         insert_shared_parameters, join_own_shared_cache, module_stream, own_bytes, owns_shared_cache,
         publish_shared_parameters, recv_shared_cache, send_shared_cache, shared_cache_socket, shared_parameter_range,
     };
+    #[pymodule_export]
+    use crate::switcher::{SwitchedWeights, Switcher, divide_layers};
     #[pymodule_export]
     use crate::torch::{torch_api, torch_configure, torch_memory_fraction};
     #[pymodule_export]

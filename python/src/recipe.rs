@@ -33,7 +33,7 @@ impl Recompute for Recipe {
     fn inputs(&self) -> Vec<Input> {
         let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recompute>;
         let input =
-            |(id, recipe): &Ingredient| Input { id: *id, stays: false, recompute: recipe.as_ref().map(recompute) };
+            |(id, recipe): &Ingredient| Input { id: *id, here: None, recompute: recipe.as_ref().map(recompute) };
         self.inputs.iter().map(input).collect()
     }
 

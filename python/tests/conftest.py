@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As it is for what a script starts in the background: tests of interruptions would wait for ever.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Where tests/data is: the project, or what `just gpu` made of it.
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())

@@ -260,7 +260,7 @@ def test_other_threads_run_meanwhile(sample: Path, tmp_path: Path, nobody_is_ask
 
 def test_ctrl_c_ends_a_replay_and_the_next_one_works(sample: Path) -> None:
     program = f"""
-import signal, sys, tenure
+import tenure
 trace = tenure.trace.load({os.fspath(sample)!r})
 try:
     print("ready", flush=True)
@@ -273,6 +273,9 @@ except KeyboardInterrupt:
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+        try:
+            out, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert json.loads(out) == 0
     assert process.returncode == 0

@@ -9,10 +9,12 @@ use tenure::tensor::Device;
 
 use crate::commands::agent::AgentCommand;
 use crate::commands::memory::MemoryCommand;
+use crate::commands::models::ModelsCommand;
 use crate::commands::plan::PlanArgs;
+use crate::commands::serve::ServeArgs;
 use crate::commands::train::TrainArgs;
 
-/// Trains models, and shows what a program did with its memory, and what another allocator would have made of it.
+/// Trains and serves models, and shows what a program did with its memory, and what another allocator would have made of it.
 #[derive(Parser)]
 #[command(name = "tenure", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -27,6 +29,7 @@ Examples:
   tenure trace report snapshot.pickle -o report.html
   tenure plan buffers.csv --capacity 1048576
   tenure devices
+  tenure models init models && tenure serve models
 
 Record a snapshot in PyTorch, from before the first CUDA allocation:
   torch.cuda.memory._record_memory_history(max_entries=2000000, context=None)
@@ -52,6 +55,13 @@ pub(crate) enum Command {
     /// Share a device's memory between processes
     #[command(subcommand)]
     Memory(MemoryCommand),
+    /// Make models to serve
+    #[command(subcommand)]
+    Models(ModelsCommand),
+    Serve(ServeArgs),
+    /// Compute for `tenure serve`, which starts this
+    #[command(hide = true)]
+    Worker,
 }
 
 #[derive(Subcommand)]

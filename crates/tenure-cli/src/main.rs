@@ -1,4 +1,4 @@
-//! The program `tenure`: trains models, and shows what a program did with its GPU memory, and what another allocator
+//! The program `tenure`: trains and serves models, and shows what a program did with its GPU memory, and what another allocator
 //! would have made of it.
 //!
 //! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
@@ -26,7 +26,16 @@ fn main() -> ExitCode {
     let args = Args::parse();
     show_warnings();
     // Some end in a way of their own.
-    if !matches!(args.command, Command::Agent(_) | Command::Memory(_) | Command::Plan(_) | Command::Train(_)) {
+    let has_own_end = matches!(
+        args.command,
+        Command::Agent(_)
+            | Command::Memory(_)
+            | Command::Plan(_)
+            | Command::Serve(_)
+            | Command::Train(_)
+            | Command::Worker
+    );
+    if !has_own_end {
         output::clean_up_when_interrupted();
     }
     match args.command {
@@ -39,6 +48,9 @@ fn main() -> ExitCode {
         Command::Agent(command) => commands::agent::run(&command),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Memory(command) => commands::memory::run(&command),
+        Command::Models(command) => commands::models::run(&command),
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::Worker => commands::serve::work(),
         Command::Embed(args) => commands::embed::run(args),
         Command::Bench(BenchCommand::Alloc(args)) => commands::bench::run(&args),
     }

@@ -61,6 +61,6 @@ pub use layout::{Layout, MemoryFormat, Overlap, Reshape};
 pub use purpose::Purpose;
 pub use site::{Name, Site, SiteGuard};
 pub use span::Span;
-pub use storage::{ExclusiveGuard, Generation, Storage, StorageGuard, WeakStorage};
+pub use storage::{Arrival, ExclusiveGuard, Generation, Storage, StorageGuard, WeakStorage};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};

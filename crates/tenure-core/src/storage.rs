@@ -44,6 +44,7 @@ pub struct WeakStorage {
 struct Shared {
     state: RwLock<State>,
     allocator: Option<Arc<dyn Allocator>>,
+    arrival: Option<Box<dyn Arrival>>,
 }
 
 struct State {
@@ -51,6 +52,13 @@ struct State {
     bytes: usize,
     generation: Generation,
     resizable: bool,
+}
+
+/// When bytes are there that somebody still brings, such as a model's weights from a disk.
+pub trait Arrival: Send + Sync {
+    /// Returns when nobody brings them any more: whether they came, or are any bytes because they could not be had, is for
+    /// whoever made the storage to find out. It is called before each use of the bytes, also when they are there.
+    fn wait(&self);
 }
 
 /// Which bytes a storage has: no two storages, and no two places that one storage's bytes have had, share a
@@ -65,7 +73,7 @@ impl Storage {
     /// Those of [`Allocator::allocate`].
     pub fn new(bytes: usize, allocator: Arc<dyn Allocator>) -> Result<Self, StorageError> {
         let data = allocator.allocate(bytes)?;
-        Ok(Self::with_state(data, bytes, Some(allocator)))
+        Ok(Self::with_state(data, bytes, Some(allocator), None))
     }
 
     /// A storage of bytes that exist already. It is resizable if there is an `allocator` to take new ones from.
@@ -74,27 +82,55 @@ impl Storage {
     /// `data` is valid for reads and writes of `bytes` bytes, from its device, until its deleter is called; it may be
     /// null if there are none.
     pub unsafe fn from_data_ptr(data: DataPtr, bytes: usize, allocator: Option<Arc<dyn Allocator>>) -> Self {
-        Self::with_state(data, bytes, allocator)
+        Self::with_state(data, bytes, allocator, None)
     }
 
-    fn with_state(data: DataPtr, bytes: usize, allocator: Option<Arc<dyn Allocator>>) -> Self {
+    /// A storage of bytes that are on their way: whoever wants to use them waits in [`lock`](Self::lock) until they are there.
+    /// It is not resizable.
+    ///
+    /// # Safety
+    /// As for [`from_data_ptr`](Self::from_data_ptr), from when [`Arrival::wait`] has returned.
+    pub unsafe fn arriving(data: DataPtr, bytes: usize, arrival: impl Arrival + 'static) -> Self {
+        Self::with_state(data, bytes, None, Some(Box::new(arrival)))
+    }
+
+    fn with_state(
+        data: DataPtr,
+        bytes: usize,
+        allocator: Option<Arc<dyn Allocator>>,
+        arrival: Option<Box<dyn Arrival>>,
+    ) -> Self {
         let state = State { data, bytes, generation: Generation::next(), resizable: allocator.is_some() };
-        Self { shared: Arc::new(Shared { state: RwLock::new(state), allocator }) }
+        Self { shared: Arc::new(Shared { state: RwLock::new(state), allocator, arrival }) }
     }
 
-    /// Keeps the bytes where they are, for as long as the guard lives. Any number of guards may be held.
+    fn arrive(&self) {
+        if let Some(arrival) = &self.shared.arrival {
+            arrival.wait();
+        }
+    }
+
+    /// What is known of the bytes, which need not be there.
+    fn state(&self) -> StorageGuard<'_> {
+        // Recursive: a thread that holds a guard may take another, even while a resize waits for the first.
+        StorageGuard { state: self.shared.state.read_recursive() }
+    }
+
+    /// Keeps the bytes where they are, for as long as the guard lives. Any number of guards may be held. Bytes that are on
+    /// their way are waited for.
     ///
     /// On the same thread, [`resize`](Self::resize), [`set_data_ptr`](Self::set_data_ptr) and
     /// [`set_resizable`](Self::set_resizable) then wait for ever.
     pub fn lock(&self) -> StorageGuard<'_> {
-        // Recursive: a thread that holds a guard may take another, even while a resize waits for the first.
-        StorageGuard { state: self.shared.state.read_recursive() }
+        self.arrive();
+        self.state()
     }
 
     /// The same, and keeps all other guards away: the bytes can be written to.
     ///
     /// On a thread that holds another guard of this storage, it waits for ever.
     pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
+        self.arrive();
         ExclusiveGuard { state: self.shared.state.write() }
     }
 
@@ -106,22 +142,28 @@ impl Storage {
 
     /// Number of bytes.
     pub fn bytes(&self) -> usize {
-        self.lock().bytes()
+        self.state().bytes()
     }
 
     /// The device the bytes are on.
     pub fn device(&self) -> Device {
-        self.lock().device()
+        self.state().device()
+    }
+
+    /// Both at once.
+    pub fn place(&self) -> (Device, usize) {
+        let state = self.state();
+        (state.device(), state.bytes())
     }
 
     /// Which bytes these are.
     pub fn generation(&self) -> Generation {
-        self.lock().generation()
+        self.state().generation()
     }
 
     /// Whether [`resize`](Self::resize) is allowed.
     pub fn is_resizable(&self) -> bool {
-        self.lock().state.resizable
+        self.state().state.resizable
     }
 
     /// Where a resize takes new bytes from.
@@ -173,7 +215,7 @@ impl Storage {
         let refuse = |state: &State| StorageError::NotResizable { bytes: state.bytes, requested: bytes };
         let allocator = match &self.shared.allocator {
             Some(allocator) if self.is_resizable() => allocator,
-            _ => return Err(refuse(&self.lock().state)),
+            _ => return Err(refuse(&self.state().state)),
         };
         // With no lock held: an allocator may call back into whoever can give memory up.
         let data = allocator.allocate(bytes)?;
@@ -234,7 +276,7 @@ impl Generation {
 
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let StorageGuard { state } = self.lock();
+        let StorageGuard { state } = self.state();
         f.debug_struct("Storage")
             .field("data", &state.data)
             .field("bytes", &state.bytes)

@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use proptest::prelude::*;
-use tenure_core::{Allocator, AllocatorError, CpuAllocator, DataPtr, Device, Error, Storage, StorageError};
+use tenure_core::{Allocator, AllocatorError, Arrival, CpuAllocator, DataPtr, Device, Error, Storage, StorageError};
 
 fn cpu() -> Arc<CpuAllocator> {
     Arc::new(CpuAllocator::new().with_junk())
@@ -313,4 +313,32 @@ fn a_guard_keeps_the_bytes_in_place_while_others_resize() {
         }
     });
     assert_eq!(storage.bytes(), 64);
+}
+
+#[test]
+fn bytes_that_are_on_their_way_are_waited_for_by_who_uses_them_alone() {
+    struct Coming(Mutex<mpsc::Receiver<()>>, Arc<AtomicU32>);
+    impl Arrival for Coming {
+        fn wait(&self) {
+            // The second time the sender is gone.
+            let _ = self.0.lock().unwrap().recv();
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let (arrived, arrival) = mpsc::channel();
+    let (mut bytes, waits) = (vec![7_u8; 4], Arc::new(AtomicU32::new(0)));
+    let data = DataPtr::foreign(bytes.as_mut_ptr(), Device::CPU, || ());
+    // SAFETY: the vector is there for longer, and nobody else uses it.
+    let storage = unsafe { Storage::arriving(data, 4, Coming(Mutex::new(arrival), Arc::clone(&waits))) };
+    assert_eq!((storage.bytes(), storage.device(), storage.is_resizable()), (4, Device::CPU, false));
+    assert_eq!(storage.generation(), storage.clone().generation());
+    assert_eq!(waits.load(Ordering::Relaxed), 0);
+    thread::scope(|scope| {
+        let user = scope.spawn(|| storage.lock().bytes());
+        arrived.send(()).unwrap();
+        assert_eq!(user.join().unwrap(), 4);
+    });
+    drop(arrived);
+    drop(storage.lock_exclusive());
+    assert_eq!(waits.load(Ordering::Relaxed), 2);
 }

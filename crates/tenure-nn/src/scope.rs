@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use tenure_core::{KeyId, Name, Purpose, Tag};
 use tenure_tensor::random::Generator;
-use tenure_tensor::{DType, Device, Result, Scalar, Tensor};
+use tenure_tensor::{DType, Device, Result, Scalar, Tensor, autograd};
 
 use crate::{Buffer, Init, Parameter, purpose};
 
@@ -27,7 +27,16 @@ pub struct Scope {
     dtype: DType,
     device: Device,
     generator: Generator,
-    is_zeroed: bool,
+    values: Values,
+}
+
+/// What parameters are at first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Values {
+    Drawn,
+    Zeros,
+    /// One zero stands for all.
+    Shapes,
 }
 
 impl Scope {
@@ -38,7 +47,7 @@ impl Scope {
             dtype: DType::F32,
             device: Device::CPU,
             generator: generator.clone(),
-            is_zeroed: false,
+            values: Values::Drawn,
         }
     }
 
@@ -57,7 +66,14 @@ impl Scope {
     /// The same, whose parameters are zeros: for a model that is loaded, which has no use for random numbers.
     #[must_use]
     pub fn zeroed(&self) -> Self {
-        Self { is_zeroed: true, ..self.clone() }
+        Self { values: Values::Zeros, ..self.clone() }
+    }
+
+    /// The same, whose parameters and buffers have sizes and take no memory: all elements of one are the same. For a model
+    /// that computes nothing before [`Module::change`](crate::Module::change) has put others in their places.
+    #[must_use]
+    pub fn shapes(&self) -> Self {
+        Self { values: Values::Shapes, ..self.clone() }
     }
 
     /// A module inside of this one.
@@ -82,13 +98,16 @@ impl Scope {
     /// No memory; sizes that `init` does not take.
     pub fn parameter(&self, name: &str, sizes: &[usize], init: Init) -> Result<Parameter> {
         let name = self.name(name);
+        if self.has_shapes_alone() {
+            return Parameter::new(name, autograd::no_grad(|| shape(sizes, 0, self.dtype, self.device))?);
+        }
         let tensor = {
             let _purpose = purpose::enter(Tag::Weight, &name, "parameter");
             Tensor::empty(sizes, self.dtype, self.device)?
         };
         // What it takes to draw values is none of the parameter.
         let _purpose = Purpose::enter(Tag::Workspace, KeyId::NONE);
-        let init = if self.is_zeroed { Init::ZEROS } else { init };
+        let init = if self.values == Values::Zeros { Init::ZEROS } else { init };
         init.fill(&tensor, &self.generator)?;
         Parameter::new(name, tensor)
     }
@@ -100,7 +119,16 @@ impl Scope {
     pub fn buffer(&self, name: &str, sizes: &[usize], value: impl Into<Scalar>, dtype: DType) -> Result<Buffer> {
         let name = self.name(name);
         let _purpose = purpose::enter(Tag::Weight, &name, "buffer");
-        Ok(Buffer::new(name, Tensor::full(sizes, value, dtype, self.device)?))
+        let tensor = match self.has_shapes_alone() {
+            true => shape(sizes, value, dtype, self.device)?,
+            false => Tensor::full(sizes, value, dtype, self.device)?,
+        };
+        Ok(Buffer::new(name, tensor))
+    }
+
+    /// Whether parameters cannot be written to.
+    pub(crate) fn has_shapes_alone(&self) -> bool {
+        self.values == Values::Shapes
     }
 
     /// The path of the module.
@@ -111,4 +139,10 @@ impl Scope {
     fn name(&self, last: impl Display) -> String {
         if self.path.is_empty() { last.to_string() } else { format!("{}.{last}", self.path) }
     }
+}
+
+/// A tensor of sizes that takes an element's memory.
+fn shape(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Tensor> {
+    let sizes: Vec<isize> = sizes.iter().map(|size| *size as isize).collect();
+    Tensor::full(&[], value, dtype, device)?.expand(&sizes)
 }

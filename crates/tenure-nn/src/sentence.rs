@@ -132,7 +132,7 @@ impl SentenceEncoder {
         let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
         let mask = Tensor::from_vec(tokens.iter().flat_map::<Vec<bool>, _>(is_token).collect(), &sizes)?;
         let (ids, mask) = (ids.to_device(self.device)?, mask.to_device(self.device)?);
-        Ok(autograd::no_grad(|| normalized(&mean(&self.model.forward(&ids, Some(&mask))?, &mask)?))?)
+        Ok(autograd::no_grad(|| vectors(&self.model, &ids, &mask))?)
     }
 
     fn tokens(&self, text: &str) -> Result<Vec<i64>> {
@@ -144,6 +144,15 @@ impl SentenceEncoder {
         })?;
         Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).collect())
     }
+}
+
+/// A vector of length 1 for each text of tokens `[texts, length]`: `[texts, width]`. `mask`, of the same sizes, is 1 where
+/// there is a token and 0 where a text was filled up.
+///
+/// # Errors
+/// Sizes that do not go together; a text that is too long; no memory.
+pub fn vectors(model: &Bert, tokens: &Tensor, mask: &Tensor) -> tenure_tensor::Result<Tensor> {
+    normalized(&mean(&model.forward(tokens, Some(mask))?, mask)?)
 }
 
 /// The average over the tokens that there are, of `[texts, length, width]`.

@@ -370,3 +370,19 @@ fn two_tensors_of_one_name_are_not_saved() {
     assert!(error.contains("two tensors would be named a"), "{error}");
     assert!(!path.exists());
 }
+
+#[test]
+fn where_a_tensor_is_in_its_file_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("weights.safetensors");
+    let model = affine([0.5, -4.0]);
+    save(&path, model.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor)), ("of", "a test")).unwrap();
+    let (weights, file) = (Weights::open(&path).unwrap(), fs::read(&path).unwrap());
+    for (name, tensor) in model.state() {
+        let place = weights.place(name).unwrap();
+        assert_eq!((place.path, place.sizes, place.dtype), (&*path, tensor.sizes(), tensor.dtype()));
+        let bytes = &file[place.offset as usize..][..place.bytes as usize];
+        assert_eq!(bytes, tensor.to_bytes().unwrap());
+    }
+    assert!(weights.place("layer.else").unwrap_err().to_string().contains("layer.else"));
+}

@@ -1,7 +1,10 @@
 //! What modules say of their parts, and parameters among tensors.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use tenure_nn::layers::Linear;
+use std::collections::HashMap;
+
+use tenure_nn::layers::{BatchNorm2d, Linear};
+use tenure_nn::models::{Bert, BertConfig};
 use tenure_nn::{Buffer, Module, Parameter, Scope, module};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor};
@@ -54,4 +57,36 @@ fn parameters_and_buffers_are_operands() {
     is(x.maximum(&b), 8.0);
     (&x * &p).unwrap().backward().unwrap();
     assert_eq!(p.grad().unwrap().item::<f32>().unwrap(), 8.0);
+}
+
+#[test]
+fn a_model_of_shapes_takes_no_memory_and_computes_once_it_has_values() {
+    let config = BertConfig {
+        vocab_size: 11,
+        hidden_size: 8,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        intermediate_size: 16,
+        max_position_embeddings: 12,
+        ..BertConfig::default()
+    };
+    let scope = Scope::new(&Generator::new(3));
+    let mut model = Bert::new(&scope, &config).unwrap();
+    let mut shapes = Bert::new(&scope.shapes(), &config).unwrap();
+    model.eval();
+    shapes.eval();
+    let norm = BatchNorm2d::new(&scope.shapes(), 1 << 20).unwrap();
+    for (_, tensor) in shapes.state().into_iter().chain(norm.state()) {
+        assert!(tensor.storage().bytes() <= 8, "{tensor:?}");
+    }
+    let values: HashMap<&str, Tensor> = model.state().into_iter().map(|(name, value)| (name, value.clone())).collect();
+    let of_shapes = |(name, shape): (&str, &Tensor)| {
+        assert_eq!(shape.sizes(), values[name].sizes());
+        (shape.id(), values[name].detach())
+    };
+    let by_shape: HashMap<usize, Tensor> = shapes.state().into_iter().map(of_shapes).collect();
+    shapes.change(&|shape| Ok(by_shape[&shape.id()].clone())).unwrap();
+    let tokens = Tensor::from_array([[1_i64, 5, 0], [7, 2, 10]]).unwrap();
+    let [found, expected] = [&shapes, &model].map(|model| model.forward(&tokens, None).unwrap().to_bytes().unwrap());
+    assert_eq!(found, expected);
 }

@@ -18,6 +18,7 @@ use crate::clock::{Clock, LEAD};
 use crate::held::{Held, Saved};
 use crate::memory::Peak;
 use crate::reclaim;
+use crate::recompute::HeldInputs;
 use crate::record::{Notes, SavedRecord};
 use crate::step::{Course, Event, Measured, Pass, Planned, Profiled, Step, StepReport};
 use crate::{Action, Id, Link, Machine, Memory, OffloadError, Profile, ProfileError, Recompute, Schedule};
@@ -80,6 +81,8 @@ pub(crate) struct State {
     pub(crate) notes: Option<Notes>,
     /// What went wrong where nobody could be told.
     pub(crate) failure: Option<OffloadError>,
+    /// Why what was to leave last stayed.
+    pub(crate) no_room: Option<OffloadError>,
 }
 
 impl Engine {
@@ -165,6 +168,15 @@ impl Engine {
         self.shared.problem(&profiled.profile, budget_bytes, 0).map(Some)
     }
 
+    /// Whether a plan can keep to the budget, by what was measured of the last step: for who wants to know before the next,
+    /// and before a plan is made.
+    ///
+    /// # Errors
+    /// [`ProfileError::TooSmall`].
+    pub fn check(&self) -> Result<(), OffloadError> {
+        self.problem().map(drop)
+    }
+
     /// Makes the plan of what was measured last now, rather than when the next step begins.
     ///
     /// # Errors
@@ -224,7 +236,8 @@ impl Engine {
         let mut state = shared.state.lock();
         let before = std::mem::replace(&mut state.course, course);
         let report = StepReport { codec: state.codec, ..StepReport::default() };
-        (state.signature, state.first, state.report, state.failure) = (signature, state.next, report, None);
+        (state.signature, state.first, state.report) = (signature, state.next, report);
+        (state.failure, state.no_room) = (None, None);
         state.known.retain(|_, saved| saved.strong_count() > 0);
         drop(state);
         drop(before);
@@ -286,6 +299,7 @@ impl Engine {
             stored: None,
             is_lent: false,
             recompute,
+            inputs: HeldInputs::default(),
         });
         let saved = Arc::new(Saved { shared: Arc::clone(shared), id: number });
         state.known.insert(id, Arc::downgrade(&saved));
@@ -438,17 +452,10 @@ impl Shared {
                 drop(state);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
-                let pass = measured.pass;
                 let profiled = Arc::new(measured.finish()?);
                 let mut state = self.state.lock();
-                state.profiles.insert(signature, Arc::clone(&profiled));
+                state.profiles.insert(signature, profiled);
                 state.plans.remove(&signature);
-                let budget_bytes = state.budget_bytes.unwrap_or(u64::MAX);
-                drop(state);
-                // That the budget is too small is said now; a plan is made when it is needed.
-                if pass == Pass::Budgeted {
-                    self.problem(&profiled.profile, budget_bytes, 0)?;
-                }
             }
             Course::Planned { profiled, planned, events, clock } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);

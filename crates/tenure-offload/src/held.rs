@@ -8,6 +8,7 @@ use tenure_tier::{Arrival, Stored};
 
 use crate::Recompute;
 use crate::engine::Shared;
+use crate::recompute::HeldInputs;
 
 /// Something that was saved, for as long as anybody may need it.
 pub struct Saved {
@@ -17,12 +18,25 @@ pub struct Saved {
 
 impl Drop for Saved {
     fn drop(&mut self) {
+        let mut inputs = self.remove();
+        // One after the other, not one inside the other: a chain may be deeper than the stack.
+        while let Some(input) = inputs.pop() {
+            inputs.extend(Arc::into_inner(input).into_iter().flat_map(|input| input.remove()));
+        }
+    }
+}
+
+impl Saved {
+    /// Nobody needs it any more. Of what it was to be made.
+    fn remove(&self) -> Vec<Arc<Self>> {
         let mut state = self.shared.state.lock();
         state.residents.retain(|id| *id != self.id);
         let held = state.held.remove(&self.id);
         // What it was is freed when nothing is locked.
         drop(state);
-        held.iter().for_each(Held::leave_behind);
+        let Some(mut held) = held else { return Vec::new() };
+        held.leave_behind();
+        std::mem::take(&mut held.inputs.saved)
     }
 }
 
@@ -44,6 +58,8 @@ pub(crate) struct Held {
     /// A resident that somebody uses.
     pub(crate) is_lent: bool,
     pub(crate) recompute: Option<Arc<dyn Recompute>>,
+    /// Of what they are made, if they were given up.
+    pub(crate) inputs: HeldInputs,
 }
 
 impl Held {
@@ -57,9 +73,15 @@ impl Held {
         self.storage.is_some() || self.is_lent || self.of_others().is_some()
     }
 
-    /// Lets go of them, to be computed again; they stay if nobody knows how.
-    pub(crate) fn give_up(&mut self) -> Option<Storage> {
-        self.storage.take_if(|_| self.recompute.is_some() && self.arrival.is_none())
+    /// Lets go of them, to be computed again of these, which are given back if there is nothing to let go of.
+    pub(crate) fn give_up(&mut self, inputs: HeldInputs) -> Result<Storage, HeldInputs> {
+        match self.storage.take_if(|_| self.arrival.is_none()) {
+            Some(storage) => {
+                self.inputs = inputs;
+                Ok(storage)
+            }
+            None => Err(inputs),
+        }
     }
 
     /// What they were stored from is let go of, in the order of their stream. A driver that fails tells the next who asks.

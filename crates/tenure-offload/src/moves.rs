@@ -10,7 +10,6 @@ use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{Bytes, Urgency};
 
 use crate::engine::{Shared, State};
-use crate::held::Held;
 use crate::step::{Course, Pass};
 use crate::{Action, Id, Memory, OffloadError, reclaim};
 
@@ -44,14 +43,34 @@ impl Shared {
                     state = self.state.lock();
                 }
                 Action::Drop => {
-                    let given_up = state.held.get_mut(&id).and_then(Held::give_up);
-                    if given_up.is_some() {
-                        state.note(id, |record, now_us| record.dropped_us = Some(now_us));
-                    }
+                    drop(state);
+                    self.give_up(id);
+                    state = self.state.lock();
                 }
             }
         }
         Ok(())
+    }
+
+    /// Bytes are let go of, to be computed again; they stay if nobody knows how. What else somebody may let go of is let go
+    /// of with nothing locked.
+    fn give_up(&self, id: u64) {
+        let (recompute, making) = {
+            let state = self.state.lock();
+            let recompute = state.held.get(&id).and_then(|held| held.recompute.clone());
+            let making = id.checked_sub(state.first).and_then(|number| state.course.making(number as usize));
+            let (Some(recompute), Some(making)) = (recompute, making) else { return };
+            (recompute, making)
+        };
+        let saved = |id| self.state.lock().known.get(&id).and_then(Weak::upgrade);
+        let Some(inputs) = making.hold(&*recompute, saved) else { return };
+        let mut state = self.state.lock();
+        let given_up = state.held.get_mut(&id).map(|held| held.give_up(inputs));
+        if given_up.as_ref().is_some_and(Result::is_ok) {
+            state.note(id, |record, now_us| record.dropped_us = Some(now_us));
+        }
+        drop(state);
+        drop(given_up);
     }
 
     /// By what bytes that were saved are to be encoded, and how many times smaller they get, where that can be looked at
@@ -70,7 +89,7 @@ impl Shared {
         let choice = state.choice(id);
         // What came back since takes no room any more where it was.
         state.forget_gone();
-        let State { held, report, leaving, .. } = state;
+        let State { held, report, leaving, no_room, .. } = state;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
         if held.stored.is_some() {
@@ -89,7 +108,7 @@ impl Shared {
                     state.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
-                Err(error) if error.is_no_room() => {}
+                Err(error) if error.is_no_room() => *no_room = Some(error.into()),
                 Err(error) => {
                     held.storage = Some(storage);
                     return Err(error.into());
@@ -196,9 +215,12 @@ impl Shared {
         state.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
         state.report.recomputed_bytes += bytes;
         state.note(id, |record, now_us| record.recomputed_us = Some(now_us));
-        if let Some(held) = state.held.get_mut(&id) {
+        let inputs = state.held.get_mut(&id).map(|held| {
             held.storage.get_or_insert(storage);
-        }
+            std::mem::take(&mut held.inputs)
+        });
+        drop(state);
+        drop(inputs);
         Ok(())
     }
 

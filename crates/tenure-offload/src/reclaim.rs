@@ -35,10 +35,14 @@ pub(crate) fn make_room(shared: &Shared) -> bool {
             }
             None => {}
         }
-        let is_measured = matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
-        drop(state);
-        // What is too much is measured, and told when the step is over.
-        return is_measured && shared.set_limit(None).is_ok();
+        if matches!(&state.course, Course::Measured(measured) if measured.pass == Pass::Budgeted) {
+            drop(state);
+            // What is too much is measured, and told when the step is over.
+            return shared.set_limit(None).is_ok();
+        }
+        let State { failure, no_room, .. } = &mut *state;
+        *failure = failure.take().or(no_room.take());
+        return false;
     }
 }
 

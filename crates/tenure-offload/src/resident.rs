@@ -4,6 +4,7 @@ use tenure_core::{DType, Storage, Tag};
 use tenure_device::Stream;
 
 use crate::held::{Held, Saved};
+use crate::recompute::HeldInputs;
 use crate::step::Event;
 use crate::{Engine, OffloadError, reclaim};
 
@@ -45,6 +46,7 @@ impl Engine {
             stored: None,
             is_lent: false,
             recompute: None,
+            inputs: HeldInputs::default(),
         };
         self.forget();
         let mut state = self.shared.state.lock();

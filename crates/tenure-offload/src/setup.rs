@@ -24,6 +24,9 @@ pub struct Setup {
     pub folders: Vec<PathBuf>,
     /// Bytes of these disks together, set aside at once: if they are not given, half of what is free, and at most 64 GiB.
     pub disk_bytes: Option<u64>,
+    /// How many bytes the engine may write to them in 24 hours, before they are encoded and with those by which they are
+    /// measured, if not any number: disks wear out.
+    pub daily_bytes: Option<u64>,
     /// Pinned memory to spill a device's bytes to: if it is not given, half of what is available.
     pub pinned_bytes: Option<u64>,
     /// What has fewer bytes is kept.
@@ -38,11 +41,26 @@ impl Default for Setup {
     /// Pinned memory and no disk, for what has a MiB or more; planned by [`Scheduled`].
     fn default() -> Self {
         let planner = Box::new(Scheduled);
-        Self { folders: Vec::new(), disk_bytes: None, pinned_bytes: None, least_bytes: 1 << 20, planner, seed: 0 }
+        Self {
+            folders: Vec::new(),
+            disk_bytes: None,
+            daily_bytes: None,
+            pinned_bytes: None,
+            least_bytes: 1 << 20,
+            planner,
+            seed: 0,
+        }
     }
 }
 
 impl Setup {
+    /// Where a budget of the host's memory spills to if nobody says where: the folder for temporary files, or one on a disk
+    /// where that is in memory itself.
+    pub fn default_folder() -> PathBuf {
+        let (usual, on_disk) = (std::env::temp_dir(), PathBuf::from("/var/tmp"));
+        if Disk::is_in_memory(&usual) && on_disk.is_dir() { on_disk } else { usual }
+    }
+
     /// An engine for a memory. How fast bytes move is measured.
     ///
     /// # Errors
@@ -74,13 +92,10 @@ impl Setup {
         }
         let mut capacity = match self.disk_bytes {
             Some(bytes) => bytes,
-            None => {
-                let free = self.folders.iter().map(|folder| Disk::free_bytes_in(folder));
-                (free.sum::<Result<u64, _>>()? / 2).min(MOST_SPILLED)
-            }
+            None => (Disk::free_bytes_in(&self.folders)? / 2).min(MOST_SPILLED),
         };
         loop {
-            let options = DiskOptions::new(capacity);
+            let options = DiskOptions { daily_bytes: self.daily_bytes, ..DiskOptions::new(capacity) };
             let staging_bytes = if memory.device().is_none() { STAGING_BYTES } else { options.staging_bytes };
             match Disk::open(&self.folders, DiskOptions { staging_bytes, ..options }) {
                 // Processes that train together take their halves at the same time.

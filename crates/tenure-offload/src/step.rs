@@ -59,7 +59,7 @@ impl Step {
     /// The step is over. After one that was measured, the next of its signature go by a plan.
     ///
     /// # Errors
-    /// What went wrong while bytes were moved, if nobody was told yet; no plan keeps to the budget.
+    /// What went wrong while bytes were moved, if nobody was told yet.
     pub fn finish(self) -> Result<StepReport, OffloadError> {
         self.shared.finish()
     }
@@ -255,6 +255,12 @@ impl Course {
         codecs.get(number).copied()
     }
 
+    /// How something that was saved is made, as it was measured.
+    pub(crate) fn making(&self, number: usize) -> Option<Arc<Making>> {
+        let Self::Planned { profiled, .. } = self else { return None };
+        profiled.makings.get(number)?.clone()
+    }
+
     /// How long it took to compute something that was saved, where that is known.
     pub(crate) fn recompute_ns(&self, number: usize) -> Option<u64> {
         let Self::Planned { profiled, .. } = self else { return None };
@@ -315,7 +321,7 @@ mod tests {
         let mut profile = Profile::new();
         profile.save(0, "first", 1);
         profile.save(0, "second", 1);
-        let making = |intervals| Some(Arc::new(Making { inputs: Vec::new(), intervals }));
+        let making = |intervals| Some(Arc::new(Making { intervals, ..Making::default() }));
         let makings = vec![None, making(vec![0, 1])];
         let (events, residents, codecs) = (Vec::new(), Vec::new(), Vec::new());
         let mut measured = Profiled { events, profile, makings, residents, codecs, is_timed: false };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage};
+use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage, WeakStorage};
 use tenure_offload::{
     Engine, Fate, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute, Resident, Saved,
     SavedRecord, StepRecorder, StepReport, TierMoment,
@@ -159,21 +159,29 @@ fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     assert!(step(&engine, Pass::Budgeted, LAYERS).unwrap().is_planned);
 }
 
-/// A layer that is filled with its number.
-struct Filled(Id, u8);
+/// A layer that is filled with its number, if what it is made of is there.
+struct Filled {
+    id: Id,
+    number: u8,
+    of: Option<(Id, WeakStorage)>,
+}
 
 impl Recompute for Filled {
     fn id(&self) -> Id {
-        self.0
+        self.id
     }
 
     fn inputs(&self) -> Vec<Input> {
-        Vec::new()
+        let input = |(id, of): &(Id, WeakStorage)| Input { id: *id, here: of.upgrade(), recompute: None };
+        self.of.iter().map(input).collect()
     }
 
     fn run(&self, _: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+        if self.of.as_ref().is_some_and(|(_, of)| of.upgrade().is_none()) {
+            return Err("what it is made of is gone".into());
+        }
         let again = storage(BYTES)?;
-        fill(&again, self.1);
+        fill(&again, self.number);
         Ok(again)
     }
 }
@@ -195,7 +203,7 @@ fn operations_are_told_of_where_a_plan_repeats_them() {
             } else {
                 engine.point(None);
             }
-            let again = is_repeated.then(|| Arc::new(Filled(id, layer)) as Arc<dyn Recompute>);
+            let again = is_repeated.then(|| Arc::new(Filled { id, number: layer, of: None }) as Arc<dyn Recompute>);
             saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
         }
         for layer in (0..LAYERS as u8).rev() {
@@ -211,6 +219,41 @@ fn operations_are_told_of_where_a_plan_repeats_them() {
             _ => assert_eq!((report.is_planned, report.recomputed_bytes), (true, repeated * BYTES), "{report:?}"),
         }
     }
+}
+
+/// What was there when the measured step was over may be gone in later ones: sooner or later.
+#[test]
+fn what_is_given_up_holds_what_it_is_made_of() {
+    let _one = ONE.lock();
+    let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
+    let take = |until_given_up: bool, until_needed: bool| {
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        let mut seed = Some(storage(1).unwrap());
+        let of = seed.as_ref().map(|seed| ((seed.generation(), 0), seed.downgrade()));
+        seed.take_if(|_| !until_given_up);
+        let save = |number: u8| {
+            let out = storage(BYTES).unwrap();
+            fill(&out, number);
+            let id = (out.generation(), 0);
+            engine.operation(id, None);
+            let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recompute>);
+            engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
+        };
+        let mut saved: Vec<Arc<Saved>> = (0..LAYERS as u8).map(save).collect();
+        seed.take_if(|_| !until_needed);
+        for number in (0..LAYERS as u8).rev() {
+            let out = engine.need(&saved.pop().unwrap(), None).unwrap();
+            let out = out.lock();
+            // SAFETY: nobody writes to it any more.
+            assert!(unsafe { out.as_slice() }.iter().all(|byte| *byte == number));
+        }
+        let report = step.finish().unwrap();
+        (report.is_planned, report.recomputed_bytes > 0, of.unwrap().1.upgrade().is_some())
+    };
+    assert_eq!(take(true, true), (false, false, true));
+    assert_eq!(take(true, true), (true, true, true));
+    assert_eq!(take(true, false), (true, true, false));
+    assert_eq!(take(false, false), (true, false, false));
 }
 
 #[test]
@@ -284,7 +327,8 @@ fn where_others_take_room_what_is_needed_last_leaves_first() {
 fn a_budget_that_is_too_small_is_refused_by_what_would_do() {
     let _one = ONE.lock();
     let engine = engine(2 * BYTES, 256 * MIB);
-    let error = step(&engine, Pass::Budgeted, LAYERS).unwrap_err();
+    step(&engine, Pass::Budgeted, LAYERS).unwrap();
+    let error = engine.check().unwrap_err();
     let OffloadError::Profile(ProfileError::TooSmall { least_bytes, .. }) = error else { panic!("{error}") };
     // With a little for other threads.
     assert_eq!(least_bytes, 3 * BYTES + MIB);

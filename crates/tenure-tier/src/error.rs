@@ -72,6 +72,16 @@ pub enum TierError {
         /// Bytes that are free.
         available: u64,
     },
+    /// A file is shorter than what is in it.
+    #[error("{}: it has {bytes} bytes, and {needed} are needed: it was cut, or is not complete", path.display())]
+    Cut {
+        /// The path.
+        path: PathBuf,
+        /// Bytes that it should have at least.
+        needed: u64,
+        /// Bytes that it has.
+        bytes: u64,
+    },
     /// The operating system refused.
     #[error("{what}: {call} failed: {source}")]
     System {

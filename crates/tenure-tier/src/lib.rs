@@ -5,7 +5,8 @@
 //! [`Mapping`](tenure_plan::Mapping) has for its key, and says what is where, verified. A [`Recorder`] makes the problem
 //! that a mapping is planned of, from what a program allocates. A [`Disk`] is for what nobody computes with: its bytes go
 //! out to files, and come back. A [`Mover`] brings what a device or the host computes with there, or to pinned memory, and
-//! back before it is needed. A [`codec`] makes it fewer bytes.
+//! back before it is needed. A [`codec`] makes it fewer bytes. A
+//! [`Reader`] reads files of others, such as weights.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod codec;
@@ -16,6 +17,7 @@ mod forks;
 mod medium;
 mod mover;
 mod placement;
+mod reader;
 mod recorder;
 mod region;
 #[forbid(unsafe_code)]
@@ -23,12 +25,13 @@ mod report;
 mod system;
 mod tier;
 
-pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, Spilled, Ticket};
+pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, GpuDirect, Spilled, Ticket};
 pub use error::TierError;
 pub use medium::{Medium, Nature};
 pub use mover::{Arrival, Bytes, Destination, LinkStatistics, Links, Mover, MoverError, MoverOptions, Stored, Urgency};
 pub use placement::{Options, Placement, PlacementGuard, WhenFull};
+pub use reader::{Part, Reader, Source};
 pub use recorder::{Event, Recorder, RecorderGuard};
 pub use report::{KeyReport, Report, TagReport, TierReport};
-pub use system::available_bytes;
+pub use system::{available_bytes, memory_bytes};
 pub use tier::Tier;

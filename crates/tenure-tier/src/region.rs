@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use rustix::fs::{FallocateFlags, fallocate, fstatvfs, statfs};
+use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
@@ -261,19 +261,17 @@ fn reserve(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<()
     }
 }
 
-/// What kind of file system a folder is on.
+/// What kind of file system a folder is on, in words.
 fn file_system(folder: &Path) -> String {
     let kinds = [
-        (0x0102_1994, "tmpfs"),
+        (system::TMPFS, "tmpfs"),
         (0xef53, "ext4"),
         (0x5846_5342, "xfs"),
         (0x9123_683e, "btrfs"),
         (0x794c_7630, "overlayfs"),
         (0x6969, "nfs"),
     ];
-    let Ok(found) = statfs(folder) else { return "an unknown file system".into() };
-    #[allow(clippy::unnecessary_cast, reason = "the kernel's type differs between architectures")]
-    let kind = found.f_type as u64 & 0xffff_ffff;
+    let Ok(kind) = system::file_system(folder) else { return "an unknown file system".into() };
     kinds
         .iter()
         .find(|(number, _)| *number == kind)

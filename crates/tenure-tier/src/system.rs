@@ -10,8 +10,17 @@ pub(crate) fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
 }
 
+/// The kind of a file system that is in memory.
+pub(crate) const TMPFS: u64 = 0x0102_1994;
+
+/// What kind of file system a folder is on.
+pub(crate) fn file_system(folder: &Path) -> io::Result<u64> {
+    #[allow(clippy::unnecessary_cast, reason = "the kernel's type differs between architectures")]
+    Ok(rustix::fs::statfs(folder)?.f_type as u64 & 0xffff_ffff)
+}
+
 /// Bytes of memory that this process may use: the machine's, or what its control group may use.
-pub(crate) fn memory_bytes() -> u64 {
+pub fn memory_bytes() -> u64 {
     // SAFETY: asks for a number.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     let machine = u64::try_from(pages).unwrap_or(0) * page_bytes();

@@ -1,7 +1,7 @@
 //! PyTorch's allocator, rebuilt, against what PyTorch recorded of its own: the traces of `../shared/traces`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../tenure-alloc/tests/common/mod.rs"]
+#[path = "../../tenure-alloc/tests/suite/common/mod.rs"]
 mod common;
 
 use std::collections::HashMap;

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from tenure.torch.purpose import tagged
     from tenure.torch.reporting import report
     from tenure.torch.state import Status, status
+    from tenure.torch.switched import SwitchedModel
+    from tenure.torch.switcher import Switcher, SwitcherReport
     from tenure.torch.tags import Tagging, tag
 
 __all__ = [
@@ -47,6 +49,9 @@ __all__ = [
     "SharedCacheSettings",
     "Status",
     "StepReport",
+    "SwitchedModel",
+    "Switcher",
+    "SwitcherReport",
     "Tagging",
     "allocate_shared_cache",
     "attach_module",
@@ -79,6 +84,9 @@ _MODULES = {
     "SharedCacheSettings": "cache",
     "Status": "state",
     "StepReport": "budgets",
+    "SwitchedModel": "switched",
+    "Switcher": "switcher",
+    "SwitcherReport": "switcher",
     "Tagging": "tags",
     "allocate_shared_cache": "cache",
     "attach_module": "cache",

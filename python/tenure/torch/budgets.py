@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from tenure.torch.tags import Hook
 __all__ = ["Budget", "StepReport", "budget"]
 
 #: Who plans what is kept and what is spilled.
-Planner = Literal["scheduled", "flashneuron", "evolutionary"]
+Planner = Literal["scheduled", "flashneuron", "evolutionary", "milp"]
 
 #: By what bytes are encoded on their way to a disk.
 Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
@@ -310,6 +310,7 @@ def budget(
     *,
     spill: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
     spill_bytes: int | None = None,
+    spill_daily_bytes: int | None = None,
     host_bytes: int | None = None,
     planner: Planner = "scheduled",
     codec: Codec = "auto",
@@ -329,15 +330,20 @@ def budget(
         Bytes of the device's memory that this process may hold, weights and all. Or a share of what a step takes
         without a budget, such as ``"50%"``, for which the first two steps have none.
     spill
-        A folder to spill to, or several that share the load. On the CPU the folder for temporary files, if none is
-        given; on a GPU none.
+        A folder to spill to, or several that share the load. On the CPU the folder for temporary files, or /var/tmp if
+        that is in memory itself, if none is given; on a GPU none.
     spill_bytes
         Bytes to take of these disks together, set aside at once: half of what is free and at most 64 GiB, if it is not
         given.
+    spill_daily_bytes
+        How many bytes this budget may write to them in 24 hours, as disks wear out, before they are encoded and with
+        those by which disks are measured: any number, if it is not given. What would write more, and has no room
+        elsewhere, is an error.
     host_bytes
         Pinned memory of the host to spill a GPU's bytes to: half of what is available, if it is not given.
     planner
-        Who plans what is spilled, and when.
+        Who plans what is spilled, and when. ``milp``, which takes longest, is only in a package that was built with it:
+        ``pip install --config-settings build-args="--features milp" .``, for which cmake, C++ and libclang are needed.
     codec
         By what bytes are encoded on their way to a disk: by what measurements choose of ``zeros`` and ``planes``, which
         lose nothing, if it is not given. ``fp16`` and ``csr-fp16`` round numbers: gradients are others than without.
@@ -383,11 +389,17 @@ def budget(
     ...         print(budget.report())
     """
     wanted = _wanted(memory)
+    limits = {"spill_bytes": spill_bytes, "spill_daily_bytes": spill_daily_bytes, "host_bytes": host_bytes}
+    for name, limit in limits.items():
+        if limit is not None and not _is_bytes(limit):
+            raise Error(f"{name}={limit!r}: expected a number of bytes above 0, or None")
     device = _device_of(module)
     folders = [spill] if isinstance(spill, str | PathLike) else list(spill or ())
     if device.type == "cpu":
         put_under()
-        folders = folders or [tempfile.gettempdir()]
+        for folder in filter(_native.Budget.is_in_memory, folders):
+            text = f"{os.fspath(folder)} is in memory itself, and what is spilled there takes some: spill to a disk"
+            warnings.warn(text, stacklevel=2)
     elif device.index not in _native.installed():
         raise Error(
             f"Tenure does not manage the memory of {device}: call tenure.torch.install() before the program first uses "
@@ -397,7 +409,8 @@ def budget(
         if device.index in _open:
             raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
         paths = [os.fspath(folder) for folder in folders]
-        native = _native.Budget(device.index, paths, spill_bytes, host_bytes, planner, operations())
+        disks = (paths, spill_bytes, spill_daily_bytes)
+        native = _native.Budget(device.index, disks, host_bytes, planner, operations())
         native.set_codec(codec)
         if isinstance(wanted, int):
             native.set_bytes(wanted)
@@ -411,15 +424,21 @@ def budget(
 
 def _wanted(memory: int | str) -> int | float:
     """Bytes, or a percentage."""
-    if isinstance(memory, int) and not isinstance(memory, bool) and 0 < memory < 1 << 63:
+    if isinstance(memory, int) and _is_bytes(memory):
         return memory
     if isinstance(memory, str) and re.fullmatch(r"\d+(\.\d+)?%", memory) and 0 < (share := float(memory[:-1])) <= 100:
         return share
     raise Error(f"memory={memory!r}: expected a number of bytes above 0, or a share of a plain step's such as '50%'")
 
 
+def _is_bytes(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63
+
+
 def _device_of(module: nn.Module) -> torch.device:
     """Where all of the model is."""
+    if not isinstance(module, nn.Module):
+        raise Error(f"a budget is of a torch.nn.Module, not of {type(module).__name__}")
     devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices))) or "nowhere, as it has no parameters"

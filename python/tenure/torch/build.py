@@ -182,6 +182,7 @@ def compile_shim(
         *("-x", "c++", "-", "-o", str(unfinished)),
         f"-L{torch.root / 'lib'}",
         *(f"-l{name}" for name in shim.libraries),
+        *(f"-Wl,{library}" for library in _cxx_library()),
     ]
     # As one file: PyTorch's headers are most of the work, and are read once.
     source = "".join(f'#include "{path.name}"\n' for path in sorted(shim.sources.glob("*.cpp")))
@@ -202,6 +203,17 @@ def compile_shim(
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
+
+
+def _cxx_library() -> list[str]:
+    """The C++ library of this process, which PyTorch has loaded, if that is GCC's.
+
+    Some compilers link one of their own: two in a process do not know each other's locales, and what the shim printed a
+    number into ended the process.
+    """
+    mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+    paths = (path for found in mapped for path in found if Path(path).name.startswith("libstdc++.so"))
+    return list(dict.fromkeys(paths))[:1]
 
 
 def _run(command: list[str], source: str = "") -> subprocess.CompletedProcess[str]:

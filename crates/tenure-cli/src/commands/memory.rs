@@ -253,7 +253,7 @@ fn parse_chunk_bytes(text: &str) -> Result<u64, String> {
     if bytes >= LEAST_CHUNK { Ok(bytes) } else { Err("a chunk has at least 1 MiB".into()) }
 }
 
-fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, factor) = UNITS
         .iter()
         .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?.trim_end(), *factor)))

@@ -9,6 +9,7 @@
 
 mod backing;
 mod chunk;
+mod sealed;
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -21,6 +22,7 @@ use tenure_core::StreamId;
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::{Driver, Properties};
 use backing::HostBacking;
+pub use sealed::{Draft, Reading, Sealed, SealedError};
 
 /// The stream that every block is allocated on. No driver is asked about it.
 const HOST: StreamId = StreamId(u64::MAX);

@@ -198,6 +198,13 @@ impl Memory {
         Ok(sizes)
     }
 
+    /// Whether there is memory wherever a piece of work is to touch it.
+    pub(super) fn check(&self, touches: &Touches, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
+        let reads = touches.reads.iter().map(|range| (range, false));
+        let mut ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
+        ranges.try_for_each(|(range, write)| self.resolve(range, write, launch).map(drop))
+    }
+
     /// Checks everything that a piece of work touches, and notes that it does. `clock` is what came before it.
     pub(super) fn touch(&mut self, touches: &Touches, access: &Access, clock: &Clock) -> Result<(), ErrorKind> {
         let reads = touches.reads.iter().map(|range| (range, false));

@@ -105,6 +105,14 @@ impl State {
         work: impl Fn(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + Sync + 'static,
     ) -> Result<(), ErrorKind> {
         let launch = Launch { name: call.name(), stream, number: self.launches, grid: None, block: None, at: None };
+        let index = self.timeline.stream(stream)?;
+        // Of a kernel a driver does not know what it touches.
+        if self.capture_of(index).is_some()
+            && self.memory.check(&touches, &Arc::new(launch)).is_err()
+            && let Some(capture) = self.capture_of(index)
+        {
+            return capture.break_by("a copy is captured from or to where nothing is mapped");
+        }
         self.submit(launch, touches, Arc::new(move |memory, launch, _| work(memory, launch)))
     }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub use atomic::{abandon_writes, check_writable, write_atomically};
 pub use run::{Checkpoint, Progress};
 pub(crate) use weights::Entry;
-pub use weights::{Under, Weights, save};
+pub use weights::{Place, Under, Weights, save};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian, and are read as they are");

@@ -33,6 +33,21 @@ struct WeightFile {
     start: usize,
 }
 
+/// Where a tensor's bytes are, for who reads them in a way of its own: in the machine's order, the last dimension densest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place<'a> {
+    /// The file.
+    pub path: &'a Path,
+    /// The first byte in the file.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Sizes of the tensor.
+    pub sizes: &'a [usize],
+    /// What its elements are.
+    pub dtype: DType,
+}
+
 /// `*.safetensors.index.json`.
 #[derive(Deserialize)]
 struct Index {
@@ -88,6 +103,17 @@ impl Weights {
     /// What the first file says of itself, by key.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.files.first()?.metadata.metadata().as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Where a tensor is.
+    ///
+    /// # Errors
+    /// It is not there, or of a dtype that is not known.
+    pub fn place(&self, name: &str) -> Result<Place<'_>> {
+        let (file, info, dtype) = self.find_known(name)?;
+        let (from, to) = info.data_offsets;
+        let (offset, bytes) = ((file.start + from) as u64, (to - from) as u64);
+        Ok(Place { path: &file.path, offset, bytes, sizes: &info.shape, dtype })
     }
 
     fn find(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {

@@ -44,7 +44,9 @@ impl Embedding {
             return Err(TensorError::argument("Embedding", reason));
         };
         let weight = scope.parameter("weight", &[count, size], init)?;
-        autograd::no_grad(|| weight.narrow(0, row, 1)?.zero_())?;
+        if !scope.has_shapes_alone() {
+            autograd::no_grad(|| weight.narrow(0, row, 1)?.zero_())?;
+        }
         Ok(Self { weight, padding: Some(row) })
     }
 }

@@ -79,7 +79,11 @@ impl Saving {
             (Err(_), Some(failure)) => return Err(failed(failure)),
             (worked, _) => worked?,
         };
-        Ok((worked, step.finish().map_err(failed)?))
+        let report = step.finish().map_err(failed)?;
+        if pass == Pass::Budgeted && report.peak_bytes.is_some() {
+            self.engine.check().map_err(failed)?;
+        }
+        Ok((worked, report))
     }
 
     /// While they live, the engine is told of what the thread computes, saves and needs.
@@ -145,12 +149,11 @@ impl Recompute for Again {
 
     fn inputs(&self) -> Vec<Input> {
         let input = |ingredient: &Ingredient| {
-            let is_of_model =
-                || ingredient.storage.upgrade().is_some_and(|storage| self.stays.contains(&storage.rank()));
+            // Parameters are stepped before the step is over.
+            let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
             Input {
                 id: (ingredient.id.generation, ingredient.id.version),
-                // What is in memory when a step is over, such as the batch, or what models compute once, others have.
-                stays: ingredient.is_kept() || is_of_model() || ingredient.alive().is_some(),
+                here: of_model.or_else(|| Some(ingredient.alive()?.storage().clone())),
                 recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
             }
         };

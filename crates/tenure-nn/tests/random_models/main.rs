@@ -176,11 +176,12 @@ impl Done {
         }
     }
 
-    /// Most was done, of so many cases.
-    fn expect(&self, cases: u64) {
+    /// Most was done, of all cases.
+    fn expect(&self) {
+        let cases = u64::from(*CASES);
         let of = |done: &AtomicU64| done.load(Ordering::Relaxed);
         println!("{self:?}");
-        assert!(of(&self.planned) > cases && (cases / 50..cases / 2).contains(&of(&self.refused)), "{self:?}");
+        assert!(of(&self.planned) > cases && (1..cases / 2).contains(&of(&self.refused)), "{self:?}");
         // Of tensors of 2 KiB; many cases have none that is worth it.
         for bytes in [&self.spilled, &self.fetched, &self.recomputed] {
             assert!(of(bytes) > cases << 9, "{self:?}");
@@ -208,6 +209,10 @@ fn check(case: &Case, device: Device, disk: &Disk, done: &Done) -> Result<(), Te
     Ok(())
 }
 
+/// How many models are drawn: 100, unless `TENURE_TEST_CASES` says.
+static CASES: LazyLock<u32> =
+    LazyLock::new(|| env::var("TENURE_TEST_CASES").map_or(100, |cases| cases.parse().expect("a number")));
+
 fn run(cases: u32, lengths: Range<usize>, check: impl Fn(Case) -> Result<(), TestCaseError>) {
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     TestRunner::new(config).run(&case(lengths), check).unwrap();
@@ -217,8 +222,8 @@ fn run(cases: u32, lengths: Range<usize>, check: impl Fn(Case) -> Result<(), Tes
 fn on_the_cpu_they_have_the_same_gradients() {
     let _shared = BUDGET.read();
     let (done, disk) = (Done::default(), disk());
-    run(500, 6..28, |case| check(&case, Device::CPU, &disk, &done));
-    done.expect(500);
+    run(*CASES, 6..28, |case| check(&case, Device::CPU, &disk, &done));
+    done.expect();
 }
 
 /// Devices whose work comes in other orders.
@@ -238,7 +243,7 @@ fn devices() -> Vec<Device> {
 fn on_devices_they_have_the_same_gradients() {
     let _shared = BUDGET.read();
     let (done, disk, devices) = (Done::default(), disk(), devices());
-    run(250, 6..28, |case| {
+    run(*CASES, 6..28, |case| {
         let device = devices[case.seed as usize % devices.len()];
         check(&case, device, &disk, &done)?;
         if let Executor::Sim(sim) = memory::device(device.index()).unwrap().driver().executor() {
@@ -246,7 +251,7 @@ fn on_devices_they_have_the_same_gradients() {
         }
         Ok(())
     });
-    done.expect(250);
+    done.expect();
 }
 
 /// Models of tensors so large that the budget itself is tight: the allocator keeps it.
@@ -254,7 +259,7 @@ fn on_devices_they_have_the_same_gradients() {
 fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() {
     let _alone = BUDGET.write();
     let (done, disk) = (Done::default(), disk());
-    run(6, 16..32, |case| {
+    let check = |case: Case| {
         let case = Case { changes_at: usize::MAX, ..case };
         let (plain, _) = computed(trainer(&case, Device::CPU, ROWS), None);
         let mut run = trainer(&case, Device::CPU, ROWS).within(engine(&case, Device::CPU, &disk, None)).unwrap();
@@ -282,6 +287,13 @@ fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() 
         prop_assert!(within == plain, "other bits");
         done.add(&within, &reports);
         Ok(())
-    });
-    assert!(done.spilled.into_inner() > 1 << 20);
+    };
+    // Few of one draw may have nothing that is worth it.
+    for _ in 0..8 {
+        run(6, 16..32, check);
+        if done.spilled.load(Ordering::Relaxed) > 1 << 20 {
+            return;
+        }
+    }
+    panic!("nothing left: {done:?}");
 }

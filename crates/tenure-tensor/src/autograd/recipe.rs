@@ -278,11 +278,6 @@ impl Ingredient {
         (SavedId::of(&tensor) == self.id).then_some(tensor)
     }
 
-    /// Whether it is a number, which is kept.
-    pub fn is_kept(&self) -> bool {
-        self.kept.is_some()
-    }
-
     /// The input on a storage of the same bytes, such as that of its [`recipe`](Self::recipe)'s output.
     ///
     /// # Errors

@@ -96,12 +96,13 @@ pub(super) fn run(
     numbers: &[Scalar],
     host: impl Fn(&Elementwise<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let (op, outputs) = (iter.op(), iter.outputs().len());
-    run_of(iter, compute, expression, numbers, move |writes, reads| {
-        debug_assert_eq!(writes.len(), outputs);
-        let (writes, reads): (Vec<&Tensor>, Vec<&Tensor>) = (writes.iter().collect(), reads.iter().collect());
-        host(&Elementwise::new(op, &writes, &reads)?)
-    })
+    let op = iter.op();
+    run_of(iter, compute, expression, numbers, move |writes, reads| host(&of_tensors(op, writes, reads)?))
+}
+
+fn of_tensors<'a>(op: &'static str, writes: &'a [Tensor], reads: &'a [Tensor]) -> Result<Elementwise<'a>> {
+    let (writes, reads): (Vec<&Tensor>, Vec<&Tensor>) = (writes.iter().collect(), reads.iter().collect());
+    Elementwise::new(op, &writes, &reads)
 }
 
 /// The same, where `host` takes tensors, of the sizes that the operands were brought to.

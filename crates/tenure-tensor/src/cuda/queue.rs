@@ -107,14 +107,17 @@ pub fn submit(
     device: impl FnOnce(&mut Queue) -> Result<()>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let mut queue = Queue::new(touched.op(), touched.device())?;
-    record_use(queue.op, queue.memory, touched.storages(), queue.stream)?;
+    let mut queue = Queue::begin(touched)?;
     device(&mut queue)?;
     if let Executor::Sim(sim) = queue.memory.driver().executor() {
-        queue.simulate(sim, touched, host)?;
+        // There are as many `host`s as operations and dtypes together: what is compiled for each of them is only this.
+        queue.simulate(sim, touched, Box::new(host))?;
     }
     Ok(())
 }
+
+/// What computes on the CPU what a kernel does: of tensors that are written and that are read.
+type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
 /// Keeps what a stream uses from being reused too early: until the stream has passed it, if it was allocated for another;
 /// in a capture, as long as that is replayed.
@@ -145,6 +148,12 @@ impl Queue {
         let memory = memory::device(device.index()).map_err(|error| TensorError::memory(op, error))?;
         late::check(memory)?;
         Ok(Self { op, memory, stream: memory.streams().current_id(), workspaces: SmallVec::new() })
+    }
+
+    fn begin(touched: &impl Touched) -> Result<Self> {
+        let queue = Self::new(touched.op(), touched.device())?;
+        record_use(queue.op, queue.memory, touched.storages(), queue.stream)?;
+        Ok(queue)
     }
 
     pub(crate) fn stream(&self) -> StreamId {
@@ -228,12 +237,7 @@ impl Queue {
         compiled.map(drop).map_err(|error| TensorError::kernel(self.op, error.into()))
     }
 
-    fn simulate(
-        &self,
-        sim: &SimDriver,
-        touched: &impl Touched,
-        host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
-    ) -> Result<()> {
+    fn simulate(&self, sim: &SimDriver, touched: &impl Touched, host: Host) -> Result<()> {
         let mut twins = Vec::new();
         touched.for_each(&mut |place| twins.push(Twin::new(&place)));
         let twins = twins.into_iter().collect::<Result<Vec<_>>>()?;

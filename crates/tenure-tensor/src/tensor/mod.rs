@@ -95,10 +95,7 @@ impl Tensor {
     /// # Errors
     /// Those of [`from_storage`](Self::from_storage).
     pub fn with_writes(storage: Storage, layout: Layout, dtype: DType, writes: &Writes) -> Result<Self> {
-        let (device, bytes) = {
-            let guard = storage.lock();
-            (guard.device(), guard.bytes())
-        };
+        let (device, bytes) = storage.place();
         layout.check_bounds(dtype, bytes)?;
         Ok(Self::new(storage, layout, dtype, device, Arc::clone(&writes.version)))
     }

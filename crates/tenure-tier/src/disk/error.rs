@@ -20,7 +20,7 @@ pub enum DiskError {
         capacity: u64,
     },
     /// As much was written in a day as is allowed.
-    #[error("{name}: {limit} bytes may be written in a day, and were: allow more, or wait")]
+    #[error("{name}: {limit} bytes may be written in a day, and this would be more: allow more, or wait")]
     Worn {
         /// The tensor.
         name: String,

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, statvfs};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, stat, statvfs};
 use rustix::io::Errno;
 
 use super::staging::{BLOCK, Chunk};
@@ -56,6 +56,13 @@ fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
 }
 
 /// Bytes that are free where a folder is.
+/// The number of a folder's file system.
+pub(super) fn system_of(folder: &Path) -> Result<u64, TierError> {
+    let failed =
+        |error: Errno| TierError::System { what: folder.display().to_string(), call: "stat", source: error.into() };
+    Ok(stat(folder).map_err(failed)?.st_dev)
+}
+
 pub(super) fn free_bytes(folder: &Path) -> Result<u64, TierError> {
     let failed =
         |error: Errno| TierError::System { what: folder.display().to_string(), call: "statvfs", source: error.into() };

@@ -3,6 +3,7 @@
 mod engine;
 mod error;
 mod file;
+mod gpu_direct;
 mod ring;
 mod staging;
 #[cfg(test)]
@@ -19,15 +20,17 @@ use tenure_alloc::Arena;
 use tenure_core::{DType, Unforked};
 
 pub use error::DiskError;
+pub use gpu_direct::GpuDirect;
 pub use transfer::Ticket;
 
 use crate::TierError;
 use crate::codec::{Choice, Codec, Coding, Encoded, LOSSLESS, Speeds};
+use crate::system;
 pub(crate) use engine::{Direction, end};
 use engine::{Engine, Threads};
 use file::ExtentFile;
 use ring::Ring;
-use staging::{BLOCK, CHUNK, Memory};
+pub(crate) use staging::{BLOCK, CHUNK, Chunk, Memory};
 use transfer::{State, Transfer};
 
 /// A day of [`DiskOptions::daily_bytes`].
@@ -42,7 +45,8 @@ pub struct DiskOptions {
     pub capacity: u64,
     /// Memory that bytes pass through: what waits for it takes none.
     pub staging_bytes: usize,
-    /// How many bytes may be written in 24 hours, if not any number: disks wear out.
+    /// How many bytes may be written in 24 hours, if not any number: disks wear out. Counted here alone, as many as they are
+    /// before they are encoded.
     pub daily_bytes: Option<u64>,
 }
 
@@ -224,12 +228,24 @@ pub struct DiskStatistics {
 }
 
 impl Disk {
-    /// Bytes that are free where a folder is.
+    /// Bytes that files in folders, all of one size, find room for together: those on one file system share it.
     ///
     /// # Errors
     /// There is no such folder.
-    pub fn free_bytes_in(folder: &Path) -> Result<u64, TierError> {
-        file::free_bytes(folder)
+    pub fn free_bytes_in(folders: &[PathBuf]) -> Result<u64, TierError> {
+        let systems = folders.iter().map(|folder| file::system_of(folder)).collect::<Result<Vec<_>, _>>()?;
+        let share = |folder: &PathBuf, system| {
+            let sharing = systems.iter().filter(|other| **other == system).count() as u64;
+            Ok::<_, TierError>(file::free_bytes(folder)? / sharing)
+        };
+        let shares = folders.iter().zip(&systems).map(|(folder, system)| share(folder, *system));
+        let least = shares.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or(0);
+        Ok(least * folders.len() as u64)
+    }
+
+    /// Whether a folder is in memory itself, so that nothing is spared by what is in it.
+    pub fn is_in_memory(folder: &Path) -> bool {
+        system::file_system(folder).is_ok_and(|kind| kind == system::TMPFS)
     }
 
     /// Files in `folders` with as much room together as is said, equally in each.
@@ -375,12 +391,14 @@ impl Disk {
         self.running.shared.folders()
     }
 
-    /// What it is, in words: how many folders, and how they are reached.
+    /// What it is, in words: its folders, how they are reached, and whether a GPU could do that itself.
     pub fn nature(&self) -> String {
         let Shared { files, engine, .. } = &*self.running.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
-        format!("files in {}, {direct}, by {}", self.folders(), engine.name())
+        let in_memory =
+            if files.iter().any(|file| Self::is_in_memory(&file.folder)) { ", in memory itself" } else { "" };
+        format!("files in {}{in_memory}, {direct}, by {}, {}", self.folders(), engine.name(), GpuDirect::probe())
     }
 
     /// Bytes that it can hold.

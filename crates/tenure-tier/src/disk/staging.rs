@@ -7,19 +7,19 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Addresses, offsets and lengths of direct access are multiples of this: the largest block of common disks.
-pub(super) const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 
 /// As many bytes go at once.
-pub(super) const CHUNK: usize = 1 << 20;
+pub(crate) const CHUNK: usize = 1 << 20;
 
 /// `CHUNK` bytes, aligned for direct access, which nobody else has.
-pub(super) struct Chunk {
+pub(crate) struct Chunk {
     memory: Arc<Memory>,
     index: usize,
 }
 
 /// What chunks are pieces of.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -31,7 +31,7 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// As many chunks as that, each once.
-    pub(super) fn chunks(count: usize) -> io::Result<Vec<Chunk>> {
+    pub(crate) fn chunks(count: usize) -> io::Result<Vec<Chunk>> {
         let bytes = count * CHUNK;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: at an address that the system chooses.
@@ -70,7 +70,7 @@ impl Chunk {
         unsafe { std::slice::from_raw_parts(self.as_ptr(), CHUNK) }
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), CHUNK) }
     }

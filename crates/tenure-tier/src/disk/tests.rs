@@ -280,7 +280,7 @@ fn no_more_is_written_in_a_day_than_is_allowed() {
     let disk = Disk::open(&paths, DiskOptions { daily_bytes: Some(3 << 20), ..options(8 << 20) }).unwrap();
     drop(write(&disk, "a", &[1; 2 * CHUNK]).unwrap());
     let said = disk.write("b", vec![1; 2 * CHUNK]).unwrap_err().to_string();
-    assert_eq!(said, "b: 3145728 bytes may be written in a day, and were: allow more, or wait");
+    assert_eq!(said, "b: 3145728 bytes may be written in a day, and this would be more: allow more, or wait");
     write(&disk, "c", &[1; CHUNK]).unwrap();
     assert_eq!(disk.statistics().today_bytes, 3 << 20);
 }
@@ -320,5 +320,23 @@ proptest! {
             let held: u64 = kept.iter().map(|(spilled, _)| spilled.bytes().next_multiple_of(BLOCK as u64)).sum();
             prop_assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes() - held);
         }
+    }
+}
+
+#[test]
+fn folders_on_one_file_system_share_what_is_free() {
+    let (_folders, paths) = folders(3);
+    let (one, all) = (Disk::free_bytes_in(&paths[..1]).unwrap(), Disk::free_bytes_in(&paths).unwrap());
+    // Others write meanwhile.
+    assert!(all > 0 && all < one + one / 2, "{all} in three, {one} in one");
+    assert!(Disk::free_bytes_in(&["/does/not/exist".into()]).is_err());
+}
+
+#[test]
+fn a_folder_in_memory_is_told_from_one_on_a_disk() {
+    assert!(!Disk::is_in_memory(Path::new("/proc")) && !Disk::is_in_memory(Path::new("/does/not/exist")));
+    let shared = Path::new("/dev/shm");
+    if shared.is_dir() {
+        assert!(Disk::is_in_memory(shared));
     }
 }

@@ -48,7 +48,8 @@ The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\
 accuracy is from 0 to 1, and null where nothing was held out or the run was interrupted. With --budget, there are also \
 \"budget_bytes\"; \"resident_bytes\", what the process grew by; of a step, medians: \"spilled_bytes\",\"recomputed_us\",\
 \"stall_us\"; of all steps: \"unplanned\", moves that no plan asked for, and \"read_bytes\",\"written_bytes\" of disks; \
-\"codec\",\"is_lossy\"; \"compression\", bytes that went to disk for each that was written there; and \"tiers\":\
+\"written_bytes_per_day\", if it went on at this pace; \
+\"codec\",\"is_lossy\"; \"compression\", bytes that went to disk for each that was written there; \"disk\", what that is and how it is reached; and \"tiers\":\
 {\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, bytes per second as measured. With --mapping, placement says what was in which tier when the third step's forward pass was over, and that it was verified.
 
 On the CPU, --problem writes what the third step allocates as a problem, for which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
@@ -117,12 +118,17 @@ pub(crate) struct TrainArgs {
     /// (P%), which is measured first. What is saved for backward is spilled; the losses are the same
     #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "BYTES|P%")]
     pub(super) budget: Option<FastBytes>,
-    /// A folder to spill to, on a disk; several share the load [default: that for temporary files]
+    /// A folder to spill to, on a disk; several share the load [default: that for temporary files, or /var/tmp if that is
+    /// in memory]
     #[arg(long, requires = "budget", value_name = "DIR")]
     pub(super) spill: Vec<PathBuf>,
     /// Bytes to take of those disks together, set aside at once [default: half of what is free, at most 64 GiB]
     #[arg(long, requires = "budget", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "BYTES")]
     pub(super) spill_bytes: Option<NonZeroU64>,
+    /// How many bytes this run may write to them in 24 hours, as disks wear out: before they are encoded, and with those by
+    /// which disks are measured first; what would write more ends the run [default: any number]
+    #[arg(long, requires = "budget", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "BYTES")]
+    pub(super) spill_daily_bytes: Option<NonZeroU64>,
     /// Who plans what is spilled, and when
     #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
     pub(super) planner: PlannerName,

@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
-use tenure::nn::train::{Pass, Step, Trainer};
+use tenure::nn;
+use tenure::nn::train::{Pass, Step, StepReport, TrainError, Trainer};
 use tenure::offload::Memory::Host as OnCpu;
-use tenure::offload::{Engine, Link, Memory, Setup};
+use tenure::offload::{Engine, Link, Memory, Needed, OffloadError, ProfileError, Setup};
 use tenure::plan::Planner;
 use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
 use tenure::tier::codec::Choice;
@@ -23,6 +25,14 @@ use crate::resident;
 
 /// What has fewer bytes is kept on the CPU, where they are worth more than on a device.
 const LEAST_BYTES_ON_CPU: u64 = 128 << 10;
+
+/// What a budget that is said to do has beside what was found to be the least: that grows a little with the budget, as pieces
+/// of an optimizer's state do, and is not the same in each process.
+const MARGIN_BYTES: u64 = 1 << 20;
+const MARGIN: u64 = 32;
+
+/// For disks' wear.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Who plans what is kept, and what is spilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -53,8 +63,8 @@ pub(super) struct Budget {
     engine: Engine,
     /// Of this process, before there was a model.
     resident_bytes: u64,
-    /// What the disk did before the first step.
-    disk: DiskStatistics,
+    /// When the first step began, and what the disk had done before.
+    began: (Instant, DiskStatistics),
 }
 
 /// What it took to keep to a budget: of a step, the median over steps; of disks, all steps.
@@ -70,11 +80,15 @@ pub(super) struct Offloaded {
     unplanned: u64,
     read_bytes: u64,
     written_bytes: u64,
+    /// If it went on at this pace.
+    written_bytes_per_day: u64,
     #[serde(serialize_with = "by_name")]
     codec: Choice,
     is_lossy: bool,
     /// Bytes that went to disk, for each that was written there.
     compression: f64,
+    /// What the disk is, in words.
+    disk: Option<String>,
     tiers: BTreeMap<String, TierUse>,
 }
 
@@ -101,17 +115,25 @@ impl Budget {
             anyhow::bail!("--budget: Tenure does not manage the memory of {}", args.device)
         };
         let setup = Setup {
-            folders: if args.spill.is_empty() { vec![std::env::temp_dir()] } else { args.spill.clone() },
+            folders: if args.spill.is_empty() { vec![Setup::default_folder()] } else { args.spill.clone() },
             disk_bytes: args.spill_bytes.map(NonZeroU64::get),
+            daily_bytes: args.spill_daily_bytes.map(NonZeroU64::get),
             least_bytes: if args.device.is_cpu() { LEAST_BYTES_ON_CPU } else { Setup::default().least_bytes },
             planner: args.planner.planner()?,
             seed: args.seed,
             ..Setup::default()
         };
+        if args.device.is_cpu() {
+            for folder in setup.folders.iter().filter(|folder| Disk::is_in_memory(folder)) {
+                let folder = folder.display();
+                say(&format!(
+                    "{folder} is in memory itself: what is spilled there takes some; --spill a folder on a disk"
+                ));
+            }
+        }
         let engine = setup.engine(memory)?;
         engine.set_codec(args.codec);
-        let disk = DiskStatistics::default();
-        Ok(Some(Self { engine, resident_bytes, disk }))
+        Ok(Some(Self { engine, resident_bytes, began: (Instant::now(), DiskStatistics::default()) }))
     }
 
     /// Has a run keep to it: a plain step is measured first, or one within the budget, so that one that is too small is
@@ -123,21 +145,40 @@ impl Budget {
     ) -> anyhow::Result<Trainer<AnyTask, D>> {
         let mut run = run.within(self.engine.clone())?;
         let Some(budget) = args.budget else { return Ok(run) };
-        match budget {
-            FastBytes::Bytes(bytes) => self.engine.set_budget(bytes),
+        let bytes = match budget {
+            FastBytes::Bytes(bytes) => bytes,
             FastBytes::Percent(percent) => {
-                let plain = run.rehearse(Pass::Plain)?.peak_bytes.unwrap_or(0);
+                let plain = self.plain_bytes(&mut run)?;
                 let bytes = (plain as f64 * percent / 100.0) as u64;
-                self.engine.set_budget(bytes);
-                // Nobody is left to tell of a failure here.
-                let _ = writeln!(
-                    io::stderr(),
-                    "tenure: a plain step takes {}; {percent}% of it are {}",
-                    Bytes(plain),
-                    Bytes(bytes)
-                );
+                say(&format!("a plain step takes {}; {percent}% of it are {}", Bytes(plain), Bytes(bytes)));
+                bytes
             }
+        };
+        match self.settle(&mut run, bytes) {
+            Err(error) if too_small(&error).is_some() => return Err(self.refuse(&mut run, bytes, error)),
+            settled => settled?,
         }
+        self.began = (Instant::now(), self.disk_now());
+        resident::forget_most();
+        Ok(run)
+    }
+
+    /// What a step takes without a budget, as that is counted: with what the process grew by beside tensors.
+    fn plain_bytes<D: Examples>(&self, run: &mut Trainer<AnyTask, D>) -> anyhow::Result<u64> {
+        resident::forget_most();
+        let rehearsed = run.rehearse(Pass::Plain)?;
+        Ok(rehearsed.peak_bytes.unwrap_or(0) + self.beside_bytes(&rehearsed))
+    }
+
+    /// What the process grew by beside tensors, where that is a part of the budget as well.
+    fn beside_bytes(&self, rehearsed: &StepReport) -> u64 {
+        let most = resident::most().filter(|_| matches!(self.engine.memory(), OnCpu(_))).unwrap_or(0);
+        most.saturating_sub(self.resident_bytes + rehearsed.reserved_bytes.unwrap_or(0))
+    }
+
+    /// Has steps keep to so many bytes from now on, by a plan.
+    fn settle<D: Examples>(&self, run: &mut Trainer<AnyTask, D>, bytes: u64) -> anyhow::Result<()> {
+        self.engine.set_budget(bytes);
         let mut rehearsed = run.rehearse(Pass::Budgeted)?;
         if let OnCpu(_) = self.engine.memory() {
             // Once more, with nothing of what others have left.
@@ -145,16 +186,35 @@ impl Budget {
             resident::forget_most();
             rehearsed = run.rehearse(Pass::Budgeted)?;
         }
-        if let (OnCpu(_), Some(most)) = (self.engine.memory(), resident::most()) {
-            // What the process grew by beside tensors is a part of the budget as well.
-            let beside = most.saturating_sub(self.resident_bytes + rehearsed.reserved_bytes.unwrap_or(0));
-            self.engine.set_aside(beside.max(self.engine.aside_bytes()));
+        self.engine.set_aside(self.beside_bytes(&rehearsed).max(self.engine.aside_bytes()));
+        if self.engine.prepare().is_err() {
+            // With what is set aside since, the optimizer's state may have to leave, too.
+            run.rehearse(Pass::Budgeted)?;
+            self.engine.prepare()?;
         }
-        self.engine.prepare()?;
-        self.engine.enforce()?;
-        self.disk = self.disk_now();
-        resident::forget_most();
-        Ok(run)
+        Ok(self.engine.enforce()?)
+    }
+
+    /// Why so many bytes are too few, with a budget that would do: one that was tried. What is set aside, and which pieces
+    /// of an optimizer's state there are, depends on it.
+    fn refuse<D: Examples>(
+        &self,
+        run: &mut Trainer<AnyTask, D>,
+        budget_bytes: u64,
+        error: anyhow::Error,
+    ) -> anyhow::Error {
+        say("this budget is too small: looking for the least that would do");
+        let (mut error, mut tried) = (error, budget_bytes);
+        while let Some((least, when, needed)) = too_small(&error) {
+            tried = least.max(tried) + least / MARGIN + MARGIN_BYTES;
+            let Err(next) = self.settle(run, tried) else {
+                let needed = Needed { aside_bytes: needed.aside_bytes + tried - least, ..needed.clone() };
+                let when = when.to_owned();
+                return ProfileError::TooSmall { budget_bytes, least_bytes: tried, when, needed }.into();
+            };
+            error = next;
+        }
+        error
     }
 
     fn disk_now(&self) -> DiskStatistics {
@@ -166,7 +226,7 @@ impl Budget {
         let reports: Vec<_> = history.iter().filter_map(|step| step.offload).collect();
         let of =
             |figure: fn(&tenure::nn::train::StepReport) -> f64| median(reports.iter().map(figure).collect()) as u64;
-        let (before, after, codec) = (self.disk, self.disk_now(), self.engine.codec());
+        let ((began, before), after, codec) = (self.began, self.disk_now(), self.engine.codec());
         let [written_bytes, raw_bytes] =
             [after.written_bytes - before.written_bytes, after.raw_bytes - before.raw_bytes];
         let tiers = Link::of(self.engine.mover()).into_iter().map(|(link, _)| {
@@ -182,9 +242,11 @@ impl Budget {
             unplanned: reports.iter().map(|report| report.unplanned).sum(),
             read_bytes: after.read_bytes - before.read_bytes,
             written_bytes,
+            written_bytes_per_day: (written_bytes as f64 * DAY.as_secs_f64() / began.elapsed().as_secs_f64()) as u64,
             codec,
             is_lossy: codec.is_lossy(),
             compression: if written_bytes == 0 { 1.0 } else { raw_bytes as f64 / written_bytes as f64 },
+            disk: self.engine.mover().disk().map(Disk::nature),
             tiers: tiers.collect(),
         }
     }
@@ -202,6 +264,8 @@ impl Offloaded {
             let together = shared_bandwidth.map_or(String::new(), |shared| format!(", {}/s together", Bytes(shared)));
             format!("{name} {}/s out, {}/s back{together}", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
         };
+        let (written, daily) = (Bytes(self.written_bytes), Bytes(self.written_bytes_per_day));
+        facts.extend((self.written_bytes > 0).then(|| ("Written", format!("{written} to disk, {daily} a day"))));
         let recomputed = Micros(self.recomputed_us as f64);
         facts.extend((self.recomputed_us > 0).then(|| ("Recomputed", format!("what takes {recomputed} a step"))));
         if self.codec != Choice::default() {
@@ -211,9 +275,29 @@ impl Offloaded {
         if self.unplanned > 0 {
             facts.push(("Unplanned", format!("{} moves, since there was no room otherwise", self.unplanned)));
         }
+        facts.extend(self.disk.iter().map(|disk| ("Disk", disk.clone())));
         facts.push(("Spilled to", self.tiers.iter().map(tier).collect::<Vec<_>>().join("; ")));
         facts
     }
+}
+
+/// What would do, when and what for, if an error is that a budget is too small.
+fn too_small(error: &anyhow::Error) -> Option<(u64, &str, &Needed)> {
+    let offload = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(nn::Error::Train(TrainError::Budget(error))) => Some(&**error),
+        _ => cause.downcast_ref(),
+    });
+    match offload? {
+        OffloadError::Profile(ProfileError::TooSmall { least_bytes, when, needed, .. }) => {
+            Some((*least_bytes, when, needed))
+        }
+        _ => None,
+    }
+}
+
+/// Nobody is left to tell of a failure here.
+fn say(words: &str) {
+    let _ = writeln!(io::stderr(), "tenure: {words}");
 }
 
 fn by_name<S: Serializer>(codec: &Choice, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,0 +1,17 @@
+//! The allocators and their adaptors, on a backing that panics on every misuse.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod adaptors;
+mod arena;
+mod bump;
+mod common;
+mod donated;
+mod history;
+mod history_properties;
+mod holders;
+mod native;
+mod paged;
+mod pools;
+mod properties;
+mod retag;
+mod snapshot;

@@ -1,0 +1,248 @@
+//! Memory of the host that is written once, and that any number of processes read: a served model's weights.
+
+use std::fs::File;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
+
+use crate::{Access, CallError, Driver};
+
+/// What nobody can do to the memory: not even who made it can map it for writing again.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
+
+/// Why there is no sealed memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealedError {
+    /// The system refused.
+    #[error("{bytes} bytes of memory that processes share: {call} failed: {source}")]
+    System {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The call.
+        call: &'static str,
+        /// Its words.
+        source: io::Error,
+    },
+    /// A descriptor of something that others may change.
+    #[error("memory that another process sent can still be changed: only what is sealed is taken")]
+    NotSealed,
+    /// The driver does not pin it.
+    #[error(transparent)]
+    Driver(#[from] CallError),
+}
+
+/// A range of memory that is being written, by whoever has this: the only one who ever can. It may be read meanwhile where that
+/// is known to be done.
+pub struct Draft {
+    memory: Arc<MmapRaw>,
+    range: Range<usize>,
+}
+
+/// Memory that nobody can write, or only who has its [`Draft`]. It is there as long as somebody has it, or maps it.
+#[derive(Clone, Debug)]
+pub struct Sealed {
+    file: Arc<OwnedFd>,
+    bytes: u64,
+}
+
+/// Sealed memory at an address of this process.
+pub struct Reading {
+    /// Not unmapped while it is registered.
+    memory: ManuallyDrop<MmapRaw>,
+    /// Where it is registered.
+    driver: Option<Arc<dyn Driver>>,
+}
+
+impl Sealed {
+    /// Memory of `bytes` bytes, and the right to write it. `name` is what the system's lists call it.
+    ///
+    /// # Errors
+    /// [`SealedError::System`].
+    pub fn new(name: &str, bytes: u64) -> Result<(Self, Draft), SealedError> {
+        let failed = |call| move |source: io::Error| SealedError::System { bytes, call, source };
+        let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+        let file = File::from(file.map_err(|error| failed("memfd_create")(error.into()))?);
+        // Of no bytes nothing can be mapped.
+        file.set_len(bytes.max(1)).map_err(failed("ftruncate"))?;
+        // SAFETY: nobody else has the memory, and nobody can have it for writing: it is sealed before anybody could.
+        let memory: MmapMut = unsafe { MmapOptions::new().map_mut(&file) }.map_err(failed("mmap"))?;
+        // Fewer, larger pages are touched and pinned faster. A system without them does as well as it can.
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        fcntl_add_seals(&file, SEALS).map_err(|error| failed("fcntl")(error.into()))?;
+        let draft = Draft { memory: Arc::new(memory.into()), range: 0..bytes as usize };
+        Ok((Self { file: Arc::new(file.into()), bytes }, draft))
+    }
+
+    /// What another process sent.
+    ///
+    /// # Errors
+    /// [`SealedError::NotSealed`]; the system does not tell what it is.
+    pub fn receive(file: OwnedFd) -> Result<Self, SealedError> {
+        let failed = |call, error: rustix::io::Errno| SealedError::System { bytes: 0, call, source: error.into() };
+        let seals = fcntl_get_seals(&file).map_err(|error| failed("fcntl", error))?;
+        if !seals.contains(SEALS) {
+            return Err(SealedError::NotSealed);
+        }
+        let bytes = fstat(&file).map_err(|error| failed("fstat", error))?.st_size as u64;
+        Ok(Self { file: Arc::new(file), bytes })
+    }
+
+    /// Maps it for reading.
+    ///
+    /// # Errors
+    /// [`SealedError::System`].
+    pub fn map(&self) -> Result<Reading, SealedError> {
+        let failed = |source| SealedError::System { bytes: self.bytes, call: "mmap", source };
+        let memory = MmapOptions::new().len(self.bytes.max(1) as usize).map_raw_read_only(&*self.file);
+        Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?), driver: None })
+    }
+
+    /// Maps it so that what this process writes there is its own: it changes nothing of the memory, and takes some beside it.
+    ///
+    /// # Errors
+    /// [`SealedError::System`].
+    pub fn map_private(&self) -> Result<Reading, SealedError> {
+        let failed = |source| SealedError::System { bytes: self.bytes, call: "mmap", source };
+        // SAFETY: nobody can make the memory smaller, and who writes it has its only draft.
+        let memory = unsafe { MmapOptions::new().len(self.bytes.max(1) as usize).map_copy(&*self.file) };
+        Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?.into()), driver: None })
+    }
+
+    /// Maps it for reading, and registers it with a device's driver: 0.04 to 0.4 s for each GiB.
+    ///
+    /// # Errors
+    /// [`SealedError::System`]; the driver refuses.
+    pub fn pin(&self, driver: Arc<dyn Driver>) -> Result<Reading, SealedError> {
+        let mut reading = self.map()?;
+        let (address, bytes) = (reading.memory.as_mut_ptr(), reading.memory.len() as u64);
+        // SAFETY: `drop` unmaps the memory only once it is no longer registered.
+        unsafe { driver.register_host(address, bytes, Access::Read)? };
+        reading.driver = Some(driver);
+        Ok(reading)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl AsFd for Sealed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Draft {
+    /// Takes the first `bytes` bytes off, for another thread to write.
+    ///
+    /// # Panics
+    /// There are not so many.
+    #[must_use]
+    pub fn take(&mut self, bytes: usize) -> Self {
+        assert!(bytes <= self.range.len(), "{bytes} bytes of {}", self.range.len());
+        let end = self.range.start + bytes;
+        let taken = std::mem::replace(&mut self.range.start, end)..end;
+        Self { memory: Arc::clone(&self.memory), range: taken }
+    }
+}
+
+impl AsMut<[u8]> for Draft {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: mapped for writing, within the mapping, and no other draft has any of it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl Reading {
+    /// The first byte. What somebody still writes through a [`Draft`] must not be read; only what was
+    /// [mapped so](Sealed::map_private) may be written.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.memory.as_ptr()
+    }
+}
+
+impl Drop for Reading {
+    /// Memory that the driver does not let go of stays mapped.
+    fn drop(&mut self) {
+        let address = self.memory.as_mut_ptr();
+        if self.driver.take().is_none_or(|driver| driver.unregister_host(address).is_ok()) {
+            // SAFETY: dropped here alone, once.
+            unsafe { ManuallyDrop::drop(&mut self.memory) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{SimConfig, SimDriver};
+
+    fn read(reading: &Reading, bytes: usize) -> Vec<u8> {
+        // SAFETY: so many bytes are mapped, and nobody writes them meanwhile.
+        unsafe { std::slice::from_raw_parts(reading.as_ptr(), bytes) }.to_vec()
+    }
+
+    #[test]
+    fn what_the_draft_wrote_is_read_through_every_mapping_and_nobody_else_writes() {
+        let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
+        let early = sealed.map().unwrap();
+        assert_eq!(draft.take(4000).as_mut(), [0; 4000]);
+        draft.as_mut()[999] = 7;
+        assert_eq!(read(&early, 5000)[4999], 7);
+        drop(draft);
+        let late = Sealed::receive(sealed.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!((late.bytes(), read(&late.map().unwrap(), 5000)[4999]), (5000, 7));
+        // SAFETY: it is refused.
+        let writing = unsafe { MmapOptions::new().map_mut(&*sealed.file) };
+        assert!(writing.is_err(), "nobody maps it for writing again");
+        assert!(File::from(sealed.as_fd().try_clone_to_owned().unwrap()).set_len(1).is_err());
+        // It is there as long as it is mapped.
+        drop((sealed, late));
+        assert_eq!(read(&early, 5000)[4999], 7);
+    }
+
+    #[test]
+    fn what_is_written_to_a_private_mapping_stays_there() {
+        let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
+        let (private, other) = (sealed.map_private().unwrap(), sealed.map().unwrap());
+        draft.as_mut().fill(3);
+        assert_eq!(read(&private, 5000), [3; 5000]);
+        // SAFETY: mapped so that it may be written, and nobody reads it meanwhile.
+        unsafe { private.as_ptr().cast_mut().write(7) };
+        assert_eq!((read(&private, 2), read(&other, 2)), (vec![7, 3], vec![3, 3]));
+    }
+
+    #[test]
+    fn what_is_not_sealed_is_not_taken() {
+        let file = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        assert!(matches!(Sealed::receive(file), Err(SealedError::NotSealed)));
+        let file = tempfile::tempfile().unwrap();
+        assert!(Sealed::receive(file.into()).is_err());
+    }
+
+    #[test]
+    fn a_driver_that_pins_it_lets_go_of_it() {
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
+        let (sealed, mut draft) = Sealed::new("model", 1 << 20).unwrap();
+        draft.as_mut().fill(3);
+        let pinned = [sealed.pin(Arc::clone(&driver)).unwrap(), sealed.pin(Arc::clone(&driver)).unwrap()];
+        let target = driver.malloc(1 << 20).unwrap();
+        let stream = tenure_core::StreamId::NULL;
+        // SAFETY: it stays mapped, and nobody writes it, until the device has passed the copy.
+        unsafe { driver.copy_to_device_async(target, pinned[0].as_ptr(), 1 << 20, stream).unwrap() };
+        driver.synchronize().unwrap();
+        let address = pinned[0].as_ptr().cast_mut();
+        drop(pinned);
+        assert!(driver.unregister_host(address).is_err(), "it is not registered any more");
+        let mut back = [0; 16];
+        driver.copy_from_device(&mut back, target, stream).unwrap();
+        assert_eq!(back, [3; 16]);
+    }
+}

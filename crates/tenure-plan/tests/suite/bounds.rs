@@ -1,0 +1,79 @@
+//! Bounds that no plan surpasses.
+
+use crate::drawn::{any_choices, any_parts, placements, plans, tier};
+use proptest::prelude::*;
+use tenure_core::Tag;
+use tenure_plan::bound::{makespan_bound_ns, score_bound, static_score_bound};
+use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor};
+use tenure_plan::{Problem, simulate};
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+
+    #[test]
+    fn no_placement_is_better_than_the_bounds(parts in any_parts(9)) {
+        let problem = Problem::new(parts).unwrap();
+        let capacity = problem.tiers()[0].capacity.unwrap();
+        let (any, fixed) = (score_bound(&problem), static_score_bound(&problem));
+        for placement in placements(&problem, capacity) {
+            // Within the solver's tolerance.
+            prop_assert!(placement.score(&problem) <= fixed * (1.0 + 1e-6));
+            if let Ok(outcome) = simulate(&problem, &placement.plan()) {
+                prop_assert!(outcome.score() <= any * (1.0 + 1e-12));
+                prop_assert!(makespan_bound_ns(&problem) <= outcome.makespan_ns * (1.0 + 1e-12));
+            }
+        }
+    }
+
+    #[test]
+    fn no_plan_is_better_than_the_bounds(parts in any_parts(9), choices in any_choices(9)) {
+        let problem = Problem::new(parts).unwrap();
+        let (score, makespan_ns) = (score_bound(&problem), makespan_bound_ns(&problem));
+        for plan in plans(&problem, &choices) {
+            if let Ok(outcome) = simulate(&problem, &plan) {
+                prop_assert!(outcome.score() <= score * (1.0 + 1e-12));
+                prop_assert!(makespan_ns <= outcome.makespan_ns * (1.0 + 1e-12), "{makespan_ns} {outcome:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_takes_no_time() {
+    let tiers = vec![tier("fast", Some(1), true, 1, 0)];
+    for tiers in [vec![], tiers] {
+        let problem = Problem::new(Parts { tiers, ..Parts::default() }).unwrap();
+        // Not less than none, either.
+        assert_eq!(makespan_bound_ns(&problem).to_bits(), 0.0_f64.to_bits());
+        assert_eq!((score_bound(&problem), static_score_bound(&problem)), (1.0, 1.0));
+    }
+}
+
+#[test]
+fn what_links_cannot_carry_costs_time() {
+    // Two tensors of 100 bytes are written, then read, and one has room; a byte takes 4 ns on a link, kernels 100 ns.
+    let kernel = |reads: &[usize], writes: &[usize]| {
+        let all = |list: &[usize]| list.iter().map(|tensor| Access { tensor: *tensor, bytes: 100 }).collect();
+        Kernel { name: "k".into(), time_ns: 100, reads: all(reads), writes: all(writes) }
+    };
+    let tensor =
+        |key: &str| Tensor { key: key.into(), bytes: 100, tag: Tag::Activation, compression: None, recompute: None };
+    let link = |from, to| Link { from, to, bandwidth: 250_000_000, shared_with: None };
+    let mut parts = Parts {
+        tiers: vec![tier("fast", Some(100), true, 1_000_000_000, 0), tier("disk", None, false, 1_000_000_000, 0)],
+        links: vec![link(0, 1), link(1, 0)],
+        tensors: vec![tensor("a"), tensor("b")],
+        kernels: vec![kernel(&[], &[0]), kernel(&[], &[1]), kernel(&[0], &[]), kernel(&[1], &[])],
+        ..Parts::default()
+    };
+    // When the second begins, the first has left for 400 ns, of which 100 are of a kernel; it comes back for as long, of which
+    // the kernels after it may be 300.
+    assert_eq!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()), 400.0 + 300.0 + 100.0);
+    // That it is computed again takes less.
+    parts.tensors[0].recompute = Some(Recompute { time_ns: 40, inputs: vec![] });
+    parts.tensors[1].recompute = Some(Recompute { time_ns: 30, inputs: vec![] });
+    assert!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()) < 430.0);
+    // A kernel that finds no room for what it needs.
+    parts.tiers[0].capacity = Some(99);
+    assert_eq!(makespan_bound_ns(&Problem::new(parts).unwrap()), f64::INFINITY);
+}

@@ -1,0 +1,182 @@
+//! Files that mean harm, or are no snapshots at all: one line each, and bounded memory.
+
+use std::io::{self, Read};
+
+use crate::common::refusal;
+use tenure_plan::{ReadOptions, Trace};
+
+const DATA_ONLY: &str = "; a memory snapshot holds only dict, list, tuple, str, int, float, bool and None";
+
+#[test]
+fn what_would_import_is_refused_by_name() {
+    let cases: [(&[u8], &str); 4] = [
+        (b"cos\nsystem\n(Vls\ntR.", "would import os.system at byte 0"),
+        (b"\x80\x02(ios\nsystem\n.", "would import os.system at byte 3"),
+        (b"\x80\x04\x8c\x02os\x94\x8c\x06system\x94\x93\x94.", "would import os.system at byte 16"),
+        (b"\x80\x04\x8c\x06system\x8c\x02os\x94h\x00\x93.", "would import os.os at byte 17"),
+    ];
+    for (bytes, what) in cases {
+        assert_eq!(refusal(bytes), format!("refused: the pickle {what}{DATA_ONLY}"));
+    }
+}
+
+#[test]
+fn names_that_are_refused_cannot_break_the_line_or_flood_it() {
+    let message = refusal(&[b"c\x1b[2J\r", "x".repeat(1000).as_bytes(), b"\nsystem\n."].concat());
+    assert!(message.starts_with("refused: the pickle would import \\u{1b}[2J\\rxxx"), "{message}");
+    assert!(message.len() < 250, "{message}");
+}
+
+#[test]
+fn every_other_way_out_is_refused() {
+    let codes = b"RbPQoSTUBC\x81\x82\x83\x84\x8e\x8f\x90\x91\x92\x96\x97\x98";
+    for &code in codes {
+        let message = refusal(&[b"\x80\x04NN", &[code][..], &[0; 300]].concat());
+        assert!(message.starts_with("refused: the pickle "), "{code:#x}: {message}");
+        assert!(message.contains(" at byte 4;"), "{code:#x}: {message}");
+    }
+}
+
+#[test]
+fn what_is_no_pickle_says_so() {
+    let cases: [(&[u8], &str); 5] = [
+        (b"{\"json\": 1}", "0x7b is no pickle operation at byte 0"),
+        (b"\x7fELF", "0x7f is no pickle operation at byte 0"),
+        (b"\x80\x06.", "pickle protocol 6 is not known at byte 0"),
+        (b"\x80\x04.", "the stack is empty at byte 2"),
+        (b"\xff", "0xff is no pickle operation at byte 0"),
+    ];
+    for (bytes, reason) in cases {
+        assert_eq!(refusal(bytes), format!("not a PyTorch memory snapshot: {reason}"));
+    }
+    assert_eq!(refusal(b""), "truncated: it ends at byte 0, in the middle");
+}
+
+#[test]
+fn a_program_that_breaks_its_stack_is_an_error() {
+    for (program, reason) in [
+        (&b"N0a."[..], "the stack is empty"),
+        (b"e.", "there is no mark"),
+        (b"(e.", "the stack is empty"),
+        (b"](0aN.", "the stack is empty"),
+        (b"Na.", "the stack is empty"),
+        (b"NNa.", "something is appended to what is not a list"),
+        (b"]NNs.", "an item is set in what is not a dict"),
+        (b"}(Nu.", "a dict has a key without a value"),
+        (b"h\x05.", "memo entry 5 was never stored"),
+        (b"Nr\xff\xff\xff\xff.", "memo entry 4294967295 comes after only 0"),
+        (b"\x8a\x11aaaaaaaaaaaaaaaaa.", "an integer of 17 bytes is larger than any address or size"),
+        (b"\x8a\x09aaaaaaaaa.", "an integer is larger than 64 bits"),
+        (b"X\x01\0\0\0\xff.", "a string is not UTF-8"),
+        (b"V\\ud800\n.", "a string has a broken escape"),
+        (b"I1x\n.", "\"1x\" is not an integer in range"),
+    ] {
+        let message = refusal(program);
+        assert!(message.starts_with(&format!("not a PyTorch memory snapshot: {reason} at byte ")), "{message}");
+    }
+}
+
+#[test]
+fn a_list_in_itself_is_no_endless_loop() {
+    assert_eq!(refusal(b"]q\x00h\x00a."), "not a PyTorch memory snapshot: it is not a dict");
+    assert!(refusal(b"}Vdevice_traces\n]q\x00h\x00as.").starts_with("event 0: it is not a dict"));
+}
+
+#[test]
+fn what_follows_the_end_is_an_error() {
+    assert_eq!(refusal(b"N.N"), "more data after the end, at byte 2");
+}
+
+#[test]
+fn a_giant_string_is_refused_before_memory_is_taken() {
+    assert_eq!(refusal(b"X\xff\xff\xff\x7f"), "too large: a string over the limit of 16777216 bytes at byte 0");
+    assert_eq!(refusal(b"X\xff\xff\x7f\0abc"), "truncated: it ends at byte 8, in the middle");
+}
+
+#[test]
+fn doubling_through_the_memo_shares_and_stays_small() {
+    // Each level is a list of the one before, ten times: 10^50 items to whoever copies.
+    let mut bomb = b"\x80\x04]\x94".to_vec();
+    for level in 0u8..50 {
+        bomb.extend(b"]\x94(");
+        bomb.extend([b'h', level].repeat(10));
+        bomb.push(b'e');
+    }
+    bomb.push(b'.');
+    assert_eq!(refusal(&bomb), "not a PyTorch memory snapshot: it is not a dict");
+}
+
+#[test]
+fn a_program_that_only_grows_ends_at_the_memory_limit() {
+    for piece in [&b"]"[..], b"(", b"N", b"N\x94"] {
+        let options = ReadOptions { memory_bytes: 1 << 20, ..ReadOptions::default() };
+        let endless = Endless { piece, next: 0 };
+        let message = Trace::read_from(endless, "test", &options).unwrap_err().to_string();
+        assert!(message.starts_with("too large: decoded values over the limit of 1048576 bytes at byte "), "{message}");
+    }
+}
+
+#[test]
+fn a_program_that_does_nothing_for_ever_ends_at_the_size_limit() {
+    let options = ReadOptions { decoded_bytes: 1 << 20, ..ReadOptions::default() };
+    let error = Trace::read_from(Endless { piece: b"N0", next: 0 }, "test", &options).unwrap_err();
+    let message = error.to_string();
+    assert!(message.starts_with("too large: decompressed content over the limit of 1048576 bytes"), "{message}");
+}
+
+#[test]
+fn ten_gigabytes_of_zeros_end_at_the_first() {
+    let zeros = io::repeat(0).take(10 << 30);
+    let message = "not a PyTorch memory snapshot: 0x00 is no pickle operation at byte 0";
+    let read =
+        |reader: Box<dyn Read>| Trace::read_from(reader, "test", &ReadOptions::default()).unwrap_err().to_string();
+    assert_eq!(read(Box::new(liblzma::read::XzEncoder::new(zeros, 0))), message);
+    let zeros = io::repeat(0).take(10 << 30);
+    assert_eq!(read(Box::new(flate2::read::GzEncoder::new(zeros, flate2::Compression::fast()))), message);
+}
+
+#[test]
+fn damaged_compression_names_the_compressed_byte() {
+    let mut bytes = include_bytes!("../../../../tests/data/resnet50_step.pickle.xz").to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x55;
+    let message = refusal(&bytes);
+    assert!(message.starts_with("damaged xz data before compressed byte "), "{message}");
+}
+
+#[test]
+fn truncated_compression_is_truncated() {
+    let bytes = include_bytes!("../../../../tests/data/resnet50_step.pickle.xz");
+    for end in [7, 20, 100, bytes.len() / 2, bytes.len() - 1] {
+        let message = refusal(&bytes[..end]);
+        assert!(message.starts_with("truncated: it ends at byte "), "{end}: {message}");
+    }
+}
+
+#[test]
+fn a_failing_reader_is_not_called_a_damaged_file() {
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, "no"))
+        }
+    }
+    let reader = (&b"}N"[..]).chain(Broken);
+    assert_eq!(Trace::read_from(reader, "test", &ReadOptions::default()).unwrap_err().to_string(), "no");
+}
+
+/// The same bytes again and again.
+struct Endless {
+    piece: &'static [u8],
+    next: usize,
+}
+
+impl Read for Endless {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        for byte in &mut *buffer {
+            *byte = self.piece[self.next];
+            self.next = (self.next + 1) % self.piece.len();
+        }
+        Ok(buffer.len())
+    }
+}

@@ -1,0 +1,80 @@
+//! Problems of many kernels, and of kernels of many tensors, are planned as fast as others.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use tenure_core::Tag;
+use tenure_plan::bound::{makespan_bound_ns, score_bound};
+use tenure_plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
+use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::{Planner, Problem, Rule, simulate};
+
+/// Of tensors, and of kernels.
+const MANY: usize = 20_000;
+
+/// Two tiers, of which the first has room for half of it.
+fn problem(kernels: Vec<Kernel>) -> Problem {
+    let tensor = |number: usize| Tensor {
+        key: number.to_string(),
+        bytes: 4096,
+        tag: if number.is_multiple_of(4) { Tag::Weight } else { Tag::Activation },
+        compression: None,
+        recompute: (number % 4 == 3).then(|| Recompute { time_ns: 1000, inputs: vec![number - 1] }),
+    };
+    let tier = |name: &str, bandwidth| Tier {
+        name: name.into(),
+        capacity: None,
+        is_reachable: true,
+        read_bandwidth: bandwidth,
+        write_bandwidth: bandwidth,
+        latency_ns: 0,
+        loaded: vec![],
+    };
+    let link = |from, to| Link { from, to, bandwidth: 5_000_000_000, shared_with: None };
+    let parts = Parts {
+        tiers: vec![tier("fast", 100_000_000_000), tier("slow", 10_000_000_000)],
+        links: vec![link(0, 1), link(1, 0)],
+        tensors: (0..MANY).map(tensor).collect(),
+        kernels,
+        ..Parts::default()
+    };
+    let problem = Problem::new(parts).unwrap();
+    let half = problem.peak_bytes() / 2;
+    problem.with_fast_bytes(half)
+}
+
+fn kernel(reads: impl Iterator<Item = usize>, writes: impl Iterator<Item = usize>) -> Kernel {
+    let access = |tensor| Access { tensor, bytes: 4096 };
+    Kernel { name: "k".into(), time_ns: 1000, reads: reads.map(access).collect(), writes: writes.map(access).collect() }
+}
+
+fn is_planned_in_time(problem: &Problem) {
+    let begun = Instant::now();
+    let least_ns = makespan_bound_ns(problem);
+    assert!(score_bound(problem) >= 0.5);
+    for planner in [&Rule::Density as &dyn Planner, &FlashNeuron, &Scheduled, &Evolutionary::default()] {
+        let options = PlannerOptions {
+            objective: Objective::Makespan,
+            time_limit: Duration::from_secs(60),
+            evaluations: Some(3),
+            seed: 0,
+        };
+        let planned = planner.plan(problem, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert!(least_ns <= simulate(problem, &planned.plan).unwrap().makespan_ns * (1.0 + 1e-12));
+    }
+    // A second, optimised, on an idle machine: what grows with the square takes minutes.
+    assert!(begun.elapsed() < Duration::from_secs(100), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn one_kernel_of_many_tensors() {
+    is_planned_in_time(&problem(vec![kernel(0..MANY / 2, MANY / 2..MANY)]));
+}
+
+#[test]
+fn many_kernels() {
+    // Half of them on the way there, half on the way back.
+    let layer = |kernel: usize| 2 * kernel.min(MANY - 1 - kernel);
+    let kernels = (0..MANY).map(layer).map(|layer| kernel(layer..layer + 1, layer + 1..layer + 2));
+    is_planned_in_time(&problem(kernels.collect()));
+}

@@ -1,0 +1,23 @@
+//! Traces, packing, problems, plans and those who make them.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod bounds;
+mod common;
+mod compact;
+mod drawn;
+mod files;
+mod generate;
+mod hostile;
+mod large;
+mod mappings;
+#[cfg(feature = "milp")]
+mod milp;
+mod packing;
+mod packing_csv;
+mod planners;
+mod problems;
+mod recorded;
+mod simulator;
+mod snapshots;
+mod summary;
+mod validation;

@@ -1,0 +1,198 @@
+//! Buffers placed in one range: never over each other, never lower than can be, and as low as can be given time.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tenure_plan::packing::{Buffer, Order, Packing, PackingOptions, PackingOutcome, PackingProblem};
+
+fn buffer(index: usize, start: u64, end: u64, size_bytes: u64, alignment: u64) -> Buffer {
+    Buffer { id: index.to_string(), start, end, size_bytes, alignment }
+}
+
+fn problem(buffers: &[(u64, u64, u64)]) -> PackingProblem {
+    let buffers = buffers.iter().enumerate();
+    PackingProblem::new(buffers.map(|(index, &(start, end, size))| buffer(index, start, end, size, 1)).collect())
+        .unwrap()
+}
+
+/// At most so many buffers.
+fn any_problem(count: usize, times: u64, sizes: u64) -> impl Strategy<Value = PackingProblem> {
+    let one = (0..times, 1..=times / 2, 0..=sizes, prop_oneof![3 => Just(1u64), 1 => 1..=4u64]);
+    prop::collection::vec(one, 0..=count).prop_map(|drawn| {
+        let buffers = drawn.into_iter().enumerate();
+        let buffers =
+            buffers.map(|(index, (start, length, size, align))| buffer(index, start, start + length, size, align));
+        PackingProblem::new(buffers.collect()).unwrap()
+    })
+}
+
+fn pack(problem: &PackingProblem, options: PackingOptions) -> PackingOutcome {
+    let outcome = problem.pack(&options, |_| ControlFlow::Continue(()));
+    check(problem, &outcome.packing);
+    assert!(problem.lower_bound_bytes() <= outcome.lower_bound_bytes);
+    if let Some(capacity) = options.capacity_bytes {
+        assert_ne!(outcome.is_feasible(capacity), Some(outcome.packing.height_bytes() > capacity));
+    }
+    outcome
+}
+
+fn lowest(problem: &PackingProblem) -> PackingOutcome {
+    pack(problem, PackingOptions::default())
+}
+
+fn within(problem: &PackingProblem, capacity: u64) -> Option<bool> {
+    let options = PackingOptions { capacity_bytes: Some(capacity), ..PackingOptions::default() };
+    pack(problem, options).is_feasible(capacity)
+}
+
+/// A packing is what it promises.
+fn check(problem: &PackingProblem, packing: &Packing) {
+    let placed: Vec<_> = problem.buffers().iter().zip(packing.offsets().iter().copied()).collect();
+    for (index, (buffer, offset)) in placed.iter().enumerate() {
+        assert_eq!(offset % buffer.alignment, 0, "{buffer:?} at {offset}");
+        for (other, other_offset) in &placed[..index] {
+            assert!(
+                !collide(buffer, *offset, other, *other_offset),
+                "{buffer:?} at {offset}, {other:?} at {other_offset}"
+            );
+        }
+    }
+    let top = placed.iter().map(|(buffer, offset)| offset + buffer.size_bytes).max().unwrap_or(0);
+    assert_eq!(packing.height_bytes(), top);
+    assert!(problem.lower_bound_bytes() <= top);
+}
+
+fn collide(a: &Buffer, a_offset: u64, b: &Buffer, b_offset: u64) -> bool {
+    let meet = a.start < b.end && b.start < a.end;
+    meet && a_offset < b_offset + b.size_bytes && b_offset < a_offset + a.size_bytes
+}
+
+/// Whether the buffers fit, by trying every offset of each.
+fn fits(buffers: &[Buffer], capacity: u64, placed: &mut Vec<u64>) -> bool {
+    let Some(buffer) = buffers.get(placed.len()) else { return true };
+    (0..=capacity.saturating_sub(buffer.size_bytes)).any(|offset| {
+        let is_free = !buffers.iter().zip(&*placed).any(|(other, &at)| collide(buffer, offset, other, at));
+        if !is_free || offset % buffer.alignment != 0 || offset + buffer.size_bytes > capacity {
+            return false;
+        }
+        placed.push(offset);
+        let found = fits(buffers, capacity, placed);
+        placed.pop();
+        found
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn nothing_overlaps_and_no_height_is_below_the_bound(problem in any_problem(40, 30, 20)) {
+        for order in Order::ALL {
+            check(&problem, &problem.best_fit(order));
+        }
+        let outcome = pack(&problem, PackingOptions { node_limit: Some(2000), ..PackingOptions::default() });
+        prop_assert!(outcome.lower_bound_bytes <= outcome.packing.height_bytes());
+        for order in Order::ALL {
+            prop_assert!(outcome.packing.height_bytes() <= problem.best_fit(order).height_bytes());
+        }
+    }
+
+    #[test]
+    fn the_search_finds_what_trying_every_offset_finds(problem in any_problem(7, 7, 4)) {
+        let outcome = lowest(&problem);
+        let height = outcome.packing.height_bytes();
+        prop_assert_eq!(outcome.lower_bound_bytes, height, "an end is a proof");
+        prop_assert!(height == 0 || !fits(problem.buffers(), height - 1, &mut Vec::new()));
+        for capacity in height.saturating_sub(2)..=height + 1 {
+            prop_assert_eq!(within(&problem, capacity), Some(capacity >= height));
+        }
+    }
+
+    #[test]
+    fn a_node_limit_gives_the_same_answer_every_time(problem in any_problem(40, 30, 20), nodes in 1..3000u64) {
+        let options = PackingOptions { node_limit: Some(nodes), ..PackingOptions::default() };
+        let [first, second] = [(); 2].map(|()| pack(&problem, options));
+        prop_assert_eq!(first.packing, second.packing);
+        prop_assert_eq!((first.lower_bound_bytes, first.nodes), (second.lower_bound_bytes, second.nodes));
+        prop_assert!(first.nodes <= nodes);
+    }
+}
+
+#[test]
+fn nothing_needs_no_place() {
+    let outcome = lowest(&problem(&[]));
+    assert_eq!((outcome.packing.height_bytes(), outcome.lower_bound_bytes), (0, 0));
+    assert_eq!(within(&problem(&[]), 0), Some(true));
+    assert_eq!(lowest(&problem(&[(0, 9, 0), (0, 1, 0)])).packing.height_bytes(), 0);
+}
+
+#[test]
+fn what_lives_one_after_the_other_has_the_same_place() {
+    let outcome = lowest(&problem(&[(0, 3, 4), (3, 9, 4), (0, 9, 4), (9, 21, 4), (0, 21, 4)]));
+    assert_eq!(outcome.packing.height_bytes(), 12);
+    assert_eq!(outcome.packing.offsets()[0], outcome.packing.offsets()[1]);
+}
+
+#[test]
+fn where_the_bound_cannot_be_met_that_is_proven() {
+    // Found by chance: at no moment is more alive than 8 bytes, but no 8 hold them.
+    let problem = PackingProblem::read(data("odd.csv")).unwrap();
+    assert_eq!(problem.lower_bound_bytes(), 8);
+    assert_eq!(within(&problem, 8), Some(false));
+    assert_eq!(within(&problem, 9), Some(true));
+    assert_eq!((lowest(&problem).packing.height_bytes(), lowest(&problem).is_optimal()), (9, true));
+}
+
+#[test]
+fn a_small_model_is_packed_as_low_as_can_be() {
+    let outcome = lowest(&PackingProblem::read(data("buffers.csv")).unwrap());
+    assert!(outcome.is_optimal());
+    assert_eq!(outcome.packing.height_bytes(), 375);
+}
+
+#[test]
+fn whoever_watches_ends_the_search_with_the_best_so_far() {
+    let problem = PackingProblem::read(data("odd.csv")).unwrap();
+    let options = PackingOptions::default();
+    let outcome = problem.pack(&options, |progress| {
+        assert!(progress.lower_bound_bytes <= progress.height_bytes);
+        ControlFlow::Break(())
+    });
+    assert_eq!(outcome.packing, problem.best_fit(Order::Start));
+    assert_eq!((outcome.is_feasible(8), outcome.nodes), (None, 0));
+    let no_time = pack(&problem, PackingOptions { time_limit: Some(Duration::ZERO), ..options });
+    assert_eq!(no_time.nodes, 0);
+}
+
+#[test]
+fn a_large_problem_takes_no_deep_stack() {
+    let draw = |index: u64| index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let buffers = (0..1000).map(|index| {
+        let start = draw(index) % 300;
+        (start, start + 1 + draw(index + 7000) % 30, 1 + draw(index + 99_000) % 1000)
+    });
+    let problem = problem(&buffers.collect::<Vec<_>>());
+    let options = PackingOptions { node_limit: Some(1200), ..PackingOptions::default() };
+    assert_eq!(pack(&problem, options).nodes, 1200);
+}
+
+#[test]
+fn minimallocs_instances_fit() {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/instances"));
+    if !folder.is_dir() {
+        eprintln!("skipped: MiniMalloc's instances are not beside the repository");
+        return;
+    }
+    // The others take a second or two, but a minute where nothing is optimised.
+    let names = if cfg!(debug_assertions) { &["C", "D", "F"][..] } else { &["A", "B", "C", "D", "E", "F"] };
+    for name in names {
+        let problem = PackingProblem::read(folder.join(format!("minimalloc_{name}.1048576.csv"))).unwrap();
+        assert_eq!(within(&problem, 1 << 20), Some(true), "{name}");
+    }
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}

@@ -1,0 +1,279 @@
+//! Problems as files, and what simple rules make of them.
+
+use std::path::Path;
+
+use proptest::prelude::*;
+use tenure_core::{StreamId, Tag};
+use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::{Action, Event, Placement, Problem, Rule, Settings, Trace};
+
+fn tensor(key: &str, bytes: u64, tag: Tag) -> Tensor {
+    Tensor { key: key.into(), bytes, tag, compression: None, recompute: None }
+}
+
+fn kernel(name: &str, reads: &[(usize, u64)], writes: &[(usize, u64)]) -> Kernel {
+    let all =
+        |list: &[(usize, u64)]| list.iter().map(|(tensor, bytes)| Access { tensor: *tensor, bytes: *bytes }).collect();
+    Kernel { name: name.into(), time_ns: 100, reads: all(reads), writes: all(writes) }
+}
+
+/// A weight that is read twice, and two activations, one after the other.
+fn parts() -> Parts {
+    Parts {
+        name: "small".into(),
+        source: "by hand".into(),
+        tiers: vec![
+            Tier {
+                name: "fast".into(),
+                capacity: Some(100),
+                is_reachable: true,
+                read_bandwidth: 1000,
+                write_bandwidth: 500,
+                latency_ns: 3,
+                loaded: vec![[0.5, 1.0], [1.0, 2.5]],
+            },
+            Tier {
+                name: "slow".into(),
+                capacity: None,
+                is_reachable: false,
+                read_bandwidth: 10,
+                write_bandwidth: 5,
+                latency_ns: 30,
+                loaded: vec![],
+            },
+        ],
+        links: vec![
+            Link { from: 0, to: 1, bandwidth: 7, shared_with: None },
+            Link { from: 1, to: 0, bandwidth: 7, shared_with: Some(0) },
+        ],
+        tensors: vec![
+            tensor("weight", 60, Tag::Weight),
+            tensor("first", 40, Tag::Activation),
+            Tensor {
+                compression: Some(2.0),
+                recompute: Some(Recompute { time_ns: 50, inputs: vec![0, 1] }),
+                ..tensor("second", 30, Tag::Activation)
+            },
+            tensor("unused", 5, Tag::Unknown),
+        ],
+        kernels: vec![
+            kernel("begin", &[(0, 60)], &[(1, 40)]),
+            kernel("go on", &[(0, 60), (1, 40)], &[(2, 90)]),
+            kernel("end", &[(2, 30)], &[]),
+        ],
+        backward: None,
+    }
+}
+
+#[test]
+fn lives_and_accesses_follow_from_kernels() {
+    let problem = Problem::new(parts()).unwrap();
+    let lives: Vec<_> = (0..4).map(|number| problem.lifetime(number)).collect();
+    assert_eq!(lives, [Some(0..=2), Some(0..=1), Some(1..=2), None]);
+    assert_eq!((0..4).map(|number| problem.accessed_bytes(number)).collect::<Vec<_>>(), [120, 80, 120, 0]);
+    assert_eq!((problem.live_bytes(|_| true), problem.peak_bytes()), (vec![100, 130, 90], 130));
+    assert_eq!(problem.live_bytes(|tensor| tensor == 1), [40, 40, 0]);
+}
+
+#[test]
+fn rules_fill_the_fast_tier() {
+    let problem = Problem::new(parts()).unwrap();
+    let found = |rule: Rule, capacity| {
+        let placement = rule.place(&problem, capacity);
+        assert!(placement.peak_bytes(&problem) <= capacity);
+        (0..4).filter(|tensor| placement.is_fast(*tensor)).collect::<Vec<_>>()
+    };
+    assert_eq!(Rule::Density.order(&problem), [2, 1, 0]);
+    assert_eq!(Rule::Hotness.order(&problem), [2, 0, 1]);
+    assert_eq!(found(Rule::FirstTouch, 100), [0, 1]);
+    assert_eq!(found(Rule::ActivationsFirst, 90), [1, 2]);
+    assert_eq!(found(Rule::WeightsFirst, 90), [0, 2]);
+    assert_eq!(found(Rule::Density, 40), [2]);
+    assert_eq!(found(Rule::Density, 0), [0; 0]);
+    assert_eq!(Rule::Hotness.place(&problem, 130).score(&problem), 1.0);
+    assert_eq!(Rule::WeightsFirst.place(&problem, 90).score(&problem), 0.75);
+}
+
+#[test]
+fn what_has_no_room_goes_to_the_next_tier_that_kernels_reach() {
+    let mut parts = parts();
+    let tier = |name: &str, capacity| Tier { name: name.into(), capacity, ..parts.tiers[0].clone() };
+    let more = [tier("beside", Some(60)), tier("far", None)];
+    parts.tiers.extend(more);
+    let problem = Problem::new(parts).unwrap();
+    // The weight fills the third; nobody reaches the second.
+    assert_eq!(Rule::WeightsFirst.place(&problem, 0).plan().places[..3], [2, 3, 3]);
+    assert_eq!(Rule::WeightsFirst.place(&problem, 60).plan().places[..3], [0, 2, 3]);
+}
+
+#[test]
+fn a_file_says_all_and_appears_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.json");
+    let problem = Problem::new(parts()).unwrap();
+    problem.write(&path).unwrap();
+    assert_eq!(Problem::read(&path).unwrap(), problem);
+    let error = problem.write(folder.path().join("missing/small.json")).unwrap_err().to_string();
+    assert!(error.contains("missing/small.json: "), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_place() {
+    let refused = |change: &dyn Fn(&mut Parts), expected: &[&str]| {
+        let mut parts = parts();
+        change(&mut parts);
+        let error = Problem::new(parts).unwrap_err().to_string();
+        assert!(expected.iter().all(|expected| error.contains(expected)), "{error}");
+        assert_eq!(error.lines().count(), 1);
+    };
+    refused(&|parts| parts.tensors[1].key = "weight".into(), &["tensor 1, \"weight\"", "no other tensor"]);
+    refused(&|parts| parts.tensors[1].key.clear(), &["tensor 1"]);
+    refused(&|parts| parts.tensors[0].bytes = u64::MAX, &["64 bits"]);
+    refused(&|parts| parts.tensors[2].compression = Some(0.5), &["compression is 0.5"]);
+    refused(&|parts| parts.tensors[2].recompute.as_mut().unwrap().inputs.push(2), &["computed again from tensor 2"]);
+    refused(&|parts| parts.kernels[1].reads[0].tensor = 4, &["kernel 1, \"go on\"", "no tensor 4: there are 4"]);
+    refused(&|parts| parts.kernels[1].reads[0].bytes = u64::MAX, &["64 bits"]);
+    refused(&|parts| parts.kernels[0].time_ns = u64::MAX, &["64 bits"]);
+    refused(&|parts| parts.tiers[0].write_bandwidth = 0, &["tier 0, \"fast\"", "bandwidth is 0"]);
+    refused(&|parts| parts.tiers[0].loaded[1][1] = 0.5, &["both rising"]);
+    refused(&|parts| parts.tiers[0].loaded[0][0] = f64::NAN, &["both rising"]);
+    refused(&|parts| parts.links[1].to = 2, &["link 1", "from tier 1 to 2"]);
+    refused(&|parts| parts.links[1].shared_with = Some(1), &["share its bandwidth with link 1"]);
+}
+
+#[test]
+fn texts_that_are_no_problem_are_refused() {
+    for (text, expected) in [
+        ("", "line 1 column 0"),
+        ("[]", "neither a problem nor a kernel trace"),
+        ("{}", "missing field `name`"),
+        (
+            r#"{"format": "tenure-problem", "version": 2}"#,
+            "version 2 of the format is not known: this program reads version 1",
+        ),
+        (r#"{"format": "tenure-problem", "version": 1, "name": "x", "tensors": [], "kernels": [], "more": 1}"#, "more"),
+        (r#"{"name": "x", "tensors": [], "kernels": [], "more\n\r\u0085": 1}"#, "unknown field `more   `"),
+        (
+            r#"{"format": "tenure-problem", "version": 1, "name": "", "kernels": [],
+                "tensors": [{"key": "a", "bytes": 1, "tag": "scratch"}]}"#,
+            "no tag \"scratch\": it is one of unknown, weight, activation, gradient, optimizer_state, input, workspace at line 2",
+        ),
+        (
+            r#"{"name": "x", "tensors": [], "kernels": [{"name": "k", "time_ns": 1, "inputs": [7], "outputs": []}]}"#,
+            "id 7",
+        ),
+        (
+            r#"{"name": "x", "kernels": [],
+                "tensors": [{"id": 1, "bytes": 1, "role": "input"}, {"id": 1, "bytes": 1, "role": "input"}]}"#,
+            "another tensor has its id",
+        ),
+    ] {
+        let error = Problem::from_json(text).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+}
+
+#[test]
+fn the_documented_example_is_a_problem() {
+    let text = include_str!("../../../../docs/problem-format.md");
+    let example = text.split("```json\n").nth(1).unwrap().split("```").next().unwrap();
+    let problem = Problem::from_json(example).unwrap();
+    assert_eq!((problem.name(), problem.tiers().len(), problem.links()[1].shared_with), ("small", 2, Some(0)));
+    assert_eq!((problem.peak_bytes(), problem.all_accessed_bytes()), (100_000_000, 200_000_000));
+    assert_eq!(problem.tensors()[1].recompute, Some(Recompute { time_ns: 50_000, inputs: vec![0] }));
+}
+
+/// The scores of the table in the specification of placement.
+#[test]
+fn berts_scores_are_known() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
+    if !path.exists() {
+        eprintln!("skipped: there is no {}", path.display());
+        return;
+    }
+    let problem = Problem::read(path).unwrap();
+    assert_eq!((problem.tensors().len(), problem.kernels().len()), (1463, 1369));
+    let peak = problem.peak_bytes();
+    for (percent, expected) in [(20, [0.115, 0.112, 0.385, 0.613, 0.692]), (50, [0.507, 0.507, 0.675, 0.819, 0.815])] {
+        let capacity = peak / 100 * percent;
+        for (rule, expected) in Rule::ALL.into_iter().zip(expected) {
+            let placement = rule.place(&problem, capacity);
+            assert!((placement.score(&problem) - expected).abs() <= 0.002, "{percent} % {}", rule.name());
+            assert!(placement.peak_bytes(&problem) <= capacity);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_order_fits(
+        sizes in prop::collection::vec(0_u64..100, 1..12),
+        uses in prop::collection::vec((0_usize..12, 0_usize..12), 1..20),
+        order in prop::collection::vec(0_usize..12, 0..30),
+        capacity in 0_u64..400,
+    ) {
+        let count = sizes.len();
+        let tensors = sizes.iter().enumerate().map(|(number, bytes)| {
+            tensor(&number.to_string(), *bytes, if number % 3 == 0 { Tag::Weight } else { Tag::Activation })
+        });
+        let kernels = uses.iter().map(|(from, to)| {
+            let (from, to) = (from % count, to % count);
+            kernel("k", &[(from, sizes[from])], &[(to, sizes[to])])
+        });
+        let parts = Parts { tensors: tensors.collect(), kernels: kernels.collect(), ..Parts::default() };
+        let problem = Problem::new(parts).unwrap();
+        let placement = Placement::first_fit(&problem, order.iter().map(|number| number % count), capacity);
+        prop_assert!(placement.peak_bytes(&problem) <= capacity);
+        prop_assert!((0.0..=1.0).contains(&placement.score(&problem)));
+        // Whatever was left out did not fit.
+        let used = problem.live_bytes(|tensor| placement.is_fast(tensor));
+        for number in order.iter().map(|number| number % count).filter(|number| !placement.is_fast(*number)) {
+            let Some(life) = problem.lifetime(number) else { continue };
+            prop_assert!(used[life].iter().any(|used| used + sizes[number] > capacity));
+        }
+        let everything = Rule::ALL.map(|rule| rule.place(&problem, problem.peak_bytes()).score(&problem));
+        prop_assert!(everything.iter().all(|score| *score == 1.0));
+    }
+}
+
+#[test]
+fn a_trace_tells_when_blocks_are_there() {
+    let event = |time_us, action, address, bytes| Event { time_us, address, bytes, stream: StreamId(0), action };
+    let events = vec![
+        event(10, Action::SegmentAlloc, 0, 4096),
+        event(20, Action::Alloc, 0, 100),
+        event(25, Action::Alloc, 512, 300),
+        event(30, Action::Alloc, 1024, 100),
+        event(31, Action::FreeRequested, 512, 300),
+        event(31, Action::FreeCompleted, 512, 300),
+        event(40, Action::Alloc, 512, 300),
+        event(47, Action::FreeRequested, 1024, 100),
+    ];
+    let trace = Trace::new("steps", 0, Settings::default(), events).unwrap();
+    let problem = Problem::of_trace(&trace).unwrap();
+    assert_eq!((problem.name(), problem.peak_bytes()), ("steps", 100 + 300 + 100 + 300));
+    let keys: Vec<&str> = problem.tensors().iter().map(|tensor| &*tensor.key).collect();
+    assert_eq!(keys, ["100#0", "300#0", "100#1", "300#1"]);
+    // The first and the last were never freed.
+    let lives: Vec<_> = (0..4).map(|tensor| problem.lifetime(tensor)).collect();
+    assert_eq!(lives, [Some(0..=3), Some(1..=2), Some(2..=3), Some(0..=3)]);
+    let times: Vec<u64> = problem.kernels().iter().map(|kernel| kernel.time_ns).collect();
+    assert_eq!(times, [5000, 5000, 10_000, 7000]);
+    assert_eq!(problem.kernels()[3].reads, [Access { tensor: 2, bytes: 100 }]);
+}
+
+#[test]
+fn recorded_traces_are_problems_of_no_smaller_peak() {
+    let trace = Trace::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz")).unwrap();
+    let problem = Problem::of_trace(&trace).unwrap();
+    // What is never freed counts from the beginning.
+    let summary = trace.summary();
+    assert!(
+        problem.peak_bytes() >= summary.peak_requested_bytes && problem.peak_bytes() < 2 * summary.peak_requested_bytes
+    );
+    let half = problem.clone().with_fast_bytes(problem.peak_bytes() / 2);
+    let density = Rule::Density.place(&half, problem.peak_bytes() / 2);
+    assert!(density.score(&half) > 0.5 && density.peak_bytes(&half) <= problem.peak_bytes() / 2);
+}

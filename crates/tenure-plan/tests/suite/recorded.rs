@@ -1,0 +1,69 @@
+//! The recorded traces beside the repository, against PyTorch's own figures (`traces/README.md` there).
+
+use std::path::PathBuf;
+
+use tenure_plan::{Action, Format, ReadOptions, Trace};
+
+struct Figures {
+    name: &'static str,
+    events: usize,
+    streams: usize,
+    segments: usize,
+    peak_requested_bytes: u64,
+}
+
+const RECORDED: [Figures; 5] = [
+    figures("resnet50_train", 10857, 1, 111, 6057040912),
+    figures("densenet201_train", 52470, 1, 426, 10322467152),
+    figures("gpt2_varlen", 51607, 1, 178, 22351444256),
+    figures("llama_ckpt_varlen", 96226, 1, 293, 12730697696),
+    figures("multi_model_serve", 91851, 4, 144, 1799091384),
+];
+
+const fn figures(
+    name: &'static str,
+    events: usize,
+    streams: usize,
+    segments: usize,
+    peak_requested_bytes: u64,
+) -> Figures {
+    Figures { name, events, streams, segments, peak_requested_bytes }
+}
+
+fn recorded() -> Vec<(Figures, Trace)> {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
+    if !folder.is_dir() {
+        eprintln!("skipped: the recorded traces are not beside the repository");
+        return Vec::new();
+    }
+    let read = |figures: Figures| {
+        let path = folder.join(figures.name).with_extension("pickle.xz");
+        let trace = Trace::read(path).unwrap();
+        (figures, trace)
+    };
+    RECORDED.into_iter().map(read).collect()
+}
+
+#[test]
+fn summaries_equal_pytorchs_figures() {
+    for (figures, trace) in recorded() {
+        let summary = trace.summary();
+        assert_eq!(trace.source(), figures.name);
+        assert_eq!(summary.events, figures.events, "{}", figures.name);
+        assert_eq!(summary.streams.len(), figures.streams, "{}", figures.name);
+        assert_eq!(summary.segments, figures.segments, "{}", figures.name);
+        assert_eq!(summary.peak_requested_bytes, figures.peak_requested_bytes, "{}", figures.name);
+        assert_eq!(trace.events()[0].action, Action::SegmentAlloc);
+    }
+}
+
+#[test]
+fn a_compact_trace_keeps_every_event() {
+    for (figures, trace) in recorded() {
+        let mut written = Vec::new();
+        trace.write_to(&mut written, Format::Compact).unwrap();
+        assert!(written.len() < 8 * trace.events().len(), "{} bytes for {}", written.len(), figures.name);
+        let again = Trace::read_from(written.as_slice(), "", &ReadOptions::default()).unwrap();
+        assert!(again == trace, "{}", figures.name);
+    }
+}

@@ -1,0 +1,294 @@
+//! Plans that were worked out by hand.
+
+use tenure_core::Tag;
+use tenure_plan::plan::{Action, Step};
+use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::simulator::{Cause, Outcome, Stall};
+use tenure_plan::{Plan, PlanError, Problem, simulate};
+
+/// A byte takes 1 ns in the fast tier, 2 to read and 5 to write in the slow one, and 4 on a link.
+const GIGA: u64 = 1_000_000_000;
+
+fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> Tier {
+    Tier {
+        name: name.into(),
+        capacity,
+        is_reachable: true,
+        read_bandwidth: read,
+        write_bandwidth: write,
+        latency_ns: 0,
+        loaded: vec![],
+    }
+}
+
+fn link(from: usize, to: usize, shared_with: Option<usize>) -> Link {
+    Link { from, to, bandwidth: GIGA / 4, shared_with }
+}
+
+fn tensor(key: &str, bytes: u64, tag: Tag) -> Tensor {
+    Tensor { key: key.into(), bytes, tag, compression: None, recompute: None }
+}
+
+fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> Kernel {
+    let all = |list: &[usize]| list.iter().map(|tensor| Access { tensor: *tensor, bytes: 100 }).collect();
+    Kernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
+}
+
+/// Two layers forward, two back: `a` and `b` are kept for the way back, `c` and `d` are gradients.
+fn parts() -> Parts {
+    let [a, b, c, d, weight] = [0, 1, 2, 3, 4];
+    Parts {
+        name: "layers".into(),
+        source: String::new(),
+        tiers: vec![tier("fast", None, GIGA, GIGA), tier("slow", None, GIGA / 2, GIGA / 5)],
+        links: vec![link(0, 1, None), link(1, 0, None)],
+        tensors: vec![
+            tensor("a", 100, Tag::Activation),
+            Tensor {
+                recompute: Some(Recompute { time_ns: 300, inputs: vec![a] }),
+                ..tensor("b", 100, Tag::Activation)
+            },
+            tensor("c", 100, Tag::Gradient),
+            tensor("d", 100, Tag::Gradient),
+            tensor("weight", 50, Tag::Weight),
+        ],
+        kernels: vec![
+            kernel(1000, &[weight], &[a]),
+            kernel(1000, &[a, weight], &[b]),
+            kernel(1000, &[b, weight], &[c]),
+            kernel(1000, &[a, c, weight], &[d]),
+        ],
+        backward: None,
+    }
+}
+
+fn play(parts: &Parts, places: [usize; 5], steps: &[(usize, usize, Action)]) -> Result<Outcome, PlanError> {
+    let steps = steps.iter().map(|(tensor, kernel, action)| Step { tensor: *tensor, kernel: *kernel, action: *action });
+    simulate(&Problem::new(parts.clone()).unwrap(), &Plan { places: places.to_vec(), steps: steps.collect() })
+}
+
+const TO_SLOW: Action = Action::Move { to: 1 };
+const TO_FAST: Action = Action::Move { to: 0 };
+
+#[test]
+fn all_in_the_fast_tier_takes_the_kernels_times() {
+    let outcome = play(&parts(), [0; 5], &[]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4000.0, 4000.0));
+    // Weight, a, b and c; then weight, a, c and d.
+    assert_eq!((outcome.peak_bytes, outcome.moved_bytes, outcome.stalls), (vec![350, 0], vec![0, 0], vec![]));
+}
+
+#[test]
+fn the_slow_tier_takes_longer_for_each_byte() {
+    // `b` is written (400 ns more) and read (100 more).
+    let outcome = play(&parts(), [0, 1, 0, 0, 0], &[]).unwrap();
+    assert_eq!((outcome.makespan_ns, &outcome.peak_bytes[..]), (4500.0, &[350, 100][..]));
+    // Of the kernels' twelve accesses of 100 bytes, two.
+    assert_eq!((&outcome.accessed_bytes[..], outcome.score()), (&[1000, 200][..], 1000.0 / 1200.0));
+    // Latency counts once for each access.
+    let mut parts = parts();
+    parts.tiers[1].latency_ns = 30;
+    assert_eq!(play(&parts, [0, 1, 0, 0, 0], &[]).unwrap().makespan_ns, 4560.0);
+    // What is faster than the first tier gains nothing.
+    parts.tiers[1] = tier("slow", None, 10 * GIGA, 10 * GIGA);
+    assert_eq!(play(&parts, [1; 5], &[]).unwrap().makespan_ns, 4000.0);
+}
+
+#[test]
+fn moves_go_on_beside_kernels() {
+    // `a` is copied while kernel 1 reads it, leaves when that ends, and is back (400 ns each) before kernel 3 begins.
+    let outcome = play(&parts(), [0; 5], &[(0, 1, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.stalls.len()), (4000.0, 0));
+    assert_eq!(outcome.moved_bytes, [100, 100]);
+    // Asked for too late, it is read from where it is, 100 ns more.
+    let outcome = play(&parts(), [0; 5], &[(0, 1, TO_SLOW), (0, 3, TO_FAST)]).unwrap();
+    assert_eq!(outcome.makespan_ns, 4100.0);
+    // `b` is written by kernel 1, so that it is copied from 2000 on, and read by kernel 2, so that it keeps the link until 3000.
+    let outcome = play(&parts(), [0; 5], &[(1, 1, TO_SLOW), (0, 1, TO_SLOW)]).unwrap();
+    assert_eq!((outcome.moved_bytes, outcome.makespan_ns), (vec![200, 0], 4000.0));
+}
+
+#[test]
+fn a_kernel_waits_for_what_it_does_not_reach() {
+    let mut parts = parts();
+    parts.tiers[1].is_reachable = false;
+    parts.links[1].bandwidth = GIGA / 16;
+    // Away at 2000, when kernel 1 ends; back from 2000 to 3600, while kernel 3 would begin at 3000.
+    let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
+    assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 600.0, cause: Cause::Tensor(0) }]);
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4600.0, 4000.0));
+    assert_eq!(
+        play(&parts, [0; 5], &[(0, 1, TO_SLOW), (0, 3, TO_FAST)]),
+        Err(PlanError::NeverReached { tensor: 0, kernel: 3 })
+    );
+    assert_eq!(play(&parts, [0, 1, 0, 0, 0], &[]), Err(PlanError::Unreachable { tensor: 1, tier: 1 }));
+}
+
+#[test]
+fn what_kernels_do_not_reach_is_compressed() {
+    let mut parts = parts();
+    parts.tiers[1].is_reachable = false;
+    parts.tensors[0].compression = Some(2.5);
+    // Away from 2000 on, when kernel 1 ends, and back: 40 bytes each way, 160 ns.
+    let there_and_back = [(0, 1, TO_SLOW), (0, 2, TO_FAST)];
+    let outcome = play(&parts, [0; 5], &there_and_back).unwrap();
+    assert_eq!((outcome.moved_bytes, outcome.peak_bytes[1], outcome.stalls.len()), (vec![40, 40], 40, 0));
+    parts.tiers[1].is_reachable = true;
+    assert_eq!(play(&parts, [0; 5], &there_and_back).unwrap().moved_bytes, [100, 100]);
+}
+
+#[test]
+fn a_kernel_waits_for_room() {
+    let mut parts = parts();
+    parts.tiers[0].capacity = Some(250);
+    parts.links[0].bandwidth = GIGA / 16;
+    // `c` does not fit beside the weight, `a` and `b`, until `a` has left: from 1000 to 2600.
+    let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW)]).unwrap();
+    assert_eq!(outcome.stalls, [Stall { kernel: 2, ns: 600.0, cause: Cause::Room(0) }]);
+    // The gradient `d` has room when `b` is gone; `a` is read from the slow tier.
+    assert_eq!((outcome.makespan_ns, outcome.peak_bytes), (4700.0, vec![250, 100]));
+    assert_eq!(play(&parts, [0; 5], &[]), Err(PlanError::NoRoom { tier: 0, kernel: 2 }));
+    parts.tiers[0].capacity = Some(49);
+    assert_eq!(play(&parts, [1, 1, 1, 1, 0], &[]), Err(PlanError::NoRoom { tier: 0, kernel: 0 }));
+}
+
+#[test]
+fn a_link_takes_one_after_the_other_and_two_share_what_they_have() {
+    let mut parts = parts();
+    parts.tiers[1].is_reachable = false;
+    // `a` goes from 2000 to 2400, and back from 2400 to 2800; meanwhile `b` is copied, whose life ends before it leaves.
+    let outcome = play(&parts, [0; 5], &[(0, 2, TO_SLOW), (1, 2, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, &outcome.moved_bytes[..]), (4000.0, &[200, 100][..]));
+    parts.links[1].shared_with = Some(0);
+    parts.kernels[2].time_ns = 500;
+    // From 2400 to 2500, when kernel 2 and the life of `b` end, `a` comes back at half the pace: 12.5 bytes. The others take
+    // 350 ns.
+    let outcome = play(&parts, [0; 5], &[(0, 2, TO_SLOW), (1, 2, TO_SLOW), (0, 2, TO_FAST)]).unwrap();
+    assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 350.0, cause: Cause::Tensor(0) }]);
+}
+
+#[test]
+fn what_moves_takes_bandwidth_of_kernels() {
+    let mut parts = parts();
+    // At a quarter of the fast tier's bandwidth, reading takes twice as long.
+    parts.tiers[0].loaded = vec![[0.25, 2.0], [1.0, 5.0]];
+    // 400 ns of `a` on its way: kernel 1 reads 200 bytes in the fast tier, 200 ns more in all if that went on all the time.
+    let outcome = play(&parts, [0; 5], &[(0, 1, TO_SLOW)]).unwrap();
+    let read_from_there = 100.0;
+    let share = 400.0 / 1200.0;
+    let expected = 4000.0 - 1000.0 + 400.0 + (1.0 - share) * 1000.0 + read_from_there;
+    assert!((outcome.makespan_ns - expected).abs() < 1e-6, "{}", outcome.makespan_ns);
+}
+
+#[test]
+fn what_is_dropped_is_computed_again() {
+    let drop_and_again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
+    let outcome = play(&parts(), [0; 5], &drop_and_again).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4300.0, 4300.0));
+    assert_eq!(play(&parts(), [0; 5], &drop_and_again[..1]), Err(PlanError::Gone { tensor: 1, kernel: 2 }));
+    // What it is computed from must be there.
+    let mut steps = vec![(0, 1, Action::Drop)];
+    steps.extend(drop_and_again);
+    assert_eq!(play(&parts(), [0; 5], &steps), Err(PlanError::Gone { tensor: 0, kernel: 2 }));
+    // One that is given up while it moves leaves the link to others, and its room.
+    let mut parts = parts();
+    parts.tiers[1].capacity = Some(100);
+    parts.links[0].bandwidth = GIGA / 16;
+    parts.kernels[3].reads.remove(0);
+    parts.kernels[3].time_ns = 2000;
+    let outcome = play(&parts, [0; 5], &[(1, 2, TO_SLOW), (1, 2, Action::Drop), (2, 2, TO_SLOW)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.moved_bytes), (5000.0, vec![100, 0]));
+    assert_eq!(outcome.peak_bytes[1], 100);
+}
+
+#[test]
+fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
+    // Written in the slow tier, each byte takes 4 ns longer, and read there 1.
+    let outcome = play(&parts(), [0; 5], &[(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 1 })]).unwrap();
+    assert_eq!(outcome.makespan_ns, 2000.0 + (300.0 + 400.0) + (1000.0 + 100.0) + 1000.0);
+    // What kernels read and write, and nothing else.
+    assert_eq!(outcome.accessed_bytes, [700 + 400, 100]);
+}
+
+#[test]
+fn what_is_computed_from_stays_until_that_is_over() {
+    let parts = Parts {
+        tiers: vec![tier("fast", None, GIGA, GIGA), Tier { is_reachable: false, ..tier("disk", None, GIGA, GIGA) }],
+        links: vec![
+            Link { bandwidth: GIGA / 16, ..link(0, 1, None) },
+            Link { bandwidth: GIGA / 16, ..link(1, 0, None) },
+        ],
+        tensors: vec![
+            tensor("a", 100, Tag::Activation),
+            Tensor {
+                recompute: Some(Recompute { time_ns: 2000, inputs: vec![0] }),
+                ..tensor("b", 100, Tag::Activation)
+            },
+        ],
+        kernels: vec![kernel(100, &[], &[0, 1]), kernel(100, &[], &[]), kernel(100, &[1], &[]), kernel(100, &[0], &[])],
+        ..Parts::default()
+    };
+    let steps = [(1, 0, Action::Drop), (1, 2, Action::Recompute { to: 0 }), (0, 1, TO_SLOW), (0, 2, TO_FAST)];
+    let steps = steps.map(|(tensor, kernel, action)| Step { tensor, kernel, action });
+    let plan = Plan { places: vec![0; 2], steps: steps.to_vec() };
+    let outcome = simulate(&Problem::new(parts).unwrap(), &plan).unwrap();
+    // `b` is computed from 200 to 2200; `a`, which was on its way from 100 to 1700, leaves then and is back at 3800.
+    assert_eq!(outcome.makespan_ns, 3900.0);
+    assert_eq!(outcome.stalls, [Stall { kernel: 3, ns: 1500.0, cause: Cause::Tensor(0) }]);
+}
+
+#[test]
+fn what_was_asked_before_a_drop_is_not_done_after_it() {
+    let mut parts = parts();
+    parts.links[0].bandwidth = GIGA / 16;
+    // While `a` is on the link, from 1000 to 2600, `b` waits for it, is given up, and is there again.
+    let moves = [(0, 1, TO_SLOW), (1, 1, TO_SLOW)];
+    let again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
+    let outcome = play(&parts, [0; 5], &[&moves[..], &again[..]].concat()).unwrap();
+    assert_eq!(outcome.moved_bytes, [100, 0]);
+    // Asked for again, it moves: when `b` has been computed, though it was asked for sooner, and read, at 3300 + 1000.
+    let outcome = play(&parts, [0; 5], &[&again[..], &[(1, 0, TO_SLOW)]].concat()).unwrap();
+    assert_eq!((outcome.moved_bytes, outcome.peak_bytes), (vec![0, 0], vec![350, 100]));
+}
+
+#[test]
+fn what_is_there_all_the_time_ends_where_it_begins() {
+    // The weight, of 50 bytes, takes 200 ns each way.
+    let weight = |steps: &[(usize, usize, Action)]| play(&parts(), [0; 5], steps);
+    let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
+    assert_eq!(weight(&[(4, 0, TO_SLOW)]), displaced);
+    assert_eq!(weight(&[(4, 0, TO_SLOW), (4, 2, TO_FAST)]).unwrap().moved_bytes, [50, 50]);
+    // Asked for when the last kernel begins, which reads it in the slow tier (100 ns more), it comes back after that.
+    let outcome = weight(&[(4, 2, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4100.0, 4100.0));
+    let outcome = weight(&[(4, 3, TO_SLOW), (4, 3, TO_FAST)]).unwrap();
+    assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4200.0, 4000.0));
+    assert_eq!(outcome.stalls, [Stall { kernel: 4, ns: 200.0, cause: Cause::Tensor(4) }]);
+}
+
+#[test]
+fn plans_that_cannot_be_are_refused() {
+    let refused = |steps: &[(usize, usize, Action)], expected: &str| {
+        let error = play(&parts(), [0; 5], steps).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
+    };
+    refused(&[(5, 0, Action::Drop)], "no such tensor or kernel");
+    refused(&[(0, 4, Action::Drop)], "no such tensor or kernel");
+    refused(&[(0, 1, Action::Move { to: 2 })], "no tier 2: there are 2");
+    refused(&[(0, 1, Action::Move { to: 0 })], "from tier 0 to 0: no link");
+    refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "is not there: it was dropped");
+    refused(&[(1, 2, Action::Recompute { to: 0 })], "was not dropped");
+    // As they are listed and as they are played.
+    let again = Action::Recompute { to: 0 };
+    refused(&[(1, 2, Action::Drop), (1, 2, again)], "before kernel 2, and was not dropped before");
+    refused(&[(1, 1, Action::Drop), (1, 3, again), (1, 2, Action::Drop)], "at kernel 2, and is not there");
+    refused(&[(1, 0, Action::Drop), (1, 1, again)], "at kernel 0, and is not there");
+    refused(&[(0, 1, Action::Drop), (0, 3, Action::Recompute { to: 0 })], "does not say how");
+    refused(&[(4, 3, Action::Drop)], "is there all the time");
+    let problem = Problem::new(parts()).unwrap();
+    let error = simulate(&problem, &Plan::default()).unwrap_err();
+    assert_eq!(error, PlanError::Places { found: 0, tensors: 5 });
+    let mut bare = parts();
+    (bare.tiers, bare.links) = (vec![], vec![]);
+    assert_eq!(play(&bare, [0; 5], &[]), Err(PlanError::NoTiers));
+}

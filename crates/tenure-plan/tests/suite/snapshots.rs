@@ -1,0 +1,156 @@
+//! What of a PyTorch snapshot is read, from every pickle protocol.
+
+use crate::common::{any_trace, read, refusal};
+use proptest::prelude::*;
+use tenure_core::StreamId;
+use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Trace};
+
+/// The same snapshot in every protocol: no events on device 0, five on device 1 (see `data/README.md`).
+const PROTOCOLS: [&[u8]; 6] = [
+    include_bytes!("../data/protocol0.pickle"),
+    include_bytes!("../data/protocol1.pickle"),
+    include_bytes!("../data/protocol2.pickle"),
+    include_bytes!("../data/protocol3.pickle"),
+    include_bytes!("../data/protocol4.pickle"),
+    include_bytes!("../data/protocol5.pickle"),
+];
+
+fn expected() -> Trace {
+    let at = |time: u64, action, bytes| Event {
+        time_us: 1795224635308556 + time,
+        address: 0x7f00_0000_0000,
+        bytes,
+        stream: StreamId::NULL,
+        action,
+    };
+    let events = vec![
+        at(0, Action::SegmentAlloc, 2097152),
+        at(1, Action::Alloc, 1000),
+        at(2, Action::FreeRequested, 1000),
+        at(3, Action::FreeCompleted, 1000),
+        Event { address: (1 << 63) + 5, ..at(4, Action::Oom, 1 << 40) },
+    ];
+    let settings = Settings {
+        conf: "max_split_size_mb:200".into(),
+        max_split_size_bytes: Some(200 << 20),
+        garbage_collection_threshold: 0.8,
+        expandable_segments: true,
+        roundup_power2_divisions: [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0],
+    };
+    Trace::new("test", 1, settings, events).unwrap()
+}
+
+#[test]
+fn every_protocol_says_the_same() {
+    for (protocol, bytes) in PROTOCOLS.into_iter().enumerate() {
+        assert_eq!(read(bytes).unwrap(), expected(), "protocol {protocol}");
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error_that_says_where() {
+    for (protocol, bytes) in PROTOCOLS.into_iter().enumerate() {
+        for end in 0..bytes.len() {
+            let expected = format!("truncated: it ends at byte {end}, in the middle");
+            assert_eq!(refusal(&bytes[..end]), expected, "protocol {protocol}");
+        }
+    }
+}
+
+#[test]
+fn a_device_may_be_chosen() {
+    let choose = |device| {
+        let options = ReadOptions { device: Some(device), ..ReadOptions::default() };
+        Trace::read_from(PROTOCOLS[4], "test", &options)
+    };
+    assert!(choose(0).unwrap().events().is_empty());
+    assert_eq!(choose(1).unwrap().events().len(), 5);
+    assert_eq!(choose(2).unwrap_err().to_string(), "it has no device 2: its devices are 0 to 1");
+}
+
+#[test]
+fn a_history_that_was_never_recorded_says_how() {
+    let empty = snapshot_of("(lp0\n");
+    assert_eq!(
+        refusal(&empty),
+        "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs"
+    );
+}
+
+#[test]
+fn a_snapshot_without_settings_has_pytorchs_defaults() {
+    let trace = read(&snapshot_of(&device(&event("snapshot", "")))).unwrap();
+    assert_eq!(trace.settings(), &Settings::default());
+}
+
+#[test]
+fn an_event_that_makes_no_sense_is_named() {
+    let good = event("snapshot", "");
+    let cases = [
+        (event("split", ""), "event 1: unknown action \"split\": a newer PyTorch may have recorded it"),
+        (event("alloc", "Vsize\nI-1\ns"), "event 1: field \"size\" is missing or is not an unsigned 64-bit integer"),
+        (event("alloc", "Vaddr\nF1.5\ns"), "event 1: field \"addr\" is missing or is not an unsigned 64-bit integer"),
+        (event("oom", "Vaddr\nNs"), "event 1: field \"device_free\" is missing or is not an unsigned 64-bit integer"),
+        ("(da".into(), "event 1: it is not a dict with an action"),
+        ("I5\na".into(), "event 1: it is not a dict with an action"),
+        ("(la".into(), "event 1: it is not a dict with an action"),
+        (event("alloc", "Vaction\nI3\ns"), "event 1: it is not a dict with an action"),
+    ];
+    for (bad, message) in cases {
+        assert_eq!(refusal(&snapshot_of(&device(&[good.clone(), bad].concat()))), message);
+    }
+}
+
+#[test]
+fn what_is_not_a_snapshot_says_what_is_missing() {
+    let cases: [(&[u8], &str); 6] = [
+        (b"N.", "it is not a dict"),
+        (b"].", "it is not a dict"),
+        (b"}.", "it has no device_traces"),
+        (b"}Vdevice_traces\nNs.", "device_traces is not a list"),
+        (b"}Vdevice_traces\n]Nas.", "device_traces holds something that is not a list"),
+        (b"}Vdevice_traces\n]sVallocator_settings\nNs.", "allocator_settings is not a dict"),
+    ];
+    for (bytes, reason) in cases {
+        assert_eq!(refusal(bytes), format!("not a PyTorch memory snapshot: {reason}"));
+    }
+}
+
+#[test]
+fn a_setting_of_the_wrong_type_is_named() {
+    for (key, value) in [("max_split_size", "V1\n"), ("expandable_segments", "I1\n"), ("roundup_power2_divisions", "N")]
+    {
+        let bytes = format!("}}Vdevice_traces\n]sVallocator_settings\n}}V{key}\n{value}ss.");
+        let message = format!("not a PyTorch memory snapshot: allocator_settings has a strange {key}");
+        assert_eq!(refusal(bytes.as_bytes()), message);
+    }
+}
+
+/// A snapshot in protocol 0 whose `device_traces` is made by `traces`.
+fn snapshot_of(traces: &str) -> Vec<u8> {
+    format!("(dp0\nVdevice_traces\n{traces}s.").into_bytes()
+}
+
+/// One device with the events that `appended` appends.
+fn device(appended: &str) -> String {
+    format!("(l(l{appended}a")
+}
+
+/// Appends an event; `more` sets further items.
+fn event(action: &str, more: &str) -> String {
+    let address = if action == "oom" { "" } else { "Vaddr\nI512\ns" };
+    format!("(dVaction\nV{action}\ns{address}Vsize\nI8\nsVstream\nI0\nsVtime_us\nI5\ns{more}a")
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_as_a_snapshot_is_read_back(trace in any_trace()) {
+        // A snapshot that has no events is one of any device.
+        prop_assume!(!trace.events().is_empty());
+        for format in [Format::Pickle, Format::PickleXz, Format::PickleGz] {
+            let mut written = Vec::new();
+            trace.write_to(&mut written, format).unwrap();
+            prop_assert_eq!(&Trace::read_from(written.as_slice(), trace.source(), &ReadOptions::default()).unwrap(), &trace);
+        }
+    }
+}

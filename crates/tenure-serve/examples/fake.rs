@@ -1,0 +1,24 @@
+//! A server whose models answer what they are asked, to try clients on: `cargo run --example fake 8000`.
+#![allow(clippy::unwrap_used, reason = "a test's service may panic")]
+
+#[path = "../tests/fake/mod.rs"]
+mod fake;
+
+use std::env;
+use std::error::Error;
+use std::future::pending;
+use std::sync::Arc;
+
+use tenure_serve::http::{Config, Server};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut config = Config::default();
+    if let Some(port) = env::args().nth(1) {
+        config.address.set_port(port.parse()?);
+    }
+    let server = Server::bind(config, Arc::new(fake::Fake::default())).await?;
+    println!("http://{}", server.address());
+    server.run(pending()).await;
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Models to begin with: small ones whose weights are drawn, the same ones each time, and a real one if somebody has it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tenure_nn::checkpoint;
+use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
+use tenure_nn::{Error, Module, Scope};
+use tenure_tensor::random::Generator;
+
+/// What of a sentence encoder's folder is served, and what its clients make tokens with.
+const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
+
+const DIGITS: &str = r#"# Scores of ten classes for images of 28 x 28 pixels: of weights that nobody trained.
+architecture = "resnet18"
+timeout_ms = 10000
+
+[options]
+channels = 1
+classes = 10
+width = 8
+
+[[inputs]]
+name = "image"
+datatype = "FP32"
+shape = [-1, 1, 28, 28]
+
+[[outputs]]
+name = "scores"
+datatype = "FP32"
+shape = [-1, 10]
+
+[batching]
+max_rows = 16
+"#;
+
+const NEXT_BYTE: &str = r#"# Scores of the byte that follows each byte of a text: of weights that nobody trained.
+architecture = "llama"
+timeout_ms = 10000
+
+[options]
+vocab_size = 256
+hidden_size = 64
+intermediate_size = 176
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+
+[[inputs]]
+name = "tokens"
+datatype = "INT64"
+shape = [-1, -1]
+
+[[outputs]]
+name = "scores"
+datatype = "FP32"
+shape = [-1, -1, 256]
+
+[batching]
+max_rows = 16
+"#;
+
+/// Behind what is an encoder's own.
+const SENTENCES: &str = r#"architecture = "sentences"
+config = "config.json"
+timeout_ms = 10000
+
+[[inputs]]
+name = "input_ids"
+datatype = "INT64"
+shape = [-1, -1]
+
+[[inputs]]
+name = "attention_mask"
+datatype = "INT64"
+shape = [-1, -1]
+
+[[outputs]]
+name = "sentence_embedding"
+datatype = "FP32"
+shape = [-1, -1]
+
+[batching]
+max_rows = 32
+"#;
+
+const TINY_CONFIG: &str = r#"{
+  "model_type": "bert",
+  "vocab_size": 256,
+  "hidden_size": 32,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 2,
+  "intermediate_size": 64,
+  "max_position_embeddings": 128
+}
+"#;
+
+/// Why examples are not written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExampleError {
+    /// The system refused.
+    #[error("{}: {source}", .path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// Its words.
+        source: io::Error,
+    },
+    /// It would be overwritten.
+    #[error("{}: there is something already, which is not overwritten: remove it, or name another folder", .path.display())]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Weights could not be drawn or written.
+    #[error(transparent)]
+    Weights(#[from] Error),
+}
+
+/// Writes three models into a folder, which is made if it is not there, and returns their names: `digits`, a ResNet;
+/// `next-byte`, a Llama; and the sentence encoder of the folder `encoder`, such as all-MiniLM-L6-v2, by the name of `name`. If
+/// there is none, `tiny-sentences` stands in its place, whose weights are drawn as the others' are.
+///
+/// # Errors
+/// A model of such a name is there; a file cannot be read or written.
+pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String>, ExampleError> {
+    let third = encoder.map_or("tiny-sentences", |(name, _)| name);
+    let names = ["digits", "next-byte", third];
+    let folders = names.map(|name| folder.join(name));
+    if let Some(path) = folders.iter().find(|path| path.exists()) {
+        return Err(ExampleError::Exists { path: path.clone() });
+    }
+    folders.iter().try_for_each(|path| fs::create_dir_all(path).map_err(io_error(path)))?;
+    let [digits, next_byte, sentences] = &folders;
+    let scope = |seed| Scope::new(&Generator::new(seed));
+    let config = ResNetConfig { channels: 1, classes: 10, width: 8, ..ResNetConfig::RESNET18 };
+    model(digits, DIGITS, &ResNet::new(&scope(1), config).map_err(Error::from)?)?;
+    let config = LlamaConfig {
+        vocab_size: 256,
+        hidden_size: 64,
+        intermediate_size: 176,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        ..LlamaConfig::default()
+    };
+    model(next_byte, NEXT_BYTE, &Llama::new(&scope(2), &config).map_err(Error::from)?)?;
+    match encoder {
+        Some((_, from)) => {
+            for file in ENCODER_FILES {
+                fs::copy(from.join(file), sentences.join(file)).map_err(io_error(&from.join(file)))?;
+            }
+            text(sentences, "config.toml", SENTENCES)?;
+        }
+        None => {
+            let config: BertConfig =
+                serde_json::from_str(TINY_CONFIG).map_err(|error| io_error(sentences)(error.into()))?;
+            text(sentences, "config.json", TINY_CONFIG)?;
+            model(sentences, SENTENCES, &Bert::new(&scope(3), &config).map_err(Error::from)?)?;
+        }
+    }
+    Ok(names.map(String::from).into())
+}
+
+fn model(folder: &Path, config: &str, model: &dyn Module) -> Result<(), ExampleError> {
+    let state = model.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
+    checkpoint::save(&folder.join("model.safetensors"), state, ("from", "tenure models init"))?;
+    text(folder, "config.toml", config)
+}
+
+fn text(folder: &Path, name: &str, text: &str) -> Result<(), ExampleError> {
+    let path = folder.join(name);
+    fs::write(&path, text).map_err(io_error(&path))
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> ExampleError {
+    let path = path.to_owned();
+    |source| ExampleError::Io { path, source }
+}

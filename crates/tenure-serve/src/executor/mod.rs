@@ -1,0 +1,20 @@
+//! Models on our own tensors, computed in this process or in a [`Place`] elsewhere.
+//!
+//! A [`Model`] is a network without values, and a description of its image: the tensors of its files in the order in which they
+//! are needed. On the CPU the image in the host's memory is what is computed with: tensors are views of it, and a group that
+//! is still read is waited for by who uses it first. The first time, each tensor is a group, which tells the order; from the
+//! next on, groups are those that let the last layer end soonest. A model that leaves is freed, as its files have it.
+
+mod error;
+mod model;
+mod network;
+mod place;
+mod tensors;
+pub(crate) mod text;
+mod weights;
+
+pub use error::ModelError;
+pub(crate) use model::{Answer, Model};
+pub(crate) use network::{Bound, Computed, Placed, build};
+pub(crate) use place::{Computer, Here, Place};
+pub(crate) use tensors::{RawTensor, dtype};

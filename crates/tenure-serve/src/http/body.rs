@@ -1,0 +1,128 @@
+//! The bodies of requests: within their limits, and unpacked.
+
+use std::io::Read;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderMap, header};
+use bytes::Bytes;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::{Limits, ServeError};
+
+/// Work with more bytes than these, which takes some 100 µs, is not done where other requests would wait for it.
+const SHORT_BYTES: usize = 64 << 10;
+
+/// Bytes that are made room for before they come.
+const FIRST_BYTES: usize = 1 << 20;
+
+/// How long what follows a body's limit is listened to. Who is cut off while it sends does not see the answer.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A part of the memory that there is for all bodies, until it is dropped. It is counted in KiB.
+pub(super) struct Share {
+    free: Arc<Semaphore>,
+    taken: Option<OwnedSemaphorePermit>,
+}
+
+impl Share {
+    pub(super) fn new(free: Arc<Semaphore>) -> Self {
+        Self { free, taken: None }
+    }
+
+    /// Makes it so many bytes, if there are as many. It does not wait: those who hold the rest may wait too.
+    fn grow(&mut self, bytes: usize) -> Result<(), ServeError> {
+        let taken = self.taken.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = u32::try_from(bytes.div_ceil(1024).saturating_sub(taken)).map_err(|_| ServeError::Busy)?;
+        let more = self.free.clone().try_acquire_many_owned(more).map_err(|_| ServeError::Busy)?;
+        match &mut self.taken {
+            Some(taken) => taken.merge(more),
+            None => self.taken = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// A body as it was before it was compressed, which takes a share of the memory for bodies.
+pub(super) async fn receive(
+    headers: &HeaderMap,
+    body: Body,
+    limits: &Limits,
+    share: &mut Share,
+) -> Result<Bytes, ServeError> {
+    let limit = limits.body_bytes;
+    let received = timeout(limits.receive, collect(body, limit, share)).await;
+    let body = received.map_err(|_| ServeError::Slow(limits.receive))??;
+    // Few bytes may become many.
+    let body = match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
+        None | Some(b"identity") => return Ok(body),
+        Some(b"gzip") => aside(usize::MAX, move || unpack(MultiGzDecoder::new(&body[..]), limit)).await?,
+        Some(b"deflate") => aside(usize::MAX, move || unpack(ZlibDecoder::new(&body[..]), limit)).await?,
+        Some(other) => return Err(ServeError::ContentEncoding(String::from_utf8_lossy(other).into_owned())),
+    };
+    share.grow(body.len())?;
+    Ok(body)
+}
+
+async fn collect(body: Body, limit: usize, share: &mut Share) -> Result<Bytes, ServeError> {
+    let mut body = pin!(body);
+    let said = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    let mut bytes = Vec::with_capacity(said.min(limit).min(FIRST_BYTES));
+    let mut refusal = (said > limit).then_some(ServeError::TooLarge(limit));
+    while refusal.is_none()
+        && let Some(frame) = body.frame().await
+    {
+        let frame = frame.map_err(|error| ServeError::Malformed(format!("the body was cut off: {error}")))?;
+        let data = frame.into_data().unwrap_or_default();
+        if data.len() > limit - bytes.len() {
+            refusal = Some(ServeError::TooLarge(limit));
+        } else {
+            // What was only announced takes no share.
+            refusal = share.grow(bytes.len() + data.len()).err();
+            bytes.extend_from_slice(&data);
+        }
+    }
+    let Some(refusal) = refusal else { return Ok(bytes.into()) };
+    let discard = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = timeout(FAREWELL, discard).await;
+    Err(refusal)
+}
+
+fn unpack(packed: impl Read, limit: usize) -> Result<Bytes, ServeError> {
+    let mut bytes = Vec::new();
+    let read = packed.take((limit as u64).saturating_add(1)).read_to_end(&mut bytes);
+    read.map_err(|error| ServeError::Malformed(format!("the body is not what Content-Encoding says: {error}")))?;
+    if bytes.len() > limit { Err(ServeError::TooLarge(limit)) } else { Ok(bytes.into()) }
+}
+
+/// Does work with so many bytes: aside, if that takes long.
+pub(super) async fn aside<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
+) -> Result<T, ServeError> {
+    if bytes <= SHORT_BYTES {
+        return work();
+    }
+    let done = spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(ServeError::Failed(format!("the server failed at a message: {error}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn what_unpacks_to_no_end_is_unpacked_up_to_the_limit() {
+        assert!(matches!(unpack(io::repeat(0), 1000), Err(ServeError::TooLarge(1000))));
+        assert_eq!(unpack(io::repeat(0).take(1000), 1000).unwrap().len(), 1000);
+    }
+}

@@ -1,0 +1,156 @@
+//! Why a request has no answer, and the status that says so.
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::metrics::Outcome;
+use crate::protocol::ProtocolError;
+
+/// The longest message, in bytes: names that a client chose may be longer.
+const MESSAGE_BYTES: usize = 2 << 10;
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// No request that can be answered. What is wrong with an answer is [`ServeError::Failed`].
+    #[error(transparent)]
+    Invalid(ProtocolError),
+    /// A body or header of another form.
+    #[error("{0}")]
+    Malformed(String),
+    /// No such model, or version of it.
+    #[error("there is no model {model:?}{}: POST v2/repository/index lists models", of_version(version))]
+    UnknownModel {
+        /// The model's name.
+        model: String,
+        /// Its version, if one was asked for.
+        version: Option<String>,
+    },
+    /// No such route.
+    #[error("nothing is served at {0}")]
+    UnknownRoute(String),
+    /// A route that is asked in another way.
+    #[error("{0} is not served here: see the header Allow")]
+    Method(String),
+    /// No token, or another.
+    #[error("the server asks for a token: send the header Authorization: Bearer TOKEN")]
+    Token,
+    /// A request that another site's page makes a browser send.
+    #[error("pages of other sites may not use this server: ask from the server's own site, or not from a browser")]
+    OtherSite,
+    /// A body that did not come in time.
+    #[error("the body did not come within {0:?}")]
+    Slow(Duration),
+    /// A body that is too long, compressed or not.
+    #[error("the body is longer than {0} bytes, which is the server's limit")]
+    TooLarge(usize),
+    /// A compression that is not known.
+    #[error("Content-Encoding {0:?} is not known: gzip, deflate and identity are")]
+    ContentEncoding(String),
+    /// A model that cannot be asked now.
+    #[error("model {model:?} is not ready: {reason}")]
+    NotReady {
+        /// The model's name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// Too many requests wait.
+    #[error("too many requests wait for model {model:?}: try again in {retry_after:?}")]
+    QueueFull {
+        /// The model's name.
+        model: String,
+        /// When there may be room.
+        retry_after: Duration,
+    },
+    /// No memory for another body.
+    #[error("requests that are under way hold as much as the server has memory for: try again in a second")]
+    Busy,
+    /// What computed it is gone, and something else computes the next.
+    #[error("{0}")]
+    WorkerLost(String),
+    /// The request's time passed.
+    #[error("there was no answer within {0:?}, which was the request's timeout")]
+    DeadlinePassed(Duration),
+    /// The server answers nothing yet.
+    #[error("the server is not ready yet")]
+    NotServing,
+    /// The server ends.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// Something went wrong here.
+    #[error("{0}")]
+    Failed(String),
+}
+
+fn of_version(version: &Option<String>) -> String {
+    version.as_ref().map_or_else(String::new, |version| format!(" of version {version:?}"))
+}
+
+impl ServeError {
+    /// The status of HTTP.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Invalid(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::UnknownModel { .. } | Self::UnknownRoute(_) => StatusCode::NOT_FOUND,
+            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Token => StatusCode::UNAUTHORIZED,
+            Self::OtherSite => StatusCode::FORBIDDEN,
+            Self::Slow(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::NotReady { .. }
+            | Self::QueueFull { .. }
+            | Self::Busy
+            | Self::WorkerLost(_)
+            | Self::NotServing
+            | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
+            Self::DeadlinePassed(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// What became of a request that has this error for an answer.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self.status() {
+            StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
+            StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
+            StatusCode::INTERNAL_SERVER_ERROR => Outcome::Failed,
+            _ => Outcome::Refused,
+        }
+    }
+}
+
+impl IntoResponse for ServeError {
+    fn into_response(self) -> Response {
+        let mut message = self.to_string();
+        if message.len() > MESSAGE_BYTES {
+            message.truncate(message.floor_char_boundary(MESSAGE_BYTES));
+            message.push('…');
+        }
+        let body = serde_json::json!({ "error": message }).to_string();
+        let mut response = (self.status(), [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        let headers = response.headers_mut();
+        match self {
+            Self::Token => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::QueueFull { retry_after, .. } => {
+                // Whole seconds, and not none.
+                headers.insert(header::RETRY_AFTER, retry_after.as_secs().saturating_add(1).into());
+            }
+            Self::Busy | Self::WorkerLost(_) => {
+                headers.insert(header::RETRY_AFTER, 1.into());
+            }
+            // The rest of the body, if it still comes, is no request.
+            Self::Slow(_) | Self::TooLarge(_) => {
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            _ => {}
+        }
+        response
+    }
+}

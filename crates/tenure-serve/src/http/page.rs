@@ -1,0 +1,221 @@
+//! The live page.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::metrics::Latency;
+use crate::protocol::ModelState;
+
+const STYLE: &str = include_str!("page.css");
+
+/// How often the page is loaded again, in seconds.
+const REFRESH: u32 = 2;
+
+/// What a server does at a moment, to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// How long it has run.
+    pub uptime: Duration,
+    /// Where weights are, fastest first.
+    pub tiers: Vec<Tier>,
+    /// The models, in the order in which they are shown.
+    pub models: Vec<ModelSnapshot>,
+}
+
+/// A tier of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tier {
+    /// Its name, such as `cuda:0`.
+    pub name: String,
+    /// Bytes of weights in it.
+    pub used_bytes: u64,
+    /// How many it may have.
+    pub capacity_bytes: u64,
+}
+
+/// A model at a moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Whether it can be asked.
+    pub state: ModelState,
+    /// Where its weights are, fastest first.
+    pub resident: Vec<Resident>,
+    /// Requests that wait.
+    pub queued: u64,
+    /// Requests that were answered.
+    pub answered: u64,
+    /// How often it was brought to a device.
+    pub switches: u64,
+    /// Of its last answers.
+    pub latency: Option<Latency>,
+}
+
+/// A model's weights in a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// The tier's name.
+    pub tier: String,
+    /// How many bytes of them.
+    pub bytes: u64,
+}
+
+/// The page as HTML, which is XML too.
+pub(super) fn page(snapshot: &Snapshot) -> String {
+    let Snapshot { uptime, tiers, models } = snapshot;
+    let seconds = uptime.as_secs();
+    let sum = |of: fn(&ModelSnapshot) -> u64| models.iter().map(of).sum::<u64>();
+    let ready = models.iter().filter(|model| model.state == ModelState::Ready).count();
+    let facts = [
+        ("Models ready", format!("{ready} of {}", models.len())),
+        ("Requests waiting", sum(|model| model.queued).to_string()),
+        ("Requests answered", sum(|model| model.answered).to_string()),
+        ("Switches", sum(|model| model.switches).to_string()),
+        ("Running for", format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)),
+    ];
+    let facts: String =
+        facts.iter().map(|(name, fact)| format!("<div><dt>{name}</dt><dd>{fact}</dd></div>\n")).collect();
+    let tiers: String = tiers.iter().map(tier).collect();
+    let rows: String = models.iter().map(row).collect();
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta http-equiv=\"refresh\" content=\"{REFRESH}\"/>\n<title>Tenure serves</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n<h1>Tenure serves</h1>\n<dl>\n{facts}</dl>\n{tiers}\
+         <div class=\"scroll\"><table>\n<thead><tr><th scope=\"col\">Model</th><th scope=\"col\">State</th>\
+         <th scope=\"col\">Weights</th><th scope=\"col\">Waiting</th><th scope=\"col\">Answered</th>\
+         <th scope=\"col\">Switches</th><th scope=\"col\">Median</th><th scope=\"col\">p99</th></tr></thead>\n\
+         <tbody>\n{rows}</tbody>\n</table></div>\n\
+         <footer>Tenure {}. Latencies are of a model's last 1,024 answers. The same and more for Prometheus: \
+         <a href=\"metrics\">metrics</a>.</footer>\n</body>\n</html>\n",
+        env!("CARGO_PKG_VERSION"),
+    )
+}
+
+fn tier(tier: &Tier) -> String {
+    let Tier { name, used_bytes, capacity_bytes } = tier;
+    format!(
+        "<p><span>{}: {} of {}</span> <meter max=\"{capacity_bytes}\" value=\"{used_bytes}\"></meter></p>\n",
+        escape(name),
+        bytes(*used_bytes),
+        bytes(*capacity_bytes),
+    )
+}
+
+fn row(model: &ModelSnapshot) -> String {
+    let ModelSnapshot { name, state, resident, queued, answered, switches, latency } = model;
+    let weights: Vec<String> =
+        resident.iter().map(|Resident { tier, bytes: size }| format!("{} on {}", bytes(*size), escape(tier))).collect();
+    let weights = if weights.is_empty() { "–".into() } else { weights.join(", ") };
+    let time =
+        |of: fn(&Latency) -> Duration| latency.as_ref().map_or("–".into(), |latency| milliseconds(of(latency)));
+    format!(
+        "<tr><th scope=\"row\">{}</th><td class=\"{state}\">{state}</td><td>{weights}</td><td>{queued}</td>\
+         <td>{answered}</td><td>{switches}</td><td>{}</td><td>{}</td></tr>\n",
+        escape(name),
+        time(|latency| latency.median),
+        time(|latency| latency.p99),
+        state = state.name().to_lowercase(),
+    )
+}
+
+fn milliseconds(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+}
+
+fn bytes(bytes: u64) -> String {
+    let exact = bytes as f64;
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", exact / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", exact / 1e6),
+        _ => format!("{:.1} GB", exact / 1e9),
+    }
+}
+
+/// `text` as it stands in HTML or XML.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // XML has no place for control characters.
+            character if character.is_control() => {
+                write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
+            }
+            character => escaped.push(character),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_value_is_shown() {
+        let ms = Duration::from_millis;
+        let latency = Some(Latency { median: ms(12), p99: ms(345) });
+        let resident = vec![Resident { tier: "cuda:0".into(), bytes: 241_000_000 }];
+        let state = ModelState::Ready;
+        let model =
+            ModelSnapshot { name: "resnet".into(), state, resident, queued: 3, answered: 17, switches: 5, latency };
+        let tiers = vec![Tier { name: "cuda:0".into(), used_bytes: 241_000_000, capacity_bytes: 80_000_000_000 }];
+        let page = page(&Snapshot { uptime: ms(3_725_500), tiers, models: vec![model] });
+        for shown in [
+            "1 of 1",
+            "1:02:05",
+            "cuda:0: 241.0 MB of 80.0 GB",
+            ">resnet<",
+            ">ready<",
+            ">241.0 MB on cuda:0<",
+            ">3<",
+            ">17<",
+            ">5<",
+            ">12.0 ms<",
+            ">345.0 ms<",
+        ] {
+            assert!(page.contains(shown), "{shown} is not in {page}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_text_whatever_is_in_it() {
+        let hostile = "</th><script>alert(\"&\")</script>\u{1}\n";
+        let model = ModelSnapshot {
+            name: hostile.into(),
+            state: ModelState::Loading,
+            resident: vec![Resident { tier: hostile.into(), bytes: 0 }],
+            queued: 0,
+            answered: 0,
+            switches: 0,
+            latency: None,
+        };
+        let tier = Tier { name: hostile.into(), used_bytes: 0, capacity_bytes: 0 };
+        let page = page(&Snapshot { tiers: vec![tier], models: vec![model], ..Snapshot::default() });
+        assert!(!page.contains("<script>"));
+        assert_eq!(well_formed(&page), Ok(()));
+    }
+
+    /// Whether tags are closed in the order in which they were opened.
+    fn well_formed(page: &str) -> Result<(), String> {
+        let mut open = Vec::new();
+        for piece in page.split('<').skip(1) {
+            let (tag, text) = piece.split_once('>').ok_or("a tag without an end")?;
+            if text.contains('>') {
+                return Err(format!("a tag that was not begun: {text}"));
+            }
+            let name = tag.split_whitespace().next().unwrap_or_default();
+            match name.strip_prefix('/') {
+                Some(name) if open.pop() != Some(name) => return Err(format!("</{name}> closes another")),
+                None if !tag.ends_with('/') && !tag.starts_with('!') => open.push(name),
+                _ => {}
+            }
+        }
+        if open.is_empty() { Ok(()) } else { Err(format!("never closed: {open:?}")) }
+    }
+}

@@ -1,0 +1,195 @@
+//! The server: connections, their limits, and its end.
+
+use std::any::Any;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use axum::response::IntoResponse;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tower::ServiceExt;
+
+use super::{ServeError, Service, routes};
+
+/// After a connection could not be accepted, such as for want of descriptors, which others may give back.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// How a [`Server`] serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Who may ask: each request must have one of these tokens, but those for the server's health. Without tokens,
+    /// everybody may.
+    pub tokens: Vec<String>,
+    /// What it takes on.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    /// Port 8000 of this host alone, for everybody.
+    fn default() -> Self {
+        let address = (Ipv4Addr::LOCALHOST, 8000).into();
+        Self { address, tokens: Vec::new(), limits: Limits::default() }
+    }
+}
+
+/// What a [`Server`] takes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest body in bytes, both as it comes and unpacked.
+    pub body_bytes: usize,
+    /// Bytes of the bodies of all requests that are under way. What does not fit is to come again later.
+    pub all_body_bytes: usize,
+    /// The longest request line and headers in bytes.
+    pub header_bytes: usize,
+    /// The most connections at once, each with at most one request under way. More of them wait to be accepted.
+    pub connections: usize,
+    /// How long headers may take to come, and a body after them; how long a connection may be idle; and how long a client
+    /// may take nothing of its answer.
+    pub receive: Duration,
+    /// How long requests that are under way when the server ends may take.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    /// Bodies of 64 MiB and 1 GiB together, headers of 32 KiB, 1,024 connections, a minute to receive, and half of one to end.
+    fn default() -> Self {
+        Self {
+            body_bytes: 64 << 20,
+            all_body_bytes: 1 << 30,
+            header_bytes: 32 << 10,
+            connections: 1024,
+            receive: Duration::from_secs(60),
+            drain: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A server cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[error("{address}: nothing can be served here: {reason}; is another port free?")]
+pub struct BindError {
+    address: SocketAddr,
+    reason: io::Error,
+}
+
+/// A server of the protocol over HTTP/1.1.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    router: Router,
+    limits: Limits,
+}
+
+impl Server {
+    /// Begins to listen: on a port that is free, if that of the address is 0.
+    ///
+    /// # Errors
+    /// It cannot listen there.
+    pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
+        let error = |reason| BindError { address: config.address, reason };
+        let listener = TcpListener::bind(config.address).await.map_err(error)?;
+        let address = listener.local_addr().map_err(error)?;
+        if !address.ip().is_loopback() && config.tokens.is_empty() {
+            tracing::warn!("whoever reaches {address} may use models, and load and unload them: there are no tokens");
+        }
+        Ok(Self { listener, address, limits: config.limits, router: routes::router(service, config) })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown`. Then no connection is accepted, and requests that are under way have [`Limits::drain`] to
+    /// end.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        let Self { listener, router, limits, .. } = self;
+        let places = Arc::new(Semaphore::new(limits.connections));
+        let graceful = GracefulShutdown::new();
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
+        // Dropped with this future, and then ends them all.
+        let mut connections = JoinSet::new();
+        let mut shutdown = pin!(shutdown);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut shutdown => break,
+                accepted = accept(&listener, &places, limits.receive) => accepted,
+            };
+            while connections.try_join_next().is_some() {}
+            let (stream, place) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            let router = router.clone();
+            let service = service_fn(move |request| answer(router.clone(), request));
+            let connection = graceful.watch(builder.serve_connection(TokioIo::new(stream), service));
+            connections.spawn(async move {
+                let _place = place;
+                if let Err(error) = connection.await {
+                    tracing::debug!("a connection ended: {error}");
+                }
+            });
+        }
+        drop(listener);
+        if timeout(limits.drain, graceful.shutdown()).await.is_err() {
+            tracing::warn!("requests that were under way for {:?} are cut off", limits.drain);
+        }
+        connections.shutdown().await;
+    }
+}
+
+/// The next connection, when there is a place for it. It ends when what is sent is not taken for so long.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+    patience: Duration,
+) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
+    // Answers are written whole. If either fails, nobody is there.
+    let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
+    Ok((stream, place))
+}
+
+/// The router's answer. If something panics, that is one request's misfortune, not its connection's.
+async fn answer(router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let mut answer = pin!(router.oneshot(request));
+    poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| answer.as_mut().poll(context))) {
+        Ok(Poll::Ready(Ok(response))) => Poll::Ready(Ok(response)),
+        Ok(Poll::Pending) => Poll::Pending,
+        Err(panic) => Poll::Ready(Ok(failure(&*panic).into_response())),
+    })
+    .await
+}
+
+fn failure(panic: &(dyn Any + Send)) -> ServeError {
+    let message = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    tracing::error!("a request failed: {}", message.unwrap_or("it panicked"));
+    ServeError::Failed("the server failed at this request: its log says how".into())
+}

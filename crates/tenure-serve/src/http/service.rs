@@ -1,0 +1,62 @@
+//! What a server answers for.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::{ServeError, Snapshot};
+use crate::metrics::Metrics;
+use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
+
+/// What a [`Service`] does in its time. If it is dropped, nobody waits for it any more.
+pub type ServiceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ServeError>> + Send + 'a>>;
+
+/// Models, and what may be asked of them. Methods that are not futures answer at once.
+pub trait Service: Send + Sync + 'static {
+    /// Whether it works at all; if not, it is to be started again.
+    fn is_live(&self) -> bool {
+        true
+    }
+
+    /// Whether requests for inference may come.
+    fn is_ready(&self) -> bool;
+
+    /// All models, in the order in which they are to be shown.
+    fn index(&self) -> Vec<IndexEntry>;
+
+    /// What a model takes and answers.
+    ///
+    /// # Errors
+    /// [`ServeError::UnknownModel`], or why that is not known.
+    fn metadata(&self, model: &str, version: Option<&str>) -> Result<Arc<ModelMetadata>, ServeError>;
+
+    /// Whether a model can be asked.
+    ///
+    /// # Errors
+    /// [`ServeError::UnknownModel`].
+    fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, ServeError>;
+
+    /// Asks a model. The request is one that [`ModelMetadata::check`] allows. The answer may have more outputs than are
+    /// wanted, and has their names. The server drops the future when the request's timeout has passed.
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    fn infer(&self, request: InferRequest) -> ServiceFuture<'_, InferResponse>;
+
+    /// Makes a model ready, whose files may have changed.
+    ///
+    /// # Errors
+    /// Why it is not.
+    fn load<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()>;
+
+    /// Makes a model unavailable, and gives back what it held.
+    ///
+    /// # Errors
+    /// Why it is not.
+    fn unload<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()>;
+
+    /// What the live page shows.
+    fn snapshot(&self) -> Snapshot;
+
+    /// Where the server counts requests by what became of them; whatever else is in it is counted by the service.
+    fn metrics(&self) -> &Metrics;
+}

@@ -1,0 +1,16 @@
+//! Serves models, more of them than fit on a device.
+
+#![forbid(unsafe_code)]
+
+pub mod examples;
+mod executor;
+pub mod http;
+pub mod metrics;
+pub mod networks;
+pub mod protocol;
+pub mod repository;
+pub mod scheduler;
+pub mod serving;
+pub mod worker;
+
+pub use executor::ModelError;

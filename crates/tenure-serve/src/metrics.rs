@@ -1,0 +1,282 @@
+//! What is counted and timed, for Prometheus and for the live page.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::{EncodeLabelSet, prometheus_text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+/// The media type of [`Metrics::to_text`].
+pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
+
+/// Of how many answers of a model the quantiles are known.
+const RECENT: usize = 1024;
+
+/// From 100 µs to 52 s.
+fn latency_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(100e-6, 2.0, 20))
+}
+
+/// Where the time of an answered request went. What happens at once is counted once: `wait` is what computing lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Phases {
+    /// From when the request came until it was chosen.
+    pub queue: Duration,
+    /// Copying of weights that the request waited for, before computing began.
+    pub copy: Duration,
+    /// Waiting for weights after computing began.
+    pub wait: Duration,
+    /// Computing.
+    pub compute: Duration,
+}
+
+impl Phases {
+    /// Their sum.
+    pub fn total(&self) -> Duration {
+        self.queue + self.copy + self.wait + self.compute
+    }
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered.
+    Answered,
+    /// It could not be answered by anybody: malformed, unknown, or not allowed.
+    Refused,
+    /// There was no room for it, or the server or model was not ready.
+    Unavailable,
+    /// Its time passed.
+    TimedOut,
+    /// Its client went away.
+    Cancelled,
+    /// Something went wrong here.
+    Failed,
+}
+
+impl Outcome {
+    /// Its label.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Answered => "answered",
+            Self::Refused => "refused",
+            Self::Unavailable => "unavailable",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Latencies of a model's last answers, at most 1,024 of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// Half of them took no longer.
+    pub median: Duration,
+    /// 99 of 100 took no longer.
+    pub p99: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfModel {
+    model: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfOutcome {
+    model: String,
+    outcome: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfPhase {
+    model: String,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfTier {
+    model: String,
+    tier: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfLink {
+    from: &'static str,
+    to: &'static str,
+}
+
+type Gauges<L> = Family<L, Gauge<u64, AtomicU64>>;
+type Histograms<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// Counters and latencies of a server. All methods may be called from any thread, at any rate.
+///
+/// A model's name is a label, and every label is kept: only names of models that there are may be given.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<OfOutcome, Counter>,
+    latencies: Histograms<OfModel>,
+    phases: Histograms<OfPhase>,
+    switches: Family<OfModel, Counter>,
+    worker_deaths: Counter,
+    copied: Family<OfLink, Counter>,
+    resident: Gauges<OfTier>,
+    queued: Gauges<OfModel>,
+    recent: Mutex<HashMap<String, VecDeque<Duration>>>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("tenure");
+        let requests = Family::default();
+        registry.register("requests", "Requests for inference by what became of them", requests.clone());
+        let latencies = Histograms::new_with_constructor(latency_histogram as fn() -> Histogram);
+        let help = "From when a request came until it was answered";
+        registry.register_with_unit("request_latency", help, Unit::Seconds, latencies.clone());
+        let phases = Histograms::new_with_constructor(latency_histogram as fn() -> Histogram);
+        let help = "Where the time of answered requests went: queue, copy, wait for weights, compute";
+        registry.register_with_unit("request_phase", help, Unit::Seconds, phases.clone());
+        let switches = Family::default();
+        registry.register("switches", "How often a model was brought to a device", switches.clone());
+        let worker_deaths = Counter::default();
+        registry.register("worker_deaths", "Workers that ended before the server", worker_deaths.clone());
+        let copied = Family::default();
+        registry.register_with_unit("copied", "Bytes of weights that were copied", Unit::Bytes, copied.clone());
+        let resident = Family::default();
+        registry.register_with_unit("resident", "Bytes of weights in a tier", Unit::Bytes, resident.clone());
+        let queued = Family::default();
+        registry.register("queued_requests", "Requests that wait to be chosen", queued.clone());
+        let recent = Mutex::default();
+        Self { registry, requests, latencies, phases, switches, worker_deaths, copied, resident, queued, recent }
+    }
+}
+
+impl Metrics {
+    /// A request ended. The server calls this.
+    pub fn ended(&self, model: &str, outcome: Outcome) {
+        self.requests.get_or_create(&OfOutcome { model: model.into(), outcome: outcome.name() }).inc();
+    }
+
+    /// A request was computed. Whoever computes calls this.
+    pub fn computed(&self, model: &str, phases: Phases) {
+        let Phases { queue, copy, wait, compute } = phases;
+        for (phase, time) in [("queue", queue), ("copy", copy), ("wait", wait), ("compute", compute)] {
+            let histogram = self.phases.get_or_create_owned(&OfPhase { model: model.into(), phase });
+            histogram.observe(time.as_secs_f64());
+        }
+        let total = phases.total();
+        self.latencies.get_or_create(&OfModel { model: model.into() }).observe(total.as_secs_f64());
+        let mut recent = self.recent.lock();
+        let recent = recent.entry(model.into()).or_default();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(total);
+    }
+
+    /// A model was brought to a device.
+    pub fn switched(&self, model: &str) {
+        self.switches.get_or_create(&OfModel { model: model.into() }).inc();
+    }
+
+    /// Bytes of weights were copied from one tier to another, such as from `host` to `device`.
+    pub fn copied(&self, from: &'static str, to: &'static str, bytes: u64) {
+        self.copied.get_or_create(&OfLink { from, to }).inc_by(bytes);
+    }
+
+    /// So many bytes of a model's weights are in a tier from now on.
+    pub fn resident(&self, model: &str, tier: &'static str, bytes: u64) {
+        self.resident.get_or_create(&OfTier { model: model.into(), tier }).set(bytes);
+    }
+
+    /// So many requests for a model wait from now on.
+    pub fn queued(&self, model: &str, requests: u64) {
+        self.queued.get_or_create(&OfModel { model: model.into() }).set(requests);
+    }
+
+    /// Counts workers that end before the server.
+    pub(crate) fn worker_deaths(&self) -> Counter {
+        self.worker_deaths.clone()
+    }
+
+    /// How often a model was brought to a device.
+    pub fn switches(&self, model: &str) -> u64 {
+        self.switches.get(&OfModel { model: model.into() }).map_or(0, |counter| counter.get())
+    }
+
+    /// How many requests for a model were answered.
+    pub fn answered(&self, model: &str) -> u64 {
+        let labels = OfOutcome { model: model.into(), outcome: Outcome::Answered.name() };
+        self.requests.get(&labels).map_or(0, |counter| counter.get())
+    }
+
+    /// Latencies of a model's last answers; nothing before the first.
+    pub fn latency(&self, model: &str) -> Option<Latency> {
+        let mut latencies: Vec<Duration> = self.recent.lock().get(model)?.iter().copied().collect();
+        latencies.sort_unstable();
+        // The smallest that so many hundredths of all are not above.
+        let quantile = |hundredths: usize| latencies.get((latencies.len() * hundredths).div_ceil(100) - 1).copied();
+        Some(Latency { median: quantile(50)?, p99: quantile(99)? })
+    }
+
+    /// All of them, as Prometheus reads it: of type [`CONTENT_TYPE`].
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        prometheus_text::encode(&mut text, &self.registry).expect("a string takes every character");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prometheus_reads_what_was_counted() {
+        let metrics = Metrics::default();
+        metrics.ended("a\"b", Outcome::Answered);
+        metrics.ended("a\"b", Outcome::Answered);
+        metrics.switched("resnet");
+        metrics.copied("host", "device", 300);
+        metrics.resident("resnet", "device", 200);
+        metrics.resident("resnet", "device", 0);
+        metrics.queued("resnet", 3);
+        let ms = Duration::from_millis;
+        metrics.computed("resnet", Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) });
+        let text = metrics.to_text();
+        for line in [
+            r#"tenure_requests_total{model="a\"b",outcome="answered"} 2"#,
+            r#"tenure_switches_total{model="resnet"} 1"#,
+            r#"tenure_copied_bytes_total{from="host",to="device"} 300"#,
+            r#"tenure_resident_bytes{model="resnet",tier="device"} 0"#,
+            r#"tenure_queued_requests{model="resnet"} 3"#,
+            r#"tenure_request_phase_seconds_sum{model="resnet",phase="copy"} 0.002"#,
+            r#"tenure_request_latency_seconds_count{model="resnet"} 1"#,
+            "# TYPE tenure_request_latency_seconds histogram",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+        }
+        assert_eq!((metrics.answered("a\"b"), metrics.switches("resnet"), metrics.switches("other")), (2, 1, 0));
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_last_answers() {
+        let metrics = Metrics::default();
+        assert_eq!(metrics.latency("m"), None);
+        let ms = Duration::from_millis;
+        let computed = |compute| metrics.computed("m", Phases { compute, ..Phases::default() });
+        computed(ms(7));
+        assert_eq!(metrics.latency("m"), Some(Latency { median: ms(7), p99: ms(7) }));
+        (0..RECENT).for_each(|_| computed(ms(1)));
+        assert_eq!(metrics.latency("m"), Some(Latency { median: ms(1), p99: ms(1) }));
+        (0..20).for_each(|_| computed(ms(9)));
+        assert_eq!(metrics.latency("m"), Some(Latency { median: ms(1), p99: ms(9) }));
+    }
+}

@@ -1,0 +1,259 @@
+//! A tensor's elements as JSON.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde::ser::{Error as _, SerializeSeq};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::error::TensorError;
+use super::tensor::push_string;
+use super::{Datatype, Tensor};
+
+/// The bytes of the elements of `data`: an array of them all, or arrays in arrays as the shape has it. A number is rounded to
+/// the nearest of a floating-point type; an integer is one, and in the range of its type.
+///
+/// # Errors
+/// They are not of the datatype or shape.
+pub(super) fn parse(data: &RawValue, datatype: Datatype, shape: &[usize]) -> Result<Vec<u8>, TensorError> {
+    let parsed = match datatype {
+        Datatype::Bool => parse_as::<bool>(data, shape),
+        Datatype::Uint8 => parse_as::<u8>(data, shape),
+        Datatype::Uint16 => parse_as::<u16>(data, shape),
+        Datatype::Uint32 => parse_as::<u32>(data, shape),
+        Datatype::Uint64 => parse_as::<u64>(data, shape),
+        Datatype::Int8 => parse_as::<i8>(data, shape),
+        Datatype::Int16 => parse_as::<i16>(data, shape),
+        Datatype::Int32 => parse_as::<i32>(data, shape),
+        Datatype::Int64 => parse_as::<i64>(data, shape),
+        Datatype::Fp32 => parse_as::<f32>(data, shape),
+        Datatype::Fp64 => parse_as::<f64>(data, shape),
+        Datatype::Bytes => parse_as::<Cow<'_, str>>(data, shape),
+        Datatype::Fp16 | Datatype::Bf16 => return Err(TensorError::NotJson(datatype)),
+    };
+    parsed.map_err(|reason| TensorError::Data { datatype, shape: shape.into(), reason })
+}
+
+fn parse_as<'de, T: Element<'de>>(data: &'de RawValue, shape: &[usize]) -> serde_json::Result<Vec<u8>> {
+    let text = data.get();
+    let flat = [shape.iter().product()];
+    let is_nested = text.strip_prefix('[').is_some_and(|rest| rest.trim_start().starts_with('['));
+    let sizes = if is_nested && shape.len() > 1 { shape } else { &flat };
+    let mut bytes = Vec::new();
+    let level = Level { sizes, bytes: &mut bytes, element: PhantomData::<T> };
+    level.deserialize(&mut serde_json::Deserializer::from_str(text))?;
+    Ok(bytes)
+}
+
+/// What JSON has as one value.
+trait Element<'de>: Deserialize<'de> {
+    fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError>;
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => {$(
+        impl Element<'_> for $number {
+            fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
+                bytes.extend(self.to_le_bytes());
+                Ok(())
+            }
+        }
+    )*};
+}
+
+numbers! { u8 u16 u32 u64 i8 i16 i32 i64 f32 f64 }
+
+impl Element<'_> for bool {
+    fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
+        u8::from(self).push(bytes)
+    }
+}
+
+impl<'de> Element<'de> for Cow<'de, str> {
+    fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
+        push_string(bytes, self.as_bytes())
+    }
+}
+
+/// An array of as many elements, or arrays of them, as the first of the sizes says.
+struct Level<'a, T> {
+    sizes: &'a [usize],
+    bytes: &'a mut Vec<u8>,
+    element: PhantomData<T>,
+}
+
+impl<'de, T: Element<'de>> DeserializeSeed<'de> for Level<'_, T> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de, T: Element<'de>> Visitor<'de> for Level<'_, T> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "an array of {}", self.sizes.first().copied().unwrap_or(1))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
+        let (&size, inner) = self.sizes.split_first().unwrap_or((&1, &[]));
+        for found in 0..size {
+            let next = if inner.is_empty() {
+                let element = array.next_element::<T>()?;
+                element.map(|element| element.push(self.bytes).map_err(A::Error::custom)).transpose()?
+            } else {
+                array.next_element_seed(Level { sizes: inner, bytes: self.bytes, element: self.element })?
+            };
+            next.ok_or_else(|| A::Error::custom(format_args!("an array ends after {found} of {size}")))?;
+        }
+        // Whatever is there, is not looked at.
+        let more = array.next_element::<IgnoredAny>()?;
+        more.map_or(Ok(()), |_| Err(A::Error::custom(format_args!("an array has more than {size}"))))
+    }
+}
+
+/// A tensor's elements, to be written as an array of them all.
+pub(super) struct Elements<'a>(pub(super) &'a Tensor);
+
+impl Serialize for Elements<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(tensor) = *self;
+        match tensor.datatype() {
+            Datatype::Bool => write(tensor, serializer, |[byte]| Ok(byte != 0)),
+            Datatype::Uint8 => write(tensor, serializer, |bytes| Ok(u8::from_le_bytes(bytes))),
+            Datatype::Uint16 => write(tensor, serializer, |bytes| Ok(u16::from_le_bytes(bytes))),
+            Datatype::Uint32 => write(tensor, serializer, |bytes| Ok(u32::from_le_bytes(bytes))),
+            Datatype::Uint64 => write(tensor, serializer, |bytes| Ok(u64::from_le_bytes(bytes))),
+            Datatype::Int8 => write(tensor, serializer, |bytes| Ok(i8::from_le_bytes(bytes))),
+            Datatype::Int16 => write(tensor, serializer, |bytes| Ok(i16::from_le_bytes(bytes))),
+            Datatype::Int32 => write(tensor, serializer, |bytes| Ok(i32::from_le_bytes(bytes))),
+            Datatype::Int64 => write(tensor, serializer, |bytes| Ok(i64::from_le_bytes(bytes))),
+            Datatype::Fp32 => write(tensor, serializer, |bytes| {
+                Some(f32::from_le_bytes(bytes)).filter(|number| number.is_finite()).ok_or(NOT_FINITE)
+            }),
+            Datatype::Fp64 => write(tensor, serializer, |bytes| {
+                Some(f64::from_le_bytes(bytes)).filter(|number| number.is_finite()).ok_or(NOT_FINITE)
+            }),
+            Datatype::Bytes => {
+                let mut array = serializer.serialize_seq(Some(tensor.numel()))?;
+                for string in tensor.iter_strings() {
+                    let text = str::from_utf8(string).map_err(|_| fault(tensor, NOT_TEXT))?;
+                    array.serialize_element(text)?;
+                }
+                array.end()
+            }
+            datatype @ (Datatype::Fp16 | Datatype::Bf16) => {
+                Err(S::Error::custom(TensorError::NotJson(datatype).of(tensor.name())))
+            }
+        }
+    }
+}
+
+const NOT_FINITE: &str = "JSON has no NaN and no infinity: ask for binary data";
+const NOT_TEXT: &str = "not all of it is UTF-8, as JSON is: ask for binary data";
+
+fn fault<E: serde::ser::Error>(tensor: &Tensor, reason: &str) -> E {
+    E::custom(format_args!("tensor {:?}: {reason}", tensor.name()))
+}
+
+/// `read` is given the bytes of an element each.
+fn write<S: Serializer, T: Serialize, const SIZE: usize>(
+    tensor: &Tensor,
+    serializer: S,
+    read: impl Fn([u8; SIZE]) -> Result<T, &'static str>,
+) -> Result<S::Ok, S::Error> {
+    let (elements, _) = tensor.bytes().as_chunks();
+    let mut array = serializer.serialize_seq(Some(elements.len()))?;
+    for &element in elements {
+        array.serialize_element(&read(element).map_err(|reason| fault(tensor, reason))?)?;
+    }
+    array.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(data: &str, datatype: Datatype, shape: &[usize]) -> Result<Vec<u8>, String> {
+        let data: &RawValue = serde_json::from_str(data).unwrap();
+        parse(data, datatype, shape).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn data_may_be_flat_or_nested() {
+        let flat = parsed("[1, 2, 3, 4, 5, 6]", Datatype::Uint8, &[2, 3]).unwrap();
+        assert_eq!(flat, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(parsed("[ [1, 2, 3], [4, 5, 6] ]", Datatype::Uint8, &[2, 3]).unwrap(), flat);
+        assert_eq!(parsed("[7]", Datatype::Uint8, &[]).unwrap(), [7]);
+        assert_eq!(parsed("[[], []]", Datatype::Uint8, &[2, 0]).unwrap(), b"");
+    }
+
+    #[test]
+    fn data_of_another_shape_is_refused() {
+        for (data, reason) in [
+            ("[1, 2, 3, 4, 5]", "ends after 5 of 6"),
+            ("[1, 2, 3, 4, 5, 6, 7]", "has more than 6"),
+            ("[[1, 2], [3, 4], [5, 6]]", "ends after 2 of 3"),
+            ("[[1, 2, 3], [4, 5, 6], []]", "has more than 2"),
+            ("[[[1], [2], [3]], [4, 5, 6]]", "invalid type: sequence, expected u8"),
+            ("[1, 2, 3, [4, 5, 6]]", "invalid type: sequence, expected u8"),
+            ("6", "expected an array of 6"),
+        ] {
+            let error = parsed(data, Datatype::Uint8, &[2, 3]).unwrap_err();
+            assert!(error.contains(reason) && error.starts_with("data of UINT8 and shape [2, 3]: "), "{data}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_number_is_exact_or_refused() {
+        for (data, datatype, reason) in [
+            ("[256]", Datatype::Uint8, "`256`, expected u8"),
+            ("[-1]", Datatype::Uint64, "`-1`, expected u64"),
+            ("[1.5]", Datatype::Int32, "`1.5`, expected i32"),
+            ("[18446744073709551616]", Datatype::Uint64, "expected u64"),
+            ("[9223372036854775808]", Datatype::Int64, "expected i64"),
+            ("[1e39]", Datatype::Fp32, "number out of range"),
+            ("[1e309]", Datatype::Fp64, "number out of range"),
+            ("[1]", Datatype::Bool, "expected a boolean"),
+            ("[true]", Datatype::Fp32, "expected f32"),
+            ("[1]", Datatype::Bytes, "expected a string"),
+            ("[null]", Datatype::Fp64, "expected f64"),
+            ("[1]", Datatype::Fp16, "JSON has no FP16"),
+        ] {
+            let error = parsed(data, datatype, &[1]).unwrap_err();
+            assert!(error.contains(reason), "{data}: {error}");
+        }
+        let largest = parsed("[18446744073709551615]", Datatype::Uint64, &[1]).unwrap();
+        assert_eq!(largest, u64::MAX.to_le_bytes());
+    }
+
+    #[test]
+    fn a_number_is_rounded_once() {
+        // Halfway between two of single precision but for its last digits, which double precision has no room for.
+        let data = "[1.00000005960464477540000001]";
+        assert_eq!(parsed(data, Datatype::Fp32, &[1]).unwrap(), 1.000_000_1_f32.to_le_bytes());
+    }
+
+    #[test]
+    fn strings_are_their_text() {
+        assert_eq!(parsed(r#"["é\n"]"#, Datatype::Bytes, &[1]).unwrap(), b"\x03\0\0\0\xc3\xa9\n");
+    }
+
+    #[test]
+    fn what_json_cannot_say_is_not_written() {
+        for (tensor, reason) in [
+            (Tensor::new("x", Datatype::Fp32, vec![1], f32::NAN.to_le_bytes().to_vec()), NOT_FINITE),
+            (Tensor::new("x", Datatype::Fp64, vec![1], f64::INFINITY.to_le_bytes().to_vec()), NOT_FINITE),
+            (Tensor::strings("x", &[b"\xff"]), NOT_TEXT),
+            (Tensor::new("x", Datatype::Bf16, vec![1], vec![0, 0]), "JSON has no BF16"),
+        ] {
+            let error = serde_json::to_string(&Elements(&tensor.unwrap())).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("tensor \"x\": {reason}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a model answers.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::body::{self, Encoded, TensorIn, TensorOut};
+use super::{Encoding, ProtocolError, Tensor, Wanted};
+
+/// An answer to a request for inference.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InferResponse {
+    /// The model's name.
+    pub model: String,
+    /// The version that answered.
+    pub version: Option<String>,
+    /// The request's.
+    pub id: Option<String>,
+    /// The model's outputs.
+    pub outputs: Vec<Tensor>,
+}
+
+#[derive(Deserialize)]
+struct ResponseIn<'a> {
+    model_name: String,
+    model_version: Option<String>,
+    id: Option<String>,
+    #[serde(borrow)]
+    outputs: Vec<TensorIn<'a>>,
+}
+
+#[derive(Serialize)]
+struct ResponseOut<'a> {
+    model_name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model_version: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    outputs: Vec<TensorOut<'a>>,
+}
+
+impl InferResponse {
+    /// The answer's body: those outputs that are wanted, as they are wanted.
+    ///
+    /// # Errors
+    /// One of them is not there, or has no form in JSON and was not asked for as bytes.
+    pub fn encode(&self, wanted: &Wanted) -> Result<Encoded, ProtocolError> {
+        let outputs: Vec<(&Tensor, Encoding)> = if wanted.outputs.is_empty() {
+            self.outputs.iter().map(|output| (output, wanted.encoding)).collect()
+        } else {
+            let output = |name| {
+                let output = self.outputs.iter().find(|output| output.name() == name);
+                output.map(|output| (output, wanted.encoding(name))).ok_or_else(|| self.unknown(name))
+            };
+            wanted.outputs.iter().map(|wanted| output(&wanted.name)).collect::<Result<_, _>>()?
+        };
+        let message = ResponseOut {
+            model_name: &self.model,
+            model_version: self.version.as_deref(),
+            id: self.id.as_deref(),
+            outputs: outputs.iter().map(|(output, encoding)| TensorOut::new(output, *encoding)).collect(),
+        };
+        Encoded::new(&message, outputs.into_iter())
+    }
+
+    /// The answer that a body says, whose first `json_bytes` are JSON; nothing, if all are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(body: Bytes, json_bytes: Option<usize>) -> Result<Self, ProtocolError> {
+        let (json, binary) = body::split(body, json_bytes)?;
+        let ResponseIn { model_name, model_version, id, outputs } = serde_json::from_slice(&json)?;
+        let outputs = body::read(outputs, binary)?;
+        Ok(Self { model: model_name, version: model_version, id, outputs })
+    }
+
+    fn unknown(&self, name: &str) -> ProtocolError {
+        ProtocolError::Unknown {
+            model: self.model.clone(),
+            role: "output",
+            name: name.into(),
+            known: self.outputs.iter().map(|output| output.name().into()).collect(),
+        }
+    }
+}

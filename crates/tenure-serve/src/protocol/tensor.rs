@@ -1,0 +1,195 @@
+//! Tensors in a message.
+
+use bytes::Bytes;
+
+use super::error::TensorError;
+use super::{Datatype, ProtocolError};
+
+/// A tensor with a name. Its elements lie in row-major order without gaps, little endian; a `BOOL` is a byte of 0 or 1, and
+/// each string of `BYTES` stands behind its length in four bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    name: String,
+    datatype: Datatype,
+    shape: Vec<usize>,
+    bytes: Bytes,
+}
+
+impl Tensor {
+    /// A tensor whose bytes are as many as its shape says.
+    ///
+    /// # Errors
+    /// They are not, or are no elements of this type.
+    pub fn new(
+        name: impl Into<String>,
+        datatype: Datatype,
+        shape: Vec<usize>,
+        bytes: impl Into<Bytes>,
+    ) -> Result<Self, ProtocolError> {
+        let (name, bytes) = (name.into(), bytes.into());
+        match check(datatype, &shape, &bytes) {
+            Ok(()) => Ok(Self { name, datatype, shape, bytes }),
+            Err(reason) => Err(reason.of(&name)),
+        }
+    }
+
+    /// `BYTES` of one dimension.
+    ///
+    /// # Errors
+    /// A string of 4 GiB or more.
+    pub fn strings(name: impl Into<String>, strings: &[impl AsRef<[u8]>]) -> Result<Self, ProtocolError> {
+        let (name, mut bytes) = (name.into(), Vec::new());
+        for string in strings {
+            push_string(&mut bytes, string.as_ref()).map_err(|reason| reason.of(&name))?;
+        }
+        Self::new(name, Datatype::Bytes, vec![strings.len()], bytes)
+    }
+
+    /// Its name, by which the model knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its elements.
+    pub fn datatype(&self) -> Datatype {
+        self.datatype
+    }
+
+    /// Its size in each dimension; none for a scalar.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// How many elements it has.
+    pub fn numel(&self) -> usize {
+        // That this does not overflow was looked at when the tensor was made.
+        self.shape.iter().product()
+    }
+
+    /// Its elements. They may lie at any address: what came behind JSON is not aligned.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// The strings of `BYTES`; nothing for other types.
+    pub fn iter_strings(&self) -> impl Iterator<Item = &[u8]> {
+        let bytes: &[u8] = if self.datatype == Datatype::Bytes { &self.bytes } else { &[] };
+        Strings(bytes).map_while(Result::ok)
+    }
+}
+
+/// Strings behind their lengths.
+struct Strings<'a>(&'a [u8]);
+
+impl<'a> Iterator for Strings<'a> {
+    type Item = Result<&'a [u8], &'static str>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let bytes = std::mem::take(&mut self.0);
+        if bytes.is_empty() {
+            return None;
+        }
+        let Some((length, rest)) = bytes.split_first_chunk() else { return Some(Err("a length is cut off")) };
+        let string = usize::try_from(u32::from_le_bytes(*length)).ok().and_then(|length| rest.split_at_checked(length));
+        let Some((string, rest)) = string else { return Some(Err("a string is longer than what is left")) };
+        self.0 = rest;
+        Some(Ok(string))
+    }
+}
+
+/// Appends a string behind its length.
+pub(super) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), TensorError> {
+    let strings = |reason| TensorError::Strings { shape: vec![1], expected: 1, reason };
+    let length = u32::try_from(string.len()).map_err(|_| strings("a string of 4 GiB or more has no length"))?;
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(string);
+    Ok(())
+}
+
+/// A shape as it came, if a tensor in memory can have it.
+pub(super) fn shape(sizes: Vec<i64>) -> Result<Vec<usize>, TensorError> {
+    let shape: Option<Vec<usize>> = sizes.iter().map(|&size| size.try_into().ok()).collect();
+    shape.filter(|shape| numel(shape).is_some()).ok_or(TensorError::Shape(sizes))
+}
+
+/// The elements of a shape. The product of the sizes may not overflow even where another size is zero.
+fn numel(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size))
+}
+
+fn check(datatype: Datatype, shape: &[usize], bytes: &[u8]) -> Result<(), TensorError> {
+    let impossible = || TensorError::Shape(shape.iter().map(|&size| size.try_into().unwrap_or(i64::MAX)).collect());
+    let numel = numel(shape).ok_or_else(impossible)?;
+    let Some(size) = datatype.size() else { return check_strings(shape, numel, bytes) };
+    let expected = numel.checked_mul(size).ok_or_else(impossible)?;
+    if bytes.len() != expected {
+        return Err(TensorError::Length { datatype, shape: shape.into(), expected, found: bytes.len() });
+    }
+    let neither = bytes.iter().find(|byte| datatype == Datatype::Bool && **byte > 1);
+    neither.map_or(Ok(()), |byte| Err(TensorError::Bool(*byte)))
+}
+
+fn check_strings(shape: &[usize], expected: usize, bytes: &[u8]) -> Result<(), TensorError> {
+    let error = |reason| TensorError::Strings { shape: shape.into(), expected, reason };
+    let mut found = 0usize;
+    for string in Strings(bytes) {
+        string.map_err(error)?;
+        found += 1;
+    }
+    if found == expected {
+        Ok(())
+    } else {
+        Err(error(if found < expected { "there are fewer" } else { "there are more" }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(datatype: Datatype, shape: &[usize], bytes: &'static [u8]) -> String {
+        Tensor::new("x", datatype, shape.into(), bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn bytes_are_as_many_as_the_shape_says() {
+        assert!(Tensor::new("x", Datatype::Fp32, vec![2, 1], &[0; 8][..]).is_ok());
+        assert!(Tensor::new("x", Datatype::Int64, vec![], &[0; 8][..]).is_ok());
+        assert!(Tensor::new("x", Datatype::Int64, vec![3, 0], &[][..]).is_ok());
+        let found = error(Datatype::Fp16, &[2, 2], &[0; 7]);
+        assert_eq!(found, "tensor \"x\": FP16 of shape [2, 2] takes 8 bytes, and there are 7");
+    }
+
+    #[test]
+    fn a_shape_that_overflows_is_refused() {
+        for shape in [&[usize::MAX, 2][..], &[1 << 62, 1], &[1 << 40, 1 << 40, 0]] {
+            let found = error(Datatype::Fp64, shape, &[]);
+            assert!(found.contains("cannot have the shape"), "{found}");
+        }
+        assert!(shape(vec![-1]).is_err());
+        assert!(shape(vec![i64::MAX, i64::MAX]).is_err());
+    }
+
+    #[test]
+    fn strings_stand_behind_their_lengths() {
+        let tensor = Tensor::strings("x", &["ab", ""]).unwrap();
+        assert_eq!(tensor.bytes()[..], *b"\x02\0\0\0ab\0\0\0\0");
+        assert_eq!(tensor.iter_strings().collect::<Vec<_>>(), [&b"ab"[..], b""]);
+        for (shape, bytes, reason) in [
+            (1, &b"\x03\0\0\0ab"[..], "longer than what is left"),
+            (1, b"\xff\xff\xff\xff", "longer than what is left"),
+            (1, b"\x01\0", "a length is cut off"),
+            (2, b"\x02\0\0\0ab", "there are fewer"),
+            (0, b"\x02\0\0\0ab", "there are more"),
+        ] {
+            let found = error(Datatype::Bytes, &[shape], bytes);
+            assert!(found.ends_with(reason), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_bool_is_zero_or_one() {
+        assert!(Tensor::new("x", Datatype::Bool, vec![2], &[0, 1][..]).is_ok());
+        assert!(error(Datatype::Bool, &[2], &[0, 2]).ends_with("0 or 1, not 2"));
+    }
+}

@@ -1,0 +1,219 @@
+//! What a model's configuration says, and whether it can be.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+
+use super::RepositoryError;
+use super::files::{Folder, is_inside};
+use crate::protocol::Datatype;
+
+const CONFIG: &str = "config.toml";
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// An index has a line for each tensor.
+pub(super) const MAX_JSON_BYTES: u64 = 64 << 20;
+
+/// What a model's configuration says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The registered name of what builds the model.
+    pub architecture: String,
+    /// What it is built with: the table `options`, or what the file `config` says.
+    pub options: Map<String, Value>,
+    /// The weights' file or index, inside the folder.
+    pub weights: String,
+    /// What weights are to be; `None`: as they are stored, which is all that is served yet.
+    pub dtype: Option<WeightDtype>,
+    /// What a request brings.
+    pub inputs: Vec<TensorSpec>,
+    /// What it gets.
+    pub outputs: Vec<TensorSpec>,
+    /// How requests run together.
+    pub batching: Batching,
+    /// Which requests go first: from -10 to 10.
+    pub priority: i32,
+    /// The weights stay on a device.
+    pub is_pinned: bool,
+    /// For how long a request waits that does not say.
+    pub timeout: Option<Duration>,
+}
+
+/// A tensor of a request.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorSpec {
+    /// Its name; no two inputs have the same, nor two outputs.
+    #[serde(deserialize_with = "not_empty")]
+    pub name: String,
+    /// Of its elements.
+    pub datatype: Datatype,
+    /// The first dimension is that of batches.
+    pub shape: Vec<Dimension>,
+}
+
+/// What weights may be converted to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "their names say all")]
+pub enum WeightDtype {
+    Float16,
+    Bfloat16,
+    Float32,
+    Float64,
+}
+
+/// One size of a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "i64")]
+pub enum Dimension {
+    /// Any.
+    Free,
+    /// This one.
+    Fixed(u64),
+}
+
+impl fmt::Display for Dimension {
+    /// As it is written.
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Free => formatter.write_str("-1"),
+            Self::Fixed(size) => size.fmt(formatter),
+        }
+    }
+}
+
+impl TryFrom<i64> for Dimension {
+    type Error = &'static str;
+
+    fn try_from(size: i64) -> Result<Self, Self::Error> {
+        match size {
+            -1 => Ok(Self::Free),
+            1.. => Ok(Self::Fixed(size.unsigned_abs())),
+            _ => Err("a size is -1, which is any, or at least 1"),
+        }
+    }
+}
+
+/// How requests run together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Batching {
+    /// Rows of a batch, at most.
+    pub max_rows: NonZeroU32,
+    /// For how long a request waits for others.
+    #[serde(rename = "max_delay_ms", deserialize_with = "delay")]
+    pub max_delay: Duration,
+}
+
+impl Default for Batching {
+    fn default() -> Self {
+        Self { max_rows: NonZeroU32::MIN, max_delay: Duration::ZERO }
+    }
+}
+
+/// As it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    #[serde(deserialize_with = "not_empty")]
+    architecture: String,
+    options: Option<Map<String, Value>>,
+    config: Option<String>,
+    weights: Option<String>,
+    dtype: Option<WeightDtype>,
+    inputs: Vec<TensorSpec>,
+    outputs: Vec<TensorSpec>,
+    #[serde(default)]
+    batching: Batching,
+    #[serde(default, deserialize_with = "priority")]
+    priority: i32,
+    #[serde(default)]
+    pinned: bool,
+    timeout_ms: Option<NonZeroU64>,
+}
+
+impl Config {
+    pub(super) fn read(folder: &Folder) -> Result<Self, RepositoryError> {
+        let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;
+        let written: Written = toml::from_str(&text).map_err(|error| at_line(folder, &text, &error))?;
+        let value = |key: &str, given: String, allowed| {
+            let (path, key) = (folder.path(CONFIG), key.into());
+            RepositoryError::Value { path, key, given, allowed }
+        };
+        let inside = |key: &str, name: String| match is_inside(&name) {
+            true => Ok(name),
+            false => Err(value(key, format!("is {name:?}"), "it must be a path inside the model's folder")),
+        };
+        let options = match (written.options, written.config) {
+            (Some(_), Some(_)) => {
+                let allowed = "it goes with no [options]: leave one of them out";
+                return Err(value("config", "is there".into(), allowed));
+            }
+            (None, Some(name)) => json(folder, &inside("config", name)?)?,
+            (options, None) => options.unwrap_or_default(),
+        };
+        let weights = inside("weights", written.weights.unwrap_or_else(|| "model.safetensors".into()))?;
+        for (key, tensors) in [("inputs", &written.inputs), ("outputs", &written.outputs)] {
+            if tensors.is_empty() {
+                return Err(value(key, "is empty".into(), "a model has at least one"));
+            }
+            let mut names = BTreeSet::new();
+            if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
+                return Err(value(key, format!("has {:?} twice", twice.name), "names must differ"));
+            }
+            let is_batched = |tensor: &&TensorSpec| tensor.shape.first() == Some(&Dimension::Free);
+            let fixed = tensors.iter().find(|tensor| !is_batched(tensor));
+            if let Some(tensor) = fixed.filter(|_| written.batching.max_rows > NonZeroU32::MIN) {
+                let given = format!("has {:?} of a first size that is not -1", tensor.name);
+                return Err(value(key, given, "it must be, or max_rows 1, for rows are batched along it"));
+            }
+        }
+        Ok(Self {
+            architecture: written.architecture,
+            options,
+            weights,
+            dtype: written.dtype,
+            inputs: written.inputs,
+            outputs: written.outputs,
+            batching: written.batching,
+            priority: written.priority,
+            is_pinned: written.pinned,
+            timeout: written.timeout_ms.map(|ms| Duration::from_millis(ms.get())),
+        })
+    }
+}
+
+/// A file of JSON that is one object, or less.
+pub(super) fn json<T: de::DeserializeOwned>(folder: &Folder, name: &str) -> Result<T, RepositoryError> {
+    let text = folder.text(name, MAX_JSON_BYTES)?;
+    serde_json::from_str(&text)
+        .map_err(|error| RepositoryError::Json { path: folder.path(name), message: error.to_string() })
+}
+
+fn at_line(folder: &Folder, text: &str, error: &toml::de::Error) -> RepositoryError {
+    // What is missing from the whole is at its start.
+    let start = error.span().map_or(0, |span| span.start).min(text.len());
+    let line = text.as_bytes()[..start].iter().filter(|byte| **byte == b'\n').count();
+    let shown = text.lines().nth(line).unwrap_or_default().trim().chars().take(80).collect();
+    let message = error.message().replace('\n', ", ");
+    RepositoryError::Toml { path: folder.path(CONFIG), line: line + 1, message, text: shown }
+}
+
+fn not_empty<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    if text.is_empty() { Err(de::Error::custom("it must not be empty")) } else { Ok(text) }
+}
+
+fn priority<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
+    let priority = i64::deserialize(from)?;
+    let in_range = i32::try_from(priority).ok().filter(|priority| (-10..=10).contains(priority));
+    in_range.ok_or_else(|| de::Error::custom(format!("a priority is from -10 to 10, not {priority}")))
+}
+
+fn delay<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    u64::deserialize(from).map(Duration::from_millis)
+}

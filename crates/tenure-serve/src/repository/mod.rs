@@ -1,0 +1,47 @@
+//! Models in folders: one for each, by its name, with a `config.toml` and weights as safetensors.
+//!
+//! ```toml
+//! architecture = "resnet152"        # what builds the model, by its registered name
+//! weights = "model.safetensors"     # or an index of several files: "model.safetensors.index.json"
+//! dtype = "float16"                 # of weights; nothing is converted yet, so others are refused
+//! config = "config.json"            # options of the architecture, or
+//! # [options]                       # the same as a table
+//! priority = 1                      # from -10 to 10
+//! pinned = true                     # weights stay on a device
+//! timeout_ms = 2000                 # for requests that say nothing of it
+//!
+//! [[inputs]]
+//! name = "image"
+//! datatype = "FP32"                 # of the Open Inference Protocol
+//! shape = [-1, 3, 224, 224]         # -1: any
+//!
+//! [[outputs]]
+//! name = "logits"
+//! datatype = "FP32"
+//! shape = [-1, 1000]
+//!
+//! [batching]                        # along the first dimension
+//! max_rows = 32
+//! max_delay_ms = 2
+//! ```
+//!
+//! Only `architecture`, `inputs` and `outputs` have no default. A model has one version, "1".
+//!
+//! [`Repository::scan`] reads configurations, and of weights only the size; it says what changed since the last time.
+//! Files may be links, as long as they lead to the model's folder or the repository's; a model's folder may be a link to
+//! anywhere. A model that cannot be read is listed as broken, and hinders no other.
+
+mod config;
+mod error;
+mod files;
+mod model;
+mod name;
+mod scan;
+
+pub use config::{Batching, Config, Dimension, TensorSpec, WeightDtype};
+pub use error::RepositoryError;
+pub use model::{StoredModel, WeightFile};
+pub use name::ModelName;
+pub use scan::{Broken, Changes, Repository};
+
+pub use crate::protocol::Datatype;

@@ -1,0 +1,114 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{fs, io};
+
+use super::{ModelName, RepositoryError, StoredModel};
+
+/// A folder of models, as it was at the last [scan](Self::scan).
+#[derive(Debug)]
+pub struct Repository {
+    root: PathBuf,
+    models: BTreeMap<ModelName, Arc<StoredModel>>,
+    broken: BTreeMap<String, Broken>,
+}
+
+/// A folder that cannot be read as a model.
+#[derive(Clone, Debug)]
+pub struct Broken {
+    /// The folder's name, which may be no model's.
+    pub name: String,
+    /// Why.
+    pub reason: Arc<RepositoryError>,
+}
+
+/// What is different from the last scan, each by name.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    /// Models that were not there, or could not be read.
+    pub added: Vec<Arc<StoredModel>>,
+    /// Those whose configuration says something else, or whose weights were written again.
+    pub changed: Vec<Arc<StoredModel>>,
+    /// Those that are not there any more, or cannot be read.
+    pub removed: Vec<ModelName>,
+    /// Those that cannot be read, for a reason that is new.
+    pub broken: Vec<Broken>,
+}
+
+impl Changes {
+    /// Nothing changed.
+    pub fn is_empty(&self) -> bool {
+        self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty() && self.broken.is_empty()
+    }
+}
+
+impl Repository {
+    /// Nothing is read before the first scan.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), models: BTreeMap::new(), broken: BTreeMap::new() }
+    }
+
+    /// The models that can be read.
+    pub fn models(&self) -> impl Iterator<Item = &Arc<StoredModel>> {
+        self.models.values()
+    }
+
+    /// The folders that cannot.
+    pub fn broken(&self) -> impl Iterator<Item = &Broken> {
+        self.broken.values()
+    }
+
+    /// The model of a name.
+    pub fn model(&self, name: &str) -> Option<&Arc<StoredModel>> {
+        self.models.get(name)
+    }
+
+    /// Looks at all folders again, but for those whose names start with a dot.
+    ///
+    /// # Errors
+    /// The repository's own folder cannot be read. Then all is as it was at the last scan.
+    pub fn scan(&mut self) -> Result<Changes, RepositoryError> {
+        let names = self.folders().map_err(RepositoryError::io(&self.root))?;
+        let mut changes = Changes::default();
+        let (mut models, mut broken) = (BTreeMap::new(), BTreeMap::new());
+        for name in names {
+            match name.parse().and_then(|name| StoredModel::read(&self.root, name)) {
+                Ok(read) => {
+                    let before = self.models.get(&read.name).filter(|before| ***before == read);
+                    let model = before.cloned().unwrap_or_else(|| Arc::new(read));
+                    match self.models.get(&model.name) {
+                        None => changes.added.push(model.clone()),
+                        Some(before) if !Arc::ptr_eq(before, &model) => changes.changed.push(model.clone()),
+                        Some(_) => {}
+                    }
+                    models.insert(model.name.clone(), model);
+                }
+                Err(reason) => {
+                    let found = Broken { name: name.clone(), reason: Arc::new(reason) };
+                    let words = |broken: &Broken| broken.reason.to_string();
+                    if self.broken.get(&name).map(words) != Some(words(&found)) {
+                        changes.broken.push(found.clone());
+                    }
+                    broken.insert(name, found);
+                }
+            }
+        }
+        changes.removed = self.models.keys().filter(|name| !models.contains_key(*name)).cloned().collect();
+        (self.models, self.broken) = (models, broken);
+        Ok(changes)
+    }
+
+    fn folders(&self) -> io::Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        for entry in fs::read_dir(&self.root)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // A link's target counts; one that leads nowhere is somebody's mistake, and listed as broken.
+            let is_folder = fs::metadata(entry.path()).map_or(true, |metadata| metadata.is_dir());
+            if is_folder && !name.starts_with('.') {
+                names.insert(name);
+            }
+        }
+        Ok(names)
+    }
+}

@@ -1,0 +1,135 @@
+//! What runs next on a device, and where a model runs.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use super::cost::duration;
+use super::device::{Device, Work};
+use super::model::Served;
+use super::{Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
+
+impl Scheduler {
+    /// The model whose weights are best copied to a device while that computes, if the copying is not busy already:
+    /// of those that wait and are not there, the one that is due first.
+    pub fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
+        let to = &self.devices[device.0];
+        if !to.copies.is_empty() || matches!(to.work, Work::Lost) {
+            return None;
+        }
+        let absent = |model: &ModelId| to.residency.missing_bytes(*model).is_some_and(|bytes| bytes > 0);
+        let here = self.waiting.iter().filter(|model| absent(model) && self.best_device(**model, now) == Some(device));
+        here.copied().min_by_key(|model| self.models[model].queue.due())
+    }
+
+    /// The background work of a device is in the way of a request: it is to be stopped, then
+    /// [`end_background`](Self::end_background) called.
+    pub fn must_yield(&self, device: DeviceId, now: Duration) -> bool {
+        matches!(self.devices[device.0].work, Work::Background)
+            && self.waiting.iter().any(|model| self.best_device(*model, now) == Some(device))
+    }
+
+    /// When to poll again, if nothing happens before.
+    pub fn next_wake(&self, now: Duration) -> Option<Duration> {
+        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let is_any_idle = self.devices.iter().any(Device::is_idle);
+        if !is_any_idle || self.waiting.is_empty() {
+            return deadline;
+        }
+        let ready = self.waiting.iter().filter_map(|model| self.ready_at(&self.models[model], now));
+        // What is ready and has not run waits for a device that will be free sooner than another could begin.
+        let busy = self.devices.iter().filter_map(|device| device.free_in(now)).map(|left| now.saturating_add(left));
+        deadline.into_iter().chain(ready.chain(busy).filter(|at| *at > now)).min()
+    }
+
+    /// A batch for an idle device, or answers for those who are too late for it.
+    pub(super) fn choose(&mut self, device: DeviceId, now: Duration) -> Option<Decision> {
+        let model = self.choose_model(device, now)?;
+        let queue = &self.models.get(&model)?.queue;
+        let batch = queue.batch(queue.head(now, &self.requests)?, &self.requests);
+        let too_late: Vec<_> = batch.iter().copied().filter(|id| self.is_too_late(*id, now)).collect();
+        if too_late.is_empty() {
+            return self.run(device, model, batch, now);
+        }
+        too_late.into_iter().for_each(|id| self.answer_queued(id, Outcome::TooLate));
+        self.decisions.pop_front()
+    }
+
+    fn choose_model(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
+        let on = &self.devices[device.0];
+        let is_here = |model: &ModelId| on.residency.missing_bytes(*model) == Some(0);
+        let is_ready = |model: &ModelId| self.ready_at(&self.models[model], now).is_some_and(|at| at <= now);
+        let mut ready: Vec<ModelId> = self.waiting.iter().copied().filter(is_ready).collect();
+        ready.retain(|model| self.best_device(*model, now) == Some(device));
+        let due = |model: &ModelId| self.models[model].queue.due().filter(|due| *due <= now).map(|due| (due, *model));
+        let is_owed = |model: &ModelId| is_here(model) && due(model).is_some();
+        if !on.debt.is_zero() && ready.iter().any(is_owed) {
+            ready.retain(is_owed);
+        }
+        if let Some((_, first)) = ready.iter().filter_map(due).min() {
+            return Some(first);
+        }
+        ready.into_iter().max_by(|a, b| {
+            self.answered_per_second(*a, on, now).total_cmp(&self.answered_per_second(*b, on, now)).then(b.cmp(a))
+        })
+    }
+
+    /// When a model's next batch is made if nothing more comes.
+    fn ready_at(&self, served: &Served, now: Duration) -> Option<Duration> {
+        if served.queue.fills_a_batch() {
+            return Some(now);
+        }
+        let oldest = self.requests.get(&served.queue.oldest()?)?;
+        Some(oldest.arrived.saturating_add(served.model.max_delay).min(served.queue.due()?))
+    }
+
+    /// What a model's next batch is worth in the time that it takes, a switch included.
+    fn answered_per_second(&self, model: ModelId, on: &Device, now: Duration) -> f64 {
+        let served = &self.models[&model];
+        let Some(head) = served.queue.head(now, &self.requests).and_then(|head| self.requests.get(&head)) else {
+            return 0.0;
+        };
+        let (requests, rows) = served.queue.expected(&head.shape);
+        let took = served.cost.compute(rows).max(self.copy_time(model, on, now)).as_secs_f64();
+        requests * f64::from(head.priority).exp2() / took.max(1e-9)
+    }
+
+    /// Where a model would be computed soonest; then one that is idle, where least must leave for it, and where most is
+    /// free. All devices agree on it, so that one of them takes it.
+    pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
+        let served = &self.models[&model];
+        let cost = |(index, device): (usize, &Device)| {
+            let missing = device.residency.missing_bytes(model).filter(|_| device.residency.fits(model))?;
+            let (free, copy) = (device.free_in(now)?, self.copy_time(model, device, now));
+            let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
+            if !device.is_idle() {
+                let before = served.queue.batches().saturating_sub(1);
+                time = time.saturating_add(served.cost.compute(served.model.max_rows).saturating_mul(before));
+            }
+            let room = device.residency.free_bytes();
+            Some((time, !device.is_idle(), missing.saturating_sub(room), Reverse(room), index))
+        };
+        self.devices.iter().enumerate().filter_map(cost).min().map(|(.., index)| DeviceId(index))
+    }
+
+    /// Until all of a model's weights are on a device.
+    pub(super) fn copy_time(&self, model: ModelId, on: &Device, now: Duration) -> Duration {
+        if let Some(copy) = on.copies.iter().find(|copy| copy.model == model) {
+            return copy.expected_end.saturating_sub(now);
+        }
+        let reload = self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.reload());
+        duration(reload.as_secs_f64() * self.missing_part(model, on))
+    }
+
+    /// Of a model's weights, those that are not on a device.
+    pub(super) fn missing_part(&self, model: ModelId, on: &Device) -> f64 {
+        let missing = on.residency.missing_bytes(model).unwrap_or(0);
+        let bytes = self.models.get(&model).map_or(0, |served| self.whole_chunks(served.model.bytes));
+        missing as f64 / bytes.max(1) as f64
+    }
+
+    fn is_too_late(&self, id: RequestId, now: Duration) -> bool {
+        let Some(entry) = self.requests.get(&id) else { return false };
+        let least = self.models.get(&entry.model).map_or(Duration::ZERO, |served| served.cost.least(entry.rows));
+        entry.deadline.is_some_and(|deadline| now.saturating_add(least) > deadline)
+    }
+}

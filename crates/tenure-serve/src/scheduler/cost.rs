@@ -1,0 +1,109 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How much the latest measurement counts.
+const SMOOTHING: f64 = 0.2;
+
+/// From how many measurements on the least is believed: the first ones are slow, and nobody measures what is refused.
+const CERTAIN_AFTER: u32 = 8;
+
+/// What a model was measured to take.
+#[derive(Debug)]
+pub(super) struct Cost {
+    reload_seconds: f64,
+    is_reload_measured: bool,
+    /// By the logarithm of rows, rounded up.
+    compute: BTreeMap<u32, Measured>,
+    /// What computing is taken for until it was measured.
+    guess: Duration,
+}
+
+#[derive(Debug)]
+struct Measured {
+    mean_seconds: f64,
+    least: Duration,
+    count: u32,
+}
+
+impl Cost {
+    /// Guesses, until something is measured.
+    pub(super) fn new(reload: Duration, compute: Duration) -> Self {
+        let reload_seconds = reload.as_secs_f64();
+        Self { reload_seconds, is_reload_measured: false, compute: BTreeMap::new(), guess: compute }
+    }
+
+    /// Time to copy all weights.
+    pub(super) fn reload(&self) -> Duration {
+        duration(self.reload_seconds)
+    }
+
+    /// Time to compute so many rows, or about as many as were measured.
+    pub(super) fn compute(&self, rows: u32) -> Duration {
+        let (mut below, mut above) = (self.compute.range(..=bucket(rows)), self.compute.range(bucket(rows)..));
+        let nearest = below.next_back().or_else(|| above.next());
+        nearest.map_or(self.guess, |(_, measured)| duration(measured.mean_seconds))
+    }
+
+    /// The least that so many rows or more ever took; nothing, until that is certain.
+    pub(super) fn least(&self, rows: u32) -> Duration {
+        let certain = self.compute.range(bucket(rows)..).map(|(_, measured)| measured);
+        let (least, count) = certain.fold((Duration::MAX, 0_u32), |(least, count), measured| {
+            (least.min(measured.least), count.saturating_add(measured.count))
+        });
+        if count < CERTAIN_AFTER { Duration::ZERO } else { least }
+    }
+
+    pub(super) fn computed(&mut self, rows: u32, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let new = Measured { mean_seconds: seconds, least: took, count: 0 };
+        let measured = self.compute.entry(bucket(rows)).or_insert(new);
+        measured.mean_seconds += SMOOTHING * (seconds - measured.mean_seconds);
+        measured.least = measured.least.min(took);
+        measured.count = measured.count.saturating_add(1);
+    }
+
+    /// A part of the weights was copied.
+    pub(super) fn loaded(&mut self, part: f64, took: Duration) {
+        let seconds = took.as_secs_f64() / part;
+        let smoothing = if self.is_reload_measured { SMOOTHING } else { 1.0 };
+        self.reload_seconds += smoothing * (seconds - self.reload_seconds);
+        self.is_reload_measured = true;
+    }
+}
+
+fn bucket(rows: u32) -> u32 {
+    rows.max(1).next_power_of_two().trailing_zeros()
+}
+
+/// As long as can be said, where that is not enough.
+pub(super) fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_guess_holds_until_something_is_measured() {
+        let mut cost = Cost::new(ms(100), ms(10));
+        assert_eq!((cost.reload(), cost.compute(4), cost.least(4)), (ms(100), ms(10), ms(0)));
+        cost.loaded(0.5, ms(20));
+        cost.computed(4, ms(3));
+        assert_eq!((cost.reload(), cost.compute(3), cost.compute(64), cost.compute(1)), (ms(40), ms(3), ms(3), ms(3)));
+    }
+
+    #[test]
+    fn one_slow_batch_changes_little_and_never_the_least() {
+        let mut cost = Cost::new(ms(0), ms(0));
+        cost.computed(4, ms(10));
+        cost.computed(4, ms(20));
+        assert_eq!((cost.compute(4), cost.least(4)), (ms(12), ms(0)));
+        (2..CERTAIN_AFTER).for_each(|_| cost.computed(4, ms(20)));
+        assert_eq!((cost.least(4), cost.least(2), cost.least(5)), (ms(10), ms(10), ms(0)));
+    }
+}

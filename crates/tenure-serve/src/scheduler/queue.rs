@@ -1,0 +1,131 @@
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use super::request::{Entry, RequestId, Shape};
+
+type Order = BTreeSet<(Reverse<i32>, RequestId)>;
+
+/// What waits for a model. Everything takes logarithmic time.
+#[derive(Debug)]
+pub(super) struct Queue {
+    max_rows: u32,
+    /// By priority, then age.
+    order: Order,
+    ages: BTreeSet<RequestId>,
+    dues: BTreeSet<(Duration, RequestId)>,
+    lanes: HashMap<Shape, Lane>,
+    /// Lanes that fill a batch.
+    full: usize,
+    /// Of all requests.
+    rows: u64,
+}
+
+/// Requests that may run together.
+#[derive(Debug, Default)]
+struct Lane {
+    order: Order,
+    rows: u64,
+}
+
+impl Queue {
+    pub(super) fn new(max_rows: u32) -> Self {
+        let (order, ages, dues, lanes) = Default::default();
+        Self { max_rows, order, ages, dues, lanes, full: 0, rows: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Batches that all of it makes, if shapes allow.
+    pub(super) fn batches(&self) -> u32 {
+        u32::try_from(self.rows.div_ceil(u64::from(self.max_rows))).unwrap_or(u32::MAX)
+    }
+
+    /// A shape has enough rows for a batch.
+    pub(super) fn fills_a_batch(&self) -> bool {
+        self.full > 0
+    }
+
+    /// When the first is due.
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.dues.first().map(|(due, _)| *due)
+    }
+
+    pub(super) fn oldest(&self) -> Option<RequestId> {
+        self.ages.first().copied()
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = RequestId> {
+        self.ages.iter().copied()
+    }
+
+    /// The request that a batch starts with, and everyone who waits in its shape: a batch takes them in this order. If
+    /// one is due it is the oldest in the class of that, which may be younger and more in a hurry than its elders.
+    pub(super) fn head(&self, now: Duration, requests: &HashMap<RequestId, Entry>) -> Option<RequestId> {
+        let is_due = self.dues.first().filter(|(due, _)| *due <= now);
+        let class = is_due.and_then(|(_, id)| requests.get(id)).map(|entry| Reverse(entry.priority));
+        match class {
+            Some(class) => self.order.range((class, RequestId(0))..).next().map(|(_, id)| *id),
+            None => self.order.first().map(|(_, id)| *id),
+        }
+    }
+
+    /// The batch that starts with a request.
+    pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, Entry>) -> Vec<RequestId> {
+        let Some(entry) = requests.get(&head) else { return Vec::new() };
+        let riders = self.lanes.get(&entry.shape).into_iter().flat_map(|lane| &lane.order);
+        let (mut batch, mut rows) = (vec![head], entry.rows);
+        for id in riders.map(|(_, id)| *id).filter(|id| *id != head) {
+            // The first that does not fit is the last: nobody smaller overtakes it.
+            let more = requests.get(&id).map_or(u32::MAX, |rider| rider.rows);
+            match rows.checked_add(more).filter(|rows| *rows <= self.max_rows) {
+                Some(sum) => rows = sum,
+                None => break,
+            }
+            batch.push(id);
+        }
+        batch
+    }
+
+    /// Requests and rows that a batch of a shape has, about.
+    pub(super) fn expected(&self, shape: &Shape) -> (f64, u32) {
+        let Some(lane) = self.lanes.get(shape) else { return (0.0, 0) };
+        let rows = lane.rows.min(u64::from(self.max_rows));
+        (lane.order.len() as f64 * rows as f64 / lane.rows.max(1) as f64, rows as u32)
+    }
+
+    pub(super) fn insert(&mut self, id: RequestId, entry: &Entry) {
+        let place = (Reverse(entry.priority), id);
+        self.order.insert(place);
+        self.ages.insert(id);
+        self.dues.insert((entry.due, id));
+        self.rows += u64::from(entry.rows);
+        let lane = self.lanes.entry(entry.shape.clone()).or_default();
+        let was_full = lane.rows >= u64::from(self.max_rows);
+        lane.order.insert(place);
+        lane.rows += u64::from(entry.rows);
+        self.full += usize::from(lane.rows >= u64::from(self.max_rows) && !was_full);
+    }
+
+    pub(super) fn remove(&mut self, id: RequestId, entry: &Entry) {
+        let place = (Reverse(entry.priority), id);
+        self.order.remove(&place);
+        self.ages.remove(&id);
+        self.dues.remove(&(entry.due, id));
+        self.rows -= u64::from(entry.rows);
+        let Some(lane) = self.lanes.get_mut(&entry.shape) else { return };
+        let was_full = lane.rows >= u64::from(self.max_rows);
+        lane.order.remove(&place);
+        lane.rows -= u64::from(entry.rows);
+        self.full -= usize::from(was_full && lane.rows < u64::from(self.max_rows));
+        if lane.order.is_empty() {
+            self.lanes.remove(&entry.shape);
+        }
+    }
+}

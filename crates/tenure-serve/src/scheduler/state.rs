@@ -1,0 +1,362 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use super::cost::{Cost, duration};
+use super::device::{Copy, Device, Running, Work};
+use super::model::Served;
+use super::queue::Queue;
+use super::request::Entry;
+use super::{
+    Batch, BatchId, Decision, DeviceId, Eviction, Load, Model, ModelId, NoRoom, Outcome, Refusal, RegisterError,
+    Request, RequestId, Residency, Weights,
+};
+
+/// How a [`Scheduler`] decides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SchedulerConfig {
+    /// For how long a request of priority 0 lets others go first because their models are resident. 200 ms.
+    pub patience: Duration,
+    /// After how long a request counts half for what is kept on a device. 60 s.
+    pub half_life: Duration,
+    /// Bytes of the pieces in which weights come and go. 32 MiB.
+    pub chunk_bytes: u64,
+    /// A model leaves a device as a whole, whose memory cannot be given back in parts. Else as many of its chunks as are
+    /// needed do.
+    pub evicts_whole: bool,
+    /// How fast weights are taken to be copied until it was measured. 25 GB/s, a PCIe 4.0 link.
+    pub copy_bytes_per_second: f64,
+    /// What a batch is taken to compute until it was measured. 10 ms.
+    pub compute: Duration,
+}
+
+impl Default for SchedulerConfig {
+    fn default() -> Self {
+        Self {
+            patience: Duration::from_millis(200),
+            half_life: Duration::from_secs(60),
+            chunk_bytes: 32 << 20,
+            evicts_whole: false,
+            copy_bytes_per_second: 25e9,
+            compute: Duration::from_millis(10),
+        }
+    }
+}
+
+/// Decides which requests run next, on which device. The module says how.
+///
+/// A device runs one batch at a time. After each call that says what happened, and at [`next_wake`](Self::next_wake), it is
+/// [polled](Self::poll) until it decides nothing more. What is said of a batch, model or copy that is gone by then is
+/// ignored, since reports cross decisions.
+///
+/// # Panics
+/// If a device is another scheduler's.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(super) config: SchedulerConfig,
+    pub(super) devices: Vec<Device>,
+    pub(super) models: BTreeMap<ModelId, Served>,
+    /// That wait or run.
+    pub(super) requests: HashMap<RequestId, Entry>,
+    /// Models that requests wait for.
+    pub(super) waiting: BTreeSet<ModelId>,
+    /// Of requests that wait.
+    pub(super) deadlines: BTreeSet<(Duration, RequestId)>,
+    pub(super) decisions: VecDeque<Decision>,
+    next: u64,
+}
+
+impl Scheduler {
+    /// Without devices or models.
+    pub fn new(config: SchedulerConfig) -> Self {
+        Self {
+            config: SchedulerConfig { chunk_bytes: config.chunk_bytes.max(1), ..config },
+            devices: Vec::new(),
+            models: BTreeMap::new(),
+            requests: HashMap::new(),
+            waiting: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            decisions: VecDeque::new(),
+            next: 0,
+        }
+    }
+
+    /// A device with so many bytes for weights, whose executor is there. Models that were registered before may use it.
+    pub fn add_device(&mut self, weight_bytes: u64) -> DeviceId {
+        let SchedulerConfig { chunk_bytes, half_life, evicts_whole, .. } = self.config;
+        let mut residency = Residency::new(weight_bytes, chunk_bytes, half_life);
+        if evicts_whole {
+            residency = residency.evicting_whole();
+        }
+        for (model, served) in &self.models {
+            residency.add(*model, served.weights(false));
+        }
+        let device = Device { work: Work::Nothing, residency, copies: Vec::new(), debt: Duration::ZERO };
+        self.devices.push(device);
+        DeviceId(self.devices.len() - 1)
+    }
+
+    /// Registers a model. A pinned one is pinned to the device that has most room beside what is pinned there.
+    ///
+    /// # Errors
+    /// The model fits no device, would leave another no room, or could never run.
+    pub fn add_model(&mut self, model: Model) -> Result<ModelId, RegisterError> {
+        let (max_rows, max_queued) = (model.max_rows, model.max_queued);
+        if max_rows == 0 || max_queued == 0 {
+            return Err(RegisterError::NoBatch { max_rows, max_queued });
+        }
+        let bytes = self.whole_chunks(model.bytes);
+        let mut room: Vec<u64> = self.devices.iter().map(|device| device.residency.unpinned_bytes()).collect();
+        let most = (0..room.len()).max_by_key(|index| room[*index]);
+        let Some(home) = most.filter(|index| room[*index] >= bytes) else {
+            return Err(RegisterError::TooLarge { bytes, available: most.map_or(0, |index| room[index]) });
+        };
+        if model.is_pinned {
+            room[home] -= bytes;
+            let unpinned = self.models.values().filter(|served| !served.model.is_pinned);
+            let largest = unpinned.map(|served| self.whole_chunks(served.model.bytes)).max().unwrap_or(0);
+            if room.iter().all(|room| *room < largest) {
+                return Err(RegisterError::PinsTooMuch { bytes, largest });
+            }
+        }
+        let id = ModelId(self.number());
+        let reload = duration(model.bytes as f64 / self.config.copy_bytes_per_second);
+        let served = Served { queue: Queue::new(max_rows), cost: Cost::new(reload, self.config.compute), model };
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            device.residency.add(id, served.weights(served.model.is_pinned && index == home));
+        }
+        self.models.insert(id, served);
+        Ok(id)
+    }
+
+    /// Removes a model, and says whether there was one. What waits for it is answered; what runs is finished. To replace
+    /// a model, add the new one first, so that there always is one, unless both pinned are too much.
+    pub fn remove_model(&mut self, model: ModelId) -> bool {
+        let Some(served) = self.models.get(&model) else { return false };
+        let ids: Vec<_> = served.queue.ids().collect();
+        ids.into_iter().for_each(|id| self.answer_queued(id, Outcome::Removed));
+        self.models.remove(&model);
+        self.devices.iter_mut().for_each(|device| device.residency.unpin(model));
+        (0..self.devices.len()).map(DeviceId).for_each(|device| self.unload_if_removed(device, model));
+        true
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// It could not be answered, or too many wait.
+    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Refusal> {
+        let Request { model, rows, shape, priority, deadline } = request;
+        let served = self.models.get(&model).ok_or(Refusal::UnknownModel)?;
+        let max_rows = served.model.max_rows;
+        if rows == 0 {
+            return Err(Refusal::NoRows);
+        }
+        if rows > max_rows {
+            return Err(Refusal::TooManyRows { rows, max_rows });
+        }
+        let (left, least) = (deadline.map(|deadline| deadline.saturating_sub(now)), served.cost.least(rows));
+        if let Some(left) = left.filter(|left| left.is_zero() || *left < least) {
+            return Err(Refusal::TooLate { left, least });
+        }
+        let queued = served.queue.len();
+        if queued >= served.model.max_queued {
+            return Err(Refusal::Full { queued, retry_after: self.backlog(now) });
+        }
+        let priority = clamp(served.model.priority.saturating_add(priority));
+        let patience = duration(self.config.patience.as_secs_f64() * f64::from(-priority).exp2());
+        let due = now.saturating_add(left.map_or(patience, |left| patience.min(left / 2)));
+        let id = RequestId(self.number());
+        let entry = Entry { model, rows, shape, priority, arrived: now, due, deadline, batch: None, is_again: false };
+        self.enqueue(id, entry);
+        Ok(id)
+    }
+
+    /// Takes a request back, and says whether it was still to be answered. One that runs goes on, for nobody.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let Some(entry) = self.requests.get(&request) else { return false };
+        let Some(batch) = entry.batch else {
+            self.answer_queued(request, Outcome::Cancelled);
+            return true;
+        };
+        self.requests.remove(&request);
+        if let Some(device) = self.device_of(batch) {
+            self.decisions.push_back(Decision::Discard { device, batch, request });
+        }
+        self.decisions.push_back(Decision::Answer { request, outcome: Outcome::Cancelled });
+        true
+    }
+
+    /// What to do next; nothing, until something happens or it is [time](Self::next_wake).
+    pub fn poll(&mut self, now: Duration) -> Option<Decision> {
+        while let Some((_, id)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
+            self.answer_queued(id, Outcome::Expired);
+        }
+        if let Some(decision) = self.decisions.pop_front() {
+            return Some(decision);
+        }
+        for device in (0..self.devices.len()).map(DeviceId) {
+            if self.devices[device.0].is_idle() {
+                let decision = self.choose(device, now);
+                if decision.is_some() {
+                    return decision;
+                }
+            }
+        }
+        None
+    }
+
+    /// Orders the copy of a model ahead of its turn, such as the [upcoming](Self::upcoming) one. `None` if it is there
+    /// or on its way already, or would displace what is wanted as well.
+    ///
+    /// # Errors
+    /// What is in use or pinned leaves no room.
+    pub fn prefetch(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Option<Load>, NoRoom> {
+        let to = &self.devices[device.0];
+        let Some(bytes) = to.residency.missing_bytes(model).filter(|bytes| *bytes > 0) else { return Ok(None) };
+        let leaving = to.residency.plan(bytes, now, &self.waiting)?;
+        if matches!(to.work, Work::Lost) || leaving.iter().any(|eviction| self.waiting.contains(&eviction.model)) {
+            return Ok(None);
+        }
+        let evict = self.copy(device, model, now)?;
+        Ok(Some(Load { device, model, bytes, evict }))
+    }
+
+    /// Takes a device for background work, such as training, if it is idle and nothing is queued. It gets no batch until
+    /// [`end_background`](Self::end_background).
+    pub fn begin_background(&mut self, device: DeviceId) -> bool {
+        let may = self.waiting.is_empty() && self.devices[device.0].is_idle();
+        if may {
+            self.devices[device.0].work = Work::Background;
+        }
+        may
+    }
+
+    /// The background work of a device has stopped.
+    pub fn end_background(&mut self, device: DeviceId) {
+        let work = &mut self.devices[device.0].work;
+        if matches!(work, Work::Background) {
+            *work = Work::Nothing;
+        }
+    }
+
+    /// Requests that wait for a model.
+    pub fn queued(&self, model: ModelId) -> usize {
+        self.models.get(&model).map_or(0, |served| served.queue.len())
+    }
+
+    /// What is on a device.
+    pub fn residency(&self, device: DeviceId) -> &Residency {
+        &self.devices[device.0].residency
+    }
+
+    /// Hands a batch out. `None` if what is being copied ahead leaves no room for its weights: it ends.
+    pub(super) fn run(
+        &mut self,
+        device: DeviceId,
+        model: ModelId,
+        requests: Vec<RequestId>,
+        now: Duration,
+    ) -> Option<Decision> {
+        let load_bytes = self.devices[device.0].residency.missing_bytes(model)?;
+        let evict = if load_bytes > 0 { self.copy(device, model, now).ok()? } else { Vec::new() };
+        let id = BatchId(self.number());
+        let mut rows = 0;
+        for request in &requests {
+            self.dequeue(*request);
+            let entry = self.requests.get_mut(request)?;
+            entry.batch = Some(id);
+            rows += entry.rows;
+        }
+        let copy = self.copy_time(model, &self.devices[device.0], now);
+        let compute = self.models.get(&model)?.cost.compute(rows);
+        let on = &mut self.devices[device.0];
+        on.residency.hold(model);
+        on.residency.used(model, requests.len(), now);
+        on.debt = on.debt.saturating_add(copy.saturating_sub(compute));
+        on.work = Work::Batch(Running {
+            id,
+            model,
+            requests: requests.clone(),
+            rows,
+            issued: now,
+            expected_end: now.saturating_add(copy.max(compute)),
+            has_started: false,
+            is_switch: !copy.is_zero(),
+        });
+        Some(Decision::Run(Batch { id, device, model, requests, rows, load_bytes, evict }))
+    }
+
+    /// Answers a request that waits.
+    pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Outcome) {
+        self.dequeue(request);
+        self.requests.remove(&request);
+        self.decisions.push_back(Decision::Answer { request, outcome });
+    }
+
+    pub(super) fn whole_chunks(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.config.chunk_bytes).saturating_mul(self.config.chunk_bytes)
+    }
+
+    /// Makes room for a model's weights, which are on their way from now on.
+    fn copy(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Vec<Eviction>, NoRoom> {
+        let on = &self.devices[device.0];
+        let (part, expected_end) = (self.missing_part(model, on), now.saturating_add(self.copy_time(model, on, now)));
+        let on = &mut self.devices[device.0];
+        let evict = on.residency.admit(model, now, &self.waiting)?;
+        on.residency.hold(model);
+        on.copies.push(Copy { model, part, expected_end });
+        Ok(evict)
+    }
+
+    pub(super) fn enqueue(&mut self, id: RequestId, entry: Entry) {
+        if let Some(served) = self.models.get_mut(&entry.model) {
+            served.queue.insert(id, &entry);
+            self.waiting.insert(entry.model);
+            self.deadlines.extend(entry.deadline.map(|deadline| (deadline, id)));
+            self.requests.insert(id, entry);
+        }
+    }
+
+    fn dequeue(&mut self, id: RequestId) {
+        let Some(entry) = self.requests.get(&id) else { return };
+        let Some(served) = self.models.get_mut(&entry.model) else { return };
+        served.queue.remove(id, entry);
+        if served.queue.is_empty() {
+            self.waiting.remove(&entry.model);
+        }
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, id));
+        }
+    }
+
+    /// Until everything that waits is done.
+    fn backlog(&self, now: Duration) -> Duration {
+        let up = self.devices.iter().filter_map(|device| device.free_in(now));
+        let (devices, busy) =
+            up.fold((0_u32, Duration::ZERO), |(count, sum), left| (count + 1, sum.saturating_add(left)));
+        let waiting = self.waiting.iter().filter_map(|model| self.models.get(model).map(|served| (model, served)));
+        let work = waiting.fold(busy, |sum, (model, served)| {
+            let copies = self.devices.iter().map(|device| self.copy_time(*model, device, now));
+            let compute = served.cost.compute(served.model.max_rows).saturating_mul(served.queue.batches());
+            sum.saturating_add(compute).saturating_add(copies.min().unwrap_or_default())
+        });
+        work / devices.max(1)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Served {
+    fn weights(&self, is_pinned: bool) -> Weights {
+        let (bytes, reload) = (self.model.bytes, self.cost.reload());
+        Weights { bytes, reload, priority: clamp(self.model.priority), is_pinned }
+    }
+}
+
+/// So that powers of two are times that somebody could wait.
+fn clamp(priority: i32) -> i32 {
+    priority.clamp(-10, 10)
+}

@@ -1,0 +1,9 @@
+//! A [`Service`](crate::http::Service) over models in folders, which one executor computes in this process.
+
+mod core;
+mod registry;
+mod request;
+mod service;
+mod threads;
+
+pub use service::{Serving, ServingError, ServingOptions};

@@ -1,0 +1,237 @@
+//! Which models there are: brought up to date with their folders, loaded and unloaded.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::core::{Core, State};
+use super::request::not_ready;
+use super::threads::Job;
+use crate::executor::{Model, ModelError};
+use crate::http::ServeError;
+use crate::protocol::{IndexEntry, ModelMetadata, ModelState, TensorMetadata};
+use crate::repository::{Dimension, RepositoryError, StoredModel, TensorSpec};
+use crate::scheduler::{self, ModelId};
+
+/// Each model has one.
+pub(super) const VERSION: &str = "1";
+
+const UNLOADED: &str = "it was unloaded: POST v2/repository/models/NAME/load loads it";
+
+/// What is known of a name.
+pub(super) struct Entry {
+    /// Nothing where no configuration can be read.
+    metadata: Option<Arc<ModelMetadata>>,
+    condition: Condition,
+}
+
+enum Condition {
+    /// It is served. The receiver tells when all of it is gone.
+    Ready(ModelId, oneshot::Receiver<()>),
+    /// Somebody said so.
+    Unloaded,
+    /// It cannot be served, and why.
+    Broken(String),
+}
+
+impl Entry {
+    pub(super) fn id(&self) -> Option<ModelId> {
+        match &self.condition {
+            Condition::Ready(id, _) => Some(*id),
+            _ => None,
+        }
+    }
+
+    /// The model, if it can be asked.
+    pub(super) fn ready(&self, name: &str) -> Result<ModelId, ServeError> {
+        match &self.condition {
+            Condition::Ready(id, _) => Ok(*id),
+            Condition::Unloaded => Err(not_ready(name, UNLOADED)),
+            Condition::Broken(reason) => Err(not_ready(name, reason)),
+        }
+    }
+
+    pub(super) fn metadata(&self, name: &str) -> Result<Arc<ModelMetadata>, ServeError> {
+        self.metadata.clone().ok_or_else(|| not_ready(name, self.reason()))
+    }
+
+    pub(super) fn state(&self) -> ModelState {
+        if self.id().is_some() { ModelState::Ready } else { ModelState::Unavailable }
+    }
+
+    pub(super) fn index(&self, name: &str) -> IndexEntry {
+        IndexEntry { name: name.into(), version: VERSION.into(), state: self.state(), reason: self.reason().into() }
+    }
+
+    fn reason(&self) -> &str {
+        match &self.condition {
+            Condition::Ready(..) => "",
+            Condition::Unloaded => UNLOADED,
+            Condition::Broken(reason) => reason,
+        }
+    }
+}
+
+impl State {
+    /// What is known of a model.
+    pub(super) fn entry(&self, name: &str, version: Option<&str>) -> Result<&Entry, ServeError> {
+        let entry = self.entries.get(name).filter(|_| version.is_none_or(|version| version == VERSION));
+        entry.ok_or_else(|| ServeError::UnknownModel { model: name.into(), version: version.map(String::from) })
+    }
+}
+
+impl Core {
+    /// Looks at all folders again, and serves what is there.
+    pub(super) fn rescan(&self) -> Result<(), RepositoryError> {
+        let mut repository = self.repository.lock();
+        let changes = repository.scan()?;
+        for stored in changes.added.iter().chain(&changes.changed) {
+            let is_unloaded = matches!(
+                self.state.lock().entries.get(stored.name.as_str()),
+                Some(Entry { condition: Condition::Unloaded, .. })
+            );
+            if is_unloaded {
+                self.put(
+                    stored.name.as_str(),
+                    Entry { metadata: Some(metadata(stored)), condition: Condition::Unloaded },
+                );
+            } else {
+                self.serve(stored);
+            }
+        }
+        for broken in changes.broken {
+            tracing::warn!("{} cannot be served: {}", broken.name, broken.reason);
+            self.put(&broken.name, Entry { metadata: None, condition: Condition::Broken(broken.reason.to_string()) });
+        }
+        let there: BTreeSet<&str> = repository.models().map(|model| model.name.as_str()).collect();
+        let there: BTreeSet<&str> = repository.broken().map(|broken| &*broken.name).chain(there).collect();
+        let mut state = self.state.lock();
+        let known: Vec<String> = state.entries.keys().cloned().collect();
+        for name in known.iter().filter(|name| !there.contains(name.as_str())) {
+            tracing::info!("{name} is gone");
+            self.remove(&mut state, name);
+        }
+        Ok(())
+    }
+
+    /// Serves a model that is loaded because somebody said so.
+    pub(super) fn load(&self, name: &str) -> Result<(), ServeError> {
+        if let Some(entry) = self.state.lock().entries.get_mut(name)
+            && let Condition::Unloaded = entry.condition
+        {
+            entry.condition = Condition::Broken("it is being loaded".into());
+        }
+        self.rescan().map_err(|error| ServeError::Failed(error.to_string()))?;
+        let stored = self.repository.lock().model(name).cloned();
+        let is_ready = self.state.lock().entry(name, None)?.id().is_some();
+        if let Some(stored) = stored.filter(|_| !is_ready) {
+            // Also what could not be served before: there may be room now.
+            self.serve(&stored);
+        }
+        self.state.lock().entry(name, None)?.ready(name).map(drop)
+    }
+
+    /// Stops serving a model, and returns what tells when its memory is given back.
+    pub(super) fn unload(&self, name: &str) -> Result<Option<oneshot::Receiver<()>>, ServeError> {
+        let mut state = self.state.lock();
+        let metadata = state.entry(name, None)?.metadata.clone();
+        let gone = self.remove(&mut state, name);
+        state.entries.insert(name.into(), Entry { metadata, condition: Condition::Unloaded });
+        Ok(gone)
+    }
+
+    /// Serves a model in the place of what had its name.
+    fn serve(&self, stored: &Arc<StoredModel>) {
+        let name = stored.name.as_str();
+        let opened = Model::open(stored, &self.architectures, &self.images, &*self.place);
+        let mut state = self.state.lock();
+        self.remove(&mut state, name);
+        let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
+            Ok((Ok(id), gone)) => Condition::Ready(id, gone),
+            Ok((Err(error), _)) => Condition::Broken(error.to_string()),
+            Err(error) => Condition::Broken(error.to_string()),
+        };
+        match &condition {
+            Condition::Broken(reason) => tracing::warn!("{name} cannot be served: {reason}"),
+            _ => tracing::info!("{name} is served"),
+        }
+        state.entries.insert(name.into(), Entry { metadata: Some(metadata(stored)), condition });
+    }
+
+    fn add(&self, state: &mut State, model: Model) -> Result<ModelId, scheduler::RegisterError> {
+        let config = &model.stored().config;
+        let id = state.scheduler.add_model(scheduler::Model {
+            bytes: model.bytes(),
+            max_rows: config.batching.max_rows.get(),
+            max_delay: config.batching.max_delay,
+            max_queued: self.max_queued,
+            priority: config.priority,
+            is_pinned: config.is_pinned,
+        })?;
+        state.models.insert(id, Arc::new(model));
+        Ok(id)
+    }
+
+    /// Stops serving a model that ends one worker after the other.
+    pub(super) fn give_up(&self, id: ModelId, name: &str, deaths: u32, last: &str) {
+        let mut state = self.state.lock();
+        let Some(entry) = state.entries.get(name).filter(|entry| entry.id() == Some(id)) else { return };
+        let metadata = entry.metadata.clone();
+        let reason =
+            format!("{deaths} workers ended while they computed it, the last so: {last}: correct it, and load it");
+        tracing::error!("{name} is served no more: {reason}");
+        self.remove(&mut state, name);
+        state.entries.insert(name.into(), Entry { metadata, condition: Condition::Broken(reason) });
+    }
+
+    /// Makes an entry that of a name.
+    fn put(&self, name: &str, entry: Entry) {
+        let mut state = self.state.lock();
+        self.remove(&mut state, name);
+        state.entries.insert(name.into(), entry);
+    }
+
+    /// Forgets a name. What runs is finished, what waits is answered.
+    fn remove(&self, state: &mut State, name: &str) -> Option<oneshot::Receiver<()>> {
+        let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
+        state.scheduler.remove_model(id);
+        state.deaths.remove(&id);
+        if let Some(model) = state.models.remove(&id) {
+            // Freeing takes time, and must not come before what runs, or after what was promised its memory.
+            self.send(Job::Release(model));
+        }
+        self.advance(state);
+        Some(gone)
+    }
+}
+
+/// What a model says of itself.
+fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
+    let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect();
+    Arc::new(ModelMetadata {
+        name: stored.name.to_string(),
+        versions: vec![VERSION.into()],
+        platform: format!("tenure_{}", stored.config.architecture),
+        inputs: tensors(&stored.config.inputs),
+        outputs: tensors(&stored.config.outputs),
+    })
+}
+
+fn tensor(spec: &TensorSpec) -> TensorMetadata {
+    let size = |dimension: &Dimension| match dimension {
+        Dimension::Free => -1,
+        Dimension::Fixed(size) => i64::try_from(*size).unwrap_or(i64::MAX),
+    };
+    TensorMetadata { name: spec.name.clone(), datatype: spec.datatype, shape: spec.shape.iter().map(size).collect() }
+}
+
+impl From<ModelError> for ServeError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            error if error.is_asked() => Self::Malformed(error.to_string()),
+            ModelError::Lost(_) | ModelError::NoWorker(_) => Self::WorkerLost(error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! A request on its way.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::core::{Core, State};
+use crate::executor::Model;
+use crate::http::ServeError;
+use crate::protocol::{InferRequest, InferResponse, Tensor};
+use crate::repository::{Config, Dimension, TensorSpec};
+use crate::scheduler::{ModelId, Outcome, Refusal, Request, RequestId};
+
+/// The highest priority of a client's; each further one counts half. 0 is the model's own.
+const HIGHEST: u64 = 1;
+
+pub(super) type Answered = Result<Vec<Tensor>, ServeError>;
+
+/// What is kept of a request until it is answered.
+pub(super) struct Waiting {
+    pub(super) id: ModelId,
+    pub(super) model: Arc<Model>,
+    /// In the model's order; taken when it runs.
+    pub(super) inputs: Vec<Tensor>,
+    pub(super) rows: u32,
+    pub(super) arrived: Instant,
+    /// When it was given to the executor.
+    pub(super) chosen: Instant,
+    timeout: Duration,
+    answer: oneshot::Sender<Answered>,
+}
+
+impl Waiting {
+    /// Nobody may wait any more.
+    pub(super) fn answer(self, answered: Answered) {
+        let _ = self.answer.send(answered);
+    }
+
+    pub(super) fn refuse(self, outcome: Outcome) {
+        let error = match outcome {
+            Outcome::Expired | Outcome::TooLate => ServeError::DeadlinePassed(self.timeout),
+            Outcome::Removed => not_ready(self.model.name(), &outcome),
+            outcome => ServeError::Failed(outcome.to_string()),
+        };
+        self.answer(Err(error));
+    }
+}
+
+pub(super) fn not_ready(model: &str, reason: impl ToString) -> ServeError {
+    ServeError::NotReady { model: model.into(), reason: reason.to_string() }
+}
+
+/// Takes a request back when nobody waits for it any more.
+struct Cancel<'a> {
+    core: &'a Core,
+    request: RequestId,
+}
+
+impl Drop for Cancel<'_> {
+    fn drop(&mut self) {
+        let mut state = self.core.state.lock();
+        // It is there unless it was answered.
+        if let Some(waiting) = state.requests.remove(&self.request) {
+            state.scheduler.cancel(self.request);
+            self.core.count_queued(&state, waiting.id, &waiting.model);
+            self.core.advance(&mut state);
+        }
+    }
+}
+
+impl Core {
+    /// Queues a request, and waits for its answer.
+    pub(super) async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServeError> {
+        let (model, version) = (request.model.clone(), request.version.clone());
+        let (id, answered) = self.submit(request)?;
+        let cancel = Cancel { core: self, request: id };
+        let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
+        drop(cancel);
+        Ok(InferResponse { model, version, id: None, outputs: outputs? })
+    }
+
+    fn submit(&self, request: InferRequest) -> Result<(RequestId, oneshot::Receiver<Answered>), ServeError> {
+        let mut state = self.state.lock();
+        if state.is_ending {
+            return Err(ServeError::ShuttingDown);
+        }
+        let (name, arrived) = (request.model.clone(), Instant::now());
+        let (id, model) = state.ready(&name, request.version.as_deref())?;
+        let (timeout, priority) = (request.timeout.or(model.stored().config.timeout), request.priority);
+        let inputs = in_order(request, &model.stored().config);
+        let (rows, shape) = rows(&inputs, &model.stored().config)?;
+        let now = self.now();
+        let deadline = timeout.map(|timeout| now.saturating_add(timeout));
+        let scheduled = Request { rows, shape, priority: scheduled_priority(priority), deadline, ..Request::new(id) };
+        let timeout = timeout.unwrap_or_default();
+        let request = state.scheduler.submit(scheduled, now).map_err(|refusal| refused(&name, refusal, timeout))?;
+        let (answer, answered) = oneshot::channel();
+        let waiting = Waiting { id, model, inputs, rows, arrived, chosen: arrived, timeout, answer };
+        self.count_queued(&state, id, &waiting.model);
+        state.requests.insert(request, waiting);
+        self.advance(&mut state);
+        Ok((request, answered))
+    }
+}
+
+/// A request's inputs in the order of its model's, all of which it has.
+fn in_order(request: InferRequest, config: &Config) -> Vec<Tensor> {
+    let mut inputs = request.inputs;
+    inputs.sort_by_key(|input| config.inputs.iter().position(|spec| spec.name == input.name()));
+    inputs
+}
+
+/// How many rows a request has, and what must be equal of those that run with it. Where a first size is not free, a request
+/// is one row.
+fn rows(inputs: &[Tensor], config: &Config) -> Result<(u32, Arc<[u64]>), ServeError> {
+    let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
+    if !config.inputs.iter().all(is_free) {
+        return Ok((1, inputs.iter().flat_map(Tensor::shape).map(|size| *size as u64).collect()));
+    }
+    let rows: Vec<usize> = inputs.iter().map(|input| input.shape()[0]).collect();
+    if rows.iter().any(|other| *other != rows[0]) {
+        let names: Vec<_> = inputs.iter().map(Tensor::name).collect();
+        let message = format!("inputs {names:?} have {rows:?} rows: the first size must be one for all");
+        return Err(ServeError::Malformed(message));
+    }
+    let shape = inputs.iter().flat_map(|input| &input.shape()[1..]).map(|size| *size as u64).collect();
+    Ok((rows[0].try_into().unwrap_or(u32::MAX), shape))
+}
+
+/// The scheduler's priority, which is higher the larger it is, of a client's.
+fn scheduled_priority(priority: u64) -> i32 {
+    const STEPS: i32 = 10;
+    match priority {
+        0 => 0,
+        priority => STEPS - i32::try_from(priority - HIGHEST).unwrap_or(i32::MAX).min(2 * STEPS),
+    }
+}
+
+fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
+    match refusal {
+        Refusal::Full { retry_after, .. } => ServeError::QueueFull { model: model.into(), retry_after },
+        Refusal::TooLate { .. } => ServeError::DeadlinePassed(timeout),
+        Refusal::UnknownModel => not_ready(model, refusal),
+        refusal => ServeError::Malformed(refusal.to_string()),
+    }
+}
+
+impl State {
+    /// A model that can be asked.
+    fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
+        let id = self.entry(name, version)?.ready(name)?;
+        let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;
+        Ok((id, Arc::clone(model)))
+    }
+}

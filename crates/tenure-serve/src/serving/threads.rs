@@ -1,0 +1,248 @@
+//! The threads of a service: one computes, one brings weights ahead, one keeps time, one looks at the folders.
+
+use std::slice;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use super::core::{Core, DISK, MEMORY, State};
+use crate::executor::{Answer, Model, ModelError};
+use crate::http::ServeError;
+use crate::metrics::Phases;
+use crate::protocol::Tensor;
+use crate::scheduler::{BatchId, ModelId, RequestId};
+
+/// How many workers may end with a model's batches, one after the other, before it is served no more.
+const DEATHS: u32 = 3;
+
+/// What the executor does, one after the other.
+pub(super) enum Job {
+    /// Computes a batch.
+    Run(Run),
+    /// Frees a model that is not served any more, unless somebody still has it.
+    Release(Arc<Model>),
+    /// Nothing follows.
+    End,
+}
+
+pub(super) struct Run {
+    pub(super) id: BatchId,
+    pub(super) model: ModelId,
+    pub(super) running: Arc<Model>,
+    /// Its weights are to be brought.
+    pub(super) is_load: bool,
+    /// What leaves before.
+    pub(super) evict: Vec<Arc<Model>>,
+    pub(super) requests: Vec<RequestId>,
+    /// Of each request, in the model's order.
+    pub(super) inputs: Vec<Vec<Tensor>>,
+    pub(super) rows: Vec<u32>,
+}
+
+impl Core {
+    /// Does jobs until the last.
+    pub(super) fn execute(self: &Arc<Self>, jobs: &mpsc::Receiver<Job>) {
+        for job in jobs {
+            match job {
+                Job::Run(run) => self.compute(run),
+                // Jobs that had it come before.
+                Job::Release(model) => self.metrics.resident(model.name(), MEMORY, 0),
+                Job::End => return,
+            }
+        }
+    }
+
+    /// Frees what leaves, brings what is missing, computes what is there, and tells everybody.
+    fn compute(self: &Arc<Self>, run: Run) {
+        let model = &*run.running;
+        let moving = self.moves.lock();
+        self.evict(&run.evict);
+        let mut loaded = model.load();
+        drop(moving);
+        if run.is_load {
+            self.tell_when_loaded(run.model, &run.running);
+        }
+        let begun = Instant::now();
+        self.state.lock().scheduler.started(run.id, self.now());
+        let computed = match &loaded {
+            Ok(()) => model.compute(&run.inputs, &run.rows),
+            Err(_) => Err(ModelError::NoWeights),
+        };
+        if loaded.is_ok() {
+            loaded = model.loaded().inspect_err(|_| model.evict());
+        }
+        self.count_resident(model);
+        let death =
+            computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
+        let (spent, answers) = match loaded {
+            Ok(()) => self.one_by_one(&run, computed),
+            Err(error) => (None, failed(error, run.requests.len())),
+        };
+        if let Some(reason) = death {
+            self.count_death(&run, &reason);
+        } else if spent.is_some() {
+            self.state.lock().deaths.remove(&run.model);
+        }
+        let mut state = self.state.lock();
+        state.running = None;
+        let finished = state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now());
+        for (request, answer) in run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request)) {
+            let Some(waiting) = state.requests.remove(request) else { continue };
+            if let (Ok(_), Some(spent)) = (&answer, spent) {
+                let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
+                self.metrics.computed(model.name(), Phases { queue, copy, ..spent });
+            }
+            waiting.answer(answer);
+        }
+        // Of a batch that failed, the scheduler may take weights for lost.
+        let is_lost = state.scheduler.residency(self.device).missing_bytes(run.model).is_some_and(|bytes| bytes > 0);
+        if is_lost {
+            drop(state);
+            self.evict(slice::from_ref(&run.running));
+            state = self.state.lock();
+        }
+        self.advance(&mut state);
+    }
+
+    /// One more worker ended with a model's batch.
+    fn count_death(&self, run: &Run, reason: &str) {
+        let mut state = self.state.lock();
+        let deaths = state.deaths.entry(run.model).or_default();
+        *deaths += 1;
+        let deaths = *deaths;
+        drop(state);
+        if deaths >= DEATHS {
+            self.give_up(run.model, run.running.name(), deaths, reason);
+        }
+    }
+
+    /// Brings weights that are wanted next while others are computed with, one model after the other.
+    pub(super) fn load_ahead(self: &Arc<Self>) {
+        loop {
+            let moving = self.moves.lock();
+            let mut state = self.state.lock();
+            if state.is_ending {
+                return;
+            }
+            let Some((id, model, evict)) = self.next_load(&mut state) else {
+                drop(moving);
+                self.changed.wait(&mut state);
+                continue;
+            };
+            drop(state);
+            self.evict(&evict);
+            if let Err(error) = model.load() {
+                tracing::debug!("{} is not brought ahead: {error}", model.name());
+            }
+            drop(moving);
+            self.tell_when_loaded(id, &model);
+        }
+    }
+
+    fn next_load(&self, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Arc<Model>>)> {
+        let now = self.now();
+        // What did not come has to wait for its turn, and so has what finds no room.
+        let next = state.scheduler.upcoming(self.device, now).filter(|next| state.missed != Some(*next))?;
+        let model = state.models.get(&next)?.clone();
+        let load = state.scheduler.prefetch(self.device, next, now).ok()??;
+        Some((next, model, state.leaving(&load.evict)))
+    }
+
+    /// Tells the scheduler when weights that are being brought are there, or that they do not come.
+    fn tell_when_loaded(self: &Arc<Self>, id: ModelId, model: &Arc<Model>) {
+        self.count_resident(model);
+        let (core, loaded) = (Arc::clone(self), Arc::clone(model));
+        model.when_loaded(move |took| {
+            let mut state = core.state.lock();
+            match took {
+                Some(took) => {
+                    state.missed = state.missed.filter(|missed| *missed != id);
+                    core.metrics.switched(loaded.name());
+                    core.metrics.copied(DISK, MEMORY, loaded.resident_bytes());
+                    state.scheduler.loaded(core.device, id, took, core.now());
+                }
+                None => {
+                    state.missed = Some(id);
+                    state.scheduler.load_failed(core.device, id);
+                }
+            }
+            core.advance(&mut state);
+        });
+    }
+
+    fn evict(&self, models: &[Arc<Model>]) {
+        for model in models {
+            model.evict();
+            self.count_resident(model);
+        }
+    }
+
+    fn count_resident(&self, model: &Model) {
+        self.metrics.resident(model.name(), MEMORY, model.resident_bytes());
+    }
+
+    /// The answers of a batch, and where its time went if it was computed as one. One request that cannot be computed is no
+    /// reason not to answer the others.
+    fn one_by_one(
+        &self,
+        run: &Run,
+        computed: Result<Answer, ModelError>,
+    ) -> (Option<Phases>, Vec<Result<Vec<Tensor>, ServeError>>) {
+        match computed {
+            Ok(Answer { outputs, copy, wait, compute }) => {
+                let spent = Phases { queue: Duration::ZERO, copy, wait, compute };
+                (Some(spent), outputs.into_iter().map(Ok).collect())
+            }
+            // The same would happen again, or it is for nobody.
+            Err(error @ (ModelError::Lost(_) | ModelError::NoWorker(_) | ModelError::Abandoned)) => {
+                (None, failed(error, run.requests.len()))
+            }
+            Err(_) if run.requests.len() > 1 => {
+                let alone = |(inputs, rows)| run.running.compute(slice::from_ref(inputs), slice::from_ref(rows));
+                let answers = run.inputs.iter().zip(&run.rows).map(alone);
+                let only = |answer: Answer| answer.outputs.into_iter().next().unwrap_or_default();
+                (None, answers.map(|answer| answer.map(only).map_err(ServeError::from)).collect())
+            }
+            Err(error) => (None, failed(error, 1)),
+        }
+    }
+
+    /// Wakes the scheduler at its times.
+    pub(super) fn keep_time(&self) {
+        let mut state = self.state.lock();
+        while !state.is_ending {
+            let now = self.now();
+            match state.scheduler.next_wake(now) {
+                Some(wake) if wake <= now => self.advance(&mut state),
+                Some(wake) => drop(self.changed.wait_for(&mut state, wake - now)),
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Looks at the folders again and again.
+    pub(super) fn watch(&self, interval: Duration) {
+        loop {
+            let end = Instant::now() + interval;
+            let mut state = self.state.lock();
+            while !state.is_ending && !self.ended.wait_until(&mut state, end).timed_out() {}
+            if state.is_ending {
+                return;
+            }
+            drop(state);
+            if let Err(error) = self.rescan() {
+                tracing::warn!("{error}: models stay as they are");
+            }
+        }
+    }
+}
+
+/// The same error for each of some requests.
+fn failed<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError>> {
+    let message = error.to_string();
+    let of: fn(String) -> ServeError = match ServeError::from(error) {
+        ServeError::Malformed(_) => ServeError::Malformed,
+        ServeError::WorkerLost(_) => ServeError::WorkerLost,
+        _ => ServeError::Failed,
+    };
+    (0..requests).map(|_| Err(of(message.clone()))).collect()
+}

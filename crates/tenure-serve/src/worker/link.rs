@@ -1,0 +1,277 @@
+//! One worker, as its server has it.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+
+use super::message::{Done, Failure, MessageError, Order, Report};
+use super::socket::{Incoming, Outgoing, receive};
+use super::{IS_WORKER, WorkerCommand};
+
+/// In how long a worker has to take orders.
+const START: Duration = Duration::from_secs(30);
+
+/// After how long a worker that does not let go of an image, or goes on with a batch that nobody waits for, is ended.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) struct Worker {
+    pid: u32,
+    started: Instant,
+    child: Mutex<Child>,
+    stream: UnixStream,
+    /// To the thread that sends them: nobody waits for a worker that does not listen. Gone with the worker.
+    orders: Mutex<Option<mpsc::Sender<Outgoing>>>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_ready: bool,
+    has_answered: bool,
+    /// Images that it has.
+    images: HashSet<u64>,
+    batch: Option<Batch>,
+    /// Why it is gone.
+    end: Option<String>,
+}
+
+struct Batch {
+    number: u64,
+    has_begun: bool,
+    outcome: Option<Outcome>,
+    /// Until when it may go on, if nobody waits for it.
+    patience: Option<Instant>,
+}
+
+/// What a worker answered, and the payload.
+pub(super) type Outcome = (Result<Done, Failure>, Bytes);
+
+/// A batch whose worker is gone.
+#[derive(Debug)]
+pub(super) struct Lost {
+    pub(super) has_begun: bool,
+    pub(super) reason: String,
+}
+
+impl Worker {
+    /// Starts a process. `ended` is told why it is gone, before whoever waits for it, on a thread of its own. The thread that
+    /// starts it must live as long as it may.
+    pub(super) fn start(
+        command: &WorkerCommand,
+        ended: impl FnOnce(&Arc<Self>, &str) + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
+        let (stream, theirs) = UnixStream::pair()?;
+        let (reading, writing) = (stream.try_clone()?, stream.try_clone()?);
+        let child = Command::new(&command.program)
+            .args(&command.arguments)
+            .env(IS_WORKER, "1")
+            .stdin(OwnedFd::from(theirs))
+            // What a network prints is not what the server says.
+            .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+            .spawn()?;
+        let (orders, receiver) = mpsc::channel::<Outgoing>();
+        let worker = Arc::new(Self {
+            pid: child.id(),
+            started: Instant::now(),
+            child: Mutex::new(child),
+            stream,
+            orders: Mutex::new(Some(orders)),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let spawned = thread::Builder::new().name("serve: orders".into()).spawn(move || {
+            // The other thread finds out why nothing more can be sent.
+            let _ = receiver.iter().try_for_each(|order| order.send(&writing));
+        });
+        let listening = Arc::clone(&worker);
+        let listen = move || {
+            let reason = listening.listen(&reading);
+            ended(&listening, &reason);
+            listening.give_up(reason);
+        };
+        let spawned = spawned.and_then(|_| thread::Builder::new().name("serve: reports".into()).spawn(listen));
+        spawned.map(|_| Arc::clone(&worker)).inspect_err(|_| drop(worker.reap()))
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Whether it did something, or could have.
+    pub(super) fn was_useful(&self) -> bool {
+        self.state.lock().has_answered || self.started.elapsed() > Duration::from_secs(1)
+    }
+
+    /// Waits until it takes orders.
+    pub(super) fn ready(&self) -> Result<(), String> {
+        let end = self.started + START;
+        let mut state = self.state.lock();
+        while !state.is_ready {
+            if let Some(end) = &state.end {
+                return Err(format!("the first one ended with {end}"));
+            }
+            if self.changed.wait_until(&mut state, end).timed_out() {
+                return Err(format!("the first one was not ready in {START:?}: its program is to call `worker::run`"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(
+        &self,
+        order: &Order,
+        payload: Vec<Bytes>,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<(), MessageError> {
+        let outgoing = Outgoing::new(order, payload, descriptor)?;
+        if let Some(orders) = &*self.orders.lock() {
+            // Whoever waits for an answer finds out that there is nobody.
+            let _ = orders.send(outgoing);
+        }
+        Ok(())
+    }
+
+    pub(super) fn has(&self, image: u64) -> bool {
+        self.state.lock().images.contains(&image)
+    }
+
+    /// Has it map an image.
+    pub(super) fn map(&self, image: u64, order: &Order, memory: OwnedFd) -> Result<(), MessageError> {
+        self.send(order, Vec::new(), Some(memory))?;
+        self.state.lock().images.insert(image);
+        Ok(())
+    }
+
+    /// Waits until it does not have an image any more.
+    pub(super) fn unmap(&self, image: u64) {
+        if !self.has(image) || self.send(&Order::Unmap { image }, Vec::new(), None).is_err() {
+            return;
+        }
+        let end = Instant::now() + PATIENCE;
+        let mut state = self.state.lock();
+        while state.images.contains(&image) && state.end.is_none() {
+            if self.changed.wait_until(&mut state, end).timed_out() {
+                tracing::error!("worker {} does not let go of memory, and is ended", self.pid);
+                self.kill();
+                self.changed.wait(&mut state);
+            }
+        }
+    }
+
+    /// Waits for a batch's outcome. It is the only one.
+    pub(super) fn run(
+        &self,
+        number: u64,
+        order: &Order,
+        payload: Vec<Bytes>,
+    ) -> Result<Result<Outcome, Lost>, MessageError> {
+        self.state.lock().batch = Some(Batch { number, has_begun: false, outcome: None, patience: None });
+        self.send(order, payload, None)?;
+        let mut guard = self.state.lock();
+        loop {
+            let state = &mut *guard;
+            let outcome = state.batch.as_mut().and_then(|batch| batch.outcome.take());
+            if outcome.is_some() || state.end.is_some() {
+                let has_begun = state.batch.take().is_some_and(|batch| batch.has_begun);
+                return Ok(outcome.ok_or_else(|| Lost { has_begun, reason: state.end.clone().unwrap_or_default() }));
+            }
+            let Some(end) = state.batch.as_ref().and_then(|batch| batch.patience) else {
+                self.changed.wait(&mut guard);
+                continue;
+            };
+            if self.changed.wait_until(&mut guard, end).timed_out() {
+                tracing::error!("worker {} goes on with what nobody waits for, and is ended", self.pid);
+                self.kill();
+                self.changed.wait(&mut guard);
+            }
+        }
+    }
+
+    /// Nobody waits for what it computes now.
+    pub(super) fn abandon(&self) {
+        let mut state = self.state.lock();
+        if let Some(batch) = &mut state.batch {
+            batch.patience = Some(Instant::now() + PATIENCE);
+            // Too short to be too long.
+            let _ = self.send(&Order::Abandon { batch: batch.number }, Vec::new(), None);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Ends it, in its own time.
+    pub(super) fn end(&self) {
+        // Fails only where it has ended.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    fn kill(&self) {
+        if let Err(error) = self.child.lock().kill() {
+            tracing::error!("worker {} cannot be ended: {error}", self.pid);
+        }
+    }
+
+    /// Takes reports until there are no more, and says why.
+    fn listen(&self, stream: &UnixStream) -> String {
+        let reason = loop {
+            match receive::<Report>(stream) {
+                Ok(Some(incoming)) => self.take(incoming),
+                Ok(None) => break None,
+                // A socket that is reset is one that is closed.
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => break Some(error.to_string()),
+                Err(_) => break None,
+            }
+        };
+        let status = self.reap();
+        reason.unwrap_or(status)
+    }
+
+    /// Tells whoever waits that it is gone.
+    fn give_up(&self, reason: String) {
+        *self.orders.lock() = None;
+        let mut state = self.state.lock();
+        state.end = Some(reason);
+        state.images.clear();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn take(&self, Incoming { message, payload, .. }: Incoming<Report>) {
+        let mut state = self.state.lock();
+        let is_current = |batch: &&mut Batch, number| batch.number == number;
+        match message {
+            Report::Ready => state.is_ready = true,
+            Report::Begun { batch: number } => {
+                if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
+                    batch.has_begun = true;
+                }
+            }
+            Report::Done { batch: number, outcome } => {
+                state.has_answered = true;
+                if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
+                    batch.outcome = Some((outcome, payload));
+                }
+            }
+            Report::Unmapped { image } => drop(state.images.remove(&image)),
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Ends the process, if it has not ended, and says how it did.
+    fn reap(&self) -> String {
+        let mut child = self.child.lock();
+        // One that has ended as well as closed its socket is not changed by that.
+        let _ = child.kill();
+        child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+    }
+}

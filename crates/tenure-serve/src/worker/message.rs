@@ -1,0 +1,308 @@
+//! What a server and its workers say to each other.
+//!
+//! A frame is a head of 16 bytes (all numbers little endian: the version, and how many descriptors come with it, two bytes each;
+//! the length of the message in four bytes, and of the payload in eight), the message in postcard, and the payload: the bytes of
+//! the message's tensors, one behind the other.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tenure_switch::FirstUse;
+use tenure_tensor::DType;
+
+use crate::executor::{Computed, Placed, RawTensor, text};
+
+/// The version of every frame.
+pub(super) const VERSION: u16 = 1;
+
+/// The longest message, in bytes: a table of tensors and a network's options.
+pub(super) const MESSAGE_BYTES: u32 = 128 << 20;
+
+/// The longest payload, in bytes.
+pub(super) const PAYLOAD_BYTES: u64 = 4 << 30;
+
+pub(super) const HEAD_BYTES: usize = 16;
+
+/// From a server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Here is an image, whose descriptor comes with this. None of its groups are there yet.
+    Map(Map),
+    /// Groups of an image come no more: whether each is there.
+    Arrived { image: u64, groups: Vec<(u32, bool)> },
+    /// Answers [`Report::Unmapped`].
+    Unmap { image: u64 },
+    /// The network is not asked any more.
+    Forget { model: u64 },
+    /// Answers [`Report::Begun`], and then [`Report::Done`].
+    Run { batch: u64, image: u64, inputs: Vec<Sizes> },
+    /// Nobody waits for a batch any more.
+    Abandon { batch: u64 },
+}
+
+/// An image, and what computes with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Map {
+    pub(super) image: u64,
+    pub(super) model: u64,
+    pub(super) network: Description,
+    /// The first byte of each group, and the one behind its last.
+    pub(super) groups: Vec<(u64, u64)>,
+    pub(super) tensors: Vec<Placed>,
+}
+
+/// What a network is built of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Description {
+    /// The model's, for errors.
+    pub(super) name: String,
+    pub(super) architecture: String,
+    /// As JSON.
+    pub(super) options: String,
+}
+
+/// A tensor whose bytes are in the payload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sizes {
+    #[serde(with = "text")]
+    dtype: DType,
+    sizes: Vec<u64>,
+}
+
+/// From a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Report {
+    /// It takes orders.
+    Ready,
+    /// A batch is computed from now on.
+    Begun { batch: u64 },
+    /// A batch is over.
+    Done { batch: u64, outcome: Result<Done, Failure> },
+    /// An image is not mapped any more.
+    Unmapped { image: u64 },
+}
+
+/// An answer. Times are since some moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Done {
+    outputs: Vec<Sizes>,
+    begun: Duration,
+    ended: Duration,
+    /// When each group was used first, and for how long it was waited for.
+    first_uses: Vec<Option<(Duration, Duration)>>,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Failure {
+    pub(super) reason: String,
+    /// It is what was asked that is wrong.
+    pub(super) is_asked: bool,
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    #[error("the other side speaks version {0} of the protocol, and this one {VERSION}: use the same release for both")]
+    Version(u16),
+    #[error("a message of {0} bytes is too long")]
+    MessageLength(u64),
+    #[error("a payload of {0} bytes is too long: ask for less at once")]
+    PayloadLength(u64),
+    #[error("a frame with {0} descriptors: at most one comes with it")]
+    Descriptors(u16),
+    #[error("not a message: {0}")]
+    Malformed(#[from] postcard::Error),
+    #[error("{0} bytes follow the message")]
+    Trailing(usize),
+    #[error("the payload is not that of its tensors")]
+    Payload,
+}
+
+/// The first bytes of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) has_descriptor: bool,
+    pub(super) message_bytes: usize,
+    pub(super) payload_bytes: usize,
+}
+
+impl Head {
+    pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, MessageError> {
+        let [a, b, c, d, e, f, g, h, payload @ ..] = bytes;
+        let version = u16::from_le_bytes([a, b]);
+        if version != VERSION {
+            return Err(MessageError::Version(version));
+        }
+        let (descriptors, message) = (u16::from_le_bytes([c, d]), u32::from_le_bytes([e, f, g, h]));
+        if descriptors > 1 {
+            return Err(MessageError::Descriptors(descriptors));
+        }
+        if message > MESSAGE_BYTES {
+            return Err(MessageError::MessageLength(message.into()));
+        }
+        let payload = u64::from_le_bytes(payload);
+        let payload_bytes = usize::try_from(payload).ok().filter(|_| payload <= PAYLOAD_BYTES);
+        let payload_bytes = payload_bytes.ok_or(MessageError::PayloadLength(payload))?;
+        Ok(Self { has_descriptor: descriptors == 1, message_bytes: message as usize, payload_bytes })
+    }
+}
+
+/// A head and a message, before which a payload of so many bytes is to follow.
+pub(super) fn encode(
+    message: &impl Serialize,
+    has_descriptor: bool,
+    payload_bytes: usize,
+) -> Result<Vec<u8>, MessageError> {
+    let mut frame = postcard::to_extend(message, vec![0; HEAD_BYTES])?;
+    let message_bytes = (frame.len() - HEAD_BYTES) as u64;
+    let length = u32::try_from(message_bytes).ok().filter(|length| *length <= MESSAGE_BYTES);
+    let length = length.ok_or(MessageError::MessageLength(message_bytes))?;
+    if payload_bytes as u64 > PAYLOAD_BYTES {
+        return Err(MessageError::PayloadLength(payload_bytes as u64));
+    }
+    frame[..2].copy_from_slice(&VERSION.to_le_bytes());
+    frame[2..4].copy_from_slice(&u16::from(has_descriptor).to_le_bytes());
+    frame[4..8].copy_from_slice(&length.to_le_bytes());
+    frame[8..16].copy_from_slice(&(payload_bytes as u64).to_le_bytes());
+    Ok(frame)
+}
+
+/// The message behind a head.
+pub(super) fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, MessageError> {
+    let (message, rest) = postcard::take_from_bytes(bytes)?;
+    if rest.is_empty() { Ok(message) } else { Err(MessageError::Trailing(rest.len())) }
+}
+
+/// Tensors as a message has them, and the payload.
+pub(super) fn pack(tensors: &[RawTensor]) -> (Vec<Sizes>, Vec<Bytes>) {
+    let sizes = |tensor: &RawTensor| tensor.sizes.iter().map(|size| *size as u64).collect();
+    let packed = tensors.iter().map(|tensor| Sizes { dtype: tensor.dtype, sizes: sizes(tensor) }).collect();
+    (packed, tensors.iter().flat_map(|tensor| tensor.parts.iter().cloned()).collect())
+}
+
+/// The same backwards.
+pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawTensor>, MessageError> {
+    let tensor = |Sizes { dtype, sizes }| {
+        let sizes: Option<Vec<usize>> = sizes.into_iter().map(|size| usize::try_from(size).ok()).collect();
+        let sizes = sizes.ok_or(MessageError::Payload)?;
+        let bytes = sizes.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size));
+        let bytes = bytes.filter(|bytes| *bytes <= payload.len()).ok_or(MessageError::Payload)?;
+        Ok(RawTensor { dtype, sizes, parts: vec![payload.split_to(bytes)] })
+    };
+    let tensors = tensors.into_iter().map(tensor).collect::<Result<_, MessageError>>()?;
+    if payload.is_empty() { Ok(tensors) } else { Err(MessageError::Payload) }
+}
+
+impl Done {
+    /// A message and its payload.
+    pub(super) fn pack(computed: &Computed) -> (Self, Vec<Bytes>) {
+        let Computed { outputs, begun, ended, first_uses } = computed;
+        let (outputs, payload) = pack(outputs);
+        let origin = first_uses.iter().flatten().map(|used| used.at).fold(*begun, Instant::min);
+        let first_uses = first_uses.iter().map(|used| used.map(|used| (used.at - origin, used.waited))).collect();
+        (Self { outputs, begun: *begun - origin, ended: *ended - origin, first_uses }, payload)
+    }
+
+    /// The same backwards, with times that are right to each other.
+    pub(super) fn unpack(self, payload: Bytes) -> Result<Computed, MessageError> {
+        let now = Instant::now();
+        let time = |since: Duration| now.checked_add(since).unwrap_or(now);
+        let first_use = |(at, waited)| FirstUse { at: time(at), waited };
+        Ok(Computed {
+            outputs: unpack(self.outputs, payload)?,
+            begun: time(self.begun),
+            ended: time(self.ended),
+            first_uses: self.first_uses.into_iter().map(|used| used.map(first_use)).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn orders() -> Vec<Order> {
+        let network = Description { name: "m".into(), architecture: "bert".into(), options: "{}".into() };
+        let tensors = vec![Placed { name: "weight".into(), dtype: DType::BF16, group: 1, begin: 256 }];
+        vec![
+            Order::Map(Map { image: 1, model: 2, network, groups: vec![(0, 100), (256, 300)], tensors }),
+            Order::Arrived { image: 1, groups: vec![(0, true), (1, false)] },
+            Order::Unmap { image: 1 },
+            Order::Forget { model: 2 },
+            Order::Run { batch: 3, image: 1, inputs: vec![Sizes { dtype: DType::F32, sizes: vec![2, 3] }] },
+            Order::Abandon { batch: 3 },
+        ]
+    }
+
+    #[test]
+    fn a_message_is_what_was_sent_and_no_part_of_it_is_one() {
+        for order in orders() {
+            let frame = encode(&order, true, 24).unwrap();
+            let (head, message) = frame.split_first_chunk().unwrap();
+            let head = Head::decode(*head).unwrap();
+            assert_eq!(head, Head { has_descriptor: true, message_bytes: message.len(), payload_bytes: 24 });
+            assert_eq!(decode::<Order>(message).unwrap(), order);
+            assert!((0..message.len()).all(|end| decode::<Order>(&message[..end]).is_err()), "{order:?}");
+            assert!(matches!(decode::<Order>(&[message, &[0]].concat()), Err(MessageError::Trailing(1))));
+        }
+    }
+
+    #[test]
+    fn a_head_of_another_version_or_of_more_than_is_allowed_is_refused() {
+        let head: [u8; HEAD_BYTES] = encode(&Report::Ready, false, 0).unwrap()[..HEAD_BYTES].try_into().unwrap();
+        for (place, expected) in [(0, "version"), (3, "descriptors"), (7, "message"), (15, "payload")] {
+            let mut changed = head;
+            changed[place] = 0xff;
+            let said = Head::decode(changed).unwrap_err().to_string();
+            assert!(said.contains(expected), "{said}");
+        }
+    }
+
+    #[test]
+    fn tensors_and_times_come_as_they_were() {
+        let (now, ms) = (Instant::now() + Duration::from_secs(1), Duration::from_millis);
+        let parts = vec![Bytes::from(vec![1; 8]), Bytes::from(vec![2; 16])];
+        let outputs = vec![
+            RawTensor { dtype: DType::F32, sizes: vec![3, 2], parts },
+            RawTensor { dtype: DType::U8, sizes: vec![0], parts: vec![Bytes::new()] },
+        ];
+        let first_uses = vec![None, Some(FirstUse { at: now - ms(9), waited: ms(2) })];
+        let (done, payload) = Done::pack(&Computed { outputs, begun: now, ended: now + ms(5), first_uses });
+        let payload: Bytes = payload.concat().into();
+        let computed = done.clone().unpack(payload.clone()).unwrap();
+        assert_eq!(computed.outputs[0].parts.concat(), payload);
+        assert_eq!(computed.ended - computed.begun, ms(5));
+        assert_eq!(computed.begun - computed.first_uses[1].unwrap().at, ms(9));
+        for wrong in [payload.slice(1..), [&payload[..], &[0]].concat().into()] {
+            assert!(matches!(done.clone().unpack(wrong), Err(MessageError::Payload)));
+        }
+    }
+
+    #[test]
+    fn sizes_that_have_no_product_are_refused() {
+        let sizes = vec![Sizes { dtype: DType::F64, sizes: vec![u64::MAX, 2] }];
+        assert!(matches!(unpack(sizes, Bytes::new()), Err(MessageError::Payload)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = (decode::<Order>(&bytes), decode::<Report>(&bytes));
+        }
+
+        #[test]
+        fn a_message_with_changed_bytes_is_another_or_an_error(
+            order in 0..6_usize, place in any::<prop::sample::Index>(), byte in any::<u8>(),
+        ) {
+            let mut message = encode(&orders()[order], false, 0).unwrap()[HEAD_BYTES..].to_vec();
+            let place = place.index(message.len());
+            message[place] = byte;
+            let _ = decode::<Order>(&message);
+        }
+    }
+}

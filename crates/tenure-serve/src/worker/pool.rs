@@ -1,0 +1,193 @@
+//! The workers of a server: one that computes, and one that stands by.
+
+use std::env;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use prometheus_client::metrics::counter::Counter;
+
+use super::link::Worker;
+use super::remote::Remote;
+use super::{IS_WORKER, WorkerCommand};
+use crate::executor::{Computer, Place};
+use crate::networks::Network;
+use crate::repository::StoredModel;
+
+/// How long nobody is started after several have ended one after the other at once: the first time, and the most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// After how many of those a batch does not wait for the next.
+const HOPELESS: u32 = 5;
+
+/// Processes that compute.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+pub(super) struct Shared {
+    command: WorkerCommand,
+    deaths: Counter,
+    numbers: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    active: Option<Arc<Worker>>,
+    standby: Option<Arc<Worker>>,
+    /// Processes that were not reaped yet.
+    processes: usize,
+    /// How many ended one after the other before they were of any use.
+    failures: u32,
+    /// Why the last one did.
+    reason: String,
+    /// When the next may be started.
+    pause: Option<Instant>,
+    is_ending: bool,
+}
+
+impl Workers {
+    /// Starts workers, and waits for the first.
+    ///
+    /// # Errors
+    /// Why it does not start.
+    pub(crate) fn start(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+        if env::var_os(IS_WORKER).is_some() {
+            return Err("this process is one: have its program call `worker::run` first".into());
+        }
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { command, deaths, numbers: AtomicU64::new(0), state, changed });
+        let keeping = Arc::clone(&shared);
+        let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());
+        let workers = Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) };
+        workers.shared.active()?.ready()?;
+        Ok(workers)
+    }
+}
+
+impl Place for Workers {
+    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer> {
+        Box::new(Remote::new(Arc::clone(&self.shared), stored))
+    }
+
+    fn abandon(&self) {
+        if let Some(active) = &self.shared.state.lock().active {
+            active.abandon();
+        }
+    }
+
+    fn end(&self) {
+        self.shared.state.lock().is_ending = true;
+        self.shared.changed.notify_all();
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        let state = self.shared.state.lock();
+        state.active.iter().chain(&state.standby).map(|worker| worker.pid()).collect()
+    }
+}
+
+impl Drop for Workers {
+    /// Ends them, and waits until they have.
+    fn drop(&mut self) {
+        self.end();
+        if self.keeper.take().is_some_and(|keeper| keeper.join().is_err()) {
+            tracing::error!("the thread that starts workers panicked");
+        }
+    }
+}
+
+impl Shared {
+    /// A number that nothing else has.
+    pub(super) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The worker that computes, when there is one.
+    pub(super) fn active(&self) -> Result<Arc<Worker>, String> {
+        let mut state = self.state.lock();
+        loop {
+            match &state.active {
+                Some(active) => return Ok(Arc::clone(active)),
+                None if state.is_ending => return Err("the server is shutting down".into()),
+                None if state.failures >= HOPELESS => {
+                    return Err(format!("workers end as soon as they are started, the last with {}", state.reason));
+                }
+                None => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Starts workers in the places of those that are gone. All are started by the thread that calls this, with which they end.
+    fn keep(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        while !state.is_ending {
+            let is_complete = state.active.is_some() && state.standby.is_some();
+            match state.pause {
+                _ if is_complete => self.changed.wait(&mut state),
+                Some(end) if end > Instant::now() => drop(self.changed.wait_until(&mut state, end)),
+                _ => self.start(&mut state),
+            }
+        }
+        let workers = [state.active.clone(), state.standby.clone()];
+        drop(state);
+        workers.iter().flatten().for_each(|worker| worker.end());
+        let mut state = self.state.lock();
+        while state.processes > 0 {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State) {
+        let shared = Arc::clone(self);
+        // Who ends at once waits for the lock, and is there then.
+        match Worker::start(&self.command, move |worker, reason| shared.ended(worker, reason)) {
+            Ok(worker) => {
+                state.processes += 1;
+                let place = if state.active.is_none() { &mut state.active } else { &mut state.standby };
+                *place = Some(worker);
+            }
+            Err(error) => state.failed(format!("{}: {error}", self.command.program.display())),
+        }
+        self.changed.notify_all();
+    }
+
+    /// A worker is gone: the other one takes its place, before anybody asks again.
+    fn ended(&self, worker: &Arc<Worker>, reason: &str) {
+        let mut state = self.state.lock();
+        let is_it = |other: &Option<Arc<Worker>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, worker));
+        if is_it(&state.standby) {
+            state.standby = None;
+        } else if is_it(&state.active) {
+            state.active = state.standby.take();
+        }
+        state.processes -= 1;
+        if !state.is_ending {
+            tracing::warn!("worker {} ended: {reason}", worker.pid());
+            self.deaths.inc();
+            match worker.was_useful() {
+                true => (state.failures, state.pause) = (0, None),
+                false => state.failed(reason.into()),
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    /// One more that was of no use.
+    fn failed(&mut self, reason: String) {
+        self.failures += 1;
+        self.reason = reason;
+        let pause = FIRST_PAUSE.saturating_mul(1 << (self.failures - 1).min(10)).min(LONGEST_PAUSE);
+        // Of one that ends at once, nothing is to be learnt.
+        self.pause = (self.failures > 1).then(|| Instant::now() + pause);
+    }
+}

@@ -1,0 +1,114 @@
+//! A model that workers compute.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use tenure_switch::Image;
+
+use super::link::{Lost, Worker};
+use super::message::{Description, Failure, Map, MessageError, Order, pack};
+use super::pool::Shared;
+use crate::executor::{Computed, Computer, ModelError, Placed, RawTensor};
+use crate::repository::StoredModel;
+
+pub(super) struct Remote {
+    shared: Arc<Shared>,
+    model: u64,
+    network: Description,
+    image: Option<Bound>,
+    /// The worker that was asked last, which may have the image.
+    worker: Weak<Worker>,
+}
+
+struct Bound {
+    number: u64,
+    image: Arc<Image>,
+    placed: Vec<Placed>,
+}
+
+impl Remote {
+    pub(super) fn new(shared: Arc<Shared>, stored: &StoredModel) -> Self {
+        let network = Description {
+            name: stored.name.to_string(),
+            architecture: stored.config.architecture.clone(),
+            options: serde_json::Value::Object(stored.config.options.clone()).to_string(),
+        };
+        Self { model: shared.number(), shared, network, image: None, worker: Weak::new() }
+    }
+
+    /// Has a worker map the image, and tells it of its groups from now on.
+    fn map(&self, worker: &Arc<Worker>, bound: &Bound) -> Result<(), ModelError> {
+        let Bound { number, image, placed } = bound;
+        let map = Map {
+            image: *number,
+            model: self.model,
+            network: self.network.clone(),
+            groups: image.manifest().groups().iter().map(|group| (group.start, group.end)).collect(),
+            tensors: placed.clone(),
+        };
+        let memory = image.sealed().as_fd().try_clone_to_owned();
+        let memory = memory.map_err(|error| ModelError::Elsewhere(format!("the weights cannot be sent: {error}")))?;
+        worker.map(*number, &Order::Map(map), memory)?;
+        let (listener, number) = (Arc::downgrade(worker), *number);
+        image.watch(move |arrived| {
+            let groups = arrived.iter().map(|arrived| (arrived.group as u32, arrived.is_there)).collect();
+            if let Some(worker) = listener.upgrade() {
+                // Shorter than what mapped the image.
+                let _ = worker.send(&Order::Arrived { image: number, groups }, Vec::new(), None);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Computer for Remote {
+    fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
+        self.image = Some(Bound { number: self.shared.number(), image: Arc::clone(image), placed });
+        Ok(())
+    }
+
+    fn unbind(&mut self) {
+        if let (Some(bound), Some(worker)) = (self.image.take(), self.worker.upgrade()) {
+            worker.unmap(bound.number);
+        }
+    }
+
+    fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+        let bound = self.image.as_ref().ok_or(ModelError::NoWeights)?;
+        let mut is_again = false;
+        loop {
+            let worker = self.shared.active().map_err(ModelError::NoWorker)?;
+            if !worker.has(bound.number) {
+                self.map(&worker, bound)?;
+            }
+            self.worker = Arc::downgrade(&worker);
+            let (batch, (sizes, payload)) = (self.shared.number(), pack(inputs));
+            let run = Order::Run { batch, image: bound.number, inputs: sizes };
+            match worker.run(batch, &run, payload)? {
+                Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
+                Ok((Err(Failure { reason, is_asked: true }), _)) => return Err(ModelError::Asked(reason)),
+                Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),
+                Err(Lost { has_begun: false, .. }) if !is_again => is_again = true,
+                Err(Lost { reason, .. }) => return Err(ModelError::Lost(reason)),
+            }
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.upgrade() {
+            // A few bytes are not too long.
+            let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
+        }
+    }
+}
+
+impl From<MessageError> for ModelError {
+    fn from(error: MessageError) -> Self {
+        match error {
+            MessageError::PayloadLength(_) => Self::Asked(error.to_string()),
+            error => Self::Elsewhere(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Frames over a Unix socket, and the descriptors that come with them.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use bytes::Bytes;
+use rustix::cmsg_space;
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::message::{self, HEAD_BYTES, Head, MessageError};
+
+/// Bytes that are read before it is known that more come.
+const CHUNK: usize = 1 << 20;
+
+/// A frame that is to be sent.
+pub(super) struct Outgoing {
+    frame: Vec<u8>,
+    payload: Vec<Bytes>,
+    descriptor: Option<OwnedFd>,
+}
+
+/// A frame that came.
+pub(super) struct Incoming<M> {
+    pub(super) message: M,
+    pub(super) payload: Bytes,
+    pub(super) descriptor: Option<OwnedFd>,
+}
+
+impl Outgoing {
+    pub(super) fn new(
+        message: &impl Serialize,
+        payload: Vec<Bytes>,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Self, MessageError> {
+        let bytes = payload.iter().map(Bytes::len).sum();
+        Ok(Self { frame: message::encode(message, descriptor.is_some(), bytes)?, payload, descriptor })
+    }
+
+    pub(super) fn send(&self, mut stream: &UnixStream) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptor: Vec<BorrowedFd<'_>> = self.descriptor.iter().map(AsFd::as_fd).collect();
+        if !descriptor.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&descriptor));
+        }
+        let first = [IoSlice::new(&self.frame)];
+        let sent = retry_on_intr(|| net::sendmsg(stream, &first, &mut control, SendFlags::NOSIGNAL))?;
+        stream.write_all(&self.frame[sent..])?;
+        self.payload.iter().try_for_each(|part| stream.write_all(part))
+    }
+}
+
+/// The next frame; nothing if the other end is closed.
+pub(super) fn receive<M: DeserializeOwned>(mut stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
+    let (mut head, mut descriptors, mut read) = ([0; HEAD_BYTES], Vec::new(), 0);
+    while read < HEAD_BYTES {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut head[read..])];
+        let received = retry_on_intr(|| net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC))?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                descriptors.extend(received);
+            }
+        }
+        match received.bytes {
+            0 if read == 0 => return Ok(None),
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            bytes => read += bytes,
+        }
+    }
+    let Head { has_descriptor, message_bytes, payload_bytes } = Head::decode(head).map_err(invalid)?;
+    // What the system had no room for is missing.
+    if descriptors.len() != usize::from(has_descriptor) {
+        return Err(invalid("a descriptor is missing, or is too many: check the limit on open files"));
+    }
+    let message = message::decode(&read_exactly(&mut stream, message_bytes)?).map_err(invalid)?;
+    let payload = read_exactly(&mut stream, payload_bytes)?.into();
+    Ok(Some(Incoming { message, payload, descriptor: descriptors.pop() }))
+}
+
+/// So many bytes. Memory is taken for those that come, whatever a length says.
+fn read_exactly(stream: &mut &UnixStream, bytes: usize) -> io::Result<Vec<u8>> {
+    let mut read = Vec::with_capacity(bytes.min(CHUNK));
+    stream.take(bytes as u64).read_to_end(&mut read)?;
+    if read.len() == bytes { Ok(read) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::thread;
+
+    use super::super::message::Report;
+    use super::*;
+
+    fn pair() -> (UnixStream, UnixStream) {
+        UnixStream::pair().unwrap()
+    }
+
+    #[test]
+    fn frames_come_in_their_order_with_their_payloads_and_descriptors() {
+        let (a, b) = pair();
+        let payload = vec![Bytes::from(vec![1; 3]), Bytes::from(vec![7; 5 << 20])];
+        let sender = thread::spawn(move || {
+            let file = File::open("/dev/zero").unwrap().into();
+            for (batch, descriptor) in [(1, None), (2, Some(file))] {
+                Outgoing::new(&Report::Begun { batch }, payload.clone(), descriptor).unwrap().send(&a).unwrap();
+            }
+        });
+        for batch in [1, 2] {
+            let incoming = receive::<Report>(&b).unwrap().unwrap();
+            assert_eq!(incoming.message, Report::Begun { batch });
+            assert!(incoming.payload.len() == 3 + (5 << 20) && incoming.payload[..4] == [1, 1, 1, 7]);
+            assert_eq!(incoming.descriptor.is_some(), batch == 2);
+        }
+        sender.join().unwrap();
+        assert!(receive::<Report>(&b).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_frame_that_is_cut_or_lies_is_an_error_and_takes_no_memory() {
+        let frame = message::encode(&Report::Ready, false, 0).unwrap();
+        let mut long = frame.clone();
+        long[11] = 0xff;
+        let mut without = frame.clone();
+        without[2] = 1;
+        for (bytes, expected) in [
+            (&frame[..7], io::ErrorKind::UnexpectedEof),
+            (&frame[..HEAD_BYTES], io::ErrorKind::UnexpectedEof),
+            (&long, io::ErrorKind::UnexpectedEof),
+            (&without, io::ErrorKind::InvalidData),
+        ] {
+            let (mut a, b) = pair();
+            a.write_all(bytes).unwrap();
+            drop(a);
+            assert_eq!(receive::<Report>(&b).err().unwrap().kind(), expected);
+        }
+    }
+}

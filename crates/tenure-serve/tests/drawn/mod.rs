@@ -1,0 +1,24 @@
+//! Random numbers that are the same everywhere, and Zipf's law.
+
+/// SplitMix64.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn unit(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// A rank below `count`, the first twice as often as the second.
+    pub(crate) fn zipf(&mut self, count: usize) -> usize {
+        let sum: f64 = (1..=count).map(|rank| 1.0 / rank as f64).sum();
+        let mut drawn = self.unit() * sum;
+        let rank = (0..count).find(|rank| {
+            drawn -= 1.0 / (rank + 1) as f64;
+            drawn < 0.0
+        });
+        rank.unwrap_or(count - 1)
+    }
+}

@@ -1,0 +1,143 @@
+//! A service that computes nothing.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tenure_serve::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Tier};
+use tenure_serve::metrics::{Metrics, Phases};
+use tenure_serve::protocol::{
+    Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
+};
+
+/// Models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`; and those that do not answer: `slow`,
+/// `full`, `panics` and `broken`, which answers another output.
+#[derive(Default)]
+pub(crate) struct Fake {
+    metrics: Metrics,
+    unloaded: Mutex<BTreeMap<String, ModelState>>,
+    /// Requests for `slow` that wait.
+    pub(crate) waiting: Arc<AtomicUsize>,
+}
+
+impl Fake {
+    fn datatype(model: &str) -> Option<Datatype> {
+        match model.strip_prefix("echo_") {
+            Some(datatype) => datatype.to_uppercase().parse().ok(),
+            None => ["slow", "full", "panics", "broken"].contains(&model).then_some(Datatype::Fp32),
+        }
+    }
+
+    fn models() -> impl Iterator<Item = String> {
+        let echoes = Datatype::ALL.into_iter().map(|datatype| format!("echo_{datatype}").to_lowercase());
+        echoes.chain(["slow", "full", "panics", "broken"].map(String::from))
+    }
+
+    fn state(&self, model: &str) -> ModelState {
+        self.unloaded.lock().unwrap().get(model).copied().unwrap_or(ModelState::Ready)
+    }
+}
+
+/// One of those that wait.
+struct Waiting(Arc<AtomicUsize>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Service for Fake {
+    fn is_ready(&self) -> bool {
+        true
+    }
+
+    fn index(&self) -> Vec<IndexEntry> {
+        let entry = |name: String| {
+            let state = self.state(&name);
+            IndexEntry { name, version: "1".into(), state, reason: String::new() }
+        };
+        Self::models().map(entry).collect()
+    }
+
+    fn metadata(&self, model: &str, version: Option<&str>) -> Result<Arc<ModelMetadata>, ServeError> {
+        let unknown = || ServeError::UnknownModel { model: model.into(), version: version.map(String::from) };
+        let known = version.is_none_or(|version| version == "1");
+        let datatype = Self::datatype(model).filter(|_| known).ok_or_else(unknown)?;
+        let tensor = |name: &str| vec![TensorMetadata { name: name.into(), datatype, shape: vec![-1, -1] }];
+        Ok(Arc::new(ModelMetadata {
+            name: model.into(),
+            versions: vec!["1".into()],
+            platform: "fake".into(),
+            inputs: tensor("x"),
+            outputs: tensor("y"),
+        }))
+    }
+
+    fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, ServeError> {
+        self.metadata(model, version).map(|_| self.state(model) == ModelState::Ready)
+    }
+
+    fn infer(&self, request: InferRequest) -> ServiceFuture<'_, InferResponse> {
+        Box::pin(async move {
+            let model = request.model;
+            if self.state(&model) != ModelState::Ready {
+                return Err(ServeError::NotReady { model, reason: "it was unloaded".into() });
+            }
+            let mut output = "y";
+            match &*model {
+                "slow" => {
+                    self.waiting.fetch_add(1, Ordering::SeqCst);
+                    let _waiting = Waiting(self.waiting.clone());
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                }
+                "full" => return Err(ServeError::QueueFull { model, retry_after: Duration::from_millis(1500) }),
+                "panics" => panic!("as it should"),
+                "broken" => output = "z",
+                _ => {}
+            }
+            self.metrics.computed(&model, Phases { compute: Duration::from_millis(3), ..Phases::default() });
+            let [x] = &request.inputs[..] else { panic!("what was checked") };
+            let y = Tensor::new(output, x.datatype(), x.shape().into(), x.bytes().clone());
+            let y = y.map_err(|error| ServeError::Failed(error.to_string()))?;
+            Ok(InferResponse { model, version: Some("1".into()), id: None, outputs: vec![y] })
+        })
+    }
+
+    fn load<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()> {
+        Box::pin(async move {
+            self.metadata(model, None)?;
+            self.unloaded.lock().unwrap().remove(model);
+            self.metrics.switched(model);
+            Ok(())
+        })
+    }
+
+    fn unload<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()> {
+        Box::pin(async move {
+            self.metadata(model, None)?;
+            self.unloaded.lock().unwrap().insert(model.into(), ModelState::Unavailable);
+            Ok(())
+        })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let resident = || vec![Resident { tier: "host".into(), bytes: 1_500_000 }];
+        let model = |name: String| ModelSnapshot {
+            state: self.state(&name),
+            resident: resident(),
+            queued: 0,
+            answered: self.metrics.answered(&name),
+            switches: self.metrics.switches(&name),
+            latency: self.metrics.latency(&name),
+            name,
+        };
+        let tiers = vec![Tier { name: "host".into(), used_bytes: 27_000_000, capacity_bytes: 64_000_000 }];
+        Snapshot { uptime: Duration::from_secs(83), tiers, models: Self::models().map(model).collect() }
+    }
+
+    fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+}

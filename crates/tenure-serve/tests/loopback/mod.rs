@@ -1,0 +1,116 @@
+//! A server of the fake service over loopback, and answers as their bytes came.
+
+use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tenure_serve::http::{Config, Server};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::fake::Fake;
+
+/// A server of a test, until it is dropped.
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) fake: Arc<Fake>,
+    pub(crate) stop: Option<oneshot::Sender<()>>,
+    pub(crate) running: JoinHandle<()>,
+    pub(crate) runtime: Runtime,
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Answer {
+    /// The first of some bytes' answers, and how long it is.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<(Self, usize)> {
+        let head_bytes = bytes.windows(4).position(|window| window == b"\r\n\r\n")?;
+        let head = str::from_utf8(&bytes[..head_bytes]).unwrap();
+        let mut lines = head.lines();
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let header =
+            |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.into())).unwrap();
+        let headers: BTreeMap<String, String> = lines.map(header).collect();
+        let body_bytes = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+        let (begin, rest) = (head_bytes + 4, &bytes[head_bytes + 4..]);
+        let body = rest[..rest.len().min(body_bytes)].to_vec();
+        let end = begin + body.len();
+        Some((Self { status, headers, body }, end))
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).unwrap()
+    }
+
+    /// The status, and what the body says of the error.
+    pub(crate) fn error(&self) -> (u16, String) {
+        let body: BTreeMap<String, String> = serde_json::from_slice(&self.body).unwrap();
+        (self.status, body["error"].clone())
+    }
+}
+
+impl Served {
+    pub(crate) fn with(mut config: Config) -> Self {
+        config.address.set_port(0);
+        let runtime = Runtime::new().unwrap();
+        let fake = Arc::new(Fake::default());
+        let server = runtime.block_on(Server::bind(config, fake.clone())).unwrap();
+        let address = server.address();
+        let (stop, stopped) = oneshot::channel();
+        let running = runtime.spawn(server.run(async { stopped.await.unwrap_or(()) }));
+        Self { address, fake, stop: Some(stop), running, runtime }
+    }
+
+    pub(crate) fn send(&self, request: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // The server may answer, and close, before it has read all.
+        let _ = stream.write_all(request);
+        stream
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
+        receive(self.send(&request(method, path, headers, body))).unwrap()
+    }
+}
+
+pub(crate) fn request(method: &str, path: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
+    let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// All that is sent until the connection is closed.
+pub(crate) fn receive_all(mut stream: TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut bytes) {
+        // A connection that was reset may have been answered before.
+        assert_ne!(error.kind(), ErrorKind::WouldBlock, "neither an answer nor an end");
+    }
+    bytes
+}
+
+/// Nothing, if the connection was closed without a word.
+pub(crate) fn receive(stream: TcpStream) -> Option<Answer> {
+    Answer::parse(&receive_all(stream)).map(|(answer, _)| answer)
+}
+
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "{what} did not come to be");
+        thread::sleep(Duration::from_millis(2));
+    }
+}

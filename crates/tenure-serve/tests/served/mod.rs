@@ -1,0 +1,172 @@
+//! A server of models in a folder of its own, over loopback, and a client of it.
+#![allow(dead_code, reason = "each test uses some of it")]
+
+pub(crate) mod moody;
+pub(crate) mod probe;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tempfile::TempDir;
+use tenure_nn::checkpoint::Weights;
+use tenure_nn::{Module, Scope};
+use tenure_serve::examples;
+use tenure_serve::http::{Config, Server, Service};
+use tenure_serve::networks::Architectures;
+use tenure_serve::protocol::{Datatype, Encoding, InferRequest, InferResponse, Tensor, Wanted};
+use tenure_serve::serving::{Serving, ServingOptions};
+use tenure_tensor::random::Generator;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+use probe::Control;
+
+/// A server until it is dropped.
+pub(crate) struct Served {
+    pub(crate) folder: TempDir,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    _runtime: Runtime,
+}
+
+impl Served {
+    /// Of the models that are in a folder, with so much memory for weights.
+    pub(crate) fn new(folder: TempDir, memory_bytes: u64) -> Self {
+        Self::with(folder, memory_bytes, Architectures::default())
+    }
+
+    pub(crate) fn with(folder: TempDir, memory_bytes: u64, architectures: Architectures) -> Self {
+        let options = ServingOptions::new(folder.path(), memory_bytes);
+        Self::start(folder, options, architectures)
+    }
+
+    pub(crate) fn start(folder: TempDir, mut options: ServingOptions, architectures: Architectures) -> Self {
+        options.rescan = Duration::from_millis(50);
+        let serving = Arc::new(Serving::start(options, architectures).unwrap());
+        let runtime = Runtime::new().unwrap();
+        let mut config = Config::default();
+        config.address.set_port(0);
+        let server = runtime.block_on(Server::bind(config, serving.clone())).unwrap();
+        let (address, (stop, stopped)) = (server.address(), oneshot::channel());
+        runtime.spawn(server.run(async { stopped.await.unwrap_or(()) }));
+        Self { folder, serving, address, stop: Some(stop), _runtime: runtime }
+    }
+
+    /// Of the examples that need nothing.
+    pub(crate) fn examples() -> Self {
+        Self::new(example_models(), 1 << 30)
+    }
+
+    /// Of nothing but models of the architecture `probe`, each of 100,000 bytes.
+    pub(crate) fn probes(names: &[&str], config: &str, memory_bytes: u64) -> (Self, Arc<Control>) {
+        let folder = tempfile::tempdir().unwrap();
+        names.iter().for_each(|name| probe::write(folder.path(), name, config));
+        let control = Arc::new(Control::default());
+        (Self::with(folder, memory_bytes, probe::architectures(&control)), control)
+    }
+
+    pub(crate) fn infer(&self, request: &InferRequest) -> Result<InferResponse, (u16, String)> {
+        let encoded = request.encode(Encoding::Binary).unwrap();
+        let json = encoded.json_bytes.map(|bytes| format!("Inference-Header-Content-Length: {bytes}\r\n"));
+        let path = format!("/v2/models/{}/infer", request.model);
+        let (status, headers, body) = self.ask("POST", &path, &json.unwrap_or_default(), &encoded.body);
+        if status != 200 {
+            return Err((status, error(&body)));
+        }
+        let length = headers.lines().find_map(|line| line.strip_prefix("inference-header-content-length: "));
+        Ok(InferResponse::parse(Bytes::from(body), length.map(|length| length.parse().unwrap())).unwrap())
+    }
+
+    /// The status, and what is wrong.
+    pub(crate) fn post(&self, path: &str) -> (u16, String) {
+        let (status, _, body) = self.ask("POST", path, "", b"");
+        (status, if status == 200 { String::new() } else { error(&body) })
+    }
+
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        let (status, _, body) = self.ask("GET", path, "", b"");
+        (status, String::from_utf8(body).unwrap())
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String, Vec<u8>) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.write_all(&self.request(method, path, headers, body)).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+        let head = String::from_utf8(answer[..end].to_vec()).unwrap();
+        (head[9..12].parse().unwrap(), head, answer[end + 4..].to_vec())
+    }
+
+    pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}");
+        [format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()
+    }
+
+    /// Bytes of weights in memory.
+    pub(crate) fn memory(&self) -> u64 {
+        self.serving.snapshot().tiers[0].used_bytes
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+    }
+}
+
+pub(crate) fn example_models() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    examples::write(folder.path(), None).unwrap();
+    folder
+}
+
+/// Images of models with such names in this process's memory, as the system has it.
+pub(crate) fn images(name: &str) -> usize {
+    let mappings = fs::read_to_string("/proc/self/maps").unwrap();
+    mappings.lines().filter(|line| line.contains(&format!("memfd:{name}"))).count()
+}
+
+/// Waits until something is so.
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub(crate) fn request(model: &str, inputs: Vec<Tensor>) -> InferRequest {
+    let wanted = Wanted { encoding: Encoding::Binary, ..Wanted::default() };
+    InferRequest { model: model.into(), inputs, wanted, ..InferRequest::default() }
+}
+
+pub(crate) fn floats(name: &str, shape: &[usize], values: &[f32]) -> Tensor {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Tensor::new(name, Datatype::Fp32, shape.into(), bytes).unwrap()
+}
+
+pub(crate) fn integers(name: &str, shape: &[usize], values: &[i64]) -> Tensor {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Tensor::new(name, Datatype::Int64, shape.into(), bytes).unwrap()
+}
+
+/// The model of a folder as its users have it without a server.
+pub(crate) fn own<M: Module>(folder: &Path, build: impl FnOnce(&Scope) -> M) -> M {
+    let mut model = build(&Scope::new(&Generator::new(7)));
+    model.load(&Weights::open(folder).unwrap()).unwrap();
+    model.eval();
+    model
+}
+
+fn error(body: &[u8]) -> String {
+    let body: std::collections::BTreeMap<String, String> = serde_json::from_slice(body).unwrap();
+    body["error"].clone()
+}

@@ -1,0 +1,141 @@
+//! A network that does to its process what it is asked to, and workers that compute it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+use std::{env, process};
+
+use tempfile::TempDir;
+use tenure_nn::checkpoint;
+use tenure_nn::{Init, Parameter, module};
+use tenure_serve::networks::{Architectures, Network};
+use tenure_serve::serving::ServingOptions;
+use tenure_serve::worker::{self, WorkerCommand};
+use tenure_tensor::{DType, Device, Result, Tensor};
+
+use super::Served;
+use super::probe::numbers;
+
+/// Floats of each model.
+const NUMBERS: usize = 25_000;
+
+pub(crate) const PANIC: f32 = -1.0;
+pub(crate) const ABORT: f32 = -2.0;
+/// It goes on for ever, and uses its weights.
+pub(crate) const LOOP: f32 = -3.0;
+/// It goes on for ever, and uses nothing.
+pub(crate) const HANG: f32 = -4.0;
+
+/// Answers three times what it is asked, and the number of its process. While there is a file `hold` it does not.
+struct Moody {
+    weight: Parameter,
+    folder: PathBuf,
+}
+module!(Moody { weight });
+
+impl Network for Moody {
+    fn inputs(&self) -> usize {
+        1
+    }
+
+    fn outputs(&self) -> usize {
+        2
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let asked = inputs[0].to_vec::<f32>()?[0];
+        File::create(self.folder.join("begun")).unwrap();
+        while self.folder.join("hold").exists() {
+            sleep(Duration::from_millis(2));
+        }
+        assert_ne!(asked, PANIC, "as it should");
+        if asked == ABORT {
+            process::abort();
+        }
+        let answer = inputs[0].mul(&self.weight.narrow(0, NUMBERS - 1, 1)?)?;
+        if asked == LOOP || asked == HANG {
+            loop {
+                sleep(Duration::from_millis(2));
+                if asked == LOOP {
+                    inputs[0].mul(&self.weight)?;
+                }
+            }
+        }
+        Ok(vec![answer, Tensor::full(&[1, 1], f64::from(process::id()), DType::F32, Device::CPU)?])
+    }
+}
+
+pub(crate) fn architectures() -> Architectures {
+    let mut architectures = Architectures::default();
+    architectures.register("moody", |scope, options| {
+        let folder = options["folder"].as_str().ok_or("a folder")?.into();
+        Ok(Box::new(Moody { weight: scope.parameter("weight", &[NUMBERS], Init::ONES)?, folder }))
+    });
+    architectures
+}
+
+/// This test as a worker: its test `is_a_worker`, which calls [`be_a_worker`]. What the test's runner prints nobody reads.
+pub(crate) fn command() -> WorkerCommand {
+    let script = "exec \"$0\" --exact is_a_worker --ignored --nocapture >/dev/null 2>&1";
+    let arguments = ["-c".into(), script.into(), env::current_exe().unwrap().into_os_string()];
+    WorkerCommand { program: "/bin/sh".into(), arguments: arguments.into() }
+}
+
+pub(crate) fn be_a_worker() -> ! {
+    worker::run(architectures());
+    process::exit(0)
+}
+
+/// A server whose workers compute what is in a folder.
+pub(crate) fn serve(folder: TempDir, memory_bytes: u64) -> Served {
+    let mut options = ServingOptions::new(folder.path(), memory_bytes);
+    options.worker = Some(command());
+    Served::start(folder, options, architectures())
+}
+
+pub(crate) fn write(root: &Path, name: &str) {
+    let folder = root.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    let weight = Tensor::full(&[NUMBERS], 3.0, DType::F32, Device::CPU).unwrap();
+    checkpoint::save(&folder.join("model.safetensors"), [("weight".to_owned(), &weight)], ("of", "a test")).unwrap();
+    let tensor = |name: &str| format!("{{ name = \"{name}\", datatype = \"FP32\", shape = [-1, 1] }}");
+    let config = format!(
+        "architecture = \"moody\"\ninputs = [{}]\noutputs = [{}, {}]\noptions = {{ folder = {folder:?} }}",
+        tensor("x"),
+        tensor("y"),
+        tensor("process")
+    );
+    fs::write(folder.join("config.toml"), config).unwrap();
+}
+
+/// The models that are named, in a folder of their own.
+pub(crate) fn models(names: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    names.iter().for_each(|name| write(folder.path(), name));
+    folder
+}
+
+impl Served {
+    /// Asks a moody model, which answers something and where it was computed.
+    pub(crate) fn mood(&self, model: &str, number: f32) -> std::result::Result<(f32, u32), (u16, String)> {
+        let answer = self.infer(&super::probe::ask(model, number))?;
+        Ok((numbers(&answer.outputs[0])[0], numbers(&answer.outputs[1])[0] as u32))
+    }
+
+    /// Calls of a model wait from now on.
+    pub(crate) fn hold(&self, model: &str) {
+        let folder = self.folder.path().join(model);
+        let _ = fs::remove_file(folder.join("begun"));
+        File::create(folder.join("hold")).unwrap();
+    }
+
+    pub(crate) fn release(&self, model: &str) {
+        fs::remove_file(self.folder.path().join(model).join("hold")).unwrap();
+    }
+
+    /// Whether a call of a model has begun since it was held.
+    pub(crate) fn has_begun(&self, model: &str) -> bool {
+        self.folder.path().join(model).join("begun").exists()
+    }
+}

@@ -1,0 +1,125 @@
+//! A network that shows what it is asked, and waits until it may answer.
+
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use tenure_nn::checkpoint;
+use tenure_nn::{Init, Parameter, module};
+use tenure_serve::networks::{Architectures, Network};
+use tenure_serve::protocol::Tensor as Message;
+use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
+
+use super::{floats, request};
+
+/// Floats of each model.
+const NUMBERS: usize = 25_000;
+
+/// What it cannot compute, and what makes it panic.
+pub(crate) const BAD: f32 = -1.0;
+pub(crate) const PANIC: f32 = -2.0;
+
+/// What all probes of a server share.
+#[derive(Default)]
+pub(crate) struct Control {
+    /// The first numbers of each call's rows.
+    calls: Mutex<Vec<Vec<f32>>>,
+    /// How many calls may go on; all, if nobody says.
+    allowed: Mutex<Option<usize>>,
+    changed: Condvar,
+}
+
+impl Control {
+    /// Calls wait from now on.
+    pub(crate) fn hold(&self) {
+        self.allow(Some(0));
+    }
+
+    /// One call goes on.
+    pub(crate) fn release_one(&self) {
+        self.allow(Some(1));
+    }
+
+    /// Calls wait no longer.
+    pub(crate) fn release(&self) {
+        self.allow(None);
+    }
+
+    fn allow(&self, calls: Option<usize>) {
+        *self.allowed.lock().unwrap() = calls;
+        self.changed.notify_all();
+    }
+
+    /// Waits until a call may go on.
+    fn pass(&self) {
+        let is_held = |allowed: &mut Option<usize>| *allowed == Some(0);
+        let allowed = self.allowed.lock().unwrap();
+        // A test that failed holds it for ever.
+        let (mut allowed, waited) = self.changed.wait_timeout_while(allowed, Duration::from_secs(20), is_held).unwrap();
+        assert!(!waited.timed_out(), "held for too long");
+        *allowed = allowed.map(|calls| calls - 1);
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Vec<f32>> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+struct Probe {
+    weight: Parameter,
+    control: Arc<Control>,
+}
+module!(Probe { weight });
+
+impl Network for Probe {
+    fn inputs(&self) -> usize {
+        1
+    }
+
+    fn outputs(&self) -> usize {
+        1
+    }
+
+    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let rows = inputs[0].to_vec::<f32>()?;
+        self.control.calls.lock().unwrap().push(rows.clone());
+        self.control.pass();
+        assert!(!rows.contains(&PANIC), "as it should");
+        if rows.contains(&BAD) {
+            return Err(TensorError::argument("probe", "a number that it does not like"));
+        }
+        Ok(vec![inputs[0].mul(&self.weight.narrow(0, NUMBERS - 1, 1)?)?])
+    }
+}
+
+/// Probes alone.
+pub(crate) fn architectures(control: &Arc<Control>) -> Architectures {
+    let (mut architectures, control) = (Architectures::none(), Arc::clone(control));
+    architectures.register("probe", move |scope, _| {
+        let (weight, control) = (scope.parameter("weight", &[NUMBERS], Init::ONES)?, Arc::clone(&control));
+        Ok(Box::new(Probe { weight, control }))
+    });
+    architectures
+}
+
+/// A probe's folder, which answers three times what it is asked.
+pub(crate) fn write(root: &Path, name: &str, more: &str) {
+    let folder = root.join(name);
+    fs::create_dir_all(&folder).unwrap();
+    let weight = Tensor::full(&[NUMBERS], 3.0, DType::F32, Device::CPU).unwrap();
+    checkpoint::save(&folder.join("model.safetensors"), [("weight".to_owned(), &weight)], ("of", "a test")).unwrap();
+    let tensor = |name: &str| format!("[{{ name = \"{name}\", datatype = \"FP32\", shape = [-1, 1] }}]");
+    let config = format!("architecture = \"probe\"\ninputs = {}\noutputs = {}\n{more}", tensor("x"), tensor("y"));
+    fs::write(folder.join("config.toml"), config).unwrap();
+}
+
+/// A request of one row.
+pub(crate) fn ask(model: &str, number: f32) -> tenure_serve::protocol::InferRequest {
+    request(model, vec![floats("x", &[1, 1], &[number])])
+}
+
+/// The numbers of an answer.
+pub(crate) fn numbers(output: &Message) -> Vec<f32> {
+    output.bytes().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
+}

@@ -1,0 +1,79 @@
+//! Hundreds of workers that are killed leave nothing behind.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod served;
+
+use std::fs;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use served::{moody, until};
+
+const DEATHS: usize = 120;
+
+#[test]
+#[ignore = "a worker of the other test"]
+fn is_a_worker() {
+    moody::be_a_worker();
+}
+
+/// Descriptors, mappings and threads of this process.
+fn held() -> [usize; 3] {
+    let lines = fs::read_to_string("/proc/self/maps").unwrap();
+    let images = lines.lines().filter(|line| line.contains("memfd:")).count();
+    let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+    [count("/proc/self/fd"), images, count("/proc/self/task")]
+}
+
+/// Processes that this one has started, and that are not reaped yet.
+fn children() -> usize {
+    let parent = std::process::id().to_string();
+    let stats =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read_to_string(entry.unwrap().path().join("stat")).ok());
+    // State and parent stand behind the name.
+    stats.filter(|stat| stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1)) == Some(&parent)).count()
+}
+
+#[test]
+fn deaths_under_load_lose_no_request_and_leave_nothing() {
+    let served = moody::serve(moody::models(&["one", "two", "three"]), 250_000);
+    for name in ["one", "two", "three"] {
+        assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0);
+    }
+    until("two workers", || served.serving.workers().len() == 2);
+    let (before, is_over, answered) = (held(), AtomicBool::new(false), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let (served, is_over, answered) = (&served, &is_over, &answered);
+        let client = |names: [&'static str; 2]| {
+            scope.spawn(move || {
+                for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {
+                    match served.mood(names[number % 2], 2.0) {
+                        Ok((answer, _)) => {
+                            assert_eq!(answer, 6.0);
+                            answered.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err((status, reason)) => assert!(status == 503 && reason.contains("SIGKILL"), "{reason}"),
+                    }
+                }
+            });
+        };
+        client(["one", "two"]);
+        client(["two", "three"]);
+        for kill in 0..DEATHS {
+            until("a worker", || served.serving.workers().len() > kill % 2);
+            let worker = served.serving.workers()[kill % 2].to_string();
+            // It may have ended by itself.
+            let _ = Command::new("kill").args(["-KILL", &worker]).status();
+            let before = answered.load(Ordering::Relaxed);
+            until("answers go on", || answered.load(Ordering::Relaxed) > before + 1);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    for name in ["one", "two", "three"] {
+        assert_eq!(served.mood(name, 1.0).unwrap().0, 3.0);
+    }
+    until("nothing more is held", || held().iter().zip(&before).all(|(now, before)| *now <= before + 2));
+    until("two children", || children() == 2);
+    assert!(served.memory() <= 250_000);
+}

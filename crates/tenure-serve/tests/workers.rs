@@ -1,0 +1,209 @@
+//! Models that are computed by other processes, which end when nobody expects it.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod served;
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use served::moody::{self, ABORT, HANG, LOOP, PANIC};
+use served::{Served, example_models, floats, integers, probe, request, until};
+use tenure_serve::http::Service;
+use tenure_serve::networks::Architectures;
+use tenure_serve::protocol::{Encoding, InferRequest};
+use tenure_serve::serving::{Serving, ServingError, ServingOptions};
+
+#[test]
+#[ignore = "a worker of the other tests"]
+fn is_a_worker() {
+    moody::be_a_worker();
+}
+
+fn signal(name: &str, process: u32) {
+    assert!(Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status().unwrap().success());
+}
+
+/// Whether a process is there, also if it has ended and nobody has looked at how.
+fn is_there(process: u32) -> bool {
+    Path::new(&format!("/proc/{process}")).exists()
+}
+
+/// Whether none of its threads does anything: a signal is there some time before it is obeyed.
+fn is_stopped(process: u32) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let state = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+    tasks.map(state).all(|stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
+}
+
+/// The active worker and the other, when there are two.
+fn workers(served: &Served) -> [u32; 2] {
+    until("two workers", || served.serving.workers().len() == 2);
+    served.serving.workers().try_into().unwrap()
+}
+
+#[test]
+fn workers_answer_what_this_process_does_while_models_come_and_go() {
+    let requests = |seed: u64| -> InferRequest {
+        let mut random = SmallRng::seed_from_u64(seed);
+        match seed % 3 {
+            0 => {
+                let pixels: Vec<f32> = (0..2 * 28 * 28).map(|_| random.random()).collect();
+                request("digits", vec![floats("image", &[2, 1, 28, 28], &pixels)])
+            }
+            1 => request("next-byte", vec![integers("tokens", &[1, 3], &[72, random.random_range(0..256), 9])]),
+            _ => {
+                let inputs =
+                    vec![integers("input_ids", &[1, 2], &[5, 3]), integers("attention_mask", &[1, 2], &[1, 1])];
+                request("tiny-sentences", inputs)
+            }
+        }
+    };
+    let here = Served::examples();
+    // Of 700 kB, 440 kB and 40 kB.
+    let there = moody::serve(example_models(), 800_000);
+    thread::scope(|scope| {
+        for client in 0..2 {
+            let (here, there) = (&here, &there);
+            scope.spawn(move || {
+                for seed in 0..30 {
+                    let request = requests(client * 100 + seed);
+                    assert_eq!(there.infer(&request).unwrap().outputs, here.infer(&request).unwrap().outputs);
+                    assert!(there.memory() <= 800_000);
+                }
+            });
+        }
+    });
+    let switches: u64 = there.serving.snapshot().models.iter().map(|model| model.switches).sum();
+    assert!(switches > 5, "{switches}");
+    let (status, reason) = there.infer(&request("next-byte", vec![integers("tokens", &[1, 1], &[999])])).unwrap_err();
+    assert!(status == 400 && !reason.is_empty(), "{reason}");
+    for name in ["digits", "next-byte", "tiny-sentences"] {
+        assert_eq!(there.post(&format!("/v2/repository/models/{name}/unload")).0, 200);
+    }
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", workers(&there)[0])).unwrap();
+    assert!(there.memory() == 0 && !maps.contains("memfd:digits") && !maps.contains("memfd:next-byte"));
+}
+
+#[test]
+fn a_worker_that_is_killed_fails_its_batch_and_another_goes_on() {
+    let served = moody::serve(moody::models(&["killed", "other"]), 1 << 20);
+    assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
+    let [active, standby] = workers(&served);
+    served.hold("killed");
+    thread::scope(|scope| {
+        let running = scope.spawn(|| served.mood("killed", 1.0));
+        until("it computes", || served.has_begun("killed"));
+        let waiting = scope.spawn(|| served.mood("other", 5.0));
+        signal("KILL", active);
+        let (status, reason) = running.join().unwrap().unwrap_err();
+        assert!(status == 503 && reason.contains("SIGKILL") && reason.ends_with("ask again"), "{reason}");
+        assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
+    });
+    served.release("killed");
+    assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
+    let [still, new] = workers(&served);
+    assert!(still == standby && new != active && !is_there(active));
+    // One that stands by is missed by nobody.
+    signal("KILL", new);
+    until("it is gone", || !is_there(new));
+    assert_eq!(served.mood("killed", 4.0), Ok((12.0, standby)));
+    let [_, newer] = workers(&served);
+    assert!(newer != new && served.get("/metrics").1.contains("tenure_worker_deaths_total 2"));
+    drop(served);
+    until("no worker is left", || !is_there(standby) && !is_there(newer));
+}
+
+#[test]
+fn a_batch_that_had_not_begun_is_run_again() {
+    let served = moody::serve(moody::models(&["again"]), 1 << 20);
+    assert!(served.mood("again", 1.0).is_ok());
+    let [active, standby] = workers(&served);
+    signal("STOP", active);
+    until("it stands still", || is_stopped(active));
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| served.mood("again", 3.0));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!asked.is_finished());
+        signal("KILL", active);
+        assert_eq!(asked.join().unwrap(), Ok((9.0, standby)));
+    });
+}
+
+#[test]
+fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() {
+    let served = moody::serve(moody::models(&["aborts", "good"]), 1 << 20);
+    for _ in 0..3 {
+        let (status, reason) = served.mood("aborts", ABORT).unwrap_err();
+        assert!(status == 503 && reason.contains("SIGABRT"), "{reason}");
+        assert_eq!(served.mood("good", 1.0).unwrap().0, 3.0);
+    }
+    let (status, reason) = served.mood("aborts", 1.0).unwrap_err();
+    assert!(status == 503 && reason.contains("3 workers ended while they computed it"), "{reason}");
+    assert_eq!(served.post("/v2/repository/models/aborts/load").0, 200);
+    assert_eq!(served.mood("aborts", 1.0).unwrap().0, 3.0);
+}
+
+#[test]
+fn a_network_that_panics_ends_no_process() {
+    let served = moody::serve(moody::models(&["panics"]), 1 << 20);
+    let [active, _] = workers(&served);
+    let (status, reason) = served.mood("panics", PANIC).unwrap_err();
+    assert!(status == 500 && reason.contains("the network panicked") && reason.contains("as it should"), "{reason}");
+    assert_eq!(served.mood("panics", 2.0), Ok((6.0, active)));
+}
+
+#[test]
+fn what_is_computed_for_nobody_ends_at_the_next_weight() {
+    let served = moody::serve(moody::models(&["left"]), 1 << 20);
+    assert!(served.mood("left", 1.0).is_ok());
+    let [active, _] = workers(&served);
+    served.hold("left");
+    let encoded = probe::ask("left", LOOP).encode(Encoding::Json).unwrap();
+    let mut leaving = TcpStream::connect(served.address).unwrap();
+    leaving.write_all(&served.request("POST", "/v2/models/left/infer", "", &encoded.body)).unwrap();
+    until("it computes", || served.has_begun("left"));
+    served.release("left");
+    drop(leaving);
+    // It would go on for ever.
+    assert_eq!(served.mood("left", 2.0), Ok((6.0, active)));
+}
+
+#[test]
+fn a_request_whose_time_passes_while_it_is_computed_is_answered_at_once() {
+    let served = moody::serve(moody::models(&["late"]), 1 << 20);
+    assert!(served.mood("late", 1.0).is_ok());
+    let begun = Instant::now();
+    let hurried = InferRequest { timeout: Some(Duration::from_millis(200)), ..probe::ask("late", LOOP) };
+    let (status, _) = served.infer(&hurried).unwrap_err();
+    assert!(status == 504 && begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(served.mood("late", 2.0).unwrap().0, 6.0);
+}
+
+#[test]
+fn a_worker_that_does_not_end_what_is_for_nobody_is_ended() {
+    let served = moody::serve(moody::models(&["hangs"]), 1 << 20);
+    assert!(served.mood("hangs", 1.0).is_ok());
+    let [_, standby] = workers(&served);
+    let hurried = InferRequest { timeout: Some(Duration::from_millis(100)), ..probe::ask("hangs", HANG) };
+    assert_eq!(served.infer(&hurried).unwrap_err().0, 504);
+    assert_eq!(served.mood("hangs", 2.0), Ok((6.0, standby)));
+}
+
+#[test]
+fn what_starts_no_worker_is_an_error_at_once() {
+    let folder = moody::models(&[]);
+    let mut options = ServingOptions::new(folder.path(), 1 << 20);
+    for (program, expected) in [("/nowhere/worker", "No such file"), ("/bin/false", "exit status: 1")] {
+        let mut command = moody::command();
+        (command.program, command.arguments) = (program.into(), Vec::new());
+        options.worker = Some(command);
+        let error = Serving::start(options.clone(), Architectures::none()).err().unwrap();
+        assert!(matches!(error, ServingError::Worker(_)) && error.to_string().contains(expected), "{error}");
+    }
+}

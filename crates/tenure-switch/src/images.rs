@@ -1,0 +1,267 @@
+//! Images of models in the host's memory, no more of them than a budget allows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_device::Driver;
+use tenure_tier::Reader;
+
+use crate::{Image, Manifest, SwitchError};
+
+/// Keeps images in memory. Those that nobody uses leave when others need room, the one that was used longest ago first; they
+/// come back from where they came from, as nobody ever writes to them.
+pub struct Images {
+    reader: Reader,
+    /// Pins them.
+    driver: Option<Arc<dyn Driver>>,
+    budget_bytes: u64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// By the address of its manifest, which the image keeps.
+    images: HashMap<usize, Used>,
+    bytes: u64,
+    uses: u64,
+    statistics: ImageStatistics,
+}
+
+struct Used {
+    image: Arc<Image>,
+    /// Higher if it was used later.
+    at: u64,
+}
+
+/// What became of images, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImageStatistics {
+    /// In memory now.
+    pub bytes: u64,
+    /// The most that were at once.
+    pub peak_bytes: u64,
+    /// Of images that were made.
+    pub loaded_bytes: u64,
+    /// Of images that left for others.
+    pub evicted_bytes: u64,
+}
+
+impl Images {
+    /// Keeps `budget_bytes` bytes of images at most, pinned by a device's driver if there is one.
+    ///
+    /// # Errors
+    /// No threads to read files.
+    pub fn new(budget_bytes: u64, driver: Option<Arc<dyn Driver>>) -> Result<Self, SwitchError> {
+        let reader = Reader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
+        Ok(Self { reader, driver, budget_bytes, kept: Mutex::default() })
+    }
+
+    /// The image of a model: the one that there is, or one that is now on its way. It stays while the caller has it.
+    ///
+    /// # Errors
+    /// [`SwitchError::NoHostRoom`], also where it could never have room; those of [`Image::load`].
+    pub fn acquire(&self, manifest: &Arc<Manifest>) -> Result<Arc<Image>, SwitchError> {
+        let key = key(manifest);
+        let mut kept = self.kept.lock();
+        kept.uses += 1;
+        let at = kept.uses;
+        if let Some(used) = kept.images.get_mut(&key).filter(|used| used.image.failure().is_none()) {
+            used.at = at;
+            return Ok(Arc::clone(&used.image));
+        }
+        // One that could not be read is tried again.
+        kept.remove(key);
+        kept.make_room(manifest, self.budget_bytes)?;
+        let image = Arc::new(Image::load(manifest, &self.reader, self.driver.as_ref())?);
+        kept.bytes += manifest.bytes();
+        kept.statistics.loaded_bytes += manifest.bytes();
+        kept.statistics.peak_bytes = kept.statistics.peak_bytes.max(kept.bytes);
+        kept.images.insert(key, Used { image: Arc::clone(&image), at });
+        Ok(image)
+    }
+
+    /// Lets go of a model's image: its memory is free when nobody uses it any more.
+    pub fn forget(&self, manifest: &Arc<Manifest>) {
+        self.kept.lock().remove(key(manifest));
+    }
+
+    /// What became of images so far.
+    pub fn statistics(&self) -> ImageStatistics {
+        let kept = self.kept.lock();
+        ImageStatistics { bytes: kept.bytes, ..kept.statistics }
+    }
+}
+
+impl Kept {
+    fn remove(&mut self, key: usize) -> Option<u64> {
+        let bytes = self.images.remove(&key)?.image.manifest().bytes();
+        self.bytes -= bytes;
+        Some(bytes)
+    }
+
+    fn make_room(&mut self, manifest: &Manifest, budget: u64) -> Result<(), SwitchError> {
+        let needed = manifest.bytes();
+        let mut idle: Vec<_> = self.images.iter().filter(|(_, used)| Arc::strong_count(&used.image) == 1).collect();
+        let idle_bytes: u64 = idle.iter().map(|(_, used)| used.image.manifest().bytes()).sum();
+        let held = self.bytes - idle_bytes;
+        if needed > budget.saturating_sub(held) {
+            return Err(SwitchError::NoHostRoom { model: manifest.name().into(), needed, budget, held });
+        }
+        idle.sort_unstable_by_key(|(_, used)| used.at);
+        let leaving: Vec<usize> = idle.into_iter().map(|(key, _)| *key).collect();
+        for key in leaving {
+            if needed <= budget - self.bytes {
+                break;
+            }
+            self.statistics.evicted_bytes += self.remove(key).unwrap_or(0);
+        }
+        Ok(())
+    }
+}
+
+fn key(manifest: &Arc<Manifest>) -> usize {
+    Arc::as_ptr(manifest).addr()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::sync::mpsc;
+
+    use tenure_core::Storage;
+    use tenure_device::sim::{SimConfig, SimDriver};
+    use tenure_tier::Source;
+
+    use super::*;
+    use crate::{Entry, Origin};
+
+    const MIB: u64 = 1 << 20;
+
+    fn made(name: &str, bytes: u64, value: u8) -> Arc<Manifest> {
+        let origin = Origin::Made(Arc::new(move |bytes: &mut [u8]| bytes.fill(value)));
+        let entries = vec![Entry { name: "weight".into(), bytes, origin }];
+        Arc::new(Manifest::new(name, entries, vec![1]).unwrap())
+    }
+
+    fn in_file(path: &Path, contents: &[u8], ends: Vec<usize>) -> Arc<Manifest> {
+        fs::write(path, contents).unwrap();
+        let source = Arc::new(Source::open(path).unwrap());
+        // In another order than in the file.
+        let entry = |begin: usize, end: usize| {
+            let origin = Origin::File(Arc::clone(&source), begin as u64);
+            Entry { name: format!("{begin}"), bytes: (end - begin) as u64, origin }
+        };
+        let half = contents.len() / 2 + 3;
+        let entries = vec![entry(half, contents.len()), entry(0, 0), entry(0, half)];
+        Arc::new(Manifest::new("in_file", entries, ends).unwrap())
+    }
+
+    fn read(image: &Image, entry: usize) -> Vec<u8> {
+        let (manifest, group) = (image.manifest(), image.manifest().group_of(entry));
+        let (start, place) = (image.wait(group).unwrap(), manifest.place(entry));
+        let begin = (place.start - manifest.groups()[group].start) as usize;
+        // SAFETY: the group is there, and nobody writes it.
+        unsafe { std::slice::from_raw_parts(start.add(begin), (place.end - place.start) as usize) }.to_vec()
+    }
+
+    #[test]
+    fn images_have_what_files_have_in_the_order_that_is_needed() {
+        let folder = tempfile::tempdir().unwrap();
+        let contents: Vec<u8> = (0..3_000_007_u32).map(|byte| ((byte * 31) >> 3) as u8).collect();
+        let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
+        for (driver, ends) in [(None, vec![3]), (Some(driver), vec![1, 1, 3])] {
+            let images = Images::new(8 * MIB, driver).unwrap();
+            let manifest = in_file(&folder.path().join("weights"), &contents, ends);
+            let image = images.acquire(&manifest).unwrap();
+            let half = contents.len() / 2 + 3;
+            assert!(read(&image, 0) == contents[half..] && read(&image, 1).is_empty());
+            assert!(read(&image, 2) == contents[..half]);
+            assert!(Arc::ptr_eq(&image, &images.acquire(&manifest).unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_storage_is_a_group_that_is_waited_for_when_it_is_used_and_is_this_processs_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let contents: Vec<u8> = (0..3_000_007_u32).map(|byte| (byte >> 5) as u8).collect();
+        let manifest = in_file(&folder.path().join("weights"), &contents, vec![1, 3]);
+        let images = Images::new(8 * MIB, None).unwrap();
+        let image = images.acquire(&manifest).unwrap();
+        let storages = [0, 1].map(|group| image.storage(group));
+        let bytes = |storage: &Storage| {
+            let guard = storage.lock();
+            // SAFETY: the guard waited for the group, and nobody writes it.
+            unsafe { guard.as_slice() }.to_vec()
+        };
+        assert!(bytes(&storages[1])[..contents.len() / 2 + 3] == contents[..contents.len() / 2 + 3]);
+        let (told, outcome) = mpsc::channel();
+        image.when_read(move |outcome| told.send(outcome.unwrap()).unwrap());
+        assert_eq!(Some(outcome.recv().unwrap()), image.read_time());
+        image.wait_for_all().unwrap();
+        let [first, second] = image.first_uses()[..] else { panic!("two groups") };
+        assert!(first.is_none() && second.is_some());
+        // SAFETY: nobody else uses it.
+        unsafe { storages[0].lock_exclusive().as_ptr().write(!contents[contents.len() / 2 + 3]) };
+        assert_ne!(bytes(&storages[0])[0], contents[contents.len() / 2 + 3]);
+        drop((image, images));
+        assert!(bytes(&storages[1])[..3] == contents[..3]);
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_read_is_not_waited_for_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, contents) = (folder.path().join("weights"), vec![5; 2 << 20]);
+        let manifest = in_file(&path, &contents, vec![1, 3]);
+        fs::File::options().write(true).open(&path).unwrap().set_len(17).unwrap();
+        let image = Images::new(8 * MIB, None).unwrap().acquire(&manifest).unwrap();
+        for group in [0, 1] {
+            drop(image.storage(group).lock());
+        }
+        let (told, outcome) = mpsc::channel();
+        image.when_read(move |outcome| told.send(outcome.is_err()).unwrap());
+        assert!(outcome.recv().unwrap());
+        assert!(image.wait_for_all().is_err() && image.read_time().is_none());
+    }
+
+    #[test]
+    fn those_that_nobody_uses_leave_and_the_budget_is_kept() {
+        let images = Images::new(3 * MIB, None).unwrap();
+        let models: Vec<_> = (0..4).map(|value| made(&format!("m{value}"), MIB, value)).collect();
+        let first = images.acquire(&models[0]).unwrap();
+        for model in &models[1..3] {
+            drop(images.acquire(model).unwrap());
+        }
+        drop(images.acquire(&models[1]).unwrap());
+        // Of those that nobody uses, 2 was used longest ago.
+        assert!(read(&images.acquire(&models[3]).unwrap(), 0)[0] == 3);
+        assert_eq!(
+            images.statistics(),
+            ImageStatistics { bytes: 3 * MIB, peak_bytes: 3 * MIB, loaded_bytes: 4 * MIB, evicted_bytes: MIB }
+        );
+        let said = images.acquire(&made("large", 2 * MIB + 1, 0)).err().unwrap().to_string();
+        assert!(said.contains("large") && said.contains("1048576 are in use"), "{said}");
+        assert_eq!(images.statistics().bytes, 3 * MIB, "nothing left for one that has no room");
+        drop(first);
+        assert!(images.acquire(&made("large", 2 * MIB + 1, 0)).is_ok());
+        images.forget(&models[0]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_told_and_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, contents) = (folder.path().join("weights"), vec![5; 2 << 20]);
+        let manifest = in_file(&path, &contents, vec![1, 3]);
+        let images = Images::new(8 * MIB, None).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_len(MIB + 17).unwrap();
+        let image = images.acquire(&manifest).unwrap();
+        let said = image.wait_for_all().unwrap_err().to_string();
+        assert!(said.contains("in_file: its weights cannot be read") && said.contains("it was cut"), "{said}");
+        drop(image);
+        fs::write(&path, &contents).unwrap();
+        let image = images.acquire(&manifest).unwrap();
+        image.wait_for_all().unwrap();
+        assert_eq!(images.statistics().bytes, manifest.bytes());
+    }
+}

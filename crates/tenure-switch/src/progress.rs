@@ -1,0 +1,194 @@
+//! Which groups of an image are there, and who waits for them.
+
+use std::mem;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use tenure_core::Arrival;
+
+use crate::SwitchError;
+
+/// The first time that a group of an image was used on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FirstUse {
+    /// When it was asked for.
+    pub at: Instant,
+    /// How long it was waited for then.
+    pub waited: Duration,
+}
+
+/// A group that comes no more: it is there, or it will not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Which.
+    pub group: usize,
+    /// It is there.
+    pub is_there: bool,
+}
+
+/// What whoever uses weights that are [stopped](crate::Mapped::stop) unwinds with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped;
+
+pub(crate) struct Progress {
+    begun: Instant,
+    state: Mutex<State>,
+    changed: Condvar,
+    is_stopped: AtomicBool,
+}
+
+/// Is told how long it took until all were there, or why they are not.
+type Done = Box<dyn FnOnce(Result<Duration, SwitchError>) + Send>;
+
+/// Is told of groups, under the lock.
+type Watch = Box<dyn FnMut(&[Arrived]) + Send>;
+
+struct State {
+    groups: Vec<Group>,
+    /// Who is told when nothing more comes.
+    done: Vec<Done>,
+    /// Until then.
+    watches: Vec<Watch>,
+    /// How long it took until all were there.
+    took: Option<Duration>,
+    /// Something that is not there will not come.
+    error: Option<SwitchError>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Group {
+    is_there: bool,
+    /// It is there, or nobody tries to bring it any more.
+    is_over: bool,
+    used: Option<FirstUse>,
+}
+
+/// A group on its way into a storage.
+pub(crate) struct Coming {
+    progress: Arc<Progress>,
+    group: usize,
+    is_over: AtomicBool,
+}
+
+impl Progress {
+    pub(crate) fn new(groups: usize) -> Self {
+        let took = (groups == 0).then_some(Duration::ZERO);
+        let (groups, done, watches) = (vec![Group::default(); groups], Vec::new(), Vec::new());
+        let state = Mutex::new(State { groups, done, watches, took, error: None });
+        Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
+    }
+
+    /// A group came, or will not come.
+    pub(crate) fn arrived(&self, group: usize, result: Result<(), SwitchError>) {
+        let mut state = self.state.lock();
+        let is_there = result.is_ok();
+        state.groups[group] = Group { is_there, is_over: true, ..state.groups[group] };
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        if state.groups.iter().all(|group| group.is_there) {
+            state.took = Some(self.begun.elapsed());
+        }
+        state.watches.iter_mut().for_each(|watch| watch(&[Arrived { group, is_there }]));
+        let outcome = state.outcome();
+        let done = if outcome.is_some() { mem::take(&mut state.done) } else { Vec::new() };
+        let watches = if outcome.is_some() { mem::take(&mut state.watches) } else { Vec::new() };
+        drop(state);
+        drop(watches);
+        self.changed.notify_all();
+        if let Some(outcome) = outcome {
+            done.into_iter().for_each(|done| done(outcome.clone()));
+        }
+    }
+
+    /// Waits until a group is there.
+    pub(crate) fn wait(&self, group: usize) -> Result<(), SwitchError> {
+        let mut state = self.state.lock();
+        while !state.groups[group].is_there {
+            if let Some(error) = &state.error {
+                return Err(error.clone());
+            }
+            self.changed.wait(&mut state);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn when_over(&self, done: impl FnOnce(Result<Duration, SwitchError>) + Send + 'static) {
+        let mut state = self.state.lock();
+        let Some(outcome) = state.outcome() else { return state.done.push(Box::new(done)) };
+        drop(state);
+        done(outcome);
+    }
+
+    pub(crate) fn watch(&self, mut watch: impl FnMut(&[Arrived]) + Send + 'static) {
+        let mut state = self.state.lock();
+        let over = state.groups.iter().enumerate().filter(|(_, group)| group.is_over);
+        let over: Vec<_> = over.map(|(group, Group { is_there, .. })| Arrived { group, is_there: *is_there }).collect();
+        if !over.is_empty() {
+            watch(&over);
+        }
+        if state.outcome().is_none() {
+            state.watches.push(Box::new(watch));
+        }
+    }
+
+    pub(crate) fn first_uses(&self) -> Vec<Option<FirstUse>> {
+        self.state.lock().groups.iter().map(|group| group.used).collect()
+    }
+
+    pub(crate) fn took(&self) -> Option<Duration> {
+        self.state.lock().took
+    }
+
+    pub(crate) fn error(&self) -> Option<SwitchError> {
+        self.state.lock().error.clone()
+    }
+
+    /// Whether whoever waits for a group, also one that is there, is to unwind.
+    pub(crate) fn set_stopped(&self, is_stopped: bool) {
+        // Under the lock, so that nobody is between looking and waiting.
+        let _state = self.state.lock();
+        self.is_stopped.store(is_stopped, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    fn unwind_if_stopped(&self) {
+        if self.is_stopped.load(Ordering::Relaxed) {
+            resume_unwind(Box::new(Stopped));
+        }
+    }
+}
+
+impl State {
+    /// How it ended, if it has.
+    fn outcome(&self) -> Option<Result<Duration, SwitchError>> {
+        let is_over = self.groups.iter().all(|group| group.is_over);
+        is_over.then(|| self.error.clone().map_or(Ok(self.took.unwrap_or_default()), Err))
+    }
+}
+
+impl Coming {
+    pub(crate) fn new(progress: &Arc<Progress>, group: usize) -> Self {
+        Self { progress: Arc::clone(progress), group, is_over: AtomicBool::new(false) }
+    }
+}
+
+impl Arrival for Coming {
+    fn wait(&self) {
+        self.progress.unwind_if_stopped();
+        if self.is_over.load(Ordering::Acquire) {
+            return;
+        }
+        let at = Instant::now();
+        let mut state = self.progress.state.lock();
+        while !state.groups[self.group].is_over {
+            self.progress.changed.wait(&mut state);
+            self.progress.unwind_if_stopped();
+        }
+        state.groups[self.group].used.get_or_insert(FirstUse { at, waited: at.elapsed() });
+        self.is_over.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,362 @@
+//! Models on a device: brought group by group while they are computed with, kept, evicted.
+
+use std::iter::Peekable;
+use std::ops::Range;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tenure_alloc::{Address, Backing, Mark};
+use tenure_device::graph::Gate;
+use tenure_device::memory::DeviceMemory;
+use tenure_device::{Priority, Stream};
+
+use crate::room::{Free, Room, Window};
+use crate::{Image, Manifest, SwitchError};
+
+/// What a device's weights are kept in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchOptions {
+    /// Bytes for weights, of all models together.
+    pub budget_bytes: u64,
+    /// In pieces of so many, a multiple of the device's granularity: models that are evicted in part keep whole ones.
+    pub chunk_bytes: u64,
+}
+
+impl SwitchOptions {
+    /// So many bytes, in chunks of 16 MiB: mapping one takes a tenth of the time that filling it does.
+    pub fn new(budget_bytes: u64) -> Self {
+        Self { budget_bytes, chunk_bytes: 16 << 20 }
+    }
+}
+
+/// Switches a device between models. A handle: clones are one.
+#[derive(Clone)]
+pub struct Switch {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    memory: &'static DeviceMemory,
+    copies: Stream,
+    chunk_bytes: u64,
+    budget_bytes: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    room: Room,
+    /// Images that are copied from, until the device has passed their copies.
+    sources: Vec<(Mark, Arc<Image>)>,
+    statistics: SwitchStatistics,
+}
+
+/// What a device did for its models, in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchStatistics {
+    /// How often a model was brought of which something was missing.
+    pub loads: u64,
+    /// Bytes that were copied for that.
+    pub copied_bytes: u64,
+    /// Bytes of models that were evicted.
+    pub evicted_bytes: u64,
+}
+
+/// A model that a device knows: its weights have addresses there, whether or not they are there. Dropped, it waits for the
+/// work that uses them.
+pub struct Model {
+    shared: Arc<Shared>,
+    manifest: Arc<Manifest>,
+    address: Address,
+    gates: Mutex<Vec<Gate>>,
+    /// Locked before the switch's state.
+    residence: Mutex<Residence>,
+}
+
+struct Residence {
+    window: Window,
+    /// When the last copies to it are done.
+    copied: Option<Mark>,
+    /// When what was computed with it last is done.
+    used: Option<Mark>,
+}
+
+/// What bringing a model took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loaded {
+    /// Bytes that were not there.
+    pub copied_bytes: u64,
+    /// In how many copies.
+    pub copies: u64,
+}
+
+impl Switch {
+    /// Keeps weights in a device's memory. Nothing is taken yet.
+    ///
+    /// # Errors
+    /// No stream.
+    ///
+    /// # Panics
+    /// Chunks are no multiple of the device's granularity.
+    pub fn new(memory: &'static DeviceMemory, options: SwitchOptions) -> Result<Self, SwitchError> {
+        let SwitchOptions { budget_bytes, chunk_bytes } = options;
+        let granularity = memory.driver().granularity();
+        assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(granularity), "chunks are multiples of {granularity}");
+        let copies = memory.streams().pooled(Priority::High)?;
+        let room = Room::new(memory, chunk_bytes, budget_bytes);
+        let state = Mutex::new(State { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
+        Ok(Self { shared: Arc::new(Shared { memory, copies, chunk_bytes, budget_bytes, state }) })
+    }
+
+    /// Gives a model addresses on the device.
+    ///
+    /// # Errors
+    /// [`SwitchError::NoDeviceRoom`], if it is larger than the budget; no addresses or events.
+    pub fn register(&self, manifest: &Arc<Manifest>) -> Result<Model, SwitchError> {
+        let state = self.shared.state.lock();
+        let needed = manifest.bytes().next_multiple_of(self.shared.chunk_bytes);
+        if needed > self.shared.budget_bytes {
+            return Err(self.shared.no_room(manifest, needed, &state.room));
+        }
+        let gates = manifest.groups().iter().map(|_| Gate::new(self.shared.memory)).collect::<Result<_, _>>()?;
+        let window = state.room.reserve(manifest.bytes())?;
+        let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
+        let residence = Mutex::new(Residence { window, copied: None, used: None });
+        Ok(Model { shared, manifest, address, gates: Mutex::new(gates), residence })
+    }
+
+    /// Bytes that a model can have without anybody's eviction.
+    pub fn free_bytes(&self) -> u64 {
+        self.shared.state.lock().room.free_chunks() as u64 * self.shared.chunk_bytes
+    }
+
+    /// Bytes of the pieces in which models come and go.
+    pub fn chunk_bytes(&self) -> u64 {
+        self.shared.chunk_bytes
+    }
+
+    /// The stream of all copies, for whoever measures them.
+    pub fn copies(&self) -> &Stream {
+        &self.shared.copies
+    }
+
+    /// What the device did so far.
+    pub fn statistics(&self) -> SwitchStatistics {
+        self.shared.state.lock().statistics
+    }
+
+    /// Waits until the device has passed all copies, so that no image is kept for them.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn settle(&self) -> Result<(), SwitchError> {
+        let backing = self.shared.memory.backing();
+        let mark = backing.record(self.shared.copies.id())?;
+        backing.synchronize(mark)?;
+        self.shared.state.lock().tidy(backing)
+    }
+
+    /// Gives memory that no model has back to the device, for others; waits for what used it.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn trim(&self) -> Result<(), SwitchError> {
+        self.shared.state.lock().room.trim()
+    }
+}
+
+impl Shared {
+    fn no_room(&self, manifest: &Manifest, needed: u64, room: &Room) -> SwitchError {
+        let free = room.free_chunks() as u64 * self.chunk_bytes;
+        SwitchError::NoDeviceRoom { model: manifest.name().into(), needed, free, budget: self.budget_bytes }
+    }
+}
+
+impl State {
+    /// Lets go of what the device has passed.
+    fn tidy(&mut self, backing: &impl Backing) -> Result<(), SwitchError> {
+        let mut result = Ok(());
+        self.sources.retain(|(mark, _)| match backing.completed(*mark) {
+            Ok(is_over) => !is_over,
+            Err(error) => {
+                result = Err(error.into());
+                true
+            }
+        });
+        result.and(self.room.tidy())
+    }
+}
+
+impl Model {
+    /// What it is made of.
+    pub fn manifest(&self) -> &Arc<Manifest> {
+        &self.manifest
+    }
+
+    /// Where a tensor of it lies, when it is there.
+    pub fn place(&self, entry: usize) -> Range<Address> {
+        let place = self.manifest.place(entry);
+        self.address + place.start..self.address + place.end
+    }
+
+    /// Bytes of it that are on the device, in whole chunks.
+    pub fn resident_bytes(&self) -> u64 {
+        let there = self.residence.lock().window.chunks.iter().flatten().count() as u64;
+        there * self.shared.chunk_bytes
+    }
+
+    /// Bytes that must be free for it to be brought, in whole chunks.
+    pub fn missing_bytes(&self) -> u64 {
+        self.manifest.bytes().next_multiple_of(self.shared.chunk_bytes) - self.resident_bytes()
+    }
+
+    /// Brings what is missing of it: when this returns, all copies are on their way, and whoever waits for a group, or
+    /// launches a graph that does, waits on the device. Waits itself only while the image is still read.
+    ///
+    /// # Errors
+    /// [`SwitchError::NoDeviceRoom`]: evict others; the image cannot be read; a driver call failed. What was not there is
+    /// then not there.
+    ///
+    /// # Panics
+    /// It is another model's image.
+    pub fn load(&self, image: &Arc<Image>) -> Result<Loaded, SwitchError> {
+        assert!(Arc::ptr_eq(image.manifest(), &self.manifest), "an image of the same model");
+        let (mut residence, mut gates) = (self.residence.lock(), self.gates.lock());
+        let missing: Vec<usize> =
+            (0..residence.window.chunks.len()).filter(|slot| residence.window.chunks[*slot].is_none()).collect();
+        if missing.is_empty() {
+            return Ok(Loaded::default());
+        }
+        let taken = {
+            let mut state = self.shared.state.lock();
+            if missing.len() > state.room.free_chunks() {
+                let needed = missing.len() as u64 * self.shared.chunk_bytes;
+                return Err(self.shared.no_room(&self.manifest, needed, &state.room));
+            }
+            state.room.take(&residence.window, &missing)?
+        };
+        let (mut loaded, mut taken) = (Loaded::default(), taken.into_iter().peekable());
+        let brought = self.bring(image, &missing, &mut taken, &mut residence.window, &mut gates, &mut loaded);
+        let mut state = self.shared.state.lock();
+        // Of copies that are under way, too.
+        let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
+            Ok(mark) => {
+                residence.copied = Some(mark);
+                state.sources.push((mark, Arc::clone(image)));
+                Ok(())
+            }
+            // What cannot be marked is waited for.
+            Err(_) => self.shared.memory.driver().synchronize_stream(self.shared.copies.id()),
+        };
+        if let Err(error) = brought.and(marked.map_err(SwitchError::from)) {
+            let Residence { window, copied, used } = &mut *residence;
+            missing.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));
+            state.room.give_back(taken);
+            return Err(error);
+        }
+        state.statistics.loads += 1;
+        state.statistics.copied_bytes += loaded.copied_bytes;
+        // With copies under way, while nobody waits. The model is there; what cannot be let go of yet is tried again.
+        let _ = state.tidy(self.shared.memory.backing());
+        Ok(loaded)
+    }
+
+    /// Maps and copies, group by group, in their order.
+    fn bring(
+        &self,
+        image: &Image,
+        missing: &[usize],
+        taken: &mut Peekable<impl Iterator<Item = Free>>,
+        window: &mut Window,
+        gates: &mut [Gate],
+        loaded: &mut Loaded,
+    ) -> Result<(), SwitchError> {
+        let Shared { memory, copies, chunk_bytes, .. } = &*self.shared;
+        let mut slots = missing.iter().copied().peekable();
+        for (index, group) in self.manifest.groups().iter().enumerate() {
+            while let Some(slot) = slots.next_if(|slot| *slot as u64 * chunk_bytes < group.end) {
+                let free = taken.peek().expect("one was taken for each place");
+                window.map(slot, free, *chunk_bytes, memory.backing(), copies.id())?;
+                taken.next();
+            }
+            let mut is_brought = false;
+            for run in runs(missing, *chunk_bytes, group) {
+                let source = image.wait(index)?.wrapping_add((run.start - group.start) as usize);
+                let bytes = run.end - run.start;
+                let target = self.address + run.start;
+                // SAFETY: the group is there, and nobody writes it; the image is kept until the device has passed a mark behind
+                // the copy.
+                unsafe { memory.driver().copy_to_device_async(target, source, bytes, copies.id())? };
+                loaded.copied_bytes += bytes;
+                loaded.copies += 1;
+                is_brought = true;
+            }
+            if is_brought {
+                gates[index].record(copies)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes later work of a stream wait until a group is there, and in a capture each launch of it.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn wait(&self, group: usize, stream: &Stream) -> Result<(), SwitchError> {
+        Ok(self.gates.lock()[group].wait(stream)?)
+    }
+
+    /// Says that what is on a stream now uses the model: nobody else has its memory before that is done. To be said after
+    /// each use, also one that failed in the middle.
+    ///
+    /// # Errors
+    /// A driver call failed.
+    pub fn used_by(&self, stream: &Stream) -> Result<(), SwitchError> {
+        let mut residence = self.residence.lock();
+        let backing = self.shared.memory.backing();
+        // One mark stands for all before it, whichever streams they are of.
+        let waited = residence.used.map_or(Ok(()), |used| backing.wait(stream.id(), used));
+        match waited.and_then(|()| backing.record(stream.id())) {
+            Ok(mark) => residence.used = Some(mark),
+            // What cannot be marked is waited for.
+            Err(_) => stream.synchronize()?,
+        }
+        Ok(())
+    }
+
+    /// Lets others have so many chunks of its memory, from its end, which is needed last when it comes back. Copies nothing, and
+    /// waits for nothing. Returns the bytes that are free now.
+    pub fn evict(&self, chunks: usize) -> u64 {
+        let (mut residence, mut state) = (self.residence.lock(), self.shared.state.lock());
+        let Residence { window, copied, used } = &mut *residence;
+        let there = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
+        let leaving: Vec<usize> = there.take(chunks).collect();
+        leaving.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));
+        let bytes = leaving.len() as u64 * self.shared.chunk_bytes;
+        state.statistics.evicted_bytes += bytes;
+        bytes
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        self.evict(usize::MAX);
+        let (residence, mut state) = (self.residence.get_mut(), self.shared.state.lock());
+        // Addresses that the driver does not take back are never used again.
+        let _ = state.room.unreserve(&residence.window);
+    }
+}
+
+/// What of a range lies in missing chunks, in as few pieces as can be.
+fn runs(missing: &[usize], chunk_bytes: u64, range: &Range<u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for slot in missing {
+        let begin = (*slot as u64 * chunk_bytes).max(range.start);
+        let end = ((*slot as u64 + 1) * chunk_bytes).min(range.end);
+        match runs.last_mut() {
+            _ if begin >= end => {}
+            Some(last) if last.end == begin => last.end = end,
+            _ => runs.push(begin..end),
+        }
+    }
+    runs
+}

@@ -1,0 +1,379 @@
+//! Files that others wrote, such as a model's weights, read past the system's cache, several parts at once.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::TierError;
+use crate::disk::{BLOCK, CHUNK, Chunk, Memory, end};
+
+/// Requests at once: a disk is as fast as it gets with a few of a megabyte.
+const THREADS: usize = 8;
+
+/// A file to be read in parts.
+#[derive(Debug)]
+pub struct Source {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Source {
+    /// Opens a file, past the system's cache if its file system can do that: weights that are kept in memory need not be
+    /// there twice.
+    ///
+    /// # Errors
+    /// It cannot be opened, or is none.
+    pub fn open(path: &Path) -> Result<Self, TierError> {
+        let failed = |call| move |source| TierError::System { what: path.display().to_string(), call, source };
+        let file = File::open(path).map_err(failed("open"))?;
+        let metadata = file.metadata().map_err(failed("stat"))?;
+        if !metadata.is_file() {
+            return Err(failed("open")(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")));
+        }
+        let flags = fcntl_getfl(&file).map_err(|error| failed("fcntl")(error.into()))?;
+        // Where it is refused, now or at the first read, bytes go through the cache.
+        let _ = fcntl_setfl(&file, flags | OFlags::DIRECT);
+        Ok(Self { file, path: path.into(), bytes: metadata.len() })
+    }
+
+    /// How long it was when it was opened.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Its path, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads whole blocks from a block's begin, up to the file's end; so many bytes at least.
+    fn read_blocks(&self, offset: u64, chunk: &mut [u8], least: usize) -> io::Result<()> {
+        let mut read = 0;
+        while read < least {
+            // The file's end is no block's, so only the last read is short.
+            match self.file.read_at(&mut chunk[read..], offset + read as u64) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(bytes) => read += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Another block than ours, or a file system that finds out late.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput && self.is_direct()? => {
+                    fcntl_setfl(&self.file, fcntl_getfl(&self.file)? - OFlags::DIRECT)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_direct(&self) -> io::Result<bool> {
+        Ok(fcntl_getfl(&self.file)?.contains(OFlags::DIRECT))
+    }
+}
+
+/// A part of a file, and where in memory it goes.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The file.
+    pub source: Arc<Source>,
+    /// Its first byte in the file.
+    pub offset: u64,
+    /// In bytes of the target.
+    pub to: Range<usize>,
+}
+
+/// Reads parts of files into memory, in the order in which they are asked for, on threads of its own. Dropped, it finishes
+/// what was asked for.
+pub struct Reader {
+    shared: Arc<Shared>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    blocks: VecDeque<Block>,
+    is_ending: bool,
+}
+
+/// What one thread reads at once.
+struct Block {
+    load: Arc<dyn Load>,
+    source: Arc<Source>,
+    offset: u64,
+    to: Range<usize>,
+}
+
+/// Several parts that are there together.
+trait Load: Send + Sync {
+    /// Takes bytes of a range that nobody else puts any into.
+    fn put(&self, at: usize, bytes: &[u8]);
+    fn has_failed(&self) -> bool;
+    /// One block less is missing.
+    fn end(&self, result: Result<(), TierError>);
+}
+
+struct Target<T, F> {
+    /// Of the target's bytes, which stay where they are.
+    start: *mut u8,
+    missing: AtomicUsize,
+    /// Until all of it is there.
+    rest: Mutex<Rest<T, F>>,
+}
+
+struct Rest<T, F> {
+    target: Option<(T, F)>,
+    error: Option<TierError>,
+}
+
+// SAFETY: the pointer is to bytes of a target that may be sent to other threads; blocks are apart, so that no two threads write
+// to the same; the last thread takes the target out when all others are done.
+unsafe impl<T: Send, F: Send> Send for Target<T, F> {}
+// SAFETY: as above.
+unsafe impl<T: Send, F: Send> Sync for Target<T, F> {}
+
+impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> {
+    fn put(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: `Reader::read` has checked that the range is within the target's bytes, and apart from all others; the
+        // target is there until the last block ends.
+        unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.rest.lock().error.is_some()
+    }
+
+    fn end(&self, result: Result<(), TierError>) {
+        if let Err(error) = result {
+            self.rest.lock().error.get_or_insert(error);
+        }
+        // All that others wrote is seen by who ends the last.
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut rest = self.rest.lock();
+            let (ended, error) = (rest.target.take(), rest.error.take());
+            drop(rest);
+            if let Some((target, done)) = ended {
+                done(target, error.map_or(Ok(()), Err));
+            }
+        }
+    }
+}
+
+impl Reader {
+    /// Starts its threads.
+    ///
+    /// # Errors
+    /// No memory, or no threads.
+    pub fn start() -> Result<Self, TierError> {
+        let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
+        let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new() });
+        let chunks = Memory::chunks(THREADS).map_err(failed("mmap"))?;
+        let mut reader = Self { shared, threads: Vec::new() };
+        for (number, chunk) in chunks.into_iter().enumerate() {
+            let shared = Arc::clone(&reader.shared);
+            let thread = thread::Builder::new().name(format!("tenure-read-{number}")).spawn(move || shared.run(chunk));
+            reader.threads.push(thread.map_err(failed("clone"))?);
+        }
+        Ok(reader)
+    }
+
+    /// Reads parts into a target and returns at once. `done` is given the target when all of it is there, or when nothing
+    /// more is written to it, and why; it is called by a thread of the reader, which it should not keep for long.
+    ///
+    /// # Panics
+    /// Parts are not in the order of their places in the target, or not within it.
+    pub fn read<T: AsMut<[u8]> + Send + 'static>(
+        &self,
+        parts: &[Part],
+        mut target: T,
+        done: impl FnOnce(T, Result<(), TierError>) + Send + 'static,
+    ) {
+        let bytes = target.as_mut();
+        let mut end = 0;
+        for part in parts {
+            assert!(part.to.start >= end && part.to.end >= part.to.start, "parts are apart, and in order");
+            end = part.to.end;
+        }
+        assert!(end <= bytes.len(), "parts are within the target");
+        let cut = parts.iter().find(|part| part.offset.saturating_add(part.to.len() as u64) > part.source.bytes());
+        if let Some(Part { source, offset, to }) = cut {
+            let needed = offset.saturating_add(to.len() as u64);
+            return done(target, Err(TierError::Cut { path: source.path.clone(), needed, bytes: source.bytes }));
+        }
+        let start = bytes.as_mut_ptr();
+        let pieces: Vec<_> = parts.iter().flat_map(pieces).collect();
+        if pieces.is_empty() {
+            return done(target, Ok(()));
+        }
+        let rest = Mutex::new(Rest { target: Some((target, done)), error: None });
+        let load: Arc<dyn Load> = Arc::new(Target { start, missing: AtomicUsize::new(pieces.len()), rest });
+        let mut queue = self.shared.queue.lock();
+        queue.blocks.extend(pieces.into_iter().map(|(source, offset, to)| {
+            let load = Arc::clone(&load);
+            Block { load, source, offset, to }
+        }));
+        drop(queue);
+        self.shared.work.notify_all();
+    }
+}
+
+/// A part in pieces that a chunk has room for, each with the whole blocks around it.
+fn pieces(part: &Part) -> impl Iterator<Item = (Arc<Source>, u64, Range<usize>)> {
+    let Part { source, offset, to } = part.clone();
+    let mut at = to.start;
+    std::iter::from_fn(move || {
+        let from = offset + (at - to.start) as u64;
+        let room = CHUNK - (from % BLOCK as u64) as usize;
+        let begin = at;
+        at = (begin + room).min(to.end);
+        (begin < to.end).then(|| (Arc::clone(&source), from, begin..at))
+    })
+}
+
+impl Shared {
+    fn run(&self, mut chunk: Chunk) {
+        loop {
+            let mut queue = self.queue.lock();
+            let block = loop {
+                if let Some(block) = queue.blocks.pop_front() {
+                    break block;
+                }
+                if queue.is_ending {
+                    return;
+                }
+                self.work.wait(&mut queue);
+            };
+            drop(queue);
+            let result = if block.load.has_failed() { Ok(()) } else { block.read(chunk.bytes_mut()) };
+            block.load.end(result);
+        }
+    }
+}
+
+impl Block {
+    fn read(&self, chunk: &mut [u8]) -> Result<(), TierError> {
+        let before = (self.offset % BLOCK as u64) as usize;
+        let needed = before + self.to.len();
+        let whole = needed.next_multiple_of(BLOCK);
+        self.source.read_blocks(self.offset - before as u64, &mut chunk[..whole], needed).map_err(|error| {
+            let path = &self.source.path;
+            match error.kind() {
+                io::ErrorKind::UnexpectedEof => {
+                    let needed = self.offset + self.to.len() as u64;
+                    let bytes = self.source.file.metadata().map_or(self.source.bytes, |metadata| metadata.len());
+                    TierError::Cut { path: path.clone(), needed, bytes }
+                }
+                _ => TierError::System { what: path.display().to_string(), call: "read", source: error },
+            }
+        })?;
+        self.load.put(self.to.start, &chunk[before..needed]);
+        Ok(())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.queue.lock().is_ending = true;
+        self.shared.work.notify_all();
+        self.threads.drain(..).for_each(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn file(bytes: usize) -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        let contents: Vec<u8> =
+            (0..bytes as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        fs::write(&path, &contents).unwrap();
+        (folder, path, contents)
+    }
+
+    fn read(reader: &Reader, parts: &[Part], bytes: usize) -> (Vec<u8>, Result<(), TierError>) {
+        let (sender, receiver) = mpsc::channel();
+        reader.read(parts, vec![7; bytes], move |target, result| sender.send((target, result)).unwrap());
+        receiver.recv().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+        #[test]
+        fn parts_from_anywhere_come_to_their_places(
+            bytes in 1_usize..3 << 20,
+            cuts in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..700_000, 0_usize..5000), 0..6),
+        ) {
+            let (_folder, path, contents) = file(bytes);
+            let source = Arc::new(Source::open(&path).unwrap());
+            let (mut parts, mut expected) = (Vec::new(), Vec::new());
+            for (from, length, gap) in cuts {
+                let offset = from.index(bytes);
+                let length = length.min(bytes - offset);
+                expected.resize(expected.len() + gap, 7);
+                let to = expected.len()..expected.len() + length;
+                expected.extend(&contents[offset..offset + length]);
+                parts.push(Part { source: Arc::clone(&source), offset: offset as u64, to });
+            }
+            let reader = Reader::start().unwrap();
+            let (read, result) = read(&reader, &parts, expected.len());
+            prop_assert!(result.is_ok() && read == expected);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_gone_is_an_error_that_names_it() {
+        let (_folder, path, _) = file(3 << 20);
+        let source = Arc::new(Source::open(&path).unwrap());
+        let reader = Reader::start().unwrap();
+        let part = |offset, length| Part { source: Arc::clone(&source), offset, to: 0..length };
+        let said = |parts: &[Part], bytes| read(&reader, parts, bytes).1.unwrap_err().to_string();
+        let behind = said(&[part(3 << 20, 1)], 1);
+        assert!(behind.contains("model.safetensors") && behind.contains("3145728 bytes"), "{behind}");
+        File::options().write(true).open(&path).unwrap().set_len((2 << 20) + 5).unwrap();
+        let cut = said(&[part(0, 3 << 20)], 3 << 20);
+        assert!(cut.contains("model.safetensors") && cut.contains("2097157 bytes"), "{cut}");
+        // The next is none the worse.
+        assert!(read(&reader, &[part(1, 1 << 20)], 1 << 20).1.is_ok());
+        assert!(Source::open(path.parent().unwrap()).is_err() && Source::open(&path.join("no")).is_err());
+    }
+
+    #[test]
+    fn what_was_asked_for_is_read_before_the_reader_ends() {
+        let (_folder, path, contents) = file(1 << 20);
+        let source = Arc::new(Source::open(&path).unwrap());
+        let (sender, receiver) = mpsc::channel();
+        let reader = Reader::start().unwrap();
+        for offset in 0..20 {
+            let part = Part { source: Arc::clone(&source), offset, to: 0..1000 };
+            let sender = sender.clone();
+            reader.read(&[part], vec![0; 1000], move |target, result| {
+                result.unwrap();
+                sender.send((offset as usize, target)).unwrap();
+            });
+        }
+        drop((reader, sender));
+        let all: Vec<_> = receiver.iter().collect();
+        assert_eq!(all.len(), 20);
+        assert!(all.iter().all(|(offset, read)| *read == contents[*offset..offset + 1000]));
+    }
+}

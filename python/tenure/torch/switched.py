@@ -1,0 +1,321 @@
+"""A model whose weights come when it is called."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tenure import Error, _native
+from tenure.torch.gates import GatedLayer
+from tenure.torch.holdings import tensors_in
+from tenure.torch.images import Contents
+
+if TYPE_CHECKING:
+    from tenure.torch.switcher import Switcher
+
+__all__ = ["SwitchedModel"]
+
+#: Calls of a model before its order is learned: one compiles kernels, the next is measured.
+_PLAIN_CALLS = 1
+
+#: Of a model's bytes.
+_ALL = (1 << 63) - 1
+
+
+class SwitchedModel:
+    """A model of a `Switcher`, called as its module was; made by `Switcher.add`.
+
+    It computes in inference mode: ``clone()`` an answer that is to be differentiated through.
+    """
+
+    def __init__(
+        self,
+        switcher: Switcher,
+        name: str,
+        module: nn.Module,
+        contents: Contents,
+        native: _native.SwitchedWeights,
+        pinned: bool,
+    ) -> None:
+        self.name = name
+        #: Whether it stays on the device once it is there.
+        self.pinned = pinned
+        self._switcher = switcher
+        self._module = module
+        self._contents = contents
+        self._used_at = 0
+        self._calls = 0
+        #: How many calls go on, one within the other.
+        self._depth = 0
+        self._is_learned = False
+        self._measured: _Measured | None = None
+        #: The handle of the stream that waits where layers are taken; the groups that it waits for, and the layers that
+        #: need it no more.
+        self._stream = self._waited = self._opened = 0
+        #: That on which all of it was waited for.
+        self._ready: int | None = None
+        self._layers: list[GatedLayer] = []
+        #: How often something was written to it.
+        self._version = 0
+        self._place(native, list(range(len(contents.entries))))
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether all of it is on the device, or on its way there."""
+        self._check_there()
+        return self._native.missing_bytes == 0
+
+    @property
+    def group_bytes(self) -> list[int]:
+        """Bytes of the groups in which it comes, in their order; one group until its order is learned."""
+        self._check_there()
+        return self._native.group_bytes
+
+    def load(self) -> None:
+        """Brings it to the device, as a call would: copies are under way then.
+
+        Raises
+        ------
+        tenure.Error
+            There is no room for it.
+        """
+        with self._switcher._lock:
+            self._check_there()
+            self._bring()
+
+    def evict(self) -> None:
+        """Has it leave the device, so that others have room. It comes back when it is called.
+
+        Raises
+        ------
+        tenure.Error
+            It is being called, or one of its tensors is held outside of it.
+        """
+        with self._switcher._lock:
+            self._check_there()
+            reason = f"{self.name!r} is being called" if self._depth else self._held()
+            if reason is not None:
+                raise Error(f"{self.name!r} cannot leave: {reason}")
+            self._native.evict(_ALL)
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Computes, having brought what is missing."""
+        device = self._switcher.device
+        for tensor in tensors_in((inputs, kwargs)):
+            if tensor.device != device:
+                raise Error(f"{self.name!r}: an input is on {tensor.device}: move it to {device}, where the model is")
+        with self._switcher._lock, torch.cuda.device(device), torch.inference_mode():
+            self._check_there()
+            if torch.cuda.is_current_stream_capturing():
+                raise Error(f"{self.name!r}: a CUDA graph would not wait for weights: call it outside of the capture")
+            if self._depth == 0:
+                return self._call(torch.cuda.current_stream(), inputs, kwargs)
+            # Within itself.
+            return self._module(*inputs, **kwargs)
+
+    def _call(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
+        self._check_unwritten()
+        self._bring()
+        is_measured = not self._is_learned and self._calls >= _PLAIN_CALLS
+        if self._ready != stream.cuda_stream or is_measured:
+            self._come(stream.cuda_stream)
+        else:
+            for layer in self._layers:
+                layer.open()
+        measured = self._measured = _Measured(stream) if is_measured else None
+        self._depth += 1
+        try:
+            answer = self._module(*inputs, **kwargs)
+        finally:
+            self._depth -= 1
+            self._measured = None
+            for layer in self._layers:
+                layer.leave()
+            self._native.used_by(stream.cuda_stream)
+            self._check_unwritten()
+        self._calls += 1
+        if measured is not None and self._held() is None:
+            self._learn(measured.times())
+        return answer
+
+    def _bring(self) -> None:
+        """Brings what is missing."""
+        self._used_at = next(self._switcher._clock)
+        if self._native.missing_bytes == 0:
+            self._switcher._hits += 1
+        else:
+            self._ready = None
+            self._switcher._load(self)
+
+    def _come(self, stream: int) -> None:
+        """Layers are waited for on a stream when they are taken, or all of them now if nothing is known of them."""
+        self._stream = stream
+        self._waited = self._opened = 0
+        for layer in self._layers:
+            layer.come()
+        if not self._is_learned:
+            self._wait(len(self._native.group_bytes) - 1)
+
+    def _take(self, layer: GatedLayer) -> None:
+        """A layer is taken: it is waited for, and what came before it is there, too."""
+        if self._measured is not None:
+            self._measured.note(layer)
+            layer.open()
+            return
+        self._wait(layer.group)
+        while self._opened < len(self._layers) and self._layers[self._opened].group < self._waited:
+            self._layers[self._opened].open()
+            self._opened += 1
+        if self._opened == len(self._layers):
+            self._ready = self._stream
+
+    def _wait(self, group: int) -> None:
+        """Has the device wait for all groups up to one."""
+        # The forward may compute on a stream of its own.
+        current = torch.cuda.current_stream().cuda_stream
+        while self._waited <= group:
+            self._native.wait(self._waited, self._stream)
+            if current != self._stream:
+                self._native.wait(self._waited, current)
+            self._waited += 1
+
+    def _held(self) -> str | None:
+        """Why it cannot leave: somebody has a tensor of it."""
+        counts = _counts(self._tensors)
+        names = (self._contents.entries[shape.entry][0] for shape in self._contents.shapes)
+        held = (name for name, now, usual in zip(names, counts, self._counts, strict=True) if now > usual)
+        name = next(held, "a view of a tensor" if _uses(self._image) > self._uses else None)
+        if name is None:
+            return None
+        return f"{name} of {self.name!r} is held outside of its module: let go of it, or keep a clone() instead"
+
+    def _check_there(self) -> None:
+        if self._switcher._models.get(self.name) is not self:
+            raise Error(f"{self.name!r} was removed from its switcher: add it again")
+
+    def _check_unwritten(self) -> None:
+        """If somebody has written to its weights, they come anew from the image."""
+        if _uses(self._image) < self._uses:
+            raise Error(
+                f"{self.name!r}: its forward has replaced its weights or buffers: remove() it, and add a module that "
+                "does not"
+            )
+        if self._image._version == self._version:
+            return
+        if self._held() is None:
+            self._native.evict(_ALL)
+            self._version = self._image._version
+        raise Error(
+            f"{self.name!r}: its weights or buffers were written to, and they are read only: call eval() on the "
+            "module, or have it write to copies"
+        )
+
+    def _place(self, native: _native.SwitchedWeights, places: list[int]) -> None:
+        """Gives the module tensors at the addresses that its weights have; `places` has each entry's number there."""
+        contents = self._contents
+        with torch.inference_mode(False), torch.no_grad():
+            image: Tensor = torch.utils.dlpack.from_dlpack(native.bytes())
+            tensors = [shape(image, native.begin(places[shape.entry])) for shape in contents.shapes]
+        groups = [native.group_of(places[shape.entry]) for shape in contents.shapes]
+        self._layers = sorted(self._gated(tensors, groups), key=lambda layer: layer.group)
+        self._native, self._image = native, image
+        # Only the module has them, so that one that it replaces is gone.
+        self._tensors = list(map(weakref.ref, tensors))
+        del tensors
+        self._ready = None
+        self._version = image._version
+        self._counts = _counts(self._tensors)
+        self._uses: int = _uses(image)
+
+    def _gated(self, tensors: list[Tensor], groups: list[int]) -> Iterator[GatedLayer]:
+        """The layers, with those of their tensors, which come in those groups."""
+        for number, layer in enumerate(self._contents.layers):
+            parameters, buffers = (
+                {name: None if of is None else tensors[of] for name, of in names.items()} for names in layer.tensors
+            )
+            reason = (
+                f"{layer.path or 'the module'} of {self.name!r} has its weights only while the model is called, by "
+                "what Switcher.add() returned"
+            )
+            group = max(groups[of] for of in layer.numbers())
+            yield GatedLayer(layer.module, (parameters, buffers), group, number, self._take, reason)
+
+    def _learn(self, times_us: dict[int, float]) -> None:
+        """Arranges the image by the order in which layers are used, and by how long each computes."""
+        contents, weights = self._contents, self._native
+        # What was not used comes last.
+        numbers = [*times_us, *(number for number in range(len(contents.layers)) if number not in times_us)]
+        seen: dict[int, None] = {}
+        ends, layers = [], []
+        for number in numbers:
+            new = {contents.shapes[of].entry: None for of in contents.layers[number].numbers()}.keys() - seen.keys()
+            seen.update(dict.fromkeys(sorted(new)))
+            ends.append(len(seen))
+            layers.append((sum(contents.entries[entry][1] for entry in new), times_us.get(number, 0.0)))
+        self._native.evict(_ALL)
+        start, end = self._switcher._load(self)
+        end.synchronize()
+        copy_us = max(start.elapsed_time(end) * 1e3, 1e-3)
+        bytes_per_us = max(sum(size for size, _ in layers) / copy_us, 1e-3)
+        divided = _native.divide_layers(layers, bytes_per_us, self._switcher._grouping)
+        order = list(seen)
+        native = self._switcher._native.arrange(weights, order, [ends[end - 1] for end in divided])
+        weights.evict(_ALL)
+        self._release()
+        places = [0] * len(order)
+        for place, entry in enumerate(order):
+            places[entry] = place
+        self._place(native, places)
+        self._is_learned = True
+        self._switcher._load(self)
+
+    def _release(self) -> None:
+        """Has no tensors any more."""
+        for layer in self._layers:
+            layer.close()
+        self._layers, self._tensors = [], []
+        del self._image
+
+    def _close(self) -> None:
+        """Lets go of all."""
+        if self._depth:
+            raise Error(f"{self.name!r} is being called: remove it afterwards")
+        self._release()
+        del self._native
+
+
+class _Measured:
+    """In which order layers are taken in a call, and when."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._taken: dict[int, torch.cuda.Event] = {}
+
+    def note(self, layer: GatedLayer) -> None:
+        """A layer is taken."""
+        if layer.number not in self._taken:
+            self._taken[layer.number] = self._stream.record_event(torch.cuda.Event(enable_timing=True))
+
+    def times(self) -> dict[int, float]:
+        """How long each computes, up to the next and the last one until now, in µs, in their order."""
+        end = self._stream.record_event(torch.cuda.Event(enable_timing=True))
+        end.synchronize()
+        events = [*self._taken.values(), end]
+        durations = (before.elapsed_time(after) * 1e3 for before, after in itertools.pairwise(events))
+        return dict(zip(self._taken, durations, strict=True))
+
+
+def _counts(tensors: list[weakref.ref[Tensor]]) -> list[int]:
+    """How many have each tensor."""
+    return [sys.getrefcount(tensor()) for tensor in tensors]
+
+
+def _uses(image: Tensor) -> int:
+    """How many tensors there are of an image."""
+    return torch._C._storage_Use_Count(image.untyped_storage()._cdata)

@@ -1,0 +1,303 @@
+"""More models than fit on a device, each computed with while its weights come."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from os import PathLike
+from types import TracebackType
+from typing import Literal, Self
+
+import torch
+from torch import nn
+
+from tenure import Error, _native
+from tenure._arguments import whole_number
+from tenure.torch.images import contents_of
+from tenure.torch.installation import installed
+from tenure.torch.switched import SwitchedModel
+
+__all__ = ["Switcher", "SwitcherReport"]
+
+#: By what layers are divided into groups.
+Grouping = Literal["searched", "per_layer", "whole"]
+
+
+@dataclass(frozen=True)
+class SwitcherReport:
+    """What a `Switcher` did so far, and what it has now."""
+
+    #: How many there are.
+    models: int
+    #: How many of them are on the device, whole.
+    resident_models: int
+    #: The most that weights take of the device, and what they take now, in whole chunks.
+    device_bytes: int
+    resident_bytes: int
+    #: The most that images take of the host's memory, and what they take now.
+    host_bytes: int
+    image_bytes: int
+    #: Calls and loads that found a model there, and those that did not.
+    hits: int
+    switches: int
+    #: What was copied to the device, and how long that took.
+    copied_bytes: int
+    copy_ms: float
+
+
+class Switcher:
+    """Keeps many models for one device, which need not have room for all of them.
+
+    Each is a plain ``nn.Module``, called as before. Its weights lie once in pinned memory of the host, where nobody
+    writes them; a model that is not on the device when it is called comes while it is computed with, group by group of
+    its layers, and the one that was called longest ago makes room. That copies nothing. Answers are the same, bit for
+    bit.
+
+    Parameters
+    ----------
+    device
+        A GPU with Tenure's allocator: `tenure.torch.install` comes first.
+    device_bytes
+        The device's memory for weights, taken in chunks of 16 MiB. What models compute has its place beside that.
+    host_bytes
+        The host's memory for images. Those that were read from files leave when there is no room, and are read again.
+    grouping
+        How layers are divided into groups that come together: so that the model's last kernel ends earliest by what was
+        measured (``searched``), each alone (``per_layer``), or all at once (``whole``).
+
+    Raises
+    ------
+    tenure.Error
+        There is no such device, or Tenure does not manage its memory.
+
+    Notes
+    -----
+    The first two calls of a model have the device wait until all of it is there. The second is measured: in which
+    order layers are used, and how long each computes. Then the image is made anew in that order, and copied once to see
+    how long that takes; the host waits. Later calls wait for nothing on the host. One whose layers are used in another
+    order than was learned is right, too, and waits longer. A model whose answers are views of its weights is not
+    learned.
+
+    Outside of calls a module refuses to give its parameters and buffers, to load a state or to be converted. Weights
+    that are written to all the same, by the forward or through what it let out, are found at the end of a call or at
+    the begin of the next, which raises an error, and come anew from the host; writing through ``.data`` is not found.
+    What a forward let out and is held, such as a view of a weight, keeps its model on the device: if that leaves no
+    room, the error says so.
+
+    Calls of all threads take turns, as each may make room by others' models. A forward that computes on streams of its
+    own has to fork them after it has taken the weights that they use, or to call `torch.cuda.synchronize` first.
+
+    What takes weights past Tenure is refused where it can be seen: ``torch.compile`` of the whole model, TorchScript,
+    captures of CUDA graphs, tensors that a module has in other attributes, too.
+
+    Examples
+    --------
+    >>> tenure.torch.install()  # doctest: +SKIP
+    >>> with tenure.torch.Switcher(device_bytes=32 << 20, host_bytes=1 << 30) as switcher:  # doctest: +SKIP
+    ...     models = [switcher.add(f"model {n}", nn.Linear(1024, 2500)) for n in range(3)]
+    ...     for model in models:
+    ...         answer = model(torch.ones(8, 1024, device="cuda"))
+    ...     print(answer.shape, [model.is_resident for model in models])
+    torch.Size([8, 2500]) [False, True, True]
+    """
+
+    def __init__(
+        self,
+        device: int | str | torch.device = "cuda",
+        *,
+        device_bytes: int,
+        host_bytes: int,
+        grouping: Grouping = "searched",
+    ) -> None:
+        self.device = _opened(device)
+        self._device_bytes = whole_number("device_bytes", device_bytes, 1, (1 << 63) - 1)
+        self._host_bytes = whole_number("host_bytes", host_bytes, 1, (1 << 63) - 1)
+        _native.divide_layers([], 1.0, grouping)
+        self._grouping = grouping
+        self._native = _native.Switcher(self.device.index, self._device_bytes, self._host_bytes)
+        self._copies = torch.cuda.ExternalStream(self._native.copies, device=self.device)
+        self._models: dict[str, SwitchedModel] = {}
+        self._lock = threading.RLock()
+        self._clock = itertools.count(1)
+        self._hits = self._switches = 0
+        self._copy_ms = 0.0
+        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def add(
+        self,
+        name: str,
+        module: nn.Module,
+        weights: str | PathLike[str] | None = None,
+        *,
+        pinned: bool = False,
+    ) -> SwitchedModel:
+        """Takes a model over: its weights move into an image, and are found in the module only while it is called.
+
+        Nothing is copied to the device yet. Weights that several modules share are there once, and those that lie in
+        any order (``channels_last``) lie so on the device.
+
+        Parameters
+        ----------
+        name
+            What it is called in errors; no other has it.
+        module
+            The model, on the CPU or on ``meta``; as a rule after ``.eval()``, as nobody may write to its weights and
+            buffers, not the forward either.
+        weights
+            A file of safetensors, or a folder of them, with the module's state: what is in it and not in the module is
+            left out. By default, the values that the module has.
+        pinned
+            Whether it stays on the device once it is there.
+
+        Returns
+        -------
+        SwitchedModel
+            To be called instead of the module.
+
+        Raises
+        ------
+        tenure.Error
+            A tensor is of a kind or in a place that Tenure does not know, the file does not have it, or there is no
+            room. The module is as it was.
+        """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module={module!r}: expected an nn.Module")
+        if hasattr(module, "_orig_mod"):
+            raise Error(f"{name}: it is compiled, which takes weights past Tenure: add the module that was compiled")
+        with self._lock:
+            self._check_open()
+            if name in self._models:
+                raise Error(f"there is a model {name!r} already: remove() it first, or choose another name")
+            contents = contents_of(name, module, weights)
+            native = self._native.add(name, contents.entries, [len(contents.entries)])
+            contents.tensors.clear()
+            model = self._models[name] = SwitchedModel(self, name, module, contents, native, pinned)
+        return model
+
+    def remove(self, name: str) -> None:
+        """Lets go of a model, its image and its memory. Its module has no weights any more.
+
+        Memory of tensors that are held outside of the module goes when they do.
+
+        Parameters
+        ----------
+        name
+            What it was added by.
+
+        Raises
+        ------
+        tenure.Error
+            There is none, or it is being called.
+        """
+        with self._lock:
+            model = self[name]
+            model._close()
+            del self._models[name]
+            self._native.trim()
+
+    def __getitem__(self, name: str) -> SwitchedModel:
+        try:
+            return self._models[name]
+        except KeyError:
+            raise Error(f"there is no model {name!r}: there are {', '.join(self._models) or 'none'}") from None
+
+    def report(self) -> SwitcherReport:
+        """What it did so far; waits for copies that are under way.
+
+        Returns
+        -------
+        SwitcherReport
+            Its figures.
+        """
+        with self._lock:
+            self._note_times(waits=True)
+            models = self._models.values()
+            return SwitcherReport(
+                models=len(models),
+                resident_models=sum(model.is_resident for model in models),
+                device_bytes=self._device_bytes,
+                resident_bytes=sum(model._native.resident_bytes for model in models),
+                host_bytes=self._host_bytes,
+                image_bytes=self._native.image_bytes,
+                hits=self._hits,
+                switches=self._switches,
+                copied_bytes=self._native.copied_bytes,
+                copy_ms=self._copy_ms,
+            )
+
+    def close(self) -> None:
+        """Removes all models. Again, that does nothing."""
+        with self._lock:
+            for name in list(self._models):
+                self.remove(name)
+            self._is_open = False
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    _is_open = True
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise Error("this switcher is closed: make another")
+
+    def _load(self, model: SwitchedModel) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Brings what is missing of a model. Copies are under way then, between two events."""
+        self._make_room(model)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record(self._copies)
+        model._native.load()
+        end.record(self._copies)
+        self._timed.append((start, end))
+        self._switches += 1
+        self._note_times(waits=False)
+        return start, end
+
+    def _make_room(self, model: SwitchedModel) -> None:
+        """Evicts what was used longest ago. If that is not enough, loading says so."""
+        others = sorted(self._models.values(), key=lambda other: other._used_at)
+        held: str | None = None
+        for other in others:
+            lacking = model._native.missing_bytes - self._native.free_bytes
+            if lacking <= 0:
+                return
+            if other is model or other.pinned or other._depth or other._native.resident_bytes == 0:
+                continue
+            reason = other._held()
+            if reason is None:
+                other._native.evict(lacking)
+            held = held or reason
+        if held is not None and model._native.missing_bytes > self._native.free_bytes:
+            raise Error(f"there is no room for {model.name!r}: {held}")
+
+    def _note_times(self, *, waits: bool) -> None:
+        while self._timed and (waits or self._timed[0][1].query()):
+            start, end = self._timed.pop(0)
+            end.synchronize()
+            self._copy_ms += start.elapsed_time(end)
+
+
+def _opened(device: int | str | torch.device) -> torch.device:
+    """A device whose memory Tenure manages."""
+    given = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if given.type != "cuda":
+        raise Error(f"device={str(given)!r}: expected one of CUDA's")
+    if installed() is None:
+        raise Error(
+            f"Tenure does not manage the memory of {given}: call tenure.torch.install() before the program first uses "
+            "CUDA"
+        )
+    index = torch.cuda.current_device() if given.index is None else given.index
+    if not index < torch.cuda.device_count():
+        raise Error(f"device {index}: PyTorch sees {torch.cuda.device_count() or 'no'} CUDA devices")
+    if index not in _native.installed():
+        # Opened with its first block.
+        torch.empty(1, device=f"cuda:{index}")
+    return torch.device("cuda", index)

@@ -1,0 +1,33 @@
+"""A server of its own for a test: what `cargo build` made of `tenure serve`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# Where `cargo build` and `cargo test` leave it.
+TARGET = os.environ.get("CARGO_TARGET_DIR", Path(__file__).resolve().parents[3] / "target")
+PROGRAM = Path(TARGET, "debug", "tenure")
+
+needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason=f"{PROGRAM} is not built: cargo build")
+
+
+@contextmanager
+def serving(models: Path, *args: str) -> Iterator[str]:
+    """The address of a server, such as `127.0.0.1:8000`, which ends well when it is told to."""
+    command = [str(PROGRAM), "serve", str(models), "--port", "0", *args]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().rsplit("http://", 1)[1].strip()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.wait()

@@ -1,0 +1,148 @@
+"""The page of `tenure serve`, as a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from serving import needs_program, serving
+
+CHROMIUM = shutil.which("chromium")
+CHROMEDRIVER = shutil.which("chromedriver")
+
+pytestmark = [
+    needs_program,
+    pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="chromium and chromedriver are not installed"),
+]
+
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+# What a reader sees, each by what it is called.
+READ = """
+const text = (element) => element.innerText.trim();
+const all = (selector) => [...document.querySelectorAll(selector)];
+const columns = all('thead th').map(text);
+const cells = (row) => Object.fromEntries([...row.cells].map((cell, at) => [columns[at], text(cell)]));
+return {
+    title: text(document.querySelector('h1')),
+    facts: Object.fromEntries(all('dl div').map((fact) => [...fact.children].map(text))),
+    tiers: all('meter').map((meter) => ({ text: text(meter.parentElement), filled: meter.value / meter.max })),
+    models: Object.fromEntries(all('tbody tr').map((row) => [text(row.cells[0]), cells(row)])),
+    colors: Object.fromEntries(all('td[class]').map((cell) => [text(cell), getComputedStyle(cell).color])),
+    overflow: document.documentElement.scrollWidth - innerWidth,
+};
+"""
+
+
+def milliseconds(text: str) -> float:
+    return float(text.removesuffix(" ms"))
+
+
+def post(url: str, body: object) -> Any:
+    """What is answered in JSON to a body in JSON."""
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+class Browser:
+    """A window of a headless Chromium, by the WebDriver protocol."""
+
+    def __init__(self, driver: str, profile: Path) -> None:
+        arguments = [*ARGUMENTS.split(), f"--user-data-dir={profile}"]
+        options = {"browserName": "chrome", "goog:chromeOptions": {"binary": CHROMIUM, "args": arguments}}
+        session = post(f"{driver}/session", {"capabilities": {"alwaysMatch": options}})["value"]["sessionId"]
+        self._session = f"{driver}/session/{session}"
+
+    def open(self, url: str) -> None:
+        post(f"{self._session}/url", {"url": url})
+
+    def resize(self, width: int) -> None:
+        post(f"{self._session}/window/rect", {"width": width, "height": 900})
+
+    def read(self) -> Any:
+        return post(f"{self._session}/execute/sync", {"script": READ, "args": []})["value"]
+
+    def wait_for(self, is_so: Callable[[Any], bool]) -> Any:
+        """The page, when it shows something."""
+        end = time.monotonic() + 20
+        while not is_so(page := self.read()):
+            assert time.monotonic() < end, page
+            time.sleep(0.1)
+        return page
+
+    def close(self) -> None:
+        urlopen(Request(self._session, method="DELETE"), timeout=60).close()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    driver = subprocess.Popen([str(CHROMEDRIVER), "--port=0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert driver.stdout is not None
+        started = next(line for line in driver.stdout if "successfully on port" in line)
+        port = started.rsplit(" ", 1)[1].strip(" .\n")
+        browser = Browser(f"http://127.0.0.1:{port}", tmp_path / "profile")
+        yield browser
+        browser.close()
+    finally:
+        driver.terminate()
+        driver.wait()
+
+
+def test_the_page_shows_what_the_server_does_while_it_does_it(models: Path, browser: Browser) -> None:
+    def ask(model: str, name: str, datatype: str, shape: list[int], data: list[float]) -> None:
+        tensor = {"name": name, "datatype": datatype, "shape": shape, "data": data}
+        assert post(f"http://{address}/v2/models/{model}/infer", {"inputs": [tensor]})["model_name"] == model
+
+    def answered(page: Any) -> int:
+        return int(page["facts"]["Requests answered"])
+
+    with serving(models, "--memory", "2000000") as address:
+        browser.open(f"http://{address}/")
+        idle = browser.read()
+        assert idle["title"] == "Tenure serves"
+        assert idle["facts"]["Models ready"] == "3 of 3" and answered(idle) == 0
+        assert [tier["text"] for tier in idle["tiers"]] == ["dram: 0.0 kB of 2.0 MB"]
+        assert set(idle["models"]) == {"digits", "next-byte", "tiny-sentences"}
+        for model in idle["models"].values():
+            assert model["State"] == "ready"
+            assert (model["Weights"], model["Answered"], model["Switches"], model["Median"]) == ("–", "0", "0", "–")
+
+        for _ in range(5):
+            ask("digits", "image", "FP32", [1, 1, 28, 28], [0.5] * 784)
+        ask("next-byte", "tokens", "INT64", [1, 3], [1, 2, 3])
+        # Nobody loads it again but the page itself.
+        busy = browser.wait_for(lambda page: answered(page) == 6)
+        assert (busy["facts"]["Requests waiting"], busy["facts"]["Switches"]) == ("0", "2")
+        (tier,) = busy["tiers"]
+        assert tier["text"] == "dram: 1.2 MB of 2.0 MB" and 0.6 < tier["filled"] < 0.63
+        digits = busy["models"]["digits"]
+        assert (digits["Weights"], digits["Answered"], digits["Switches"]) == ("727.3 kB on dram", "5", "1")
+        assert 0 < milliseconds(digits["Median"]) <= milliseconds(digits["p99"])
+        assert busy["models"]["tiny-sentences"] == idle["models"]["tiny-sentences"]
+
+        post(f"http://{address}/v2/repository/models/digits/unload", {})
+        unloaded = browser.wait_for(lambda page: page["facts"]["Models ready"] == "2 of 3")
+        digits = unloaded["models"]["digits"]
+        assert (digits["State"], digits["Weights"], digits["Answered"]) == ("unavailable", "–", "5")
+        assert unloaded["colors"]["unavailable"] != unloaded["colors"]["ready"]
+        assert "501.0 kB" in unloaded["tiers"][0]["text"]
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_a_window_is_wide_enough(models: Path, browser: Browser, width: int) -> None:
+    with serving(models) as address:
+        browser.resize(width)
+        browser.open(f"http://{address}/")
+        assert browser.read()["overflow"] <= 0

@@ -1,0 +1,121 @@
+"""`tenure serve`, asked by Triton's client."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from serving import needs_program
+from serving import serving as serving_at
+
+http = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
+
+pytestmark = needs_program
+
+
+@contextmanager
+def serving(models: Path, *args: str) -> Iterator[Any]:
+    """A client of a server of its own."""
+    with serving_at(models, *args) as address:
+        client = http.InferenceServerClient(address)
+        yield client
+        client.close()
+
+
+def tensor(name: str, values: NDArray[Any], *, binary: bool = True) -> Any:
+    datatype = {"float32": "FP32", "int64": "INT64"}[values.dtype.name]
+    tensor = http.InferInput(name, list(values.shape), datatype)
+    tensor.set_data_from_numpy(values, binary_data=binary)
+    return tensor
+
+
+def with_bias(weights: Path, bias: NDArray[np.float32]) -> None:
+    """Makes the last layer of a ResNet answer nothing but a bias."""
+    content = bytearray(weights.read_bytes())
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    for name, values in ("fc.weight", None), ("fc.bias", bias):
+        begin, end = (8 + length + at for at in header[name]["data_offsets"])
+        content[begin:end] = bytes(end - begin) if values is None else values.tobytes()
+    weights.write_bytes(content)
+
+
+def test_a_server_and_its_models_say_what_they_are(models: Path) -> None:
+    with serving(models) as client:
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.get_server_metadata()["name"] == "tenure"
+        index = {model["name"]: model["state"] for model in client.get_model_repository_index()}
+        assert len(index) == 3 and set(index.values()) == {"READY"}
+        metadata = client.get_model_metadata("digits")
+        assert metadata["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 28, 28]}]
+        assert metadata["outputs"] == [{"name": "scores", "datatype": "FP32", "shape": [-1, 10]}]
+
+
+def test_an_answer_is_the_same_in_json_and_in_bytes(models: Path) -> None:
+    image = np.random.default_rng(1).random((2, 1, 28, 28), dtype=np.float32)
+    with serving(models) as client:
+        answers = [
+            client.infer(
+                "digits",
+                [tensor("image", image, binary=binary)],
+                outputs=[http.InferRequestedOutput("scores", binary_data=binary)],
+            ).as_numpy("scores")
+            for binary in (True, False)
+        ]
+        assert answers[0].shape == (2, 10)
+        assert np.array_equal(*answers)
+        tokens = np.array([[72, 101, 108, 108, 111]])
+        assert client.infer("next-byte", [tensor("tokens", tokens)]).as_numpy("scores").shape == (1, 5, 256)
+
+
+def test_a_sentence_encoder_makes_vectors_of_length_one(models: Path) -> None:
+    with serving(models) as client:
+        names = {model["name"] for model in client.get_model_repository_index()}
+        (name,) = names - {"digits", "next-byte"}
+        tokens, mask = np.array([[101, 7, 102, 0], [101, 7, 9, 102]]), np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+        inputs = [tensor("input_ids", tokens), tensor("attention_mask", mask)]
+        vectors = client.infer(name, inputs).as_numpy("sentence_embedding")
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1)
+
+
+def test_five_models_with_memory_for_two(models: Path, tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    crowded = tmp_path / "crowded"
+    biases = {f"model-{number}": generator.random(10, dtype=np.float32) for number in range(5)}
+    for name, bias in biases.items():
+        shutil.copytree(models / "digits", crowded / name)
+        with_bias(crowded / name / "model.safetensors", bias)
+    memory = (crowded / "model-0" / "model.safetensors").stat().st_size * 5 // 2
+    image = generator.random((1, 1, 28, 28), dtype=np.float32)
+    names = random.Random(3).choices(sorted(biases), k=60)
+    with serving(crowded, "--memory", str(memory)) as client:
+        for name in names:
+            answer = client.infer(name, [tensor("image", image)]).as_numpy("scores")
+            assert np.array_equal(answer[0], biases[name]), name
+
+
+def test_errors_are_understood(models: Path) -> None:
+    def reason(*args: Any) -> str:
+        with pytest.raises(http.InferenceServerException) as caught:
+            client.infer(*args)
+        return str(caught.value.message())
+
+    tokens = np.array([[1, 2, 3]])
+    with serving(models) as client:
+        assert "there is no model" in reason("nobody", [tensor("tokens", tokens)])
+        assert "the model takes FP32" in reason("digits", [tensor("image", tokens)])
+        assert "out of range" in reason("next-byte", [tensor("tokens", tokens + 1000)])
+        client.unload_model("next-byte")
+        assert not client.is_model_ready("next-byte")
+        assert "it was unloaded" in reason("next-byte", [tensor("tokens", tokens)])
+        client.load_model("next-byte")
+        assert client.infer("next-byte", [tensor("tokens", tokens)]).as_numpy("scores").shape == (1, 3, 256)
