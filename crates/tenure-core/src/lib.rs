@@ -46,6 +46,7 @@ mod storage;
 mod stream;
 #[forbid(unsafe_code)]
 mod tag;
+mod vectors;
 
 pub use allocator::{
     Allocator, AllocatorRegistry, AllocatorScope, CpuAllocator, MemoryReporter, MemoryUse, NumaMove, OutOfMemory,
@@ -64,3 +65,4 @@ pub use span::Span;
 pub use storage::{Arrival, ExclusiveGuard, Generation, Storage, StorageGuard, WeakStorage};
 pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};
+pub use vectors::vectorized;

@@ -258,30 +258,3 @@ macro_rules! with_element {
     };
 }
 pub(crate) use with_element;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bf16_rounds_as_the_library_does() {
-        for bits in (0..=u32::MAX).step_by(65_521) {
-            let value = f32::from_bits(bits);
-            let (ours, library) = (narrow_bf16(value), bf16::from_f32(value));
-            assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
-            assert!(widen_bf16(ours).to_bits() == ours.to_f32().to_bits() || ours.is_nan());
-        }
-    }
-
-    #[test]
-    fn f16_converts_as_the_library_does() {
-        for value in (0..=u16::MAX).map(f16::from_bits) {
-            assert!(widen_f16(value).to_bits() == value.to_f32().to_bits() || value.is_nan(), "{value:e}");
-            assert!(!value.is_nan() || widen_f16(value).is_nan());
-        }
-        for value in (0..=u32::MAX).step_by(4_093).map(f32::from_bits) {
-            let (ours, library) = (narrow_f16(value), f16::from_f32(value));
-            assert!(ours.to_bits() == library.to_bits() || (ours.is_nan() && library.is_nan()), "{value:e}");
-        }
-    }
-}

@@ -48,8 +48,6 @@ mod transfer;
 #[forbid(unsafe_code)]
 pub mod tuning;
 mod upload;
-#[forbid(unsafe_code)]
-mod vectors;
 
 pub use access::Access;
 pub use element::{Element, Float, Number};
@@ -59,6 +57,5 @@ pub use kernel::{Entry, Kernel};
 pub use ops::{Attention, Conv, Pool, einsum};
 pub use scalar::{Scalar, Value};
 pub use tensor::{Nested, Tensor, Writes};
-pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat};
+pub use tenure_core::{DType, Device, DeviceKind, Layout, MemoryFormat, vectorized};
 pub use upload::{Upload, Uploader};
-pub use vectors::vectorized;

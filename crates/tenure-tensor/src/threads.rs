@@ -62,7 +62,7 @@ pub fn set_threads(threads: usize) -> Result<()> {
 /// Runs `part` for each number below `parts`, in any order, on any threads. All have returned when this returns.
 pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
-    on_threads(parts, || {
+    on_threads(parts, &|| {
         loop {
             match next.fetch_add(1, Ordering::Relaxed) {
                 number if number < parts => part(number),
@@ -73,7 +73,9 @@ pub fn for_each_part(parts: usize, part: impl Fn(usize) + Sync) {
 }
 
 /// Runs `work` on the caller's thread, and on as many others as can help with so many parts: the work divides itself.
-fn on_threads(parts: usize, work: impl Fn() + Sync) {
+///
+/// It is called through a pointer, so that what starts threads is compiled once, not for each kernel.
+fn on_threads(parts: usize, work: &(dyn Fn() + Sync)) {
     if parts <= 1 {
         return work();
     }
@@ -133,7 +135,7 @@ pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usi
     let parts = slice.len().div_ceil(grain);
     let chunks = Mutex::new(slice.chunks_mut(grain).enumerate());
     let next = || chunks.lock().next();
-    on_threads(parts, || {
+    on_threads(parts, &|| {
         while let Some((index, part)) = next() {
             chunk(index * grain, part);
         }

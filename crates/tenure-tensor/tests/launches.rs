@@ -1,6 +1,9 @@
 //! How many kernels operations are, counted on a simulated device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+#[path = "../src/cuda/runs.rs"]
+mod runs;
+
 use std::sync::Arc;
 
 use tenure_device::memory::{self, MemoryConfig};
@@ -51,4 +54,17 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
     }
     assert_eq!(count(&|| x.batch_norm_relu(Some(&carried), &norm(true)).map(drop)), 3);
     assert_eq!(count(&|| no_grad(|| x.batch_norm_relu(Some(&carried), &norm(false))).map(drop)), 1);
+}
+
+#[test]
+fn runs_are_what_a_layout_covers() {
+    let runs = |sizes: &[usize], strides: &[usize], width| -> Vec<(u64, u64)> {
+        runs::runs(sizes, strides, width).into_iter().map(|run| (run.start, run.end)).collect()
+    };
+    assert_eq!(runs(&[2, 3], &[12, 4], 4), [(0, 24)]);
+    assert_eq!(runs(&[2, 3], &[4, 8], 4), [(0, 24)]);
+    assert_eq!(runs(&[2, 2], &[16, 4], 4), [(0, 8), (16, 24)]);
+    assert_eq!(runs(&[5, 2], &[0, 8], 4), [(0, 4), (8, 12)]);
+    assert_eq!(runs(&[], &[], 8), [(0, 8)]);
+    assert!(runs(&[3, 0], &[4, 4], 4).is_empty());
 }

@@ -217,3 +217,62 @@ fn a_thread_draws_from_a_generator_of_its_own() {
     drop(own);
     assert_eq!(random::default_generator().state(), before);
 }
+
+/// Philox4x32-10, as its paper has it.
+fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let (mut words, mut key) = (counter, key);
+    for _ in 0..10 {
+        let product = |factor: u32, word: u32| u64::from(factor) * u64::from(word);
+        let (first, second) = (product(0xd251_1f53, words[0]), product(0xcd9e_8d57, words[2]));
+        words = [
+            (second >> 32) as u32 ^ words[1] ^ key[0],
+            second as u32,
+            (first >> 32) as u32 ^ words[3] ^ key[1],
+            first as u32,
+        ];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    words
+}
+
+#[test]
+fn blocks_are_philox() {
+    // From `kat_vectors` of Random123: counter, key, result.
+    let known = [
+        ([0; 4], [0; 2], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+        ([u32::MAX; 4], [u32::MAX; 2], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+        (
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+            [0xa409_3822, 0x299f_31d0],
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+        ),
+    ];
+    for (counter, key, expected) in known {
+        assert_eq!(philox(counter, key), expected);
+    }
+    let expected =
+        |seed: u64, block: u64| philox([block as u32, (block >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
+    // The second seed's blocks pass from one counter's words to the next.
+    for (seed, offset) in [(0, 0), (0x0123_4567_89ab_cdef, u64::from(u32::MAX) - 20), (u64::MAX, u64::MAX - 20)] {
+        let state = State::new(seed, offset);
+        for index in 0..40 {
+            assert_eq!(state.block(index), expected(seed, offset.wrapping_add(index)));
+        }
+        // Many elements are drawn from blocks side by side.
+        let generator = Generator::new(seed);
+        generator.set_state(state);
+        let drawn = Tensor::rand(&[160], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
+        for (element, value) in drawn.into_iter().enumerate() {
+            let word = expected(seed, offset.wrapping_add(element as u64 / 4))[element % 4];
+            assert_eq!(value, (word >> 8) as f32 / (1 << 24) as f32, "element {element}");
+        }
+    }
+}
+
+#[test]
+fn a_fork_goes_its_own_way() {
+    let generator = Generator::new(1);
+    let (left, right) = (generator.fork(), generator.fork());
+    assert_ne!(left.next_u64(), right.next_u64());
+    assert_eq!(generator.state().offset, 2);
+}

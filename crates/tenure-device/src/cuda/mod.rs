@@ -43,7 +43,7 @@ pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, 
 pub use self::dnn::{Attention, Convolution, ConvolutionPass, DnnPlan};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, LaunchConfig, Module};
-pub use self::kernels::{KernelError, KernelName, compile_cached};
+pub use self::kernels::{KernelError, KernelName, check_cached, compile_cached};
 pub use self::nvrtc::{CompileError, Image};
 pub use self::platform::{CudaPlatform, platform};
 pub use self::timing::Timing;

@@ -34,9 +34,23 @@ pub enum CompileError {
 
 /// Compiles CUDA C++ for devices of `compute_capability`.
 pub(super) fn compile(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<Image, CompileError> {
-    let (major, minor) = compute_capability;
+    let program = compiled(source, "sm", compute_capability, options)?;
+    program.image().map(Image).map_err(|error| failed(error, String::new()))
+}
+
+/// Checks CUDA C++ with the compiler's front end.
+pub(super) fn check(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<(), CompileError> {
+    compiled(source, "compute", compute_capability, &[options, &["-fdevice-syntax-only"]].concat()).map(drop)
+}
+
+fn compiled(
+    source: &str,
+    architecture: &str,
+    (major, minor): (u32, u32),
+    options: &[&str],
+) -> Result<Program, CompileError> {
     let source = CString::new(source)?;
-    let mut texts = vec![CString::new(format!("--gpu-architecture=sm_{major}{minor}"))?];
+    let mut texts = vec![CString::new(format!("--gpu-architecture={architecture}_{major}{minor}"))?];
     for &option in options {
         texts.push(CString::new(option)?);
     }
@@ -44,7 +58,9 @@ pub(super) fn compile(source: &str, compute_capability: (u32, u32), options: &[&
     if !unsafe { sys::is_culib_present() } {
         return Err(CompileError::NoCompiler);
     }
-    Program::new(&source)?.compile(&texts)
+    let program = Program::new(&source)?;
+    program.compile(&texts)?;
+    Ok(program)
 }
 
 /// The compiler's version; empty where there is none.
@@ -77,12 +93,11 @@ impl Program {
         result::create_program(source, None).map(Self).map_err(|error| failed(error, String::new()))
     }
 
-    fn compile(self, options: &[CString]) -> Result<Image, CompileError> {
+    fn compile(&self, options: &[CString]) -> Result<(), CompileError> {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         // SAFETY: the program is alive, and `options` are as many texts that outlive the call.
         let compiled = unsafe { sys::nvrtcCompileProgram(self.0, options.len() as i32, options.as_ptr()) };
-        compiled.result().map_err(|error| failed(error, self.log()))?;
-        self.image().map(Image).map_err(|error| failed(error, String::new()))
+        compiled.result().map_err(|error| failed(error, self.log()))
     }
 
     fn image(&self) -> Result<Vec<u8>, NvrtcError> {
@@ -147,6 +162,20 @@ mod tests {
         let error = result.err().unwrap().to_string();
         assert!(error.starts_with("NVRTC_ERROR_COMPILATION:\n"), "{error}");
         assert!(error.contains("(3): error: identifier \"x\" is undefined"), "{error}");
+    }
+
+    #[test]
+    fn the_front_end_finds_mistakes() {
+        let check = |source: &str| check(source, (9, 0), &["--std=c++17"]);
+        match check(FILL) {
+            Err(CompileError::NoCompiler) => return eprintln!("skipped: there is no NVRTC"),
+            checked => checked.unwrap(),
+        }
+        let error = check(&FILL.replace("1.0f", "x")).unwrap_err().to_string();
+        assert!(error.contains("(3): error: identifier \"x\" is undefined"), "{error}");
+        let template = "template <typename T> __device__ int size(T x) { return x.size; }\n";
+        let error = check(&format!("{template}{}", FILL.replace("1.0f", "size(1)"))).unwrap_err().to_string();
+        assert!(error.contains("must have class"), "{error}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::meta::Kind;
 use super::mode::{is_grad_enabled, no_grad};
-use super::node::{Context, Edge, Grads, Inputs, Node};
+use super::node::{Context, Edge, Formula, Grads, Inputs, Node};
 use super::saved::SavedTensor;
 use crate::{Result, Tensor};
 
@@ -67,10 +67,30 @@ pub fn attach_all<F>(
 where
     F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
 {
+    attach_erased(outputs, name.into(), inputs, &mut erased(save))
+}
+
+/// Saves what a formula needs, and returns the formula. It is called at most once.
+pub(super) type Save<'a> = dyn FnMut(&mut Saver) -> Result<Formula> + 'a;
+
+/// One operation's `save` in the form that all have in common: the functions that take it are compiled once, not for each
+/// operation.
+pub(super) fn erased<F>(save: impl FnOnce(&mut Saver) -> Result<F>) -> impl FnMut(&mut Saver) -> Result<Formula>
+where
+    F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+{
+    let mut save = Some(save);
+    move |saver| {
+        let save = save.take().expect("it is called at most once");
+        Ok(Box::new(save(saver)?))
+    }
+}
+
+fn attach_erased(outputs: &[&Tensor], name: Cow<'static, str>, inputs: &[&Tensor], save: &mut Save<'_>) -> Result<()> {
     if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
         return Ok(());
     }
-    let node = Draft::new(name.into(), inputs, None, save)?.finish(outputs)?;
+    let node = Draft::new(name, inputs, None, save)?.finish(outputs)?;
     for (output, tensor) in outputs.iter().enumerate().filter(|(_, tensor)| tensor.dtype().is_floating()) {
         tensor.set_edge(Edge { node: Arc::clone(&node), output });
     }
@@ -139,20 +159,20 @@ impl Saver {
 }
 
 /// A node whose outputs are still to be written.
-pub(super) struct Draft<F> {
+pub(super) struct Draft {
     name: Cow<'static, str>,
     inputs: Inputs,
     saver: Saver,
-    formula: F,
+    formula: Formula,
 }
 
-impl<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static> Draft<F> {
+impl Draft {
     /// Saves what the formula needs; `target` will be written to in place.
     pub(super) fn new(
         name: Cow<'static, str>,
         inputs: &[&Tensor],
         target: Option<&Tensor>,
-        save: impl FnOnce(&mut Saver) -> Result<F>,
+        save: &mut Save<'_>,
     ) -> Result<Self> {
         let edges: SmallVec<[Option<Edge>; 2]> = inputs.iter().map(|input| input.gradient_edge()).collect();
         let needs = edges.iter().map(Option::is_some).collect();

@@ -51,7 +51,7 @@ type Edges = SmallVec<[Option<Edge>; 2]>;
 /// Where the gradients of inputs go, and what they are.
 pub(super) type Inputs = (Edges, SmallVec<[Kind; 2]>);
 type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
-type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
+pub(super) type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
 
 enum Work {
     /// Adds what arrives to a leaf's gradient.
@@ -168,7 +168,7 @@ impl Node {
         inputs: Inputs,
         outputs: &[&Tensor],
         saved: Vec<SavedTensor>,
-        formula: impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
+        formula: Formula,
     ) -> Arc<Self> {
         static SEQUENCE: AtomicU64 = AtomicU64::new(0);
         let (edges, inputs) = inputs;
@@ -180,7 +180,7 @@ impl Node {
             outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
             lane: Lane::current(outputs.first().map_or(Device::CPU, |output| output.device())),
             site: Site::current(),
-            work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(Box::new(formula)) },
+            work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(formula) },
             hooks: Mutex::default(),
             forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
         })

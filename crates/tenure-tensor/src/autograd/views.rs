@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use super::attach::{Draft, Saver, attach};
+use super::attach::{Draft, Save, Saver, attach, erased};
 use super::mode::{is_grad_enabled, with_grad};
 use super::node::{Context, Edge, Grads};
 use crate::error::AutogradError;
@@ -30,6 +30,19 @@ pub(crate) fn attach_in_place<F>(
 where
     F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static,
 {
+    let mut write = Some(write);
+    let write = &mut || write.take().map_or(Ok(()), |write| write());
+    attach_in_place_erased(target, op, inputs, write, &mut erased(save))
+}
+
+/// [`attach_in_place`], compiled once, not for each operation.
+fn attach_in_place_erased(
+    target: &Tensor,
+    op: &'static str,
+    inputs: &[&Tensor],
+    write: &mut dyn FnMut() -> Result<()>,
+    save: &mut Save<'_>,
+) -> Result<()> {
     let differentiates = is_grad_enabled() && target.dtype().is_floating();
     let view = target.view_of();
     let is_wanted = |tensor: &Tensor| tensor.requires_grad();
@@ -56,7 +69,8 @@ where
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
     let place = Place::of(target, &base);
-    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, |_| Ok(place.formula()))?;
+    let save = &mut erased(|_| Ok(place.formula()));
+    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, save)?;
     base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
     Ok(())
 }

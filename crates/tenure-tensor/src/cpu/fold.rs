@@ -5,7 +5,7 @@
 //! grow with the logarithm of the count. Where the densest dimension is kept, whole rows of outputs (*columns*) are
 //! gathered at once; where it is reduced, neighbours are gathered in *lanes*, which are merged at the end of a leaf.
 
-use std::array;
+use super::arrays;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -72,8 +72,8 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
     };
     let work = Work {
         fold,
-        inputs: array::from_fn(|input| access.read_ptr(input)),
-        outputs: array::from_fn(|output| access.write_ptr(output).cast()),
+        inputs: arrays::from_fn(|input| access.read_ptr(input)),
+        outputs: arrays::from_fn(|output| access.write_ptr(output).cast()),
         given: given.map(|_| access.read_ptr(N).cast()),
         count,
         outer: kept.iter().skip(usize::from(is_columns)).map(|dim| dim.size).product(),
@@ -123,7 +123,7 @@ fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims<N>
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
     let dim = |dim: usize| Dim {
         size: sizes[dim],
-        steps: array::from_fn(|input| inputs[input].strides()[dim] * inputs[input].dtype().size()),
+        steps: arrays::from_fn(|input| inputs[input].strides()[dim] * inputs[input].dtype().size()),
         output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
     };
     // The last first, so that among equals it counts as the densest.
@@ -206,7 +206,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         while at < range.end {
             let (first, n) = (self.tile(at), (size - at % size).min(range.end - at));
             let row = |row: usize| {
-                let inputs = array::from_fn(|input| first.inputs[input].wrapping_add(row * next[input]));
+                let inputs = arrays::from_fn(|input| first.inputs[input].wrapping_add(row * next[input]));
                 Tile { inputs, output: first.output + row * output, width: 1 }
             };
             if steps == [size_of::<F::From>(); N] {
@@ -227,7 +227,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         if self.is_columns {
             let mut sums = self.empty();
             self.gather_columns(tile, 0..self.count, &mut sums);
-            self.write(tile, |column| array::from_fn(|k| sums[k][column]));
+            self.write(tile, |column| arrays::from_fn(|k| sums[k][column]));
         } else {
             let sums = self.gather_row(tile, 0..self.count);
             self.write(tile, |_| sums);
@@ -250,7 +250,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             if self.is_columns {
                 let mut sums = self.empty();
                 self.gather_columns(&tile, range, &mut sums);
-                (0..tile.width).for_each(|column| into[column] = array::from_fn(|k| sums[k][column]));
+                (0..tile.width).for_each(|column| into[column] = arrays::from_fn(|k| sums[k][column]));
             } else {
                 into[0] = self.gather_row(&tile, range);
             }
@@ -278,7 +278,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         let (mut output, mut rest) = (0, number / per_row);
         let mut advance = |dim: &Dim<N>, by: usize| {
             output += by * dim.output;
-            inputs = array::from_fn(|input| inputs[input].wrapping_add(by * dim.steps[input]));
+            inputs = arrays::from_fn(|input| inputs[input].wrapping_add(by * dim.steps[input]));
         };
         if self.is_columns {
             advance(&self.kept[0], column);
@@ -313,7 +313,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     fn empty(&self) -> Sums<F::Sum, K> {
-        self.fold.start().map(|start| [start; WIDTH])
+        let start = self.fold.start();
+        arrays::from_fn(|k| [start[k]; WIDTH])
     }
 
     fn gather_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
@@ -338,7 +339,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     #[inline(always)]
     fn row_leaf_of(&self, tile: &Tile<N>, range: Range<usize>, steps: [usize; N]) -> [F::Sum; K] {
         let given = self.given(tile.output);
-        let mut lanes = self.fold.start().map(|start| [start; LANES]);
+        let start = self.fold.start();
+        let mut lanes = arrays::from_fn(|k| [start[k]; LANES]);
         self.for_each_run(
             tile,
             range,
@@ -349,12 +351,12 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         while width > 1 {
             width /= 2;
             for lane in 0..width {
-                let (left, right) = (array::from_fn(|k| lanes[k][lane]), array::from_fn(|k| lanes[k][lane + width]));
+                let (left, right) = (arrays::from_fn(|k| lanes[k][lane]), arrays::from_fn(|k| lanes[k][lane + width]));
                 let sums = self.fold.merge(left, right);
                 (0..K).for_each(|k| lanes[k][lane] = sums[k]);
             }
         }
-        array::from_fn(|k| lanes[k][0])
+        arrays::from_fn(|k| lanes[k][0])
     }
 
     /// Gathers `n` neighbours in lanes.
@@ -370,7 +372,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     ) {
         let value = |i: usize| {
             // SAFETY: an element of the run.
-            array::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() })
+            arrays::from_fn(|input| unsafe { inputs[input].add(i * steps[input]).cast::<F::From>().read() })
         };
         let whole = n - n % LANES;
         if whole > 0 {
@@ -380,16 +382,16 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 // What is dense is loaded whole.
                 let block: [[F::From; LANES]; N] = if steps == [size_of::<F::From>(); N] {
                     // SAFETY: elements of the run.
-                    array::from_fn(|input| unsafe {
+                    arrays::from_fn(|input| unsafe {
                         inputs[input].add(i * steps[input]).cast::<[F::From; LANES]>().read()
                     })
                 } else {
-                    let values: [[F::From; N]; LANES] = array::from_fn(|lane| value(i + lane));
-                    array::from_fn(|input| array::from_fn(|lane| values[lane][input]))
+                    let values: [[F::From; N]; LANES] = arrays::from_fn(|lane| value(i + lane));
+                    arrays::from_fn(|input| arrays::from_fn(|lane| values[lane][input]))
                 };
                 #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
                 for lane in 0..LANES {
-                    let values = array::from_fn(|input| block[input][lane]);
+                    let values = arrays::from_fn(|input| block[input][lane]);
                     self.step_lane(&mut sums, lane, values, given, at + i + lane);
                 }
             }
@@ -409,7 +411,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         given: F::Given,
         at: usize,
     ) {
-        let sums = self.fold.step(array::from_fn(|k| lanes[k][lane]), values, given, at);
+        let sums = self.fold.step(arrays::from_fn(|k| lanes[k][lane]), values, given, at);
         for k in 0..K {
             lanes[k][lane] = sums[k];
         }
@@ -423,7 +425,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 let mut more = self.empty();
                 self.gather_columns(tile, middle..range.end, &mut more);
                 for column in 0..tile.width {
-                    let (left, right) = (array::from_fn(|k| sums[k][column]), array::from_fn(|k| more[k][column]));
+                    let (left, right) = (arrays::from_fn(|k| sums[k][column]), arrays::from_fn(|k| more[k][column]));
                     let merged = self.fold.merge(left, right);
                     (0..K).for_each(|k| sums[k][column] = merged[k]);
                 }
@@ -452,7 +454,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             #[inline(always)]
             |inputs, at, n| {
                 for i in 0..n {
-                    let row = array::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
+                    let row = arrays::from_fn(|input| inputs[input].wrapping_add(i * below[input]));
                     self.row(sums, row, steps, at + i, tile.width, &given);
                 }
             },
@@ -473,8 +475,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         for column in 0..width.min(WIDTH) {
             // SAFETY: an element of the row.
             let values =
-                array::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
-            let sum = self.fold.step(array::from_fn(|k| sums[k][column]), values, given[column], at);
+                arrays::from_fn(|input| unsafe { inputs[input].add(column * steps[input]).cast::<F::From>().read() });
+            let sum = self.fold.step(arrays::from_fn(|k| sums[k][column]), values, given[column], at);
             (0..K).for_each(|k| sums[k][column] = sum[k]);
         }
     }
@@ -483,7 +485,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     #[inline(always)]
     fn for_each_run(&self, tile: &Tile<N>, range: Range<usize>, mut run: impl FnMut([*const u8; N], usize, usize)) {
         if let [dim] = &self.reduced[..] {
-            let inputs = array::from_fn(|input| tile.inputs[input].wrapping_add(range.start * dim.steps[input]));
+            let inputs = arrays::from_fn(|input| tile.inputs[input].wrapping_add(range.start * dim.steps[input]));
             return run(inputs, range.start, range.len());
         }
         let inner = self.reduced.first().map_or(1, |dim| dim.size);
@@ -493,7 +495,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             let mut inputs = tile.inputs;
             let mut rest = at;
             for dim in &self.reduced {
-                inputs = array::from_fn(|input| inputs[input].wrapping_add(rest % dim.size * dim.steps[input]));
+                inputs = arrays::from_fn(|input| inputs[input].wrapping_add(rest % dim.size * dim.steps[input]));
                 rest /= dim.size;
             }
             run(inputs, at, n);

@@ -1,5 +1,6 @@
 //! Numbers of rows gathered in lanes, so that whole vectors are gathered at once. For loops compiled for wide vectors.
 
+use super::arrays;
 use crate::element::Real;
 
 /// Some vectors, so that one need not wait for the one before.
@@ -7,6 +8,10 @@ const LANES: usize = 32;
 
 /// `value` of the elements of rows of one length, side by side, merged.
 #[inline(always)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "`blocks` and `rows` hold one slice for each row: the index is within each"
+)]
 pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
     rows: [&[T]; N],
     start: R,
@@ -14,12 +19,12 @@ pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
     merge: impl Fn(R, R) -> R,
 ) -> R {
     let n = rows[0].len();
-    let blocks = rows.map(|row| row[..n].as_chunks::<LANES>().0);
+    let blocks: [_; N] = arrays::from_fn(|row| rows[row][..n].as_chunks::<LANES>().0);
     let mut lanes = [start; LANES];
     for i in 0..n / LANES {
-        let block = blocks.map(|blocks| &blocks[i]);
+        let block: [_; N] = arrays::from_fn(|row| &blocks[row][i]);
         for lane in 0..LANES {
-            lanes[lane] = merge(lanes[lane], value(block.map(|block| block[lane])));
+            lanes[lane] = merge(lanes[lane], value(arrays::from_fn(|row| block[row][lane])));
         }
     }
     let mut width = LANES;
@@ -31,7 +36,7 @@ pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
     }
     let mut all = lanes[0];
     for i in n - n % LANES..n {
-        all = merge(all, value(rows.map(|row| row[i])));
+        all = merge(all, value(arrays::from_fn(|row| rows[row][i])));
     }
     all
 }

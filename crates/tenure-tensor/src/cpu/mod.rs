@@ -1,5 +1,6 @@
 //! Kernels on the CPU.
 
+mod arrays;
 mod cast;
 mod fold;
 mod gemm_bf16;

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::queue::{self, Queue};
+use super::queue::{self, Host, Queue};
 use super::space::is_large;
 use super::{computed, stored};
 use crate::elementwise::Operand;
@@ -96,8 +96,11 @@ pub(super) fn run(
     numbers: &[Scalar],
     host: impl Fn(&Elementwise<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let op = iter.op();
-    run_of(iter, compute, expression, numbers, move |writes, reads| host(&of_tensors(op, writes, reads)?))
+    let (op, mut host) = (iter.op(), Some(host));
+    run_erased(iter, compute, expression, numbers, &mut || {
+        let host = host.take()?;
+        Some(Box::new(move |writes, reads| host(&of_tensors(op, writes, reads)?)))
+    })
 }
 
 fn of_tensors<'a>(op: &'static str, writes: &'a [Tensor], reads: &'a [Tensor]) -> Result<Elementwise<'a>> {
@@ -113,11 +116,23 @@ pub(super) fn run_of(
     numbers: &[Scalar],
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
+    let mut host = Some(host);
+    run_erased(iter, compute, expression, numbers, &mut || Some(Box::new(host.take()?)))
+}
+
+/// The same, where `host` is asked for at most once.
+fn run_erased(
+    iter: &Elementwise<'_>,
+    compute: DType,
+    expression: &'static Expression,
+    numbers: &[Scalar],
+    host: &mut dyn FnMut() -> Option<Host>,
+) -> Result<()> {
     if iter.numel() == 0 {
         return Ok(());
     }
-    let launch = |queue: &mut Queue| Shape::new(iter, expression).launch(queue, iter, compute, expression, numbers);
-    queue::submit(iter, launch, host)
+    let shape = Shape::new(iter, expression);
+    queue::submit_erased(iter, &mut |queue| shape.launch(queue, iter, compute, expression, numbers), host)
 }
 
 /// How an operand is read.

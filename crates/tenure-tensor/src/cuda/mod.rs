@@ -40,6 +40,7 @@ mod late;
 mod lines;
 mod queue;
 mod radix;
+mod runs;
 mod space;
 mod transpose;
 mod written;

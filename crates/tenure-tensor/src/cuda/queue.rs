@@ -1,5 +1,6 @@
 //! How work gets onto a device's stream.
 
+use std::ffi::OsString;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -9,12 +10,10 @@ use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
 use tenure_device::{Executor, memory};
 
+use super::runs::runs;
 use super::{captured, late};
 use crate::access::Held;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
-
-/// More runs of elements than these are declared as one range.
-const MANY_RUNS: usize = 4096;
 
 /// The thread's current stream of a device, for one operation.
 pub struct Queue {
@@ -97,7 +96,7 @@ impl Sealed for Elementwise<'_> {
 
 /// Puts an operation on the thread's current stream of the device that it writes on: what `device` launches; on a simulated
 /// device, `host`, which is given tensors on the CPU in place of those that are written and read, in their order, and where
-/// `device` only takes its workspaces, and compiles if the environment has `TENURE_CHECK_KERNELS`. Nothing is waited for: the
+/// `device` only takes its workspaces, and checks kernels if the environment has `TENURE_CHECK_KERNELS`. Nothing is waited for: the
 /// tensors may be dropped once this returns, since their memory is reused in the order of the stream.
 ///
 /// # Errors
@@ -107,17 +106,30 @@ pub fn submit(
     device: impl FnOnce(&mut Queue) -> Result<()>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let mut queue = Queue::begin(touched)?;
+    // There are as many of these as operations and dtypes together: only this function is compiled for each of them.
+    let (mut device, mut host) = (Some(device), Some(host));
+    submit_erased(touched, &mut |queue| device.take().map_or(Ok(()), |device| device(queue)), &mut || {
+        Some(Box::new(host.take()?))
+    })
+}
+
+/// [`submit`], where both are called at most once.
+pub(super) fn submit_erased(
+    touched: &impl Touched,
+    device: &mut dyn FnMut(&mut Queue) -> Result<()>,
+    host: &mut dyn FnMut() -> Option<Host>,
+) -> Result<()> {
+    let mut queue = Queue::new(touched.op(), touched.device())?;
+    record_use(queue.op, queue.memory, touched.storages(), queue.stream)?;
     device(&mut queue)?;
-    if let Executor::Sim(sim) = queue.memory.driver().executor() {
-        // There are as many `host`s as operations and dtypes together: what is compiled for each of them is only this.
-        queue.simulate(sim, touched, Box::new(host))?;
+    match queue.memory.driver().executor() {
+        Executor::Sim(sim) => host().map_or(Ok(()), |host| queue.simulate(sim, touched, host)),
+        Executor::Cuda(_) => Ok(()),
     }
-    Ok(())
 }
 
 /// What computes on the CPU what a kernel does: of tensors that are written and that are read.
-type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
+pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
 /// Keeps what a stream uses from being reused too early: until the stream has passed it, if it was allocated for another;
 /// in a capture, as long as that is replayed.
@@ -148,12 +160,6 @@ impl Queue {
         let memory = memory::device(device.index()).map_err(|error| TensorError::memory(op, error))?;
         late::check(memory)?;
         Ok(Self { op, memory, stream: memory.streams().current_id(), workspaces: SmallVec::new() })
-    }
-
-    fn begin(touched: &impl Touched) -> Result<Self> {
-        let queue = Self::new(touched.op(), touched.device())?;
-        record_use(queue.op, queue.memory, touched.storages(), queue.stream)?;
-        Ok(queue)
     }
 
     pub(crate) fn stream(&self) -> StreamId {
@@ -208,8 +214,20 @@ impl Queue {
         config: LaunchConfig,
         words: &mut [u64],
     ) -> Result<()> {
-        let source = || [super::PRELUDE, &source()].concat();
-        let Some(driver) = self.cuda() else { return self.compile(name, source) };
+        let mut source = Some(source);
+        let mut text = || source.take().map_or_else(String::new, |source| [super::PRELUDE, &source()].concat());
+        self.launch_erased(name, &mut text, config, words)
+    }
+
+    /// [`launch`](Self::launch), where the source is asked for at most once.
+    fn launch_erased(
+        &self,
+        name: KernelName,
+        source: &mut dyn FnMut() -> String,
+        config: LaunchConfig,
+        words: &mut [u64],
+    ) -> Result<()> {
+        let Some(driver) = self.cuda() else { return self.check(name, source) };
         let function = driver.kernel(name, source).map_err(|error| TensorError::kernel(self.op, error))?;
         // SAFETY: the kernel's parameter is a struct of as many words; what they point to is locked by the caller until
         // this returns, and stays until the stream has passed the launch: the stream is recorded.
@@ -221,20 +239,35 @@ impl Queue {
         result.map_err(|error| TensorError::device(self.op, error))
     }
 
-    /// Checks a kernel where none can run, if the environment asks for it.
-    fn compile(&self, name: KernelName, source: impl FnOnce() -> String) -> Result<()> {
-        use std::collections::HashSet;
+    /// Checks a kernel where none can run, if the environment asks for it: an operation's first kernel in a process is
+    /// compiled, of the others the source is checked. With `TENURE_CHECK_KERNELS=full`, all are compiled.
+    fn check(&self, name: KernelName, source: &mut dyn FnMut() -> String) -> Result<()> {
+        use std::collections::{HashMap, HashSet};
+        use std::env::var_os;
         use std::sync::LazyLock;
 
         use parking_lot::Mutex;
 
-        static WANTED: LazyLock<bool> = LazyLock::new(|| std::env::var_os("TENURE_CHECK_KERNELS").is_some());
-        static CHECKED: Mutex<Option<HashSet<KernelName>>> = Mutex::new(None);
-        if !*WANTED || !CHECKED.lock().get_or_insert_default().insert(name) {
-            return Ok(());
-        }
-        let compiled = tenure_device::cuda::compile_cached(name, &source(), (9, 0));
-        compiled.map(drop).map_err(|error| TensorError::kernel(self.op, error.into()))
+        static WANTED: LazyLock<Option<OsString>> = LazyLock::new(|| var_os("TENURE_CHECK_KERNELS"));
+        /// By operation, the variants that were checked.
+        static CHECKED: Mutex<Option<HashMap<&str, HashSet<u64>>>> = Mutex::new(None);
+
+        let Some(wanted) = &*WANTED else { return Ok(()) };
+        let is_first = {
+            let mut checked = CHECKED.lock();
+            let variants = checked.get_or_insert_default().entry(name.op).or_default();
+            let is_first = variants.is_empty();
+            if !variants.insert(name.variant) {
+                return Ok(());
+            }
+            is_first
+        };
+        const DEVICE: (u32, u32) = (9, 0);
+        let checked = match is_first || wanted == "full" {
+            true => tenure_device::cuda::compile_cached(name, &source(), DEVICE).map(drop),
+            false => tenure_device::cuda::check_cached(name, &source(), DEVICE),
+        };
+        checked.map_err(|error| TensorError::kernel(self.op, error.into()))
     }
 
     fn simulate(&self, sim: &SimDriver, touched: &impl Touched, host: Host) -> Result<()> {
@@ -337,50 +370,5 @@ impl Twin {
             device.write(self.address + run.start, from);
         }
         Ok(())
-    }
-}
-
-/// The ranges of bytes that elements are in.
-fn runs(sizes: &[usize], strides: &[usize], width: usize) -> Vec<Range<u64>> {
-    if sizes.contains(&0) {
-        return Vec::new();
-    }
-    let mut dims: Vec<(usize, usize)> =
-        sizes.iter().copied().zip(strides.iter().copied()).filter(|(size, stride)| *size > 1 && *stride > 0).collect();
-    dims.sort_by_key(|(_, stride)| *stride);
-    let extent = dims.iter().map(|(size, stride)| (size - 1) * stride).sum::<usize>() + width;
-    let mut length = width;
-    let mut outer = &dims[..];
-    while let [(size, stride), rest @ ..] = outer
-        && *stride <= length
-    {
-        length += (size - 1) * stride;
-        outer = rest;
-    }
-    if outer.iter().map(|(size, _)| *size).product::<usize>() > MANY_RUNS {
-        return std::iter::once(0..extent as u64).collect();
-    }
-    let mut starts = vec![0];
-    for (size, stride) in outer.iter().rev() {
-        starts = starts.iter().flat_map(|start| (0..*size).map(move |at| start + at * stride)).collect();
-    }
-    starts.sort_unstable();
-    starts.dedup();
-    starts.into_iter().map(|start| start as u64..(start + length) as u64).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn runs_are_what_a_layout_covers() {
-        let runs = |sizes: &[usize], strides: &[usize], width| -> Vec<(u64, u64)> {
-            super::runs(sizes, strides, width).into_iter().map(|run| (run.start, run.end)).collect()
-        };
-        assert_eq!(runs(&[2, 3], &[12, 4], 4), [(0, 24)]);
-        assert_eq!(runs(&[2, 3], &[4, 8], 4), [(0, 24)]);
-        assert_eq!(runs(&[2, 2], &[16, 4], 4), [(0, 8), (16, 24)]);
-        assert_eq!(runs(&[5, 2], &[0, 8], 4), [(0, 4), (8, 12)]);
-        assert_eq!(runs(&[], &[], 8), [(0, 8)]);
-        assert!(runs(&[3, 0], &[4, 4], 4).is_empty());
     }
 }

@@ -4,6 +4,7 @@
 mod autocast;
 mod autocast_lists;
 mod checkpoint;
+mod gradcheck;
 mod graph;
 mod hooks;
 mod in_place;

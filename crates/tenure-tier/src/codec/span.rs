@@ -1,6 +1,6 @@
 //! Several blocks, as one thread encodes and decodes them, compiled for the widest vectors that the processor has.
 
-use tenure_core::DType;
+use tenure_core::{DType, vectorized};
 
 use super::halves::{CsrFp16, Fp16};
 use super::planes::Planes;
@@ -188,22 +188,4 @@ fn decode<C: BlockCodec>(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8]) ->
             Ok(())
         },
     )
-}
-
-/// Calls `body`, compiled for the widest vectors that the processor has.
-#[inline(always)]
-fn vectorized<R>(body: impl FnMut() -> R) -> R {
-    pulp::Arch::new().dispatch(Wide(body))
-}
-
-/// A closure called by reference: what the compiler puts around one that is called by value is inlined as it likes.
-struct Wide<F>(F);
-
-impl<R, F: FnMut() -> R> pulp::WithSimd for Wide<F> {
-    type Output = R;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(mut self, _: S) -> R {
-        (self.0)()
-    }
 }
